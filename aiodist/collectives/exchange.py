@@ -89,7 +89,7 @@ def share_offers(
 
 def _room_for(place: Place, senders: int, on_lane: bool, for_all: bool) -> int:
     """Bytes of metadata and data that each of so many ranks may put into its offers."""
-    if on_lane and not spans_hosts(place.teams):
+    if place.shows or (on_lane and not spans_hosts(place.teams)):
         return min(ROOM_IN_MEMORY, ALL_IN_MEMORY // senders)
     if for_all and not on_lane:
         return min(senders, EAGER_RANKS) * EAGER // senders

@@ -61,7 +61,7 @@ from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.forms import WORDS, Form, said
-from aiodist.collectives.reductions import has_berths, phases_of_all_reduce
+from aiodist.collectives.reductions import goes_on_berths, phases_of_all_reduce
 from aiodist.engine.calls import Calls
 from aiodist.engine.operation import Program, Running
 from aiodist.engine.phase import Phase
@@ -158,7 +158,7 @@ class Express(ABC, Generic[G, R]):
         that is nothing to be done within a call."""
 
     def _prepare_large(self, call: bytes, group: Group, op: ReduceOp) -> R | None:
-        """The recipe of an all_reduce that has berths (`reductions.has_berths`)."""
+        """The recipe of an all_reduce that has berths (`reductions.goes_on_berths`)."""
         return None
 
     # -- finding recipes --------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class Express(ABC, Generic[G, R]):
         vector = Vector.of(np.empty(item.base.size, kernel.dtype))
         group = Group(kernel.name, kernel, vector, vector, [0, vector.length])
         call = f"all_reduce({op}, {item})".encode()
-        if has_berths(self._context, [group], self._on_lane):
+        if goes_on_berths(self._context, [group], self._on_lane):
             recipe = self._prepare_large(call, group, op)
         else:
             phases = list(phases_of_all_reduce(self._context, [group], self._on_lane))

@@ -50,6 +50,7 @@ from aiodist.collectives.posted import (
     PostedSlots,
     PostedValues,
     PostRecipe,
+    Shows,
     in_one_go,
     is_shown,
 )
@@ -63,8 +64,9 @@ from aiodist.phases.base import Call
 from aiodist.phases.memories import SmallReductions
 from aiodist.schedules import direct_exchange
 from aiodist.shared_memory.berths import Berths
+from aiodist.shared_memory.board import SHOWN
 from aiodist.shared_memory.lane import Lane
-from aiodist.shared_memory.posts import Posts, Reader
+from aiodist.shared_memory.posts import Posts, Reader, padded
 from aiodist.transports.base import deliver
 from aiodist.transports.polling import cores
 from aiodist.types import ReduceOp
@@ -74,8 +76,10 @@ from aiodist.work import Work
 
 MOST = 4096
 """Most calls that wait: what each has posted may have to be kept by the others."""
-MOST_BYTES = 4 << 20
+MOST_BYTES = 10 << 20
 """Most bytes that these have posted."""
+MOST_SHOWN = SHOWN
+"""Most bytes that one call shows."""
 
 
 class PostingGroup(ExpressGroup, Protocol):
@@ -189,7 +193,8 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     def _learn_other(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
     ) -> PostRecipe | PostedValues | BerthRecipe | None:
-        found = lane_values.learn(PostedValues, self._context, op, make, args)
+        with Shows(self._context):
+            found = lane_values.learn(PostedValues, self._context, op, make, args)
         if found is not None or op not in ("reduce", "reduce_scatter") or args[-1] is not None:
             return found
         try:
@@ -276,7 +281,11 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             return None
         program = call.start(False)
         try:
-            phase = next(program)
+            if self._has_room(tag):
+                with Shows(self._context):
+                    phase = next(program)
+            else:
+                phase = next(program)
         except Exception as error:
             rest = returning(error.value) if isinstance(error, StopIteration) else failing(error)
         else:
@@ -292,6 +301,17 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         self._calls.take_over(work, call.text.encode(), None, rest, seconds)
         self.rest()  # what is missing may be posted
         return work
+
+    def _has_room(self, tag: object) -> bool:
+        """Whether the next call with `tag` is posted for certain, however large it may be."""
+        calls = self._calls
+        key = tag, calls.tags.upcoming(tag)
+        return (
+            self._bytes + MOST_SHOWN <= MOST_BYTES
+            and key not in calls.arrivals.early
+            and key not in calls.arrivals.verdicts
+            and self._posts.has_room(MOST_SHOWN)
+        )
 
     def _post(
         self, what: Posted, x: Any, given: Any, seconds: float, tag: object, seq: int
@@ -453,10 +473,19 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
                 prefix = call.prefixes[rank]
                 data = None if prefix is None else reader.shown(prefix, lengths[rank])
                 if prefix is not None and data is not None:
-                    call.came(rank, data.tobytes())
-                    reader.passed(prefix, lengths[rank])
+                    self._came(call, reader, data, len(prefix) + padded(len(data)))
                 else:
                     self._take(reader)
+
+    def _came(self, call: PostedCall, reader: Reader, data: memoryview, whole: int) -> None:
+        """What `call` waits for of one rank lies in its ring, as a post of `whole` bytes."""
+        if call.missing > 1:
+            call.came(reader.rank, data.tobytes())
+            reader.move(whole)
+        else:
+            # The last one is used where it lies: large data need not be copied once more.
+            call.came(reader.rank, data)
+            self._complete(call, lambda: reader.move(whole))
 
     def _wait(self, call: PostedCall) -> None:
         self._calls.waiting.wait(call)
@@ -468,14 +497,18 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         del self._calls.waiting.by_key[call.key]
         self._bytes -= call.nbytes
 
-    def _complete(self, call: PostedCall) -> None:
-        """Nothing is missing any more for `call`."""
+    def _complete(self, call: PostedCall, used: Callable[[], None] | None = None) -> None:
+        """Nothing is missing any more for `call`. `used`: to be called when its values were."""
         self._leave(call)
         what, work, values = call.what, call.work, call.values
         try:
             result = what.result(values, call.x, call.given)
         except Exception as error:
             result = Otherwise(None, failing(error))
+        if type(result) is Otherwise:
+            values = [bytes(value) for value in values]
+        if used is not None:
+            used()
         if type(result) is Otherwise:
             self._take_over(what, values, work, call.seconds, result)
             return
@@ -495,23 +528,21 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     def _take(self, reader: Reader) -> None:
         """Hand the next post of `reader` to whatever it is for."""
         try:
-            post = reader.take()
-            if post is None:
-                return
+            post = reader.next_post()
             said = unpack_fields(post.words)
             if len(said) != 2:
                 raise ProtocolError("a post says its tag and its call")
             tag, text = said
             fields = [kinds.MESSAGE, self._context.id, tag, post.number, 0, text]
-            key, rank, data = key_of(fields), reader.rank, memoryview(post.data)
+            key, rank = key_of(fields), reader.rank
             call = self._calls.waiting.by_key.get(key)
             if type(call) is PostedCall:
-                alike = text == call.what.call and call.what.fits(len(data))
+                alike = text == call.what.call and call.what.fits(len(post.data))
                 if alike and call.values[rank] is None:
-                    call.came(rank, data)
-                    if not call.missing:
-                        self._complete(call)
+                    self._came(call, reader, post.data, post.whole)
                     return
+            data = memoryview(post.data.tobytes())
+            reader.move(post.whole)
             landing = self._calls.arrivals.message(rank, fields, len(data))
             deliver(landing, (data,), len(data))
         except (ProtocolError, ValueError) as error:

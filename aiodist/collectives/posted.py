@@ -37,7 +37,7 @@ from aiodist.phases.memories import Blobs, SmallReductions
 from aiodist.schedules import direct_exchange
 from aiodist.schedules.plan import OUT, Copy, Span
 from aiodist.shared_memory.lane import Lane
-from aiodist.shared_memory.posts import FEW, HEAD, Posts, Reader, padded, prefixes
+from aiodist.shared_memory.posts import FEW, HEAD, LAP, Posts, Reader, padded, prefixes
 from aiodist.wire.frames import pack_fields
 
 KEPT_TAGS = 2048
@@ -196,7 +196,6 @@ def in_one_go(
     put, tell, reduce, finish = posts.put, posts.tell, recipe.reduce, recipe.finish
     begins, begin_of, returns = recipe.begins, recipe.begin, recipe.returns
     shown = [(reader, np.frombuffer(reader.ring, dtype)) for reader in posts.readers]
-    mask = posts.size - 1
 
     def run(tag: object, number: int, x: Any, flat: Flat) -> bool | None:
         prefix = (begins.get(tag) or begin_of(tag))(number)
@@ -208,10 +207,11 @@ def in_one_go(
         before = len(prefix)
         values = [flat] * size
         for reader, numbers in shown:
-            taken = reader.taken
-            if reader.words[HEAD] == taken and not comes(reader):
+            if reader.words[HEAD] == reader.taken and not comes(reader):
                 return False
-            at = taken & mask
+            if reader.words[LAP] == reader.taken:
+                reader.at = 0
+            at = reader.at
             data = at + before
             if reader.ring[at:data].tobytes() != prefix:
                 return False
@@ -288,6 +288,10 @@ class PostedValues(ValueRecipe, Posted):
         self._begins: dict[object, list[Begin | None]] = {}  # by tag
         self._learnt()
 
+    def _shows(self, args: tuple[Any, ...], words: list[Any]) -> bool:
+        with Shows(self._context):
+            return super()._shows(args, words)
+
     def shown(self, given: Given) -> Data:
         return given.own.shown_of(given.flats) if given.shown is None else given.shown
 
@@ -337,8 +341,9 @@ class PostedValues(ValueRecipe, Posted):
         return x.pop()
 
     def begun(self, x: Any, given: Given) -> Otherwise:
-        program = self._make(self._context, *given.args).start(False)
-        phase = cast(Phase, next(program))
+        with Shows(self._context):
+            program = self._make(self._context, *given.args).start(False)
+            phase = cast(Phase, next(program))
         done = self._context.size - 1  # all that it sends
         return Otherwise(Executor(phase, None, done=done), self._rest(program, phase, given))
 
@@ -394,6 +399,19 @@ class PostedProgram(Posted):
     def begun(self, x: Any, given: Any) -> Otherwise:
         done = len(self._memory.blobs) - 1  # all that it sends
         return Otherwise(Executor(self._phase, None, done=done), self._program)
+
+
+class Shows:
+    """Programs are made within this of which the first phase is posted for certain."""
+
+    def __init__(self, context: ExpressGroup) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._context.shows = True
+
+    def __exit__(self, *_: object) -> None:
+        self._context.shows = False
 
 
 def reading_of(template: Template, value: Data) -> Reading:

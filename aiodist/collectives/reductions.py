@@ -37,10 +37,14 @@ from aiodist.schedules.choose_reductions import (
 from aiodist.schedules.plan import Plan
 from aiodist.schedules.selection import EAGER_LIMIT, Choice
 from aiodist.types import ReduceOp
+from aiodist.wire.frames import MAX_PAYLOAD
 
 Can = Callable[[Place, Sequence[Group]], bool]
 MAX_RANKS_LISTING_NUMBERS = 128
 """With more ranks, a list of numbers from each is too much for the frames of one all-gather."""
+POSTED_OF_TWO = MAX_PAYLOAD
+"""Most bytes of an array that two ranks show each other whole in one post, or one frame: each then
+reduces all of it. They move no more bytes in any way that has fewer of them wait."""
 
 
 def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
@@ -57,7 +61,7 @@ def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
         yield from confirm(place, op, on_lane)
         return operand.finish()
 
-    gathers = has_berths(place, operand.groups, False)
+    gathers = goes_on_berths(place, operand.groups, False)
     return _call(
         place, "all_reduce", f"{op}, {operand.signature}", program, operand, gathers=gathers
     )
@@ -65,7 +69,7 @@ def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
 
 def phases_of_all_reduce(place: Place, groups: Sequence[Group], on_lane: bool) -> Part[None]:
     """The one place where it is decided how an all_reduce is done."""
-    if has_berths(place, groups, on_lane):
+    if goes_on_berths(place, groups, on_lane):
         on_lane = yield from berths.meet(place)
     yield from all_reduce_where(place, groups, on_lane)
 
@@ -87,14 +91,16 @@ def all_reduce_where(place: Place, groups: Sequence[Group], on_lane: bool) -> Pa
     yield from _run(place, groups, chosen, on_lane)
 
 
-def is_posted(place: Place, groups: Sequence[Group]) -> bool:
+def is_posted(place: Place, groups: Sequence[Group], *, in_slots: bool = False) -> bool:
     """Whether a reduction that is on no lane is one in which everyone shows its value to all: so
-    it can be posted (see `post_express`), by some ranks or by all of them."""
+    it can be posted (see `post_express`), by some ranks or by all of them. `in_slots`: each rank
+    needs but its slot of those."""
     if not may_post(place) or len(groups) != 1:
         return False
     (group,) = groups
     kernel = group.kernel
-    return isinstance(kernel, Kernel) and not kernel.loads and 0 < group.x.nbytes <= EAGER_LIMIT
+    most = POSTED_OF_TWO if place.size == 2 and not in_slots else EAGER_LIMIT
+    return isinstance(kernel, Kernel) and not kernel.loads and 0 < group.x.nbytes <= most
 
 
 def has_berths(
@@ -105,6 +111,11 @@ def has_berths(
     if on_lane or not may_post(place):
         return False
     return sum([group.x.nbytes for group in groups]) > EAGER_LIMIT and can(place, groups)
+
+
+def goes_on_berths(place: Place, groups: Sequence[Group], on_lane: bool) -> bool:
+    """The same, where all of it is reduced, of what is not small enough to be posted."""
+    return has_berths(place, groups, on_lane) and not is_posted(place, groups)
 
 
 def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
@@ -120,7 +131,7 @@ def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
             yield from confirm(place, op, on_lane)
             return total
         groups = operand.groups
-        if has_berths(place, groups, on_lane):
+        if goes_on_berths(place, groups, on_lane):
             on_lane = yield from berths.meet(place)
         if on_lane and groups and lanes.can_reduce(place, groups):
             yield from lanes.reduce(place, groups, dst)
@@ -129,7 +140,7 @@ def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
         yield from confirm(place, op, on_lane)
         return operand.finish() if here else None
 
-    gathers = has_berths(place, operand.groups, False)
+    gathers = goes_on_berths(place, operand.groups, False)
     text = f"{op}, dst={dst}, {operand.signature}"
     return _call(place, "reduce", text, program, operand, gathers=gathers)
 
@@ -175,7 +186,7 @@ def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
             on_lane = yield from berths.meet(place)
         if on_lane and operand.groups and lanes.can_slice(place, operand.groups):
             yield from lanes.reduce_scatter(place, operand.groups)
-        elif not on_lane and is_posted(place, operand.groups):
+        elif not on_lane and is_posted(place, operand.groups, in_slots=True):
             (group,) = operand.groups
             blobs = yield from share(place, b"".join(_bytes_of([group])), False, first=True)
             _reduce_slot(group, blobs, place.rank)
@@ -187,7 +198,8 @@ def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
         return operand.finish()
 
     text, groups = f"{op}, {operand.signature}", operand.groups
-    gathers = is_posted(place, groups) or has_berths(place, groups, False, lanes.can_slice)
+    gathers = is_posted(place, groups, in_slots=True)
+    gathers = gathers or has_berths(place, groups, False, lanes.can_slice)
     call = _call(place, "reduce_scatter", text, program, operand, gathers=gathers)
     return call._replace(place=_place_of(place, operand))
 

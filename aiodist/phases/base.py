@@ -66,6 +66,10 @@ class Place(Protocol):
     shares_memory: bool
     """Whether all ranks are of one host and are to share memory, once that is agreed on."""
 
+    shows: bool
+    """Whether the first phase of a program that is made now is to be posted for certain: then there
+    is as much in it as on a lane."""
+
     @property
     def berths(self) -> Berths | None:
         """Lanes for operations that have none, once memory is shared."""

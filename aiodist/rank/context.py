@@ -77,6 +77,7 @@ class Context(Party):
         self.on_end: Callable[[], None] | None = None  # called once it has ended, by whatever
         self.express: Express[Any, Any] | None = None  # the fast path of small collectives
         self.post_express: PostExpress | None = None  # and of those with a tag
+        self.shows = False  # what is called now is posted
         self.device_memory = DeviceMemory(self)  # arrays on devices, and what peers have open
         # Arrays in memory that all ranks see.
         self.heap = Heap(self, shares=self.shares_memory)

@@ -83,7 +83,7 @@ AREAS: Final = ((_FIRST, SHOWN), (_FIRST + SHOWN, SHOWN), (_FIRST + 2 * SHOWN, C
 where they are in their pages: what is copied to 1 to 15 bytes behind where it comes from, by that,
 may be copied at a twelfth of the speed. Large arrays begin 16 or 64 bytes behind the begin of a
 page, and what is shown comes some 60 bytes behind that of its area."""
-POSTS: Final = (2 * PAGE + 2 * SHOWN + CROSSING, 512 * 1024)
+POSTS: Final = (2 * PAGE + 2 * SHOWN + CROSSING, 10240 * 1024)
 """Where the ring of what a rank posts begins, and its size: see `aiodist.shared_memory.posts`."""
 LANE: Final = sum(POSTS)
 """Bytes of all of this."""

@@ -23,6 +23,12 @@ does so at the head of one that it needs, who alone rings there.
 says no, and what was to be posted goes over links as ever. What a post is for stands in its words,
 so the readers need not know which way it came.
 
+**Laps.** Who writes goes back to the beginning of its ring once it is further than `NEAR`,
+and all have read what lies there: so large data stays in the memory that it was in the last time,
+which is in the caches. What the head was then is a word of its own (`LAP`): a reader that has read
+so many bytes goes back as well. It cannot miss that, for the rank begins no further lap before all
+have read something of this one.
+
 A post is ``bytes to the next one, of words, of data; number; words; data``, its data aligned.
 """
 
@@ -41,6 +47,9 @@ START, SIZE = POSTS
 # Words, behind those of the board. The head is looked at by all others again and again, so it is
 # alone in its line.
 HEAD: Final = 384
+LAP: Final = 385
+"""What the head was when the rank went back to the beginning of its ring. Who looks at it has the
+line of the head at hand."""
 SLEEP: Final = 392
 DOZES: Final = 393
 """1 + the rank at whose head it sleeps; 0: it is a frame that wakes it."""
@@ -50,9 +59,10 @@ MOST_RANKS: Final = PAGE // 8 - CURSORS
 
 _BEGIN = struct.Struct("<IIIxxxxQ")
 _UNIT: Final = 32
-"""Posts begin at multiples of this, and so does their data. So where anything is left at the end of
-the ring, there is room for the beginning of a post."""
-_MASK: Final = SIZE - 1
+"""Posts begin at multiples of this, and so does their data."""
+NEAR: Final = 512 * 1024
+"""Behind this, posts go back to the beginning of the ring as soon as there is room: what was used a
+short while ago is in the caches."""
 FEW: Final = 1024
 """Of so few bytes a copy is made sooner than a view."""
 
@@ -63,11 +73,13 @@ def padded(length: int) -> int:
 
 
 class Post(NamedTuple):
-    """One that was read. `number` and `words` say what it is for."""
+    """One that is there. `number` and `words` say what it is for; `data` lies in the ring, where
+    the post takes `whole` bytes."""
 
     number: int
     words: bytes
-    data: bytes
+    data: memoryview
+    whole: int
 
 
 def prefixes(words: bytes, nbytes: int) -> Callable[[int], bytes]:
@@ -89,10 +101,11 @@ class Posts:
         self._own = board.own
         self._rank = board.rank
         self._dozes = board.can_doze
-        self.size = SIZE  # bytes of each ring
         self._ring = board.memory(board.rank)[START : START + SIZE]
         self._head = 0  # bytes that were posted
-        self._room = SIZE  # there is room up to where the head is this
+        self._base = 0  # the same when this lap of the ring began
+        self._before = 0  # and the one before
+        self._limit = min(NEAR, SIZE)  # up to here there is room in this lap, for all that is known
         # The words of the others in which they say how far they have read, and whether they sleep.
         self._words = list(board.words.values())
         self._cursor = CURSORS + place
@@ -114,28 +127,42 @@ class Posts:
     def put(self, prefix: bytes, data: bytes | memoryview) -> bool:
         """Post `data`. False: there is no room. `tell` comes next."""
         length, nbytes = len(prefix), len(data)
-        head = self._head
-        at = head & _MASK
-        end = at + length + (nbytes + _UNIT - 1 & -_UNIT)
-        # No post goes around the end of the ring.
-        skipped = SIZE - at if end > SIZE else 0
-        after = head + skipped + end - at
-        if after > self._room:
-            cursor = self._cursor
-            self._room = SIZE + min([words[cursor] for words in self._words])
-            if after > self._room:
+        whole = length + (nbytes + _UNIT - 1 & -_UNIT)
+        at = self._head - self._base
+        if at + whole > self._limit:
+            at = self._find(whole)
+            if at < 0:
                 return False
         ring = self._ring
-        if skipped:
-            ring[at : at + _BEGIN.size] = _BEGIN.pack(skipped, 0, 0, 0)
-            at = 0
         if nbytes <= FEW:
             ring[at : at + length + nbytes] = prefix + data
         else:
             ring[at : at + length] = prefix
             ring[at + length : at + length + nbytes] = data
-        self._head = after
+        self._head += whole
         return True
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether there is room for a post of that length."""
+        at = self._head - self._base
+        return at + nbytes <= self._limit or self._find(nbytes) >= 0
+
+    def _find(self, whole: int) -> int:
+        """Where there is room for so many bytes, see "Laps"; -1: nowhere."""
+        head, cursor = self._head, self._cursor
+        at = head - self._base
+        read = min([words[cursor] for words in self._words])
+        if read < self._base:  # some of the last lap is not read
+            self._limit = read - self._before
+            return at if at + whole <= self._limit else -1
+        oldest = read - self._base
+        if at >= NEAR and whole <= oldest:  # so some of this lap is read
+            self._before, self._base = self._base, head
+            self._own[LAP] = head
+            self._limit = min(oldest, NEAR)
+            return 0
+        self._limit = min(NEAR, SIZE)
+        return at if at + whole <= SIZE else -1
 
     def tell(self) -> list[int]:
         """Show what was put. Returns who is to be woken."""
@@ -214,7 +241,7 @@ class Posts:
 class Reader:
     """The posts of `rank`, one after the other."""
 
-    __slots__ = ("_cursor", "_own", "rank", "ring", "taken", "words")
+    __slots__ = ("_cursor", "_own", "at", "rank", "ring", "taken", "words")
 
     def __init__(
         self, rank: int, memory: memoryview, words: memoryview, own: memoryview, cursor: int
@@ -225,6 +252,7 @@ class Reader:
         self._own = own  # this rank's words
         self._cursor = cursor  # where in these it says how far it has read
         self.taken = 0  # bytes that were read
+        self.at = 0  # where the next one lies
 
     def has_more(self) -> bool:
         """Whether there is one to read."""
@@ -233,30 +261,27 @@ class Reader:
     def shown(self, prefix: bytes, nbytes: int) -> memoryview | None:
         """The data of the next post, which is there, if it begins like that. It stays, until it is
         `passed`."""
-        at = self.taken & _MASK
-        start = at + len(prefix)
-        ring = self.ring
+        if self.words[LAP] == self.taken:
+            self.at = 0
+        ring, at, start = self.ring, self.at, self.at + len(prefix)
         return ring[start : start + nbytes] if ring[at:start].tobytes() == prefix else None
 
     def passed(self, prefix: bytes, nbytes: int) -> None:
         """What was `shown` is needed no more."""
         self.move(len(prefix) + padded(nbytes))
 
-    def take(self) -> Post | None:
-        """The next post, which is there; None where it is nothing but the end of the ring. Raises
-        ProtocolError."""
-        at = self.taken & _MASK
-        whole, length, nbytes, number = _BEGIN.unpack_from(self.ring, at)
+    def next_post(self) -> Post:
+        """The next post, which is there, and stays until `move`. Raises ProtocolError."""
+        if self.words[LAP] == self.taken:
+            self.at = 0
+        at, ring = self.at, self.ring
+        whole, length, nbytes, number = _BEGIN.unpack_from(ring, at)
         start = at + padded(_BEGIN.size + length)
-        skips = at + whole == SIZE and not length
-        there = self.words[HEAD] - self.taken
-        if whole > min(there, SIZE - at) or not (skips or whole == start + padded(nbytes) - at):
+        there = min(self.words[HEAD] - self.taken, SIZE - at)
+        if not 0 < whole == start + padded(nbytes) - at <= there:
             raise ProtocolError(f"rank {self.rank} posted {nbytes} bytes in {whole}")
-        ring = self.ring
         words = ring[at + _BEGIN.size : at + _BEGIN.size + length].tobytes()
-        data = ring[start : start + nbytes].tobytes()
-        self.move(whole)
-        return Post(number, words, data) if length else None
+        return Post(number, words, ring[start : start + nbytes], whole)
 
     def give_up(self) -> None:
         """Read nothing more: the rank posts what makes no sense, and is lost."""
@@ -265,5 +290,6 @@ class Reader:
 
     def move(self, nbytes: int) -> None:
         """So many bytes more were read."""
+        self.at += nbytes
         self.taken += nbytes
         self._own[self._cursor] = self.taken

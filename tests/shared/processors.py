@@ -17,7 +17,7 @@ import pytest
 
 from aiodist.shared_memory import board as board_module
 from aiodist.shared_memory import posts as posts_module
-from aiodist.shared_memory.board import Board
+from aiodist.shared_memory.board import PAGE, Board
 
 
 class Segment:
@@ -25,21 +25,33 @@ class Segment:
 
     def __init__(self) -> None:
         self.words: dict[int, int] = {}
-        self.stores: deque[tuple[int, int]] = deque()
+        self.bytes: dict[int, int] = {}  # of rings, by where they lie
+        self.stores: deque[tuple[int, Any]] = deque()
 
     def flush_one(self) -> None:
         index, value = self.stores.popleft()
-        self.words[index] = value
+        if isinstance(value, bytes):
+            self.bytes.update(enumerate(value, index))
+        else:
+            self.words[index] = value
 
 
 class View:
     """Words of `segment` from `offset` on, as `viewer` sees them."""
 
-    def __init__(self, machine: Machine, viewer: int, segment: Segment, offset: int) -> None:
+    def __init__(
+        self, machine: Machine, viewer: int, segment: Segment, offset: int, nbytes: int = 0
+    ) -> None:
         self._machine = machine
         self._viewer = viewer
         self._segment = segment
         self._offset = offset
+        self._nbytes = nbytes
+
+    def tobytes(self) -> bytes:
+        self._machine.pause(self._viewer)
+        found, start = self._segment.bytes, 8 * self._offset
+        return bytes(found.get(at, 0) for at in range(start, start + self._nbytes))
 
     def cast(self, _: str) -> View:
         return self
@@ -49,15 +61,20 @@ class View:
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return View(
-                self._machine, self._viewer, self._segment, self._offset + (index.start or 0) // 8
-            )
+            start = index.start or 0
+            nbytes = (index.stop or 0) - start
+            offset = self._offset + start // 8
+            return View(self._machine, self._viewer, self._segment, offset, nbytes)
         self._machine.pause(self._viewer)
         return self._segment.words.get(self._offset + index, 0)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(index, slice):
-            return  # a text
+            start = 8 * self._offset + index.start
+            if start >= PAGE:  # else it is a text
+                self._machine.pause(self._viewer)
+                self._segment.stores.append((start, bytes(value)))
+            return
         self._machine.pause(self._viewer)
         self._segment.stores.append((self._offset + index, value))
 

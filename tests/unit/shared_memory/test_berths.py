@@ -12,6 +12,7 @@ import pytest
 from lane_users import Loop, Progress, Rider
 from processors import Machine, machine_of
 
+from aiodist.collectives import reductions
 from aiodist.errors import GroupClosedError, ProtocolError
 from aiodist.links.moved import Moved
 from aiodist.phases import berths as meeting
@@ -176,7 +177,8 @@ LARGER = 40_000
 
 
 @pytest.fixture
-def world(lanes):
+def world(lanes, monkeypatch):
+    monkeypatch.setattr(reductions, "POSTED_OF_TWO", reductions.EAGER_LIMIT)
     world = lanes.World(2, lanes.Chance(0))
     for context in world.contexts:
         context.shares_memory = True

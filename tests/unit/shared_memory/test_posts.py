@@ -20,7 +20,7 @@ from aiodist.shared_memory.posts import HEAD, SLEEP, START, Posts, prefixes
 def ring(monkeypatch):
     """Rings of few bytes."""
     monkeypatch.setattr(posts, "SIZE", 1024)
-    monkeypatch.setattr(posts, "_MASK", 1023)
+    monkeypatch.setattr(posts, "NEAR", 256)
 
 
 def posting(size):
@@ -67,23 +67,81 @@ def test_everyone_reads_all_in_order(ring, seed):
                 other = prefixes(words, len(data))(number_ + 1)
                 assert reader.shown(other, len(data)) is None
                 prefix = prefixes(words, len(data))(number_)
-                taken = reader.shown(prefix, len(data))
-                if taken is None:  # the end of the ring comes first
-                    taken = reader.take()
-                    if taken is None:
-                        continue
-                    assert taken == left[0]
+                if chance.random() < 0.5:
+                    assert taken_of(reader) == left[0]
                 else:
-                    assert taken == data
+                    assert reader.shown(prefix, len(data)) == data
                     reader.passed(prefix, len(data))
                 left.popleft()
     assert refused
     for (rank, peer), left in due.items():
         (reader,) = [one for one in ranks[rank].readers if one.rank == peer]
         while reader.has_more():
-            if (post := reader.take()) is not None:
-                assert post == left.popleft()
+            assert taken_of(reader) == left.popleft()
         assert not left
+
+
+def taken_of(reader):
+    """The next post, which is needed no more."""
+    number, words, data, whole = reader.next_post()
+    data = data.tobytes()
+    reader.move(whole)
+    return number, words, data
+
+
+@pytest.mark.parametrize("near", [64, 200, 320])
+@pytest.mark.parametrize("size", [2, 3])
+def test_laps_word_by_word(size, near, monkeypatch):
+    """Whoever goes back to the beginning of its ring: all read all that it posts, as it was."""
+    monkeypatch.setattr(posts, "SIZE", 320)
+    monkeypatch.setattr(posts, "NEAR", near)
+    laps = 0
+    for seed in range(40):
+        chance = random.Random(seed)
+        with machine_of(size, chance) as machine:
+            ranks = [Posts(machine.board(rank)) for rank in machine.ranks]
+            due = []
+            read = [0] * size
+
+            def post(one=ranks[0], due=due, chance=chance):
+                data = chance.randbytes(chance.choice([0, 8, 32, 60, 150]))
+                # Some look like those before.
+                prefix = prefixes(b"words", len(data))(chance.randrange(2))
+                if one.put(prefix, data):
+                    due.append((prefix, data))
+                    one.tell()
+
+            def take(rank, ranks=ranks, due=due, read=read):
+                reader = ranks[rank].readers[0]
+                while reader.has_more():
+                    prefix, data = due[read[rank]]
+                    shown = reader.shown(prefix, len(data))
+                    assert shown is not None
+                    assert shown.tobytes() == data
+                    reader.passed(prefix, len(data))
+                    read[rank] += 1
+
+            todo = [[post] * 25, *([partial(take, rank)] * 12 for rank in range(1, size))]
+            machine.run(lambda rank, todo=todo: [todo[rank]])
+            todo = [[], *([partial(take, rank)] for rank in range(1, size))]
+            machine.run(lambda rank, todo=todo: [todo[rank]])
+            assert read[1:] == [len(due)] * (size - 1)
+            laps += ranks[0]._base > 0
+    assert laps
+
+
+def test_what_is_large_stays_where_it_was(monkeypatch):
+    """Who has read all leaves the beginning of the ring to what comes next."""
+    monkeypatch.setattr(posts, "NEAR", 64)
+    (one, two), memories = posting(2)
+    (reader,) = two.readers
+    for number in range(5):
+        put(one, bytes([number]) * 200)
+        one.tell()
+        assert reader.shown(prefixes(b"words", 200)(1), 200).tobytes() == bytes([number]) * 200
+        assert reader.at == 0
+        taken_of(reader)
+    assert not any(memories[0][START + 400 : START + 4096])
 
 
 def test_one_wake_up_for_each_sleep():
@@ -91,7 +149,7 @@ def test_one_wake_up_for_each_sleep():
     put(one)
     assert one.tell() == []
     assert not two.sleep(), "something is there already"
-    two.readers[0].take()
+    taken_of(two.readers[0])
     assert two.sleep()
     put(one)
     assert one.tell() == [1]
@@ -101,7 +159,7 @@ def test_one_wake_up_for_each_sleep():
     put(one)
     assert one.tell() == []
     while two.readers[0].has_more():
-        two.readers[0].take()
+        taken_of(two.readers[0])
     assert two.sleep()
     put(one)
     assert one.tell() == [1]
@@ -121,7 +179,7 @@ def test_what_is_no_post(header):
     memories[0][START : START + 24] = posts._BEGIN.pack(*header)
     (reader,) = two.readers
     with pytest.raises(ProtocolError, match="rank 0 posted"):
-        reader.take()
+        reader.next_post()
     reader.give_up()
     put(one)
     one.tell()

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 from seeds import seeds
 
-from aiodist.collectives import lane_reductions, post_express, posted, reductions
+from aiodist.collectives import exchange, lane_reductions, post_express, posted, reductions, values
 from aiodist.engine import tags
+from aiodist.engine.early import Early
 from aiodist.errors import CollectiveAbortedError, GroupClosedError, MismatchError, PeerLostError
 from aiodist.shared_memory import berths, posts
 from aiodist.shared_memory.board import PAGE
 from aiodist.types import SUM, ReduceOp
+from aiodist.wire.frames import MAX_PAYLOAD
 
 
 class Tagged:
@@ -124,11 +126,13 @@ class Program:
         raise AssertionError("it goes on for ever")
 
 
-@pytest.fixture(params=[1024, posts.SIZE])
+@pytest.fixture(params=[1024, 1 << 19])
 def posting(request, lanes, monkeypatch):
     """``posting(size, polls)``: ranks that post."""
     monkeypatch.setattr(posts, "SIZE", request.param)
-    monkeypatch.setattr(posts, "_MASK", request.param - 1)
+    monkeypatch.setattr(posts, "NEAR", request.param // 4)
+    monkeypatch.setattr(exchange, "ROOM_IN_MEMORY", 170_000)
+    monkeypatch.setattr(post_express, "MOST_SHOWN", 180_000)
 
     def make(size, seed, *, polls=False):
         world = lanes.World(size, lanes.Chance(seed), polls=polls)
@@ -163,6 +167,7 @@ def calls_of(request, lanes, monkeypatch):
     large = request.param.endswith("on berths")
     if large:
         monkeypatch.setattr(reductions, "EAGER_LIMIT", 20)
+        monkeypatch.setattr(reductions, "POSTED_OF_TWO", 20)
         monkeypatch.setattr(lane_reductions, "SMALL_LISTS", 20)
     if request.param.startswith("all_reduce"):
         return some_calls
@@ -301,6 +306,7 @@ def test_some_are_cancelled(posting, calls_of, seed):
 def test_one_rank_calls_something_else(posting, seed, limit, monkeypatch):
     """The error of all says who called what. Other tags are not concerned."""
     monkeypatch.setattr(reductions, "EAGER_LIMIT", limit)
+    monkeypatch.setattr(reductions, "POSTED_OF_TWO", limit)
     chance = random.Random(f"other {seed}")
     size = chance.choice([2, 3, 4])
     world = posting(size, seed)
@@ -351,6 +357,69 @@ def test_a_rank_dies(posting, calls_of, seed):
                 assert error.ranks == (dead,)
     alive = [context for context in world.contexts if context.rank != dead]
     assert not any(context.pending for context in alive)
+
+
+def largest_frame(world):
+    """Have all happen that can: the most bytes of any frame meanwhile."""
+    largest = 0
+    while events := world.events():
+        largest = max([largest, *(len(data) for wire in world.wires.values() for _, data in wire)])
+        world.do(events[0])
+    return largest
+
+
+GIVERS = {"broadcast": {1}, "into": {1}, "all_gather": {0, 1}, "gather": {0}, "scatter": {1},
+          "all_to_all": {0, 1}, "express": set(), "reduce": set()}  # fmt: skip
+"""Who has something for the others that need not be in a post."""
+
+
+@pytest.mark.parametrize("full", [set(), {0}, {1}, {0, 1}])
+@pytest.mark.parametrize("kind", GIVERS)
+def test_large_arrays_are_in_posts(lanes, kind, full, monkeypatch):
+    """Of each rank, unless it has no room for them: then they are in frames, and the same."""
+    world = lanes.World(2, lanes.Chance(0))
+    for context in world.contexts:
+        context.shares_memory = True
+    for number in range(6):
+        if number == 3:
+            for rank in full:
+                monkeypatch.setattr(world.contexts[rank].post_express, "_bytes", 1 << 40)
+        call = OfKind(lanes, 2 * number + 1, kind, "t", 60_000)
+        for context in world.contexts:
+            call.start(context, posts=True)
+        largest = largest_frame(world)
+        if number >= 3 and full & GIVERS[kind]:
+            assert largest > 100_000
+        else:
+            assert largest < 1000
+        assert all(call.is_right(rank, 2) for rank in world.ranks)
+    for context in world.contexts if GIVERS[kind] else ():
+        recipes = context.post_express._recipes.values()
+        assert any(isinstance(recipe, posted.PostedValues) for recipe in recipes)
+
+
+@pytest.mark.parametrize("why", ["there is room", "the ring is full", "others have asked for it"])
+def test_what_is_too_large_for_a_frame(lanes, why, monkeypatch):
+    """Where a call is of no kind that is prepared: it is posted for certain, or travels apart."""
+    monkeypatch.setattr(post_express, "MOST_BYTES", 1 << 40)
+    world = lanes.World(2, lanes.Chance(0))
+    works = []
+    for context in world.contexts:
+        context.shares_memory = True
+        for tag in range(16 if why == "the ring is full" else 1):
+            if why == "others have asked for it":
+                context.calls.arrivals.early[tag, 0] = Early(inquirers=(1 - context.rank,))
+            x = np.full(270_000, tag + context.rank + 1.0)[::2]  # its parts lie apart
+            call = values.all_gather(context, x, None)
+            work = context.post_express.begin(call, (x, None), math.inf, tag)
+            if work is None:
+                work = context.calls.launch(call.op, call.text, call.start, tag=tag)
+            works.append((tag, work))
+    largest = largest_frame(world)
+    assert largest <= MAX_PAYLOAD
+    assert (largest > 1000) == (why != "there is room")
+    for tag, work in works:
+        assert [set(row) for row in work.result()] == [{tag + 1.0}, {tag + 2.0}]
 
 
 def test_what_a_dead_rank_has_posted_is_taken(posting):
