@@ -71,7 +71,7 @@ class LaneRecipe(Recipe):
         self.makes: Makes | None = None  # a new array for the result
         self.given: int | None = 0  # the argument that is the result; None: there is none
         self.inputs = 1  # so many arrays are the input
-        self.forms = True
+        self.unformed = 1
         self.parts = False  # whether the result is copied to several arrays
 
     def lay_out(
@@ -97,7 +97,6 @@ class LaneRecipe(Recipe):
 
     def form(self, args: tuple[Any, ...]) -> Form | None:
         x, p, q, r, *_ = (*args, None, None)
-        self.forms = False
         matches = placing(x)
         if matches is None or args[-1] is not None:
             return None

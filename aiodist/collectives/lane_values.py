@@ -188,7 +188,7 @@ class ValueRecipe(Recipe):
         self._make = make  # makes the call anew, for the ordinary way
         self._exchanged = exchanged
         self._own = own  # what this rank shows
-        self.forms = True
+        self.unformed = 1
         self._known: list[list[Template]] = [[] for _ in range(context.size)]  # what others show
         self._words: list[Any] | None = None  # what is in the value of this rank but arrays
         self._other_words: list[Any] | None = None  # the same of the last one where it was not that
@@ -218,7 +218,6 @@ class ValueRecipe(Recipe):
 
     def form(self, args: tuple[Any, ...]) -> Form | None:
         own, exchanged = self._own, self._exchanged
-        self.forms = False
         if own.length > FEW or exchanged.given:
             return None
         value, p, q, r, *_ = (*args, None, None, None, None)
@@ -258,7 +257,7 @@ class ValueRecipe(Recipe):
             if own is None:
                 return False
             self._own = own
-            self.forms = True
+            self.unformed = 1
             self._learnt()
         self._words = words
         return True

@@ -178,14 +178,46 @@ def test_nothing_of_the_user_is_kept(run):
     run(main())
 
 
-def test_how_many_are_kept(run):
+def test_how_many_are_kept(run, described, monkeypatch):
+    """What had to make room is known as shortly again, if it is called some more times."""
+    monkeypatch.setattr(express, "AGAIN", 3)
+
     async def main():
         async with sharing(2) as ranks:
+
+            async def gather(length, times):
+                described.clear()
+                for _ in range(times):
+                    await everyone(ranks, lambda g: g.all_gather(np.ones(length)))
+
             for length in range(1, 4 * express.FORMS):
-                x = np.ones(length)
-                for _ in range(3):
-                    await everyone(ranks, lambda g, x=x: g.all_gather(x))
+                await gather(length, 3)
             forms = ranks[0]._context.express._forms["all_gather"]
             assert len(forms) == express.FORMS
+            await gather(1, 3)
+            assert described
+            await gather(1, 3)
+            assert not described
+            assert len(forms) == express.FORMS
+
+    run(main())
+
+
+def test_what_is_not_kept_has_no_form(run, described, monkeypatch):
+    monkeypatch.setattr(express, "KEPT", 20)
+
+    async def main():
+        async with sharing(2) as ranks:
+            own = ranks[0]._context.express
+            for number in range(40):
+                x = np.ones(number % 10 + 1)
+                for start in ("all_gather", "reduce_scatter"):
+                    await everyone(ranks, lambda g, x=x, start=start: getattr(g, start)(x))
+                known = [*own._recipes.values()]
+                assert all(recipe in known for made in own._forms.values() for recipe, _ in made)
+            described.clear()
+            for _ in range(3):
+                await everyone(ranks, lambda g: g.all_gather(x))
+            assert len(described) <= 2 * len(ranks)
 
     run(main())
