@@ -221,6 +221,7 @@ class ValueRecipe(Recipe):
         if own.length > FEW or exchanged.given:
             return None
         value, p, q, r, *_ = (*args, None, None, None, None)
+        cls = type(value)
         takes_place = exchanged.given is not None and len(exchanged.takes) > 0
         if exchanged.number is not None:
             matches: Matches | None = numbers.matching(exchanged.number)
@@ -233,7 +234,7 @@ class ValueRecipe(Recipe):
         def lay(
             args: tuple[Any, ...], x: Any = None, a: Any = None, b: Any = None, c: Any = None
         ) -> tuple[Any, Any] | None:
-            if a is p and b is q and c is r and self._own is own:
+            if type(x) is cls and a is p and b is q and c is r and self._own is own:
                 shown = shows(x)
                 if shown is not None:
                     result: list[Any] = []

@@ -24,6 +24,13 @@ CALLS = {
     "all_to_all": lambda g, x, tag: g.all_to_all([x, x * g.rank], tag=tag),
     "reduce": lambda g, x, tag: g.reduce(x.copy(), 1, tag=tag),
     "reduce_scatter": lambda g, x, tag: g.reduce_scatter(x, tag=tag),
+    "into another": lambda g, x, tag: g.all_reduce(x, out=np.empty_like(x), tag=tag),
+    "reduced into another": lambda g, x, tag: g.reduce(
+        x, 1, out=np.empty_like(x) if g.rank else None, tag=tag
+    ),
+    "scattered into another": lambda g, x, tag: g.reduce_scatter(
+        x, out=np.empty((len(x) // 2, *x.shape[1:]), x.dtype), tag=tag
+    ),
     "tree": lambda g, x, tag: g.broadcast({"a": x, "b": (1.5,)} if g.rank else None, 1, tag=tag),
     "float": lambda g, x, tag: g.all_reduce(float(x.flat[0]), tag=tag),
     "int": lambda g, x, tag: g.reduce(int(x.flat[0]), 1, tag=tag),
@@ -102,6 +109,34 @@ def test_arrays_that_come_after_others(run, call, kind):
                 if call in ("broadcast in place", "reduce") and kind != "another one":
                     x = x.copy()  # whatever it is, it is written to
                 await check(ranks, CALLS[call], ARRAYS[kind](x) if number % 3 == 2 else x)
+
+    run(main())
+
+
+def test_places_that_come_after_others(run):
+    """A place in the memory of the input, of another kind, or none at all."""
+
+    def places(x):
+        twice = np.concatenate([x, x])
+        return [(twice[:4], twice[1:5]), (x, x), (x, None), (x, np.empty(4))]
+
+    async def main():
+        async with sharing(2) as ranks:
+            for number in range(20):
+                for start in ("all_reduce", "reduce"):
+
+                    async def call(tag, start=start, number=number):
+                        def one(g):
+                            x, out = places(np.arange(4.0) + g.rank)[
+                                number % 4 if number > 8 else 3
+                            ]
+                            if start == "reduce" and g.rank:  # it is for the root alone
+                                out = None
+                            return getattr(g, start)(x, out=out, tag=tag)
+
+                        return [*map(told, await everyone(ranks, one))]
+
+                    assert await call(None) == await call("tag")
 
     run(main())
 
