@@ -100,14 +100,16 @@ class LaneRecipe(Recipe):
         matches, takes = placing(x), None if out is None else placing(out)
         if matches is None or (takes is None and out is not None):
             return None
-        p, q, *_ = (*how, None)
+        (p, q, *_), cls = (*how, None), type(x)
         makes, returns = self.makes, self.given is not None
 
         def lay(
             args: tuple[Any, ...], x: Any = None, a: Any = None, b: Any = None, c: Any = None
         ) -> tuple[Any, Any] | None:
             # Behind these is `out`.
-            if a is not p or (q is not None and b is not q) or not matches(x, []):
+            if type(x) is not cls or a is not p or (q is not None and b is not q):
+                return None
+            if not matches(x, []):
                 return None
             flat, given = x.reshape(-1), args[-1]
             if takes is not None:

@@ -217,8 +217,9 @@ class ValueRecipe(Recipe):
         return result, Given(args, flats, result, own, place, shown)
 
     def form(self, args: tuple[Any, ...]) -> Form | None:
+        # Of small values: what they show is copied twice. With `out=`, there is more to look at.
         own, exchanged = self._own, self._exchanged
-        if own.length > FEW or exchanged.given:
+        if own.length > FEW or own.is_apart or exchanged.given:
             return None
         value, p, q, r, *_ = (*args, None, None, None, None)
         cls = type(value)
