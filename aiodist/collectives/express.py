@@ -49,6 +49,7 @@ the comment above `Calls.take_over`.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
@@ -77,15 +78,17 @@ Flat = NDArray[Any]
 KEPT = 50_000
 """Most steps of all recipes of a group: some 10 MiB. Those of small arrays have four."""
 FORMS = 4
-"""Most forms of one operation."""
+"""Most forms of one operation: each is tried in turn."""
+AGAIN = 64
+"""Calls after which there is a form again of what had to make room for others."""
 
 
 class Recipe:
     """One collective that is called with one kind of array, prepared."""
 
     __slots__ = (
-        "call", "digest", "finish", "forms", "keeps", "nbytes", "op", "phase", "returns", "vector",
-        "weight",
+        "call", "digest", "finish", "keeps", "nbytes", "op", "phase", "returns", "unformed",
+        "vector", "weight",
     )  # fmt: skip
 
     def __init__(self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object) -> None:
@@ -102,11 +105,10 @@ class Recipe:
         self.weight = written_down(phase.prepared.plan.steps)
         self.keeps = keeps  # recipes are found by the identity of this, so it has to stay
         self.returns = True  # whether this rank has a result
-        self.forms = False  # whether a form is to be made of its next call
+        self.unformed = 0  # so many calls are laid out until a form is made of one; 0: none is
 
     def form(self, args: tuple[Any, ...]) -> Form | None:
         """What lays out further calls like this one, which was laid out. None: nothing does."""
-        self.forms = False
         return None
 
     def lay_out(
@@ -240,9 +242,12 @@ class Express(ABC, Generic[G, R]):
         laid = recipe.lay_out(args, flats, words)
         if laid is None:
             return None
-        if recipe.forms and (made := recipe.form(args)) is not None:
+        recipe.unformed -= 1
+        if not recipe.unformed and (made := recipe.form(args)) is not None:
             others = [each for each in self._forms.get(op, ()) if each[0] is not recipe]
             self._forms[op] = [(recipe, made), *others[: FORMS - 1]]
+            for dropped, _ in others[FORMS - 1 :]:
+                dropped.unformed = AGAIN
         return self._run(recipe, *laid, seconds, tag)
 
     def _learn_other(self, op: str, make: Callable[..., Call], args: tuple[Any, ...]) -> R | None:
@@ -277,6 +282,8 @@ class Express(ABC, Generic[G, R]):
         while self._weight > KEPT and len(self._recipes) > 1:
             oldest = next(iter(self._recipes))
             self._weight -= _weight(oldest, self._recipes.pop(oldest))
+            for known, _ in itertools.chain.from_iterable(self._forms.values()):
+                known.unformed = 1
             self._forms.clear()  # or they would keep it
         return recipe
 

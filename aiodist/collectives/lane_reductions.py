@@ -71,7 +71,7 @@ class LaneRecipe(Recipe):
         self.makes: Makes | None = None  # a new array for the result
         self.given: int | None = 0  # the argument that is the result; None: there is none
         self.inputs = 1  # so many arrays are the input
-        self.forms = True
+        self.unformed = 1
         self.parts = False  # whether the result is copied to several arrays
         self._apart = overlaps.Apart()  # knows whether these share memory
 
@@ -97,23 +97,33 @@ class LaneRecipe(Recipe):
         return None if np.may_share_memory(flat, out) else (result, (flat, out))
 
     def form(self, args: tuple[Any, ...]) -> Form | None:
-        x, p, q, r, *_ = (*args, None, None)
-        self.forms = False
-        matches = placing(x)
-        if matches is None or args[-1] is not None:
+        x, *how, out = args
+        matches, takes = placing(x), None if out is None else placing(out)
+        if matches is None or (takes is None and out is not None):
             return None
+        (p, q, *_), cls = (*how, None), type(x)
         makes, returns = self.makes, self.given is not None
 
         def lay(
             args: tuple[Any, ...], x: Any = None, a: Any = None, b: Any = None, c: Any = None
         ) -> tuple[Any, Any] | None:
-            if a is p and b is q and c is r and matches(x, []):
-                flat = x.reshape(-1)
-                if makes is None:
-                    return x if returns else None, flat
-                value, out = makes()
-                return value, (flat, out)
-            return None
+            # Behind these is `out`.
+            if type(x) is not cls or a is not p or (q is not None and b is not q):
+                return None
+            if not matches(x, []):
+                return None
+            flat, given = x.reshape(-1), args[-1]
+            if takes is not None:
+                if not takes(given, []):
+                    return None
+                out = given.reshape(-1)
+                return None if np.may_share_memory(flat, out) else (given, (flat, out))
+            if given is not None:
+                return None
+            if makes is None:
+                return x if returns else None, flat
+            result, out = makes()
+            return result, (flat, out)
 
         return lay
 

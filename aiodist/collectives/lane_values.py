@@ -189,7 +189,7 @@ class ValueRecipe(Recipe):
         self._make = make  # makes the call anew, for the ordinary way
         self._exchanged = exchanged
         self._own = own  # what this rank shows
-        self.forms = True
+        self.unformed = 1
         self._known: list[list[Template]] = [[] for _ in range(context.size)]  # what others show
         self._words: list[Any] | None = None  # what is in the value of this rank but arrays
         self._other_words: list[Any] | None = None  # the same of the last one where it was not that
@@ -227,11 +227,12 @@ class ValueRecipe(Recipe):
         return result, Given(args, flats, result, own, place, shown)
 
     def form(self, args: tuple[Any, ...]) -> Form | None:
+        # Of small values: what they show is copied twice. With `out=`, there is more to look at.
         own, exchanged = self._own, self._exchanged
-        self.forms = False
-        if own.length > FEW or exchanged.given:
+        if own.length > FEW or own.is_apart or exchanged.given:
             return None
         value, p, q, r, *_ = (*args, None, None, None, None)
+        cls = type(value)
         takes_place = exchanged.given is not None and len(exchanged.takes) > 0
         if exchanged.number is not None:
             matches: Matches | None = numbers.matching(exchanged.number)
@@ -244,7 +245,7 @@ class ValueRecipe(Recipe):
         def lay(
             args: tuple[Any, ...], x: Any = None, a: Any = None, b: Any = None, c: Any = None
         ) -> tuple[Any, Any] | None:
-            if a is p and b is q and c is r and self._own is own:
+            if type(x) is cls and a is p and b is q and c is r and self._own is own:
                 shown = shows(x)
                 if shown is not None:
                     result: list[Any] = []
@@ -268,7 +269,7 @@ class ValueRecipe(Recipe):
             if own is None:
                 return False
             self._own = own
-            self.forms = True
+            self.unformed = 1
             self._learnt()
         self._words = words
         return True

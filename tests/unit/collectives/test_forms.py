@@ -24,6 +24,13 @@ CALLS = {
     "all_to_all": lambda g, x, tag: g.all_to_all([x, x * g.rank], tag=tag),
     "reduce": lambda g, x, tag: g.reduce(x.copy(), 1, tag=tag),
     "reduce_scatter": lambda g, x, tag: g.reduce_scatter(x, tag=tag),
+    "into another": lambda g, x, tag: g.all_reduce(x, out=np.empty_like(x), tag=tag),
+    "reduced into another": lambda g, x, tag: g.reduce(
+        x, 1, out=np.empty_like(x) if g.rank else None, tag=tag
+    ),
+    "scattered into another": lambda g, x, tag: g.reduce_scatter(
+        x, out=np.empty((len(x) // 2, *x.shape[1:]), x.dtype), tag=tag
+    ),
     "tree": lambda g, x, tag: g.broadcast({"a": x, "b": (1.5,)} if g.rank else None, 1, tag=tag),
     "float": lambda g, x, tag: g.all_reduce(float(x.flat[0]), tag=tag),
     "int": lambda g, x, tag: g.reduce(int(x.flat[0]), 1, tag=tag),
@@ -106,6 +113,34 @@ def test_arrays_that_come_after_others(run, call, kind):
     run(main())
 
 
+def test_places_that_come_after_others(run):
+    """A place in the memory of the input, of another kind, or none at all."""
+
+    def places(x):
+        twice = np.concatenate([x, x])
+        return [(twice[:4], twice[1:5]), (x, x), (x, None), (x, np.empty(4))]
+
+    async def main():
+        async with sharing(2) as ranks:
+            for number in range(20):
+                for start in ("all_reduce", "reduce"):
+
+                    async def call(tag, start=start, number=number):
+                        def one(g):
+                            x, out = places(np.arange(4.0) + g.rank)[
+                                number % 4 if number > 8 else 3
+                            ]
+                            if start == "reduce" and g.rank:  # it is for the root alone
+                                out = None
+                            return getattr(g, start)(x, out=out, tag=tag)
+
+                        return [*map(told, await everyone(ranks, one))]
+
+                    assert await call(None) == await call("tag")
+
+    run(main())
+
+
 TREES = [
     {"a": np.ones(2), "b": 1}, {"a": np.ones(2), "b": True}, {"a": np.ones(2), "b": 1.0},
     {"a": np.ones(2), "b": 0.0}, {"a": np.ones(2), "b": -0.0}, {"b": 1, "a": np.ones(2)},
@@ -178,14 +213,46 @@ def test_nothing_of_the_user_is_kept(run):
     run(main())
 
 
-def test_how_many_are_kept(run):
+def test_how_many_are_kept(run, described, monkeypatch):
+    """What had to make room is known as shortly again, if it is called some more times."""
+    monkeypatch.setattr(express, "AGAIN", 3)
+
     async def main():
         async with sharing(2) as ranks:
+
+            async def gather(length, times):
+                described.clear()
+                for _ in range(times):
+                    await everyone(ranks, lambda g: g.all_gather(np.ones(length)))
+
             for length in range(1, 4 * express.FORMS):
-                x = np.ones(length)
-                for _ in range(3):
-                    await everyone(ranks, lambda g, x=x: g.all_gather(x))
+                await gather(length, 3)
             forms = ranks[0]._context.express._forms["all_gather"]
             assert len(forms) == express.FORMS
+            await gather(1, 3)
+            assert described
+            await gather(1, 3)
+            assert not described
+            assert len(forms) == express.FORMS
+
+    run(main())
+
+
+def test_what_is_not_kept_has_no_form(run, described, monkeypatch):
+    monkeypatch.setattr(express, "KEPT", 20)
+
+    async def main():
+        async with sharing(2) as ranks:
+            own = ranks[0]._context.express
+            for number in range(40):
+                x = np.ones(number % 10 + 1)
+                for start in ("all_gather", "reduce_scatter"):
+                    await everyone(ranks, lambda g, x=x, start=start: getattr(g, start)(x))
+                known = [*own._recipes.values()]
+                assert all(recipe in known for made in own._forms.values() for recipe, _ in made)
+            described.clear()
+            for _ in range(3):
+                await everyone(ranks, lambda g: g.all_gather(x))
+            assert len(described) <= 2 * len(ranks)
 
     run(main())
