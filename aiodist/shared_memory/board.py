@@ -61,6 +61,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from aiodist.transports import futex
+from aiodist.transports.polling import core
 
 PAGE: Final = 4096
 SMALL: Final = 256 * 1024
@@ -95,6 +96,7 @@ STAMP: Final = 0
 _CALL: Final = 1  # and 2, by parity of the operation: a digest of what was called
 _ABORTED: Final = 3  # and 4, by parity: the number after that of an operation given up
 _PLACE: Final = 5  # and 6, by parity: where the array of the operation lies in shared memory, or 0
+_CORE: Final = 7  # 1 + the core that the rank was on when it last waited; 0: nobody knows
 SLEEP: Final = 8
 WANTED: Final = 9
 _HOW: Final = 10  # how it sleeps, see `_how`
@@ -139,6 +141,7 @@ class Board:
         self._places = [0, 0]  # by parity: the place that is on the board
         self._nap = 0  # how often this rank has slept
         self._slept = 0  # how, as it is on the board
+        self._core = 0  # as it is on the board
         self._kicked = dict.fromkeys(others, 0)  # by peer: the nap from which it was woken last
         self.can_doze = dozes
         # By rank: where its stamp lies, which is the first word.
@@ -285,6 +288,18 @@ class Board:
             if words[peer][STAMP] < stamp:
                 return None
         return True
+
+    def apart(self, peers: Iterable[int], stamp: int) -> bool:
+        """Whether all of `peers` that have not reached it were last seen on other cores than this
+        rank, as it says by this. They may be elsewhere by now: that costs time, and no more."""
+        here = core() + 1
+        if here != self._core:
+            self._core = self.own[_CORE] = here
+        for peer in peers:
+            words = self.words[peer]
+            if words[STAMP] < stamp and words[_CORE] in (0, here):
+                return False
+        return here > 0
 
     def sleep(self, peers: Sequence[int], wanted: int, dozes: int = 0) -> None:
         """From here on this rank wants to be woken once all of `peers` have reached the stamp
