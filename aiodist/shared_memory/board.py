@@ -41,7 +41,7 @@ and with a single area every operation would begin by waiting for that. With two
 turns, operation n writes where n - 2 wrote. That this was read is known without a further stamp:
 who has entered n - 1 is through with n - 2. What does not fit goes through the third area, large
 arrays in pieces whose order is part of the plan (`schedules.pull.pipeline`). It has no twin, for
-that would take 1.5 MiB more at each rank; so a rank says by a stamp at once that it is done with
+that would take as much again at each rank; so a rank says by a stamp at once that it is done with
 this area, and not only with its next call (`Lane.end`).
 
 The simulator proves of each plan that no write meets a read within the plan (`schedules.races`).
@@ -73,10 +73,13 @@ SHOWN: Final = 1152 * 1024
 are more ranks than cores plans put so many in: to wait for the others is to wait for their turns on
 the cores, and whoever has had that core meanwhile has filled its caches anyway."""
 BULK: Final = 1536 * 1024
-"""Bytes of the area for what is passed on in pieces."""
-AREAS: Final = ((PAGE, SHOWN), (PAGE + SHOWN, SHOWN), (PAGE + 2 * SHOWN, BULK))
+"""Most bytes that plans put into the area for what is passed on in pieces."""
+CROWDED_BULK: Final = 4096 * 1024
+"""The same of reductions where there are more ranks than cores: each piece is a turn of all ranks on
+their cores, and with each turn their caches are filled anew. So there are few, of many bytes."""
+AREAS: Final = ((PAGE, SHOWN), (PAGE + SHOWN, SHOWN), (PAGE + 2 * SHOWN, CROWDED_BULK))
 """Where each area begins, and its size."""
-POSTS: Final = (PAGE + 2 * SHOWN + BULK, 512 * 1024)
+POSTS: Final = (PAGE + 2 * SHOWN + CROWDED_BULK, 512 * 1024)
 """Where the ring of what a rank posts begins, and its size: see `aiodist.shared_memory.posts`."""
 LANE: Final = sum(POSTS)
 """Bytes of all of this."""

@@ -11,7 +11,7 @@ from aiodist.engine.phase import Phase, Prepared, prepared
 from aiodist.links.moved import Moved
 from aiodist.schedules import pull_direct, pull_slices, pull_whole
 from aiodist.schedules.plan import Await, Copy, Plan, Publish, Reduce, Span
-from aiodist.shared_memory.board import A_PHASE, BULK, MAX_PHASES, SHOWN, SMALL
+from aiodist.shared_memory.board import A_PHASE, CROWDED_BULK, MAX_PHASES, SHOWN, SMALL
 from aiodist.shared_memory.lane import DifferentCallsError
 
 
@@ -181,12 +181,12 @@ def test_areas_take_turns():
     assert area_for(0, 0, 0) == 0
     assert area_for(SMALL, 7, 0) == 1
     assert {area_for(SMALL + 1, seq, phase) for seq in range(3) for phase in range(3)} == {2}
-    assert area_for(BULK, 0, 0) == 2
+    assert area_for(CROWDED_BULK, 0, 0) == 2
     # Where there are more ranks than cores, larger ones do so, too.
     assert [area_for(SHOWN, seq, 0, SHOWN) for seq in range(3)] == [0, 1, 0]
     assert area_for(SHOWN + 1, 0, 0, SHOWN) == 2
-    with pytest.raises(ValueError, match=f"{BULK + 1} bytes"):
-        area_for(BULK + 1, 0, 0)
+    with pytest.raises(ValueError, match=f"{CROWDED_BULK + 1} bytes"):
+        area_for(CROWDED_BULK + 1, 0, 0)
 
 
 def test_each_phase_of_an_operation_has_its_area():
