@@ -75,8 +75,8 @@ the cores, and whoever has had that core meanwhile has filled its caches anyway.
 BULK: Final = 1536 * 1024
 """Most bytes that plans put into the area for what is passed on in pieces."""
 CROWDED_BULK: Final = 4096 * 1024
-"""The same of reductions where there are more ranks than cores: each piece is a turn of all ranks on
-their cores, and with each turn their caches are filled anew. So there are few, of many bytes."""
+"""The same of reductions where there are more ranks than cores: each piece is a turn of all ranks
+on their cores, and with each turn their caches are filled anew. So there are few, of many bytes."""
 AREAS: Final = ((PAGE, SHOWN), (PAGE + SHOWN, SHOWN), (PAGE + 2 * SHOWN, CROWDED_BULK))
 """Where each area begins, and its size."""
 POSTS: Final = (PAGE + 2 * SHOWN + CROWDED_BULK, 512 * 1024)
