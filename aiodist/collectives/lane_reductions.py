@@ -31,7 +31,8 @@ from aiodist.types import ReduceOp
 
 OPS = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 ONE_ROUND = 2
-"""Most publishes of a plan whose views of shared memory are kept: those of 1.5 MiB and less."""
+"""Most publishes of a plan whose views of shared memory are kept: those of 1.5 MiB and less, or of
+4 MiB where there are more ranks than cores."""
 SMALL_LISTS = EAGER_LIMIT
 """Most bytes of the arrays of a list that is prepared: they are joined, so they are copied. With a
 tag, larger ones do not show all they have at once."""

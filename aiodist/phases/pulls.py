@@ -19,7 +19,7 @@ from aiodist.engine.phase import Phase, Prepared, prepared
 from aiodist.phases.base import Place
 from aiodist.phases.memories import Reductions, Regions
 from aiodist.schedules import pull_direct, pull_scan, pull_slices, pull_values, pull_whole
-from aiodist.shared_memory.board import BULK, SMALL
+from aiodist.shared_memory.board import BULK, CROWDED_BULK, SMALL
 
 WHOLE = 128 * 1024
 """Most bytes of an array that everyone reduces for itself."""
@@ -27,6 +27,9 @@ WORTH = 2 * 1024 * 1024
 """Bytes more that a crowded rank moves rather than meet all others once more."""
 DEPTH = 3
 """Buffers through which large arrays go: one is filled, one is read, one is behind."""
+CROWDED_DEPTH = 2
+"""The same of reductions where there are more ranks than cores: nobody is far behind, as all others
+wait for who has the core, and pieces are larger."""
 ROUNDS = 4
 """Rounds in which even small ones go, so that ranks work at the same time."""
 LEAST = 64 * 1024
@@ -36,21 +39,25 @@ PAUSE = 256 * 1024
 """Bytes after which the event loop may have a turn, where nothing else cuts the work in pieces."""
 
 
-def piece_for(slots: int, itemsize: int, longest: int, rounds: int = 1) -> int:
-    """Elements of a piece, where each of DEPTH buffers has room for `slots` of them, and no message
-    is of more than `longest` elements, to be moved in at least so many `rounds`."""
-    room = BULK // (DEPTH * max(1, slots))
+def piece_for(
+    slots: int, itemsize: int, longest: int, rounds: int = 1, buffer: int = BULK // DEPTH
+) -> int:
+    """Elements of a piece, where each buffer, of so many bytes, has room for `slots` of them, and
+    no message is of more than `longest` elements, to be moved in at least so many `rounds`."""
+    room = buffer // max(1, slots)
     wanted = max(LEAST, -(-longest * itemsize // rounds))
     return max(1, min(room, wanted) // itemsize)
 
 
-def _slice_piece(place: Place, group: Group, longest: int) -> int:
-    """Elements of a piece, where each rank reduces a slice of up to `longest` elements. What fits
-    goes in one round: to wait for the others costs more than smaller pieces gain."""
-    itemsize = group.x.itemsize
-    if place.size * longest * itemsize <= BULK:
-        return max(1, longest)
-    return piece_for(place.size, itemsize, longest)
+def _slice_piece(place: Place, group: Group, longest: int) -> tuple[int, int]:
+    """Elements of a piece, where each rank reduces a slice of up to `longest` elements, and the
+    number of buffers. What fits goes in one round: to wait for the others costs more than smaller
+    pieces gain."""
+    itemsize, size = group.x.itemsize, place.size
+    bulk, depth = (CROWDED_BULK, CROWDED_DEPTH) if place.crowded else (BULK, DEPTH)
+    if size * longest * itemsize <= bulk:
+        return max(1, longest), depth
+    return piece_for(size, itemsize, longest, buffer=bulk // depth), depth
 
 
 def _reduction(
@@ -117,13 +124,13 @@ def all_reduce(place: Place, group: Group) -> Phase:
         return _reduction(place, group, plan)._replace(whole=length > 0)
     longest = -(-length // place.size)
     if _shows_whole(place, group):
-        room = BULK // group.x.itemsize
-        piece = length if length <= room else room // DEPTH
+        room, depth = BULK // group.x.itemsize, DEPTH
+        piece = length if length <= room else room // depth
         algorithm = pull_whole.all_reduce_in_pieces
     else:
-        piece = _slice_piece(place, group, longest)
+        piece, depth = _slice_piece(place, group, longest)
         algorithm = pull_slices.all_reduce
-    plan = prepared(algorithm, place.rank, place.size, length, piece, DEPTH)
+    plan = prepared(algorithm, place.rank, place.size, length, piece, depth)
     piece = piece_for(place.size, group.x.itemsize, longest)
     return _reduction(place, group, plan, (pull_direct.all_reduce, length, piece))
 
@@ -133,8 +140,8 @@ def reduce(place: Place, group: Group, root: int) -> Phase:
     if _reduces_whole(group):
         plan = prepared(pull_whole.reduce, place.rank, place.size, root, length)
         return _reduction(place, group, plan)
-    piece = _slice_piece(place, group, -(-length // place.size))
-    plan = prepared(pull_slices.reduce, place.rank, place.size, root, length, piece, DEPTH)
+    piece, depth = _slice_piece(place, group, -(-length // place.size))
+    plan = prepared(pull_slices.reduce, place.rank, place.size, root, length, piece, depth)
     return _reduction(place, group, plan)
 
 
@@ -160,8 +167,8 @@ def take(
 def reduce_scatter(place: Place, group: Group) -> Phase:
     bounds = tuple(group.bounds)
     longest = max(b - a for a, b in itertools.pairwise(bounds))
-    piece = _slice_piece(place, group, longest)
-    plan = prepared(pull_slices.reduce_scatter, place.rank, place.size, bounds, piece, DEPTH)
+    piece, depth = _slice_piece(place, group, longest)
+    plan = prepared(pull_slices.reduce_scatter, place.rank, place.size, bounds, piece, depth)
     direct = pull_direct.reduce_scatter, bounds, PAUSE // group.x.itemsize
     return _reduction(place, group, plan, direct)
 

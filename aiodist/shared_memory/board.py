@@ -41,7 +41,7 @@ and with a single area every operation would begin by waiting for that. With two
 turns, operation n writes where n - 2 wrote. That this was read is known without a further stamp:
 who has entered n - 1 is through with n - 2. What does not fit goes through the third area, large
 arrays in pieces whose order is part of the plan (`schedules.pull.pipeline`). It has no twin, for
-that would take 1.5 MiB more at each rank; so a rank says by a stamp at once that it is done with
+that would take as much again at each rank; so a rank says by a stamp at once that it is done with
 this area, and not only with its next call (`Lane.end`).
 
 The simulator proves of each plan that no write meets a read within the plan (`schedules.races`).
@@ -61,6 +61,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from aiodist.transports import futex
+from aiodist.transports.polling import core
 
 PAGE: Final = 4096
 SMALL: Final = 256 * 1024
@@ -74,6 +75,9 @@ the cores, and whoever has had that core meanwhile has filled its caches anyway.
 BULK: Final = 1536 * 1024
 """Most bytes that plans of one host put into the third area, for what is passed on in pieces: more
 of them would leave the caches before they are taken."""
+CROWDED_BULK: Final = 4096 * 1024
+"""The same of reductions where there are more ranks than cores: each piece is a turn of all ranks
+on their cores, and with each turn their caches are filled anew. So there are few, of many bytes."""
 CROSSING: Final = 8 * 1024 * 1024
 """Bytes of that area. Plans of several hosts use all of it: each of their pieces is a frame to
 another host as well, and what a frame costs beside its bytes is most of what small ones cost."""
@@ -103,6 +107,7 @@ STAMP: Final = 0
 _CALL: Final = 1  # and 2, by parity of the operation: a digest of what was called
 _ABORTED: Final = 3  # and 4, by parity: the number after that of an operation given up
 _PLACE: Final = 5  # and 6, by parity: where the array of the operation lies in shared memory, or 0
+_CORE: Final = 7  # 1 + the core that the rank was on when it last waited; 0: nobody knows
 SLEEP: Final = 8
 WANTED: Final = 9
 _HOW: Final = 10  # how it sleeps, see `_how`
@@ -147,6 +152,7 @@ class Board:
         self._places = [0, 0]  # by parity: the place that is on the board
         self._nap = 0  # how often this rank has slept
         self._slept = 0  # how, as it is on the board
+        self._core = 0  # as it is on the board
         self._kicked = dict.fromkeys(others, 0)  # by peer: the nap from which it was woken last
         self.can_doze = dozes
         # By rank: where its stamp lies, which is the first word.
@@ -293,6 +299,18 @@ class Board:
             if words[peer][STAMP] < stamp:
                 return None
         return True
+
+    def apart(self, peers: Iterable[int], stamp: int) -> bool:
+        """Whether all of `peers` that have not reached it were last seen on other cores than this
+        rank, as it says by this. They may be elsewhere by now: that costs time, and no more."""
+        here = core() + 1
+        if here != self._core:
+            self._core = self.own[_CORE] = here
+        for peer in peers:
+            words = self.words[peer]
+            if words[STAMP] < stamp and words[_CORE] in (0, here):
+                return False
+        return here > 0
 
     def sleep(self, peers: Sequence[int], wanted: int, dozes: int = 0) -> None:
         """From here on this rank wants to be woken once all of `peers` have reached the stamp

@@ -214,6 +214,10 @@ class Posts:
                 return True
         return None
 
+    def apart(self, readers: Sequence[Reader], _: int) -> bool:
+        """Nobody knows: ranks that post do not say where they are."""
+        return False
+
     def doze(self, readers: Sequence[Reader], _: int, seconds: float) -> bool:
         """Sleep within the call until the first of `readers` has posted, or may have, but no longer
         than that: whether there is something to read."""

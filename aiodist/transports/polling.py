@@ -10,6 +10,9 @@ it goes on is a matter of who else needs the core:
   for good, since each of them has to be woken by then, which makes it late for the next one.
 - **Crowded hosts.** With more ranks than cores the one that is waited for may need this core: it is
   offered (`sched_yield`) before every look. Else only after `ALONE`, for looks are faster without.
+  Ranks of shared memory say on which core they are. Where all that are missing were last seen on
+  others, the ranks of this core have come: whom it is offered would find that there is nothing to
+  do, sleep, and have to be woken. So for `APART` there are looks alone.
   A yield that let somebody work who has not brought it is the last one: others need the core, and
   who yields again and again takes it from them for nothing, each time for a switch there and back.
 - **Neighbours.** A yield that took longer than `OTHERS` let somebody work: that was no waiting, and
@@ -33,8 +36,10 @@ shared memory that has just moved something.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -51,6 +56,10 @@ class Stamps(Protocol):
 
     def met(self, peers: Sequence[Any], stamp: int, /) -> bool | None:
         """True once all of `peers` have reached `stamp`; None as long as one of them has not."""
+        ...
+
+    def apart(self, peers: Sequence[Any], stamp: int, /) -> bool:
+        """Whether all of `peers` that have not were last seen on other cores than this one."""
         ...
 
     @property
@@ -76,6 +85,9 @@ OTHERS = 10e-6
 """A yield of the core that took longer let somebody else work: it was no waiting."""
 ALONE = 10e-6
 """Seconds of polling after which a rank with a core of its own would have got what it waits for."""
+APART = 30e-6
+"""Seconds of polling on a crowded host for ranks that do not need this core. A rank takes about as
+long from one operation to the next, where others have used its core meanwhile."""
 HOGGED = 2e-3
 """A yield that took longer than this was a whole time slice of somebody: stop polling."""
 A_WHILE = 1.0
@@ -99,6 +111,17 @@ def _no_yield() -> None:
 
 _yield: Callable[[], None] = getattr(os, "sched_yield", _no_yield)
 _clock = time.perf_counter
+
+
+def _unknown() -> int:
+    """Where the system does not say on which core a thread is."""
+    return -1
+
+
+core: Callable[[], int] = _unknown
+"""The number of the core that this thread is on; -1 where the system does not say."""
+if sys.platform == "linux":
+    core = getattr(ctypes.PyDLL(None), "sched_getcpu", _unknown)
 
 
 def cores() -> int:
@@ -181,12 +204,14 @@ class Progress:
         spins: int,
         *,
         crowded: bool,
+        alone: float = 0.0,
         hogged: float = HOGGED,
     ) -> bool | None:
         """``look(a, b)`` again and again until it is not None, and return that; None once the
         budget is used up. The clock is looked at after `spins` looks. `crowded`: there are more
-        ranks than cores, or who waits has nothing to gain by being fast. `hogged`: seconds of a
-        yield after which there is one look more, and no yield."""
+        ranks than cores, or who waits has nothing to gain by being fast; `alone`: seconds before
+        the first yield there. `hogged`: seconds of a yield after which there is one look more, and
+        no yield."""
         if not self._polls:
             return None
         # Three times bound a poll, and each is somebody's interest: `limit` is this rank's own, as
@@ -196,7 +221,7 @@ class Progress:
         looks = range(spins)
         now = _clock()
         limit = now + self._patience(self._in_vain)
-        alone = now if crowded else now + ALONE
+        alone += now if crowded else now + ALONE
         if not crowded and _neighbours.seen and _neighbours.compute(now):
             alone, limit = math.inf, now + SHORTEST
         while now < self._due:
@@ -226,7 +251,8 @@ class Progress:
             return False
         if crowded:
             hogged = OTHERS if board.can_doze else HOGGED
-            if self._spin(board.met, peers, stamp, 1, crowded=True, hogged=hogged):
+            alone = APART if board.apart(peers, stamp) else 0.0
+            if self._spin(board.met, peers, stamp, 1, crowded=True, alone=alone, hogged=hogged):
                 return True
             return board.can_doze and self._polls and self._doze(board, peers, stamp)
         dozes = _neighbours.seen and board.can_doze and _neighbours.compute(_clock())

@@ -13,7 +13,7 @@ from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
 from aiodist.phases import pulls
-from aiodist.shared_memory.board import BULK
+from aiodist.shared_memory.board import BULK, CROWDED_BULK
 from aiodist.types import ReduceOp
 
 QUICK = Kernel.of(ReduceOp.SUM, "float32")
@@ -31,7 +31,7 @@ def names(kernel: Any, nbytes: int, size: int, crowded: bool) -> set[tuple[str, 
         place: Any = SimpleNamespace(rank=rank, size=size, crowded=crowded)
         phase = pulls.all_reduce(place, group)
         assert phase.shared is not None
-        assert phase.shared <= BULK
+        assert phase.shared <= (CROWDED_BULK if crowded else BULK)
         found.add((phase.prepared.plan.name, phase.prepared.plan.publishes))
     return found
 
@@ -67,3 +67,16 @@ def test_of_more_ranks_than_cores_few_meetings_are_worth_some_bytes(
     nbytes: int, size: int, expected: str
 ) -> None:
     assert {name for name, _ in names(QUICK, nbytes, size, True)} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "crowded", "publishes"),
+    [(4 * MIB, False, 9), (4 * MIB, True, 2), (64 * MIB, False, 129), (64 * MIB, True, 33)],
+)
+def test_of_more_ranks_than_cores_pieces_are_large(
+    nbytes: int, crowded: bool, publishes: int
+) -> None:
+    assert names(QUICK, nbytes, 4, crowded) == {("pull_slices.all_reduce", publishes)}
+    assert names(ROUNDED, nbytes // 2, 4, crowded) == {
+        ("pull_slices.all_reduce", publishes // 2 + 1)
+    }

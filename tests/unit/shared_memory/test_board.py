@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from processors import Path, machine_of
 
+from aiodist.shared_memory import board as board_module
 from aiodist.shared_memory.board import (
     A_PHASE,
     AN_OPERATION,
@@ -84,6 +85,32 @@ def test_each_rank_has_areas_that_others_cannot_write():
         assert bytes(two.area(0, index)[:4]) == b"abc\0"
         with pytest.raises(TypeError):
             two.area(0, index)[0] = 1
+
+
+def test_who_is_missing_on_this_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = {0: 1, 1: 0, 2: 1}
+    every = one, two, three = boards(3)
+
+    def says(board: Board, stamp: int = 5) -> bool:
+        monkeypatch.setattr(board_module, "core", lambda: on[board.rank])
+        return board.apart([rank for rank in on if rank != board.rank], stamp)
+
+    assert not says(one)  # nobody else has said where it is
+    assert not says(two)
+    assert not says(three)  # rank 0 is on this core
+    assert says(two)  # alone on its core
+    assert not says(one)
+    three.reach(5)
+    assert says(one)  # whoever is missing is on the other core
+    on[0] = 0
+    assert not says(one)
+    assert not says(two)
+    for board in every:
+        board.reach(5)
+    assert says(one)
+    on[0] = -1
+    assert not says(one, 6)  # the system does not say
+    assert not says(two, 6)
 
 
 def test_what_was_called():

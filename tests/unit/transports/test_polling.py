@@ -171,6 +171,7 @@ class Peer:
 
     def __init__(self, clock: Clock, looks: float, dozes: float = math.inf) -> None:
         self.can_doze = True
+        self.is_apart = False
         self._clock = clock
         self._left = looks
         self._naps = dozes
@@ -181,6 +182,9 @@ class Peer:
     def met(self, peers: Any, stamp: int) -> bool | None:
         self.looks += 1
         return True if self.looks > self._left else None
+
+    def apart(self, peers: Any, stamp: int) -> bool:
+        return self.is_apart
 
     def doze(self, peers: Any, stamp: int, seconds: float) -> bool:
         self.dozed.append(seconds)
@@ -253,6 +257,28 @@ async def test_of_many_ranks_who_yielded_in_vain_dozes(
     sleepless.can_doze = False
     assert polling.watch(sleepless, [1], 1, crowded=True)
     assert len(yields) == 4
+
+
+async def test_who_waits_for_ranks_on_other_cores_keeps_its_own_for_a_while(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more ranks than cores: whom the core is offered has nothing to do with it."""
+    polling = Progress(asyncio.get_running_loop())
+    yields: list[float] = []
+    monkeypatch.setattr(progress, "_yield", lambda: yields.append(clock.now))
+    brought = Peer(clock, progress.APART / STEP / 2)
+    brought.is_apart = True
+    polling._turned()
+    assert polling.watch(brought, [1], 1, crowded=True)
+    assert not yields
+    late = Peer(clock, 1.5 * progress.APART / STEP)
+    late.is_apart = True
+    begun = clock.now
+    assert polling.watch(late, [1], 1, crowded=True)
+    assert yields[0] - begun == pytest.approx(progress.APART, abs=5 * STEP)
+    yields.clear()
+    assert polling.watch(Peer(clock, 0), [1], 1, crowded=True)
+    assert len(yields) == 1
 
 
 async def test_where_the_system_wakes_nobody_there_is_no_doze(clock: Clock) -> None:
