@@ -287,14 +287,12 @@ def _slots(
             calls={place.rank: f"out={describe(out)}"},
         )
     offer = offers[place.rank]
-    differ = not isinstance(out, (list, tuple)) and any(o.nbytes != offer.nbytes for o in offers)
+    is_one = out is not None and not isinstance(out, (list, tuple))
+    differ = is_one and any(one.nbytes != offer.nbytes for one in offers)
     if differ and places.keep_apart([own], out, lambda: slots, own, place.rank) and offer.place:
         # The others have been told where to read it.
-        return MismatchError(
-            f"x of rank {place.rank} lies in its out where the value of another rank goes: give it "
-            "memory of its own",
-            calls={place.rank: f"out={describe(out)}"},
-        )
+        wrong = "x lies in out where the value of another rank goes: give it memory of its own"
+        return MismatchError(f"rank {place.rank}: {wrong}", calls={place.rank: wrong})
     return slots
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, NamedTuple
 
+from aiodist.testing.owned_namespaces import remove, remove_left_over, this_process
 from aiodist.testing.wires import Port
 
 NETWORK: Final = "10.231.9"
@@ -135,12 +136,11 @@ def far_hosts(count: int, line: Line) -> Iterator[tuple[list[FarHost], Switch]]:
     OSError where they cannot be made: that needs root, /dev/net/tun, and `ip` of iproute2."""
     if shutil.which("ip") is None:
         raise OSError("network namespaces need `ip` of the package iproute2")
-    own = os.getpid()
+    remove_left_over()
+    own, numbers = os.getpid() % 1_000_000, range(1, count + 1)
     hosts = [
-        FarHost(
-            f"aiodist-far-{own}-{number}", f"{NETWORK}.{number}", f"af{own % 1_000_000}x{number}"
-        )
-        for number in range(1, count + 1)
+        FarHost(name, f"{NETWORK}.{number}", f"af{own}x{number}")
+        for number, name in zip(numbers, this_process().names("far", numbers), strict=True)
     ]
     with contextlib.ExitStack() as stack:
         files = [_host(stack, host) for host in hosts]
@@ -161,7 +161,7 @@ def _host(stack: contextlib.ExitStack, host: FarHost) -> int:
     fcntl.ioctl(file, _ATTACH, struct.pack("16sH22x", host.device.encode(), _TUN | _PLAIN))
     name, device = host.namespace, host.device
     _ip("netns", "add", name)
-    stack.callback(subprocess.run, ["ip", "netns", "del", name], check=False, capture_output=True)
+    stack.callback(remove, [name])
     _ip("link", "set", device, "netns", name)
     _ip("-n", name, "addr", "add", f"{host.address}/24", "dev", device)
     _ip("-n", name, "link", "set", device, "mtu", str(MTU), "txqueuelen", "10000", "up")

@@ -133,7 +133,7 @@ def test_who_dies_at_90_percent_has_handed_on_most_of_it(seed):
     sent, died, outcome = sim.play({0: publish(), 1: dying(), 2: behind()})
     assert isinstance(died, Killed)
     assert outcome is None
-    assert sent <= 1.15 * layers * CHUNK
+    assert sent <= (1 + 1 / 6) * layers * CHUNK
 
 
 @pytest.mark.parametrize("sliced", [False, True])

@@ -198,7 +198,7 @@ def test_the_store(run, groups, everyone):
     async def main():
         async with groups(2) as ranks:
             one, two = (group.store for group in ranks)
-            waiting = asyncio.ensure_future(two.wait(["k"], timeout=5))
+            waiting = asyncio.ensure_future(two.wait(["k"], timeout=30))
             await one.set("k", b"v")
             await waiting
             assert await two.get("k") == b"v"

@@ -360,30 +360,6 @@ def test_only_who_gave_it_has_the_error(run, groups):
     run(main())
 
 
-def test_arrays_in_memory_that_all_see(run, groups, transport):
-    """They are read where they lie, also after this rank has begun to write."""
-    if transport != "shm":
-        pytest.skip("one way to share memory is enough")
-
-    async def main():
-        async with groups(SIZE) as ranks:
-            await asyncio.gather(*[group.barrier() for group in ranks])
-            for shift in range(SIZE):
-                for flattened in (False, True):
-                    outs = [group.empty((SIZE, 200_000), "f8") for group in ranks]
-                    works = []
-                    for group, out in zip(ranks, outs, strict=True):
-                        x = out[(group.rank + shift) % SIZE]
-                        x[:] = group.rank
-                        place = out.reshape(-1) if flattened else out
-                        works.append(group.all_gather(x, out=place))
-                    await asyncio.gather(*works)
-                    for out in outs:
-                        check([*out], [0, 1, 2], f"{shift} {flattened}")
-
-    run(main())
-
-
 # -- beside the same with copies ------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from aiodist import CollectiveAbortedError, GroupClosedError, ReduceOp
+from aiodist import CollectiveAbortedError, GroupClosedError, MismatchError, ReduceOp
 from aiodist.phases.pulls import PAUSE
 from aiodist.shared_memory.board import AREAS
 from aiodist.transports import polling as progress
@@ -337,5 +337,52 @@ def test_arrays_outlive_the_group(run, groups):
             ranks[0].empty(3, np.float32)
         del array
         arrays.clear()
+
+    run(main())
+
+
+@pytest.mark.parametrize("shift", range(3))
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("transport", ["shm"])
+def test_what_is_gathered_may_lie_where_it_goes(run, groups, shift, flat, transport):
+    """It is read where it lies, also after this rank has begun to write: in its own place it may
+    stay, and goes from there without a copy; in that of another rank it is copied first."""
+
+    async def main():
+        async with groups(3) as ranks:
+            outs = [group.empty((3, 4 * MANY), "f4") for group in ranks]
+            await shown(ranks)
+            works = []
+            for group, out in zip(ranks, outs, strict=True):
+                x = out[(group.rank + shift) % 3]
+                x[:] = group.rank + 1
+                works.append(group.all_gather(x, out=out.reshape(-1) if flat else out))
+            await asyncio.gather(*works)
+            for out in outs:
+                assert (out == np.array([[1], [2], [3]])).all()
+            if not shift:
+                assert all(map(untouched, ranks))
+
+    run(main())
+
+
+@pytest.mark.parametrize("transport", ["shm"])
+def test_what_others_were_told_to_read_lies_where_results_go(run, groups, transport):
+    """Rank 1 takes that for its own place; nobody can know better before all have said how long
+    their values are, and then it is too late."""
+
+    async def main():
+        async with groups(3) as ranks:
+            n = 4 * MANY
+            outs = [group.empty(3 * n, "f4") for group in ranks]
+            await shown(ranks)
+            works = []
+            for group, out in zip(ranks, outs, strict=True):
+                start = group.rank * n - (group.rank == 2)
+                works.append(group.all_gather(out[start:][: n - 1 + group.rank], out=out))
+            for result in await asyncio.gather(*works, return_exceptions=True):
+                assert isinstance(result, MismatchError)
+                assert "x lies in out where the value of another rank goes" in result.calls[1]
+            assert await asyncio.gather(*[g.all_reduce(1) for g in ranks]) == [3] * 3
 
     run(main())

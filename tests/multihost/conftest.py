@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from benchmarks.namespaces import remove, remove_left_over, this_process
+from aiodist.testing.owned_namespaces import remove, remove_left_over, this_process
 
 
 class Host(NamedTuple):

@@ -99,7 +99,7 @@ def test_the_word_comes_in_the_middle_of_a_call(run, stage, everyone):
     """It lies in the socket when the call looks for what the other rank contributes."""
 
     async def main():
-        async with stage(op_timeout=5.0) as cast:
+        async with stage(op_timeout=30.0) as cast:
             ranks = await cast.start(2)
             for _ in range(5):
                 await everyone(ranks, lambda group: group.all_reduce(np.ones(10)))

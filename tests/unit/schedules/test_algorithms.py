@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -298,45 +300,82 @@ def test_scan(size: int, in_place: bool, exclusive: bool, whole: bool) -> None:
 # -- all of it, at random ---------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(data=st.data())
-def test_any_shape_and_interleaving(data: st.DataObject) -> None:
-    size = data.draw(st.integers(1, 7), "size")
-    segment = data.draw(st.integers(1, 5), "segment")
-    window = data.draw(st.integers(1, 6), "window")
-    slices = data.draw(st.lists(st.integers(0, 9), min_size=size, max_size=size), "slices")
-    root = data.draw(st.integers(0, size - 1), "root")
-    seed = data.draw(st.integers(0, 2**32), "seed")
-    bounds, length = bounds_of(slices), sum(slices)
-    in_place = data.draw(st.sampled_from([(), (root,), range(size)]), "in_place")
+class Drawn(NamedTuple):
+    size: int
+    segment: int
+    window: int
+    slices: list[int]
+    root: int
+    seed: int
+    in_place: Sequence[int]
 
+    @property
+    def length(self) -> int:
+        return sum(self.slices)
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Drawn:
+    size = draw(st.integers(1, 7))
+    root = draw(st.integers(0, size - 1))
+    return Drawn(
+        size,
+        draw(st.integers(1, 5)),
+        draw(st.integers(1, 6)),
+        draw(st.lists(st.integers(0, 9), min_size=size, max_size=size)),
+        root,
+        draw(st.integers(0, 2**32)),
+        draw(st.sampled_from([(), (root,), range(size)])),
+    )
+
+
+def any_all_reduce(it: Drawn) -> None:
+    plan = reduce_scatter_all_gather.all_reduce
     everywhere = run(
-        lambda rank: reduce_scatter_all_gather.all_reduce(rank, size, length, segment, window),
-        size, length, length, in_place=in_place, segment=segment, seed=seed,
+        lambda rank: plan(rank, it.size, it.length, it.segment, it.window),
+        it.size, it.length, it.length, in_place=it.in_place, segment=it.segment, seed=it.seed,
     )  # fmt: skip
     for out in everywhere.out:
-        assert_reduced(out, range(length), range(size))
+        assert_reduced(out, range(it.length), range(it.size))
 
+
+def any_reduce(it: Drawn) -> None:
     there = run(
-        lambda rank: reduce.scatter_gather(rank, size, root, length, segment, window),
-        size, length, [length if rank == root else 0 for rank in range(size)],
-        in_place=[rank for rank in in_place if rank == root], segment=segment, seed=seed,
+        lambda rank: reduce.scatter_gather(
+            rank, it.size, it.root, it.length, it.segment, it.window
+        ),
+        it.size, it.length, [it.length if rank == it.root else 0 for rank in range(it.size)],
+        in_place=[rank for rank in it.in_place if rank == it.root],
+        segment=it.segment, seed=it.seed,
     )  # fmt: skip
-    assert_reduced(there.out[root], range(length), range(size))
+    assert_reduced(there.out[it.root], range(it.length), range(it.size))
 
+
+def any_reduce_scatter(it: Drawn) -> None:
+    bounds = bounds_of(it.slices)
     apart = run(
-        lambda rank: reduce_scatter.direct(rank, size, bounds, segment, window),
-        size, length, slices, segment=segment, seed=seed,
+        lambda rank: reduce_scatter.direct(rank, it.size, bounds, it.segment, it.window),
+        it.size, it.length, it.slices, segment=it.segment, seed=it.seed,
     )  # fmt: skip
     for rank, out in enumerate(apart.out):
-        assert_reduced(out, range(bounds[rank], bounds[rank + 1]), range(size))
+        assert_reduced(out, range(bounds[rank], bounds[rank + 1]), range(it.size))
 
+
+def any_scan(it: Drawn) -> None:
     prefixes = run(
-        lambda rank: chain.scan(rank, size, length, segment, False, window=window),
-        size, length, length, in_place=in_place, segment=segment, seed=seed,
+        lambda rank: chain.scan(rank, it.size, it.length, it.segment, False, window=it.window),
+        it.size, it.length, it.length, in_place=it.in_place, segment=it.segment, seed=it.seed,
     )  # fmt: skip
     for rank, out in enumerate(prefixes.out):
-        assert_reduced(out, range(length), range(rank + 1))
+        assert_reduced(out, range(it.length), range(rank + 1))
+
+
+# Each by itself: all of them in one test could take more than its time on a slow machine.
+@pytest.mark.parametrize("check", [any_all_reduce, any_reduce, any_reduce_scatter, any_scan])
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(it=shapes())
+def test_any_shape_and_interleaving(check: Callable[[Drawn], None], it: Drawn) -> None:
+    check(it)
 
 
 # -- cuts -------------------------------------------------------------------------------------

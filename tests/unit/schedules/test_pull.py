@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -371,51 +371,107 @@ def test_scan(size: int, in_place: bool, exclusive: bool) -> None:
 # -- all of it, at random ---------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(data=st.data())
-def test_any_shape_and_interleaving(data: st.DataObject) -> None:
-    size = data.draw(st.integers(1, 7), "size")
-    piece = data.draw(st.integers(1, 5), "piece")
-    depth = data.draw(st.integers(2, 7), "depth")
-    slices = data.draw(st.lists(st.integers(0, 30), min_size=size, max_size=size), "slices")
-    root = data.draw(st.integers(0, size - 1), "root")
-    seed = data.draw(st.integers(0, 2**32), "seed")
-    bounds, length = bounds_of(slices), sum(slices)
-    in_place = data.draw(st.sampled_from([(), (root,), range(size)]), "in_place")
+class Drawn(NamedTuple):
+    size: int
+    piece: int
+    depth: int
+    slices: list[int]
+    root: int
+    seed: int
+    in_place: Sequence[int]
 
-    everywhere = run(
-        lambda rank: pull_slices.all_reduce(rank, size, length, piece, depth),
-        size, length, length, in_place=in_place, seed=seed,
+    @property
+    def length(self) -> int:
+        return sum(self.slices)
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Drawn:
+    size = draw(st.integers(1, 7))
+    root = draw(st.integers(0, size - 1))
+    return Drawn(
+        size,
+        draw(st.integers(1, 5)),
+        draw(st.integers(2, 7)),
+        draw(st.lists(st.integers(0, 30), min_size=size, max_size=size)),
+        root,
+        draw(st.integers(0, 2**32)),
+        draw(st.sampled_from([(), (root,), range(size)])),
+    )
+
+
+def everywhere(it: Drawn) -> list[Any]:
+    """What an all_reduce in slices gives."""
+    outcome = run(
+        lambda rank: pull_slices.all_reduce(rank, it.size, it.length, it.piece, it.depth),
+        it.size, it.length, it.length, in_place=it.in_place, seed=it.seed,
     )  # fmt: skip
-    for out in everywhere.out:
-        assert_reduced(out, range(length), range(size))
+    return [*outcome.out]
 
+
+def any_all_reduce(it: Drawn) -> None:
+    for out in everywhere(it):
+        assert_reduced(out, range(it.length), range(it.size))
+
+
+def any_all_reduce_in_pieces(it: Drawn) -> None:
     whole = run(
-        lambda rank: pull_whole.all_reduce_in_pieces(rank, size, length, piece, depth),
-        size, length, length, in_place=in_place, seed=seed,
+        lambda rank: pull_whole.all_reduce_in_pieces(rank, it.size, it.length, it.piece, it.depth),
+        it.size, it.length, it.length, in_place=it.in_place, seed=it.seed,
     )  # fmt: skip
-    assert whole.out == everywhere.out
+    assert [*whole.out] == everywhere(it)
 
+
+def any_reduce(it: Drawn) -> None:
     there = run(
-        lambda rank: pull_slices.reduce(rank, size, root, length, piece, depth),
-        size, length, length, in_place=in_place, seed=seed,
+        lambda rank: pull_slices.reduce(rank, it.size, it.root, it.length, it.piece, it.depth),
+        it.size, it.length, it.length, in_place=it.in_place, seed=it.seed,
     )  # fmt: skip
-    assert_reduced(there.out[root], range(length), range(size))
+    assert_reduced(there.out[it.root], range(it.length), range(it.size))
 
+
+def any_reduce_scatter(it: Drawn) -> None:
+    bounds = bounds_of(it.slices)
     sliced = run(
-        lambda rank: pull_slices.reduce_scatter(rank, size, bounds, piece, depth),
-        size, length, slices, seed=seed,
+        lambda rank: pull_slices.reduce_scatter(rank, it.size, bounds, it.piece, it.depth),
+        it.size, it.length, it.slices, seed=it.seed,
     )  # fmt: skip
     for rank, out in enumerate(sliced.out):
-        assert_reduced(out, range(bounds[rank], bounds[rank + 1]), range(size))
+        assert_reduced(out, range(bounds[rank], bounds[rank + 1]), range(it.size))
 
+
+def any_scan(it: Drawn) -> None:
+    exclusive = bool(it.root)
     prefixes = run(
-        lambda rank: pull_scan.scan(rank, size, length, bool(root), piece, depth),
-        size, length, length, in_place=in_place, seed=seed,
+        lambda rank: pull_scan.scan(rank, it.size, it.length, exclusive, it.piece, it.depth),
+        it.size, it.length, it.length, in_place=it.in_place, seed=it.seed,
     )  # fmt: skip
-    assert_prefixes(prefixes, length, bool(root))
+    assert_prefixes(prefixes, it.length, exclusive)
 
-    run_exchange(size, lambda a, b: slices[a] * (a + b) // (size + b), piece, depth, seed)
+
+def any_exchange(it: Drawn) -> None:
+    def count(a: int, b: int) -> int:
+        return it.slices[a] * (a + b) // (it.size + b)
+
+    run_exchange(it.size, count, it.piece, it.depth, it.seed)
+
+
+# Each by itself: all of them in one test could take more than its time on a slow machine.
+@pytest.mark.parametrize(
+    "check",
+    [
+        any_all_reduce,
+        any_all_reduce_in_pieces,
+        any_reduce,
+        any_reduce_scatter,
+        any_scan,
+        any_exchange,
+    ],
+)
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(it=shapes())
+def test_any_shape_and_interleaving(check: Callable[[Drawn], None], it: Drawn) -> None:
+    check(it)
 
 
 # -- what they refuse -------------------------------------------------------------------------

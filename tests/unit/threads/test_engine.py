@@ -273,20 +273,25 @@ def test_the_engine_stands_by_for_a_driver() -> None:
 
 
 def test_a_driver_hears_of_what_others_bring_about() -> None:
-    calm()
-    result = Result()
+    for _ in range(100):
+        calm()
+        result = Result()
 
-    def main() -> None:
-        while not engine().loop.waiting.has_driver:
-            threading.Event().wait(0.001)
-        engine().submit(result.bring)
+        def main(bring: Callable[[], None] = result.bring) -> None:
+            # Who drives has the lock until it waits, and would find the call in the queue.
+            while not engine().loop.waiting.has_driver or engine()._lock.locked():
+                threading.Event().wait(0.001)
+            engine().submit(bring)
 
-    thread = threading.Thread(target=main)
-    thread.start()
-    while not result():
-        engine().drive(result, 10)
-    thread.join()
-    assert result.brought_by == thread.ident
+        thread = threading.Thread(target=main)
+        thread.start()
+        while not result():
+            engine().drive(result, 10)
+        thread.join()
+        if result.brought_by == thread.ident:
+            break  # now and then the engine's own thread looks just then, and has the lock
+    else:
+        pytest.fail("another thread has brought everything")
 
 
 def test_one_drives_and_the_others_wait() -> None:
