@@ -44,7 +44,7 @@ That is safe because:
   the phase gives back what was lent when it has ended (`Executor.close`).
 
 Over links (`link_express`), where links are read meanwhile, two of these have other reasons: see
-the comment above `Calls.take_over`.
+the comment above `Calls.take_over`. In groups that span hosts (`span_express`) both hold.
 """
 
 from __future__ import annotations

@@ -111,6 +111,9 @@ def broadcast(
 ) -> Phase:
     """To be preceded by a phase that synchronises."""
     length = sum(view.nbytes for view in (source or target))
+    if length <= MAX_PAYLOAD:
+        plan = prepared(team_whole.broadcast, place.rank, place.teams, root, length)
+        return Phase(plan, Regions.of_bytes(source, target), 1, length)
     # Every host has at least so many ranks: the blocks go between hosts over so many links at once.
     carriers = min(map(len, place.teams))
     piece = piece_for(carriers, 1, -(-length // carriers))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from aiodist.schedules import dissemination, recursive_doubling
+from aiodist.schedules import dissemination, recursive_doubling, tree
 from aiodist.schedules.plan import (
     OUT,
     SHARED,
@@ -136,6 +136,28 @@ def reduce(rank: int, teams: Teams, root: int, length: int) -> Plan:
     steps += [Send(leaders[host], ()) for host in here.abroad()]
     steps += [Publish(), Reduce(Span(OUT, 0, length), tuple(cells))]
     return _plan(name, here, steps, shared=length, scratch=len(teams) * length)
+
+
+def broadcast(rank: int, teams: Teams, root: int, length: int) -> Plan:
+    """Copy X[0:length] of `root` to OUT[0:length] of the others. Mixed, eager.
+
+    At `root` OUT is not used; elsewhere X is not. `root` leads its team. Between the leaders it
+    goes down a tree (`tree.broadcast`), in one frame. Not all ranks hear from all others.
+
+    Between H hosts cross H - 1 times `length`, which is the least possible. Shared: `length`.
+    """
+    here, home = post(teams, rank), post(teams, root).host
+    leaders = [root if host == home else team[0] for host, team in enumerate(teams)]
+    leader, result = leaders[here.host], Span(OUT, 0, length)
+    if rank != leader:
+        steps: list[Step] = [Await((leader,), 1), Copy(result, _at(leader, result)), Publish()]
+        return _plan("team_whole.broadcast", here, steps, shared=length)
+    down = tree.broadcast(here.host, len(teams), home, length, max(1, length))
+    steps = _between(list(down.steps), leaders, lambda span: (span,))
+    if here.mates:
+        source = result._replace(buffer=X) if rank == root else result
+        steps.append(Copy(_at(rank, result), source))
+    return _plan("team_whole.broadcast", here, [*steps, Publish()], shared=length)
 
 
 def _lead(here: Post, length: int, partial: Span) -> list[Step]:

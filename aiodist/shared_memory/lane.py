@@ -15,8 +15,9 @@ on (`waiting`). What it shows to the others lies in staging memory (`areas`).
     n.1.1 …     publish                 the second phase, on another area
     (n+1).0.0   enter of the next one   all of n is over here
 
-    Within the call n.0.0 is left out: n.0.1 says that, too. Of a call that is passed over there is
-    n.0.0 alone, behind its abort word.
+    Within the call n.0.0 is left out: n.0.1 says that, too; but not where a rank may wait before
+    that, as in groups that span hosts (`show_entry`). Of a call that is passed over there is n.0.0
+    alone, behind its abort word.
 
 **One at a time.** A rank has one stamp, and there are words for two operations only (see
 `aiodist.shared_memory.board`), so what a rank does in shared memory is one row of steps, the same

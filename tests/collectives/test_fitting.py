@@ -144,6 +144,8 @@ def test_it_takes_a_round_more_only_where_it_is_not_plain(run, groups, monkeypat
         async with groups(SIZE) as ranks:
             for _ in range(2):
                 await asyncio.gather(*[start(group, length) for group in ranks])
-            assert seen == [plain] * 2 * SIZE
+            # The second time it may be prepared: then nobody has to ask.
+            assert len(seen) >= SIZE
+            assert set(seen) == {plain}
 
     run(main())

@@ -113,6 +113,7 @@ MIXED: dict[str, Callable[[int], Plan]] = {
     "team_whole.share": lambda r: team_whole.share(r, HOSTS),
     "team_whole.all_reduce": lambda r: team_whole.all_reduce(r, HOSTS, LENGTH),
     "team_whole.reduce": lambda r: team_whole.reduce(r, HOSTS, 0, LENGTH),
+    "team_whole.broadcast": lambda r: team_whole.broadcast(r, HOSTS, 0, LENGTH),
     "team_slices.all_reduce": lambda r: team_slices.all_reduce(r, HOSTS, LENGTH, 2),
     "team_slices.reduce": lambda r: team_slices.reduce(r, HOSTS, 0, LENGTH, 2),
     "team_slices.reduce_scatter": lambda r: team_slices.reduce_scatter(r, HOSTS, SLICES, 2),

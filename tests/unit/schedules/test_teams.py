@@ -105,6 +105,43 @@ def test_share(teams: Teams) -> None:
 
 
 @layouts
+def test_share_by_hub(teams: Teams) -> None:
+    """The blob of the root crosses as often as by any plan, and frames are the fewest."""
+    hosts, size = len(teams), len(ranks_of(teams))
+    everything = tuple(Unit(rank, OUT, rank) for rank in range(size))
+    for root in (None, *range(size)):
+        outcome = run(
+            lambda r, root=root: team_whole.share(r, teams, True, root), teams, outputs=size
+        )
+        assert outcome.out == (everything,) * size
+        plans = [team_whole.share(rank, teams, True, root) for rank in range(size)]
+        sends = [step for plan in plans for step in plan.steps if isinstance(step, Send)]
+        assert len(sends) == 2 * (hosts - 1)
+        if root is not None:
+            blobs = [span.start for step in sends for span in step.spans]
+            assert blobs.count(root) == hosts - 1
+        assert_barrier(plans)
+
+
+@layouts
+@pytest.mark.parametrize("length", [1, 3])
+def test_broadcast_of_wholes(teams: Teams, length: int) -> None:
+    size = len(ranks_of(teams))
+    for root in range(size):
+        outcome = run(
+            lambda r, root=root: team_whole.broadcast(r, teams, root, length),
+            teams,
+            [length if rank == root else 0 for rank in range(size)],
+            [0 if rank == root else length for rank in range(size)],
+            segment=max(1, length),
+        )
+        for rank in range(size):
+            if rank != root:
+                assert outcome.out[rank] == tuple(Unit(root, X, at) for at in range(length))
+        assert sum(outcome.units) == (len(teams) - 1) * length
+
+
+@layouts
 @pytest.mark.parametrize("in_place", [False, True])
 def test_all_reduce_of_wholes(teams: Teams, in_place: bool) -> None:
     size = len(ranks_of(teams))
