@@ -1,4 +1,4 @@
-"""Small collectives with a tag, of ranks that share memory: posted within the call.
+"""Collectives with a tag, of ranks that share memory: posted within the call, unless too large.
 
 Collectives with different tags have no common order, so they cannot use a lane. Here each rank
 posts what it has (`aiodist.shared_memory.posts`), and takes what the others have posted, by tag and
