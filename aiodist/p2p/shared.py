@@ -4,7 +4,8 @@ The sender says with the announcement where the data is, the receiver copies it 
 it goes, and says so. What the sender wrote there after a cancel is never taken for the message.
 
 Data may lie in arrays of `Group.empty`, which are mapped here: a place. Then the sender, whose
-memory it is, answers that all of it was right (FIN), or has withdrawn the message. Or it is in any
+memory it is, answers that all of it was right (FIN), or has withdrawn the message. (What is small
+enough is pushed where receives wait: one copy more takes less time than an answer.) Or it is in any
 other memory of the sender's process, which the system reads (`aiodist.transports.remote`):
 addresses, and a proof, by which the receiver sees for itself that it was right. Where the system
 does not let us, the data is pulled as any other.
