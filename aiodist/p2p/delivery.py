@@ -250,7 +250,8 @@ class Delivery:
                 places.queue(reads=True)
                 places.when_done(partial(self._fetched, message, target))
                 return
-            if message.reading is not None:
+            # Who may push from now on waits for nobody, which saves more than a copy of so little.
+            if message.reading is not None and message.part != wire.LEAVE:
                 self._read(message, message.reading, target)
                 return
             message.fetched = True

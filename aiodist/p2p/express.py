@@ -15,7 +15,7 @@ one piece, and expected so: the ids of messages ascend by one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
@@ -146,12 +146,13 @@ class P2PExpress:
                 return None
         elif not p2p.pay(dst, form.tag, form.price):
             return None
-        elif not link.post(form.head, data, form.nbytes):
+        elif not (
+            (p2p.held and self._post_behind(link, dst, form, (form.head, data)))
+            or link.post(form.head, data, form.nbytes)
+        ):
             p2p.repay(dst, form.tag, form.price)
             self._links.pop(dst, None)  # there may be another by now
             return None
-        if p2p.held:
-            p2p.let_go(dst)
         work: Work[None] = Work.begin(self._loop, "send", form.tag, None, form.spec.nbytes)
         ended = self._note(work, form, dst)
         if self._progress.is_due():
@@ -245,15 +246,26 @@ class P2PExpress:
         if sid is None:
             return False
         start, end = form.around(sid)
-        # What is held back goes before it: it may be leave, which the answer needs.
-        held = self._p2p.held.pop(dst, None)
-        before = b"" if held is None else prefix(pack_fields(*form.start, *held), 0)
-        if not link.post_whole((before, start, data, end), form.nbytes):
+        if not self._post_behind(link, dst, form, (start, data, end)):
             self._p2p.unpush(dst, form.tag, form.price)
-            if held is not None:
-                self._p2p.held[dst] = held
             return False
         return True
+
+    def _post_behind(
+        self, link: FramedLink, dst: int, form: Form, parts: Sequence[bytes | memoryview]
+    ) -> bool:
+        """Send the parts of a message in one piece with what is held back for `dst`. False: the
+        message has not gone, though what was held back may have."""
+        held = self._p2p.held.pop(dst, None)
+        # Before it: it may be leave, which the answer needs. And what is left behind it in a ring
+        # would keep that from being empty, so that it never goes back to its start.
+        before = b"" if held is None else prefix(pack_fields(*form.start, *held), 0)
+        if link.post_whole((before, *parts), form.nbytes):
+            return True
+        if held is not None:
+            self._p2p.held[dst] = held
+            self._p2p.let_go(dst)
+        return False
 
     def _note(self, work: Work[Any], form: Form, peer: int) -> float:
         """It is done: the time, by the clock of the loop."""

@@ -128,7 +128,7 @@ class Wire:
 
     A frame that nobody waits for yet, as credit and leave, is held back for the next one to its
     rank (`hold`): by itself it would wake a peer that waits for something else, most likely for the
-    answer to its message, in vain. It goes before this rank waits for anything, however, and at the
+    answer to its message, in vain. It goes before this rank waits in a receive, however, and at the
     latest in the second turn of the loop from now: in the first one the program answers.
     """
 

@@ -275,7 +275,6 @@ class Receiver:
             and 0 < message.nbytes <= wire.MOST_PUSHED
             and message.meta is not None
             and not message.words
-            and message.reading is None
             # So what is pushed never is too large to be taken.
             and self._max_message_bytes >= wire.INLINE + wire.MOST_PUSHED
         )

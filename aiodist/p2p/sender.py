@@ -336,8 +336,8 @@ class Sender:
         inline = len(meta) <= wire.INLINE
         sending.next_part = wire.BODY if inline else wire.METADATA
         nbytes = sending.encoded.nbytes + sending.encoded.elsewhere
-        offer = self._offer(sending)
-        sending.pushed = offer is None and self._pushes(peer, sending)
+        sending.pushed = self._pushes(peer, sending)
+        offer = None if sending.pushed else self._offer(sending)
         about = (sending.tag, wanted, sid, len(meta), nbytes)
         fields: tuple[Any, ...] = (wire.RTS, *about)
         if sending.pushed:

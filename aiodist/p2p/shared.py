@@ -4,7 +4,8 @@ The sender says with the announcement where the data is, the receiver copies it 
 it goes, and says so. What the sender wrote there after a cancel is never taken for the message.
 
 Data may lie in arrays of `Group.empty`, which are mapped here: a place. Then the sender, whose
-memory it is, answers that all of it was right (FIN), or has withdrawn the message. Or it is in any
+memory it is, answers that all of it was right (FIN), or has withdrawn the message. (What is small
+enough is pushed where receives wait: one copy more takes less time than an answer.) Or it is in any
 other memory of the sender's process, which the system reads (`aiodist.transports.remote`):
 addresses, and a proof, by which the receiver sees for itself that it was right. Where the system
 does not let us, the data is pulled as any other.
@@ -105,7 +106,7 @@ class SharedMemory:
         """The bytes of a message of `src`, to be read; None: they have to be pulled. Raises
         ProtocolError for a place that is not shared."""
         if isinstance(where, int):
-            return Mapped(self._heap.find(src, where, nbytes).data, self._moved)
+            return Mapped(self._heap.find(src, where, nbytes).data, self._moved, self._helper)
         process = self._process(src)
         if not process or process in self._refused:
             return None
@@ -134,21 +135,42 @@ class Reading(Protocol):
 class Mapped:
     """Data that is mapped here."""
 
-    __slots__ = ("_data", "_moved")
+    __slots__ = ("_data", "_helper", "_moved")
     proves = False
 
-    def __init__(self, data: memoryview, moved: Moved) -> None:
+    def __init__(self, data: memoryview, moved: Moved, helper: SecondThread | None = None) -> None:
         self._data = data
         self._moved = moved
+        self._helper = helper
 
     def copy(self, pieces: Pieces) -> None:
+        helper = _of_use(self._helper, pieces.left)
         start = self._data.nbytes - pieces.left
-        part = self._data[start : start + AT_ONCE]
-        pieces.place(part.nbytes)
-        assert pieces.memory is not None
-        pieces.memory[:] = part
+        count = min(pieces.left, AT_ONCE if helper is None else 2 * AT_ONCE)
+        pieces.place(count)
+        memory = pieces.memory
+        assert memory is not None
+        if helper is None:
+            memory[:] = self._data[start : start + count]
+        else:
+            # By numpy, which lets the other thread go on meanwhile.
+            there = np.frombuffer(self._data, np.uint8, count, start)
+            here = np.frombuffer(memory, np.uint8)
+
+            def step(number: int) -> None:
+                at = number * STEP
+                np.copyto(here[at : at + STEP], there[at : at + STEP])
+
+            done = helper.run(step, -(-count // STEP), AT_ONCE // STEP)
+            count = min(count, done * STEP)
+            pieces.memory = memory[:count]
         pieces.landed()
-        self._moved.received += part.nbytes
+        self._moved.received += count
+
+
+def _of_use(helper: SecondThread | None, nbytes: int) -> SecondThread | None:
+    """The second thread, if it is of use for so many bytes."""
+    return None if nbytes < WORTH_HELP or polling.others_compute() else helper
 
 
 class Remote:
@@ -174,7 +196,7 @@ class Remote:
         self._checked = False  # it is the process that it is taken for
 
     def copy(self, pieces: Pieces) -> None:
-        helper = None if polling.others_compute() else self._helper
+        helper = _of_use(self._helper, pieces.left)
         address, count = self._next(pieces.left, AT_ONCE if helper is None else 2 * AT_ONCE)
         pieces.place(count)
         memory = pieces.memory

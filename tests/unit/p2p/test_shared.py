@@ -46,6 +46,7 @@ def read(pid: int, address: int, into: memoryview) -> None:
 
 def build(make_net: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(shared, "WORTH_IT", 50_000)
+    monkeypatch.setattr(wire, "MOST_PUSHED", 50_000)
     monkeypatch.setattr(remote, "read", read)
     net = make_net(2)
     net.heap = FakeHeap()
@@ -129,6 +130,32 @@ def test_what_cannot_be_read_or_is_not_worth_it_is_sent(
     assert (np.concatenate(receiving.result() if kind == "many" else [receiving.result()])).sum()
     assert wire.DATA in net.kinds(0, 1)
     assert net.moved[0].sent == 0
+
+
+def test_little_that_is_mapped_is_pushed_where_receives_wait(
+    make_net: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To wait for nobody saves more than one copy of it."""
+    net = build(make_net, "mapped", monkeypatch)
+    monkeypatch.setattr(wire, "MOST_PUSHED", MIB)
+    for number in range(3):
+        receiving, out = receive(net, 100_000)
+        sending = net.engines[0].send(ramp(net, 100_000, number), 1)
+        net.settle()
+        assert sending.done() and receiving.result() is out
+        assert (out == ramp(net, 100_000, number)).all()
+    first = [wire.RTS, wire.DATA, wire.FIN]
+    assert net.kinds(0, 1) == first + [wire.PUSH, wire.DATA, wire.FIN] * 2
+    net.engines[0].send(ramp(net, 100_000), 1)  # pushed, and nobody waits: no leave for the next
+    net.settle()
+    net.engines[0].send(ramp(net, 100_000), 1)
+    net.settle()
+    for _ in range(2):
+        receiving, out = receive(net, 100_000)
+        net.settle()
+        assert receiving.result() is out and (out == ramp(net, 100_000)).all()
+    assert net.kinds(0, 1)[-2:] == [wire.RTS, wire.FIN]
+    assert_idle(net)
 
 
 def test_a_tree_of_arrays_is_read(reading: Any) -> None:
@@ -353,52 +380,51 @@ class Helper:
 
 
 @pytest.fixture
-def helper(reading: Any) -> Helper:
+def helper(net: Any) -> Helper:
     made = Helper()
-    for engine in reading.engines:
+    for engine in net.engines:
         engine._receiver._shared._helper = made
     return made
 
 
-def test_two_threads_read_twice_as_much_in_a_turn(reading: Any, helper: Helper) -> None:
+def test_two_threads_read_twice_as_much_in_a_turn(net: Any, helper: Helper) -> None:
     nbytes = 3 * shared.AT_ONCE + 5 * 4
-    x, sending, receiving, out = read_for_a_while(reading, 0, nbytes)
+    x, sending, receiving, out = read_for_a_while(net, 0, nbytes)
     assert (out != -1).sum() == 2 * shared.AT_ONCE // 4
     assert not receiving.done()
-    reading.settle()
+    net.settle()
     assert sending.done() and receiving.result() is out and (out == x).all()
     whole = 2 * shared.AT_ONCE // shared.STEP
     assert helper.runs == [whole, whole // 2 + 1]
 
 
-def test_where_the_second_thread_comes_late_a_turn_reads_no_more(
-    reading: Any, helper: Helper
-) -> None:
+def test_where_the_second_thread_comes_late_a_turn_reads_no_more(net: Any, helper: Helper) -> None:
     helper.no_core = True
     nbytes = 2 * shared.AT_ONCE + 4
-    x, sending, receiving, out = read_for_a_while(reading, 0, nbytes)
+    x, sending, receiving, out = read_for_a_while(net, 0, nbytes)
     assert (out != -1).sum() == shared.AT_ONCE // 4
-    reading.settle()
+    net.settle()
     assert sending.done() and receiving.result() is out and (out == x).all()
     assert helper.runs == [shared.AT_ONCE // shared.STEP] * 2
 
 
 def test_what_is_soon_read_is_read_by_one(
-    reading: Any, helper: Helper, monkeypatch: pytest.MonkeyPatch
+    net: Any, helper: Helper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, _, receiving, _ = read_for_a_while(reading, 0, shared.WORTH_HELP - 4)
+    _, _, receiving, _ = read_for_a_while(net, 0, shared.WORTH_HELP - 4)
+    net.settle()
     assert receiving.done()
     # Where others compute there is no core for it, and to wait for it takes a time slice of theirs.
     monkeypatch.setattr(polling, "others_compute", lambda: True)
-    _, _, receiving, _ = read_for_a_while(reading, 1, 2 * shared.AT_ONCE)
+    _, _, receiving, _ = read_for_a_while(net, 1, 2 * shared.AT_ONCE)
+    net.settle()
     assert receiving.done()
     assert not helper.runs
 
 
-def test_a_step_that_cannot_be_read(
-    reading: Any, helper: Helper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_cannot_be_read(reading: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     left = 20
+    reading.engines[1]._receiver._shared._helper = Helper()
 
     def fail(pid: int, address: int, into: memoryview) -> None:
         nonlocal left
