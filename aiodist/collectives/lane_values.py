@@ -306,7 +306,7 @@ class ValueRecipe(Recipe):
         return _take(self._taking(found), call)
 
     def _taking(self, found: Sequence[Reading]) -> Take | None:
-        """What makes the result of `found`. None: it does not fit everywhere."""
+        """What makes the result of `found`. None: it fits not everywhere, or travels apart."""
         exchanged, takes = self._exchanged, self._exchanged.takes
         if any(found[src].is_apart for src in exchanged.sources):
             return None
