@@ -55,6 +55,12 @@ THROUGH_HOST: Final = b"-"
 """The words of a rank whose arrays go through the host, and so those of all others do."""
 
 
+def copy(target: memoryview, source: memoryview) -> None:
+    """Copy as many bytes, of any number."""
+    for start in range(0, target.nbytes, IN_CACHE):
+        target[start : start + IN_CACHE] = source[start : start + IN_CACHE]
+
+
 class DeviceTransfer:
     """One collective's arrays on devices, as seen by one rank. Made when it is called."""
 
@@ -199,8 +205,7 @@ class DeviceTransfer:
         value = parse(encoded.meta, allow_pickle=self._place.allow_pickle)
         value.allocate(out, foreign=self.places(self._place.rank, self.first(encoded), value))
         for target, source in zip(value.buffers, encoded.buffers, strict=True):
-            for start in range(0, target.nbytes, IN_CACHE):
-                target[start : start + IN_CACHE] = source[start : start + IN_CACHE]
+            copy(target, source)
         return value
 
     def read(self) -> None:

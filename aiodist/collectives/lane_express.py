@@ -147,7 +147,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
             return work
         if executor is None:
             executor, rest = self._rest(recipe, x, flat, area, done)
-            if done == lane_values.SHOWN and executor is not None and not self._runs_others():
+            if done >= lane_values.SHOWN and executor is not None and not self._runs_others():
                 return self._go_on(work, recipe.call, executor, rest, seconds)
         else:
             rest = rest_of(recipe, x)

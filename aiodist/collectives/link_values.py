@@ -14,22 +14,17 @@ prepared as well (`LinkValues.moves`): a broadcast into arrays of all, an all_ga
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
-import numpy as np
-
-from aiodist.buffers import overlaps
-from aiodist.collectives import exchange, lane_values
-from aiodist.collectives.express import Flat, written
-from aiodist.collectives.lane_values import Given, ValueRecipe
+from aiodist.collectives import exchange
+from aiodist.collectives.lane_values import Given, ValueRecipe, Views
 from aiodist.collectives.link_frames import Frames, LinkGroup
 from aiodist.collectives.templates import LENGTH, Reading
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase, Spans
-from aiodist.phases import lanes
+from aiodist.phases.base import Part
 from aiodist.phases.memories import Blobs
 from aiodist.schedules import star
 from aiodist.schedules.choose_values import choose_all_gather
@@ -102,7 +97,7 @@ class LinkValues(ValueRecipe):
     """A recipe of ranks that are joined by links, for values of known shapes."""
 
     on_lane = False
-    moves = True
+    moves = frozenset({"broadcast", "all_gather"})
 
     __slots__ = ("_first", "_laid", "arena", "frames")
 
@@ -172,8 +167,6 @@ class LinkValues(ValueRecipe):
         result."""
         assert self._laid is not None
         shown = self._laid.shown
-        if any(shown[src].is_apart for src in self._exchanged.sources):
-            return False  # their data is still to come
         return all(map(Reading.is_there, shown)) and self.take(shown, given)
 
     def go_on(self, x: Any, given: Given, done: int) -> tuple[Executor, Program]:
@@ -195,61 +188,20 @@ class LinkValues(ValueRecipe):
         the call is made anew, and goes on from there."""
         shown = memory.laid.shown
         if memory.is_laid and all(map(Reading.is_there, shown)):
-            sources = self._exchanged.sources
-            if not any(shown[src].is_apart for src in sources):
-                if self.take(shown, given):
-                    return given.result.pop()
-            elif self._may_move(shown, given):
-                return (yield from self._moved(given))
+            if self.take(shown, given):
+                return given.result.pop()
+            if self.may_move(shown, given):
+                return (yield from self.moved(given))
         memory.part()
         return (yield from self.remade(memory, given))
 
-    def _may_move(self, shown: Sequence[Reading], given: Given) -> bool:
-        """Whether all whose data travels apart give what is wanted, in the byte order of this
-        machine. (Whoever has to swap bytes goes the ordinary way, for itself.)"""
-        sources = self._exchanged.sources
-        return (
-            all(shown[src].is_apart for src in sources)
-            and lane_values.fit(shown, sources)
-            and all(flat.dtype.isnative for flat in given.flats)
-        )
+    def _to_all(self, src: int, give: Views, take: Views) -> Part[None]:
+        yield exchange.one_to_all(self._context, src, give, take)
 
-    def _moved(self, given: Given) -> Program:
-        """Who gives and who takes is known, and that it fits: the data moves as it would in the
-        ordinary way."""
-        place, rank = self._context, self._context.rank
-        exchanged = self._exchanged
-        takes, at = exchanged.takes, exchanged.given
-        assert at is not None
-        if exchanged.listed:  # an all_gather
-            own, *places = given.flats
-            parts = places if len(places) == place.size else places[0].reshape(place.size, -1)
-            # It is sent from where it lies, and in its own place it may lie, but in no other one.
-            if any(map(partial(np.may_share_memory, own), places)) and not overlaps.same(
-                own, parts[rank]
-            ):
-                own = own.copy()
-            others = [_bytes(part) for peer, part in enumerate(parts) if peer != rank]
-            lengths = (own.nbytes,) * place.size
-            if self.on_lane:
-                yield from lanes.all_gather(place, lengths, [_bytes(own)], others)
-            else:
-                chosen = choose_all_gather(lengths, place.costs)
-                yield exchange.by(place, chosen, [_bytes(own)], others)
-            parts[rank][:] = own
-        else:
-            view = [_bytes(given.flats[0])]
-            ways = ([], view) if takes else (view, [])
-            if self.on_lane:
-                yield from lanes.broadcast(place, exchanged.sources[0], *ways)
-            else:
-                yield exchange.one_to_all(place, exchanged.sources[0], *ways)
-        x = given.args[at]
-        return written(x) if takes else x
-
-
-def _bytes(flat: Flat) -> memoryview:
-    return flat.view(np.uint8).data
+    def _from_all(self, own: memoryview, places: Views) -> Part[None]:
+        place = self._context
+        chosen = choose_all_gather((own.nbytes,) * place.size, place.costs)
+        yield exchange.by(place, chosen, [own], places)
 
 
 def _length(span: Span) -> int:

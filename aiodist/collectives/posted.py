@@ -282,6 +282,7 @@ class PostedValues(ValueRecipe, Posted):
 
     __slots__ = ("_begins", "_readings", "lengths")
     on_lane = False
+    moves = frozenset()
 
     def __init__(self, context: ExpressGroup, *args: Any) -> None:
         super().__init__(context, *args)

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, cast
 
 from aiodist.collectives import lane_values
-from aiodist.collectives.lane_values import Given, Take
+from aiodist.collectives.lane_values import Given, Take, ValueRecipe
 from aiodist.collectives.link_frames import LinkGroup
 from aiodist.collectives.link_values import LinkValues
 from aiodist.collectives.templates import LENGTH, Reading, Template
@@ -183,8 +183,7 @@ class SpanValues(LinkValues):
             areas = {peer: lane.area(peer, area) for peer in (rank, *lane.others)}
             if sum(template.length for template in templates) <= len(areas[rank]):
                 places = Places(rank, self._leader, templates, areas)
-                if not any(places.shown[src].is_apart for src in self._exchanged.sources):
-                    places.take = self._taking(places.shown)
+                places.take = self._taking(places.shown)
         self._places[area] = places
         return places
 
@@ -231,3 +230,7 @@ class SpanValues(LinkValues):
         if self._made(memory, given):
             return given.result.pop()
         return (yield from super()._ended(memory, given))
+
+    # Large data goes by way of shared memory, too.
+    _to_all = ValueRecipe._to_all
+    _from_all = ValueRecipe._from_all

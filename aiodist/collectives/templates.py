@@ -35,7 +35,8 @@ class Template(NamedTuple):
 
     `fixed`: what is the same each time, and where; `gaps`: where the data of each array lies, and
     what that is. `metas`: the metadata of each value. `want`: what its rank takes, `given`: what it
-    gives (see `fitting`). `is_apart`: it gives one array, whose data travels behind the blob.
+    gives (see `fitting`). `is_apart`: it gives an array, or several of one kind, whose data travels
+    behind the blob.
     """
 
     length: int
@@ -91,8 +92,8 @@ def native(flat: NDArray[Any]) -> NDArray[Any]:
 
 def template_of(blob: bytes, count: int, src: int, *, moves: bool = False) -> Template | None:
     """The template of a sound blob of `src` with so many offers; None where their data is not all
-    in the blob, nor, if it `moves`, that of one array which travels apart; or where there is more
-    than arrays."""
+    in the blob, nor, if it `moves`, that of arrays of one kind which travel apart; or where there
+    is more than arrays."""
     (want,), (words,) = fitting.parted([blob])
     offers: list[Offer] = []
     if count:
@@ -112,9 +113,10 @@ def template_of(blob: bytes, count: int, src: int, *, moves: bool = False) -> Te
         if not all(spec.nbytes for spec in value.specs) or value.has_pickles:
             return None
         if offer.data is None:
-            if not moves or count > 1 or offer != Offer(offer.meta, value.nbytes, None):
+            # Of several values of one kind, one offer stands for all.
+            if not moves or any(each != offer for each in offers):
                 return None
-            if value.array is None:
+            if value.array is None or offer != Offer(offer.meta, value.nbytes, None):
                 return None
             is_apart = True
             break

@@ -153,4 +153,16 @@ def test_one_array_whose_data_travels_apart():
     meta = encode(np.arange(300.0)).meta
     for odd in (Offer(meta, 2400, None, place=1), Offer(meta, 1200, None, 0, 1200)):
         assert template_of(msgpack.packb([odd]), 1, 0, moves=True) is None
-    assert template_of(blob_of([np.arange(300.0)] * 2, room=200), 2, 0, moves=True) is None
+
+
+def test_several_of_one_kind_whose_data_travels_apart():
+    """One offer stands for all of them; nothing else is known by a template."""
+    x = np.arange(300.0)
+    blob = blob_of([x] * 3, room=200)
+    assert template_of(blob, 3, 0) is None
+    template = template_of(blob, 3, 0, moves=True)
+    assert template.is_apart
+    assert template.is_of(blob)
+    assert template.metas == (encode(x).meta,) * 3
+    for odd in ([x, x[1:]], [np.ones(1), x], [x, np.ones(1)], [[x, x], [x, x]]):
+        assert template_of(blob_of(odd, room=200), 2, 0, moves=True) is None
