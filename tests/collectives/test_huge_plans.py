@@ -57,4 +57,4 @@ async def test_results_are_those_of_plans_that_are_listed(
 
     async with groups(size) as ranks:
         await asyncio.gather(*map(member, ranks))
-    assert made > 100, "all steps were written down"
+    assert made > 30, f"{made} steps were made: all others were written down"
