@@ -33,9 +33,10 @@ from aiodist.buffers.vector import Vector
 from aiodist.collectives import fitting, numbers
 from aiodist.collectives.device_transfer import copy
 from aiodist.collectives.exchange import exchange
+from aiodist.collectives.exchanged import Exchanged, exchanged_by
 from aiodist.collectives.express import ExpressGroup, Flat, Recipe, written
 from aiodist.collectives.forms import Form, Matches, matching, placing, showing
-from aiodist.collectives.templates import Reading, Template, template_of
+from aiodist.collectives.templates import Reading, Template
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase
@@ -53,9 +54,8 @@ LATER = 16
 was not known: who shows something else each time will do so again. More each time."""
 RARELY = 1024
 """Most of those."""
-MANY = 16
-"""With more ranks, what each has for each other one is not prepared. And most combinations of
-templates for which it is kept what to do."""
+MOST_TAKES = 16
+"""Most combinations of templates for which it is kept what to do."""
 BEGUN = 2
 """Steps that are done before a call waits: what this rank shows is copied, and published."""
 SHOWN = 3
@@ -80,80 +80,19 @@ class Given(NamedTuple):
 Views = Sequence[memoryview]
 Take = Callable[[Given], Any]
 """Makes the result of a call. It raises OverflowError where the ordinary way does, on all ranks."""
-
-
 Collect = Callable[[Given], bool | None]
 """Makes the result of what all show. None: it is not there, as the data travels apart; False: it
 goes the ordinary way."""
 
-
 _new = tuple.__new__
 """Makes a `Given` in half of the time."""
-
-
-class Exchanged(NamedTuple):
-    """What an operation makes of the blobs.
-
-    `counts`: how many values each rank shows. `takes`: the values that this rank takes, by source
-    and number. Its result is a list of them, or the one if it is not `listed`, or None without any;
-    or the argument `given`, where that is the number of one. `sources`: whose values have to fit
-    what others have said that they take. `op`: what the values are reduced by, which then are
-    numbers, of the type `number`. `moves`: it may be of arrays whose data travels apart.
-    """
-
-    counts: Sequence[int]
-    takes: Sequence[tuple[int, int]] = ()
-    listed: bool = False
-    given: int | None = None
-    sources: Sequence[int] = ()
-    number: type | None = None
-    op: Any = None
-    moves: bool = False
-
-    def template_of(self, blob: bytes, rank: int) -> Template | None:
-        """That of what `rank` shows."""
-        if self.number is not None:
-            return numbers.template_of(blob, self.number)
-        return template_of(blob, self.counts[rank], rank, moves=self.moves)
-
-
-def _exchanged(op: str, rank: int, size: int, args: tuple[Any, ...]) -> Exchanged | None:
-    """What `op` is, of those who exchange values; None for others."""
-    one, everyone = [1] * size, range(size)
-    first = [(src, 0) for src in everyone]
-    # Where the result goes, if it is given.
-    given = len(args) - 1 if args and args[-1] is not None else None
-    match op:
-        case "broadcast":
-            value, src = args
-            counts = [int(each == src) for each in everyone]
-            given = None if value is None else 0
-            takes = [] if rank == src else [(src, 0)]
-            return Exchanged(counts, takes, False, given, [src])
-        case "all_gather":
-            return Exchanged(one, first, True, given, everyone)
-        case "gather":
-            return Exchanged(one, first if rank == args[1] else (), True, given, everyone)
-        case "scatter" if size <= MANY:
-            src = args[1]
-            counts = [size * (each == src) for each in everyone]
-            return Exchanged(counts, [(src, rank)], False, given, [src])
-        case "all_to_all" if size <= MANY:
-            takes = [(src, rank) for src in everyone]
-            return Exchanged([size] * size, takes, True, given, everyone)
-        case "barrier":
-            return Exchanged([0] * size)
-        case "all_reduce" | "reduce" if type(args[0]) in numbers.KINDS and given is None:
-            takes = first if op == "all_reduce" or rank == args[1] else []
-            return Exchanged(one, takes, number=type(args[0]), op=args[-2])
-    return None
 
 
 def learn(
     recipe: type[V], context: ExpressGroup, op: str, make: Make, args: tuple[Any, ...]
 ) -> V | None:
     """The `recipe` of a call; None where it is not to be prepared."""
-    exchanged = _exchanged(op, context.rank, context.size, args)
+    exchanged = exchanged_by(op, context.rank, context.size, args)
     if exchanged is None:
         return None
     try:
@@ -322,7 +261,7 @@ class ValueRecipe(Recipe):
                     return False
             all_found = tuple(found)
             if all_found not in takes:
-                if len(takes) == MANY:
+                if len(takes) == MOST_TAKES:
                     takes.clear()
                 takes[all_found] = self._taking(found)
             expected = [pair for peer, _ in known for pair in found[peer].fixed]

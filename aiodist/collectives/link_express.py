@@ -25,7 +25,7 @@ from aiodist.collectives.express import (
     rest_of,
     returning,
 )
-from aiodist.collectives.link_frames import Frames, LinkGroup
+from aiodist.collectives.link_frames import Frames, LinkGroup, is_free
 from aiodist.collectives.link_values import ARENA, LinkValues
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Failure, Program
@@ -177,11 +177,10 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
         tag: object = None,
     ) -> Work[Any] | None:
         context, calls = self._context, self._calls
-        if calls.arrivals.early:
-            # If a peer has given it up already, its word may have arrived, behind its contribution.
-            context.endpoint.poll()
+        if not is_free(context):
+            return None
         seq = calls.tags.upcoming(None)
-        if not (context.is_idle and recipe.frames.begin(seq)):
+        if not recipe.frames.begin(seq):
             return None
         work: Work[Any] = Work.begin(self._loop, recipe.op, None, seq, recipe.nbytes)
         try:
@@ -223,13 +222,13 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
         context, calls = self._context, self._calls
         if call.op not in SHARE_FIRST or context.size == 1 or not self._may_begin(call, args):
             return None
-        if calls.arrivals.early:
-            context.endpoint.poll()  # as in `_run`
+        if not is_free(context):
+            return None
         text, seq = call.text.encode(), calls.tags.upcoming(None)
         known = self._known_of(text, SHARE_FIRST[call.op])
         # The last moment to leave it to the ordinary way: a program may hold on to what it was
         # called with, so it is started once.
-        if not (context.is_idle and known.frames.begin(seq)):
+        if not known.frames.begin(seq):
             return None
         work: Work[Any] = Work.begin(self._loop, call.op, None, seq, call.nbytes)
         program, executor = call.start(False), None

@@ -50,6 +50,14 @@ class Expecting(Protocol):
         ...
 
 
+def is_free(context: LinkGroup) -> bool:
+    """Whether nothing is under way in a group that has not ended by what was read."""
+    if context.calls.arrivals.early:
+        # If a peer has given it up already, its word may have arrived, behind its contribution.
+        context.endpoint.poll()
+    return context.is_idle
+
+
 class Frames:
     """The frames of the calls of one kind, one call after the other: `executor.Links` within a
     call, for the eager `plan`. Between two ranks it has one frame each way at most."""

@@ -26,7 +26,7 @@ from aiodist.collectives.express import (
     returning,
 )
 from aiodist.collectives.link_express import KEPT_KINDS, Known, learning
-from aiodist.collectives.link_frames import Frames, LinkGroup
+from aiodist.collectives.link_frames import Frames, LinkGroup, is_free
 from aiodist.collectives.span_values import SpanValues
 from aiodist.engine.executor import Executor, area_of, begin_area
 from aiodist.engine.operation import Failure, Program
@@ -84,12 +84,8 @@ class SpanExpress(Express[LinkGroup, SpanRecipe | SpanValues]):
         return lane_values.learn(SpanValues, self._context, op, make, args)
 
     def _may_enter(self) -> bool:
-        """Whether nothing is under way here, and the group has not ended by what was read."""
-        context, calls = self._context, self._calls
-        if calls.arrivals.early:
-            # If a peer has given it up already, its word may have arrived, behind its contribution.
-            context.endpoint.poll()
-        return calls.lane is self._lane and context.is_idle
+        """Whether nothing is under way here."""
+        return is_free(self._context) and self._calls.lane is self._lane
 
     def _run(
         self,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aiodist import ReduceOp
-from aiodist.collectives import exchange, lane_values
+from aiodist.collectives import exchange, exchanged
 from aiodist.schedules import halving_doubling
 from aiodist.schedules.choose_reductions import Shape, choose_all_reduce
 
@@ -63,7 +63,7 @@ def test_messages_of_one_kind_are_exchanged_over_log_p_connections(
     size = 32
     if apart:
         monkeypatch.setattr(exchange, "MAX_RANKS_IN_SMALL_AREA", 0)
-        monkeypatch.setattr(lane_values, "MANY", 0)  # these are prepared for fewer ranks only
+        monkeypatch.setattr(exchanged, "MANY", 0)  # these are prepared for fewer ranks only
 
     async def main():
         async with groups(size) as ranks:

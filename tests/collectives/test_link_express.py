@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from over_links import OVER_SOCKETS, nothing_is_left
+from over_links import OVER_SOCKETS, nothing_is_left, until
 
 import aiodist
 from aiodist import ReduceOp
@@ -32,15 +32,6 @@ def express_of(group):
 def ordinary(group):
     """Have `group` go the ordinary way from here on."""
     group._context.express = None
-
-
-async def until(condition):
-    """Let the loop turn until it is so."""
-    for _ in range(10_000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    pytest.fail("it never was")
 
 
 async def test_the_last_rank_is_done_within_its_call(groups):

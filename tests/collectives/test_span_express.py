@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from over_links import nothing_is_left
+from over_links import nothing_is_left, until
 
 from aiodist import (
     CollectiveAbortedError,
@@ -84,15 +84,6 @@ def express_of(group):
     express = group._context.express
     assert isinstance(express, SpanExpress)
     return express
-
-
-async def until(condition):
-    """Let the loop turn until it is so."""
-    for _ in range(10_000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    pytest.fail("it never was")
 
 
 def orders(size):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aiodist
-from aiodist.collectives import exchange, lane_values
+from aiodist.collectives import exchange, exchanged
 
 pytestmark = pytest.mark.strength(2)
 
@@ -253,7 +253,7 @@ def test_all_to_all(run, groups, everyone, size, length):
 def test_all_to_all_of_many_ranks(run, groups, everyone, monkeypatch, size):
     """Where there are so many that offers travel apart."""
     monkeypatch.setattr(exchange, "MAX_RANKS_IN_SMALL_AREA", 0)
-    monkeypatch.setattr(lane_values, "MANY", 0)  # these are prepared for fewer ranks only
+    monkeypatch.setattr(exchanged, "MANY", 0)  # these are prepared for fewer ranks only
 
     async def main():
         async with groups(size) as ranks:
@@ -283,8 +283,7 @@ def test_all_to_all_of_kinds(run, groups, everyone, monkeypatch, kind, apart):
     """Where all messages are of one kind that is said once, for all."""
     if apart:
         monkeypatch.setattr(exchange, "MAX_RANKS_IN_SMALL_AREA", 0)
-        monkeypatch.setattr(lane_values, "MANY", 0)  # these are prepared for fewer ranks only
-        monkeypatch.setattr(lane_values, "MANY", 0)
+        monkeypatch.setattr(exchanged, "MANY", 0)  # these are prepared for fewer ranks only
     monkeypatch.setattr(exchange, "ROOM", 4096)
 
     async def main():
@@ -304,8 +303,7 @@ def test_all_to_all_of_one_kind_that_does_not_fit(run, groups, monkeypatch, apar
     """One rank has no place for it: then no rank has a result."""
     if apart:
         monkeypatch.setattr(exchange, "MAX_RANKS_IN_SMALL_AREA", 0)
-        monkeypatch.setattr(lane_values, "MANY", 0)  # these are prepared for fewer ranks only
-        monkeypatch.setattr(lane_values, "MANY", 0)
+        monkeypatch.setattr(exchanged, "MANY", 0)  # these are prepared for fewer ranks only
     monkeypatch.setattr(exchange, "ROOM", 1024)
 
     async def main():

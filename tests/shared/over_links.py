@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -22,3 +24,11 @@ def nothing_is_left(ranks: Sequence[Any]) -> None:
         assert not calls.ops
         assert not calls.arrivals.early
         assert not any(calls._unsolicited)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop turn until it is so; the test has a timeout."""
+    for _ in itertools.count():
+        if condition():
+            return
+        await asyncio.sleep(0)

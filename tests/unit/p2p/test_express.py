@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+from over_links import until
 
 import aiodist
 from aiodist.errors import MessageTooLargeError, MismatchError, PeerLostError, ProtocolError
@@ -37,14 +37,6 @@ async def pair(transport, **options):
         a.send(None, 1)
         await b.recv()
         yield ranks
-
-
-async def until(holds):
-    """Let the loop turn until it is so; the test has a timeout."""
-    for _ in itertools.count():
-        if holds():
-            return
-        await asyncio.sleep(0)
 
 
 @pytest.fixture
