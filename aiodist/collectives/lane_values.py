@@ -236,6 +236,7 @@ class ValueRecipe(Recipe):
         template = self._own
         own = Reading(template, lane.area(self._context.rank, area))
         gaps = [data.flat for data in own.data]
+        shows = [at for at in range(len(gaps)) if at != self._unshown()]
         blob = lane.area(self._context.rank, area)[: template.length]
         known = [
             (peer, [Reading(template, lane.area(peer, area)) for template in self._known[peer]])
@@ -288,8 +289,8 @@ class ValueRecipe(Recipe):
                 blob[:] = shown_bytes
             else:
                 own.write()
-                for gap, flat in zip(gaps, call.flats, strict=False):
-                    gap[:] = flat
+                for at in shows:
+                    gaps[at][:] = call.flats[at]
             lane.publish()
             if not lane.watch(lane.others, 1):
                 return BEGUN
@@ -322,7 +323,7 @@ class ValueRecipe(Recipe):
             return None
         if exchanged.given is not None:
             data = [found[src].data[number].flat for src, number in takes]
-            return _filling(data, len(self._own.gaps))
+            return _filling(data, len(self._own.gaps), self._unshown())
         copies = [found[src].values[number].copy for src, number in takes]
         if exchanged.listed and copies:
             return lambda call: [copy() for copy in copies]
@@ -330,6 +331,13 @@ class ValueRecipe(Recipe):
             return lambda call: None
         (copy,) = copies
         return lambda call: copy()
+
+    def _unshown(self) -> int | None:
+        """The number of the array that nobody takes but this rank, which has it: to show it would
+        be to copy it twice. None: there is none such."""
+        exchanged, rank = self._exchanged, self._context.rank
+        is_own = self.op == "all_to_all" and exchanged.given is not None
+        return rank if is_own and len(self._own.gaps) == exchanged.counts[rank] else None
 
     def resume(
         self, result: Any, given: Given, lane: Lane, area: int, done: int
@@ -534,20 +542,25 @@ def give(take: Take | None, call: Given) -> bool:
     return True
 
 
-def _filling(data: Sequence[Flat], before: int) -> Take:
+def _filling(data: Sequence[Flat], before: int, own: int | None) -> Take:
     """What writes `data` to the place of the result: to one array for each, or one behind the
-    other. There are so many arrays `before` these."""
+    other. There are so many arrays `before` these, of which the one with the number `own` goes from
+    where it lies to the place with that number."""
     bounds = [0, *accumulate(map(len, data))]
-    parts = list(zip(data, itertools.pairwise(bounds), strict=True))
+    parts = [
+        (at, each, slice(*part))
+        for at, (each, part) in enumerate(zip(data, itertools.pairwise(bounds), strict=True))
+    ]
+    # First of all: it may lie where another one goes.
+    parts.sort(key=lambda part: part[0] != own)
 
     def take(call: Given) -> Any:
-        places = call.flats[before:]
-        if len(places) == len(data):
-            for place, each in zip(places, data, strict=True):
-                place[:] = each
-        else:
-            for each, (start, stop) in parts:
-                places[0][start:stop] = each
+        flats = call.flats
+        places = flats[before:]
+        is_one = len(places) != len(data)
+        for at, each, part in parts:
+            place = places[0][part] if is_one else places[at]
+            place[:] = flats[at] if at == own else each
         return written(call.place) if data else call.place
 
     return take

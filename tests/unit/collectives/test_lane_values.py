@@ -443,6 +443,39 @@ def test_into_arrays(run, inline, op, listed, make):
     run(main())
 
 
+def test_what_a_rank_has_for_itself_is_not_shown(run, inline):
+    """Of an all_to_all to places that are given: it goes there from where it lies, and first, as it
+    may lie where something else goes."""
+    length = 500
+
+    async def main():
+        async with sharing(3) as ranks:
+            for number in range(6):
+                rows = [np.full((3, length), 100.0 * number + 10 * g.rank) for g in ranks]
+                for mine in rows:
+                    mine += np.arange(3.0)[:, None]
+                places = [np.zeros((3, length)) for _ in ranks]
+                for g in ranks:
+                    # Where that of the next rank goes.
+                    places[g.rank][(g.rank + 1) % 3] = rows[g.rank][g.rank]
+                xs = [[*row] for row in rows]
+                for g in ranks:
+                    xs[g.rank][g.rank] = places[g.rank][(g.rank + 1) % 3]
+                await everyone(ranks, lambda g, xs=xs, outs=places: g.all_to_all(
+                    xs[g.rank], out=[*outs[g.rank]]))  # fmt: skip
+                for rank, place in enumerate(places):
+                    due = [100.0 * number + 10 * src + rank for src in range(3)]
+                    assert (place == np.array(due)[:, None]).all()
+            assert inline[-1] == ALL
+            for g in ranks:
+                lane = g._context.lane
+                areas = [bytes(lane.area(g.rank, area)) for area in (0, 1)]
+                for dst, row in enumerate(rows[g.rank]):
+                    assert any(row.tobytes() in area for area in areas) == (dst != g.rank)
+
+    run(main())
+
+
 def test_what_is_given_is_the_result_of_calls_that_wait_their_turn(run, inline):
     async def main():
         async with sharing(2) as ranks:
