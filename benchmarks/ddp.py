@@ -3,6 +3,12 @@
 That is what it takes longer than the same step with a hook in place of the communication, which
 leaves the buckets of gradients as they are. What DistributedDataParallel itself does with buckets,
 which is the same with any backend, is told apart by steps without any (`no_sync`).
+
+The steps of each kind take turns, and what counts is the median of the differences between
+neighbours: what else the machine does hits both. In time, that is what a rank waits for the other
+one as well, and what a backend does while the other one computes is not in it. In processor time,
+of all threads of a rank, there is neither, but what it costs the computation that its caches are
+used for something else.
 """
 
 from __future__ import annotations
@@ -31,33 +37,51 @@ SHARE = 0.25
 async def measure(report: Report, teams: Sequence[Team], progress: Progress) -> None:
     """Add the time for communication in a step to `report`: of the first team, that of aiodist,
     beside the second, that of Gloo. Raises OrderError, TeamError."""
-    times: dict[str, list[dict[str, float]]] = {team.contender.name: [] for team in teams}
-    curves: dict[str, list[float]] = {}
+    answers: dict[str, list[dict[str, Any]]] = {team.contender.name: [] for team in teams}
     for number in range(report.effort.rounds):
         for team in turn(teams, number):
             name = team.contender.name
             progress(f"{name}, round {number + 1} of {report.effort.rounds}")
-            answer = (await team.order("benchmarks.ddp:steps"))[0]
-            times[name].append(answer["costs"])
-            curves[name] = answer["losses"]
+            answers[name] += await team.order("benchmarks.ddp:steps")
 
-    def compared(what: str) -> tuple[str, float]:
-        own, gloo = (statistics.median(costs[what] for costs in times[one]) for one in times)
+    def compared(what: str, less: str, clock: str) -> tuple[str, float]:
+        own, gloo = (cost(of_one, what, less, clock) for of_one in answers.values())
         text = f"{format_seconds(own)}, Gloo {format_seconds(gloo)}: {own / gloo:.0%}"
         return text, own / gloo
 
     step = f"DDP step of {LAYERS * WIDTH * WIDTH / 1e6:.0f} million parameters, n={SIZE}"
-    shown, share = compared("communication")
-    apart = max(abs(a - b) for a, b in zip(*curves.values(), strict=True))
+    shown, share = compared("together", "silent", "time")
+    last = [of_one[-SIZE:] for of_one in answers.values()]
+    apart = max(
+        abs(a - b)
+        for one, other in zip(*last, strict=True)
+        for a, b in zip(one["losses"], other["losses"], strict=True)
+    )
     report.facts += [
         Fact(f"{step}: communication", shown, f"at most {SHARE:.0%} of Gloo's", share <= SHARE),
-        Fact(f"{step}: with what DDP does with buckets", compared("buckets")[0]),
+        Fact(
+            f"{step}: communication, processor time of a rank",
+            compared("together", "silent", "processor")[0],
+        ),
+        Fact(f"{step}: with what DDP does with buckets", compared("together", "alone", "time")[0]),
         Fact("losses of the same steps: farthest apart", f"{apart:.1e}", "1e-4", apart <= 1e-4),
     ]
 
 
+def cost(answers: Sequence[dict[str, Any]], what: str, less: str, clock: str) -> float:
+    """What steps of the kind `what` take more than those of the kind `less`, by that clock: the
+    median over all pairs of neighbours."""
+    return statistics.median(
+        after - before
+        for answer in answers
+        for after, before in zip(
+            answer["steps"][what][clock], answer["steps"][less][clock], strict=True
+        )
+    )
+
+
 def steps(library: Library) -> dict[str, Any]:
-    """One rank: alternate steps with and without communication, and tell what it costs."""
+    """One rank: steps with and without communication in turns, and what each of them took."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -80,27 +104,28 @@ def steps(library: Library) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x = torch.randn(BATCH, WIDTH)
 
-    def timed(model: nn.Module) -> float:
+    found: dict[str, dict[str, list[float]]] = {
+        kind: {"time": [], "processor": []} for kind in ("alone", "silent", "together")
+    }
+    losses: list[float] = []
+
+    def take(kind: str, model: nn.Module) -> None:
         model.zero_grad()
         dist.barrier()
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         loss = (model(x) - 1).square().mean()
         loss.backward()
-        took = time.perf_counter() - start
+        found[kind]["time"].append(time.perf_counter() - start)
+        found[kind]["processor"].append(time.process_time() - used)
         losses.append(float(loss.detach()))
-        return took
 
-    losses: list[float] = []
-    found: dict[str, list[float]] = {"alone": [], "silent": [], "together": []}
-    for _ in range(WARM_UP + STEPS):
+    for number in range(WARM_UP + STEPS):
+        if number == WARM_UP:
+            for taken in (taken for clocks in found.values() for taken in clocks.values()):
+                taken.clear()
         with model.no_sync():
-            found["alone"].append(timed(model))
-        found["silent"].append(timed(silent))
-        found["together"].append(timed(model))
+            take("alone", model)
+        take("silent", silent)
+        take("together", model)
         optimizer.step()
-    median = {kind: statistics.median(times[WARM_UP:]) for kind, times in found.items()}
-    costs = {
-        "communication": median["together"] - median["silent"],
-        "buckets": median["together"] - median["alone"],
-    }
-    return {"costs": costs, "losses": losses}
+    return {"steps": found, "losses": losses}
