@@ -36,7 +36,7 @@ from aiodist.collectives.exchange import exchange
 from aiodist.collectives.exchanged import Exchanged, exchanged_by
 from aiodist.collectives.express import ExpressGroup, Flat, Recipe, written
 from aiodist.collectives.forms import Form, Matches, matching, placing, showing
-from aiodist.collectives.templates import Reading, Template
+from aiodist.collectives.templates import Data, Reading, Template
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase
@@ -321,7 +321,7 @@ class ValueRecipe(Recipe):
         if exchanged.sources and not fit(found, exchanged.sources):
             return None
         if exchanged.given is not None:
-            data = [found[src].data[number].flat for src, number in takes]
+            data = [found[src].data[number] for src, number in takes]
             return _filling(data, len(self._own.gaps))
         copies = [found[src].values[number].copy for src, number in takes]
         if exchanged.listed and copies:
@@ -534,20 +534,20 @@ def give(take: Take | None, call: Given) -> bool:
     return True
 
 
-def _filling(data: Sequence[Flat], before: int) -> Take:
+def _filling(data: Sequence[Data], before: int) -> Take:
     """What writes `data` to the place of the result: to one array for each, or one behind the
     other. There are so many arrays `before` these."""
-    bounds = [0, *accumulate(map(len, data))]
+    bounds = [0, *accumulate([len(each.flat) for each in data])]
     parts = list(zip(data, itertools.pairwise(bounds), strict=True))
 
     def take(call: Given) -> Any:
         places = call.flats[before:]
         if len(places) == len(data):
             for place, each in zip(places, data, strict=True):
-                place[:] = each
+                place[:] = each.flat
         else:
             for each, (start, stop) in parts:
-                places[0][start:stop] = each
+                places[0][start:stop] = each.flat
         return written(call.place) if data else call.place
 
     return take

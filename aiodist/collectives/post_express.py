@@ -48,12 +48,12 @@ from aiodist.collectives.posted import (
     Posted,
     PostedProgram,
     PostedSlots,
-    PostedValues,
     PostRecipe,
     Shows,
     in_one_go,
     is_shown,
 )
+from aiodist.collectives.posted_values import PostedValues, taking_in_one_go
 from aiodist.engine import waiting_calls
 from aiodist.engine.early import Key, key_of
 from aiodist.engine.operation import Operation
@@ -195,6 +195,10 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     ) -> PostRecipe | PostedValues | BerthRecipe | None:
         with Shows(self._context):
             found = lane_values.learn(PostedValues, self._context, op, make, args)
+        if found is not None:
+            found.in_one_go = taking_in_one_go(
+                found, self._posts, self._wake, self._follows, self._moved
+            )
         if found is not None or op not in ("reduce", "reduce_scatter") or args[-1] is not None:
             return found
         try:
@@ -265,7 +269,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             self._take_over(what, (), work, seconds, Otherwise(None, failing(error)))
             return work
         if done:
-            self._finish(work, what.op, what.call, what.nbytes, x)
+            self._finish(work, what.op, what.call, what.nbytes, what.made(x))
             if tags.many:
                 calls.forget_tags()
             return work

@@ -14,7 +14,15 @@ import numpy as np
 import pytest
 from seeds import seeds
 
-from aiodist.collectives import exchange, lane_reductions, post_express, posted, reductions, values
+from aiodist.collectives import (
+    exchange,
+    lane_reductions,
+    post_express,
+    posted,
+    posted_values,
+    reductions,
+    values,
+)
 from aiodist.engine import tags
 from aiodist.engine.early import Early
 from aiodist.errors import CollectiveAbortedError, GroupClosedError, MismatchError, PeerLostError
@@ -383,7 +391,9 @@ def test_large_arrays_are_in_posts(lanes, kind, full, monkeypatch):
     for number in range(6):
         if number == 3:
             for rank in full:
-                monkeypatch.setattr(world.contexts[rank].post_express, "_bytes", 1 << 40)
+                own = world.contexts[rank].post_express._posts
+                for name, answer in (("put", False), ("put_parts", -1), ("has_room", False)):
+                    monkeypatch.setattr(own, name, lambda *_, answer=answer: answer)
         call = OfKind(lanes, 2 * number + 1, kind, "t", 60_000)
         for context in world.contexts:
             call.start(context, posts=True)
@@ -395,7 +405,7 @@ def test_large_arrays_are_in_posts(lanes, kind, full, monkeypatch):
         assert all(call.is_right(rank, 2) for rank in world.ranks)
     for context in world.contexts if GIVERS[kind] else ():
         recipes = context.post_express._recipes.values()
-        assert any(isinstance(recipe, posted.PostedValues) for recipe in recipes)
+        assert any(isinstance(recipe, posted_values.PostedValues) for recipe in recipes)
 
 
 @pytest.mark.parametrize("why", ["there is room", "the ring is full", "others have asked for it"])
