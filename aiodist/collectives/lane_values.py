@@ -427,7 +427,7 @@ class ValueRecipe(Recipe):
 
     def keep(self, given: Given) -> Given:
         """What is left of it if the program changes the list that it has called with."""
-        return given._replace(args=tuple(map(_kept, given.args)))
+        return given._replace(args=tuple(map(kept, given.args)))
 
     def program(self, result: Any, given: Given) -> Program:
         """All of it the ordinary way, where nothing is done yet."""
@@ -514,12 +514,12 @@ def _bytes(flat: Flat) -> memoryview:
     return flat.view(np.uint8).data
 
 
-def _kept(value: Any) -> Any:
+def kept(value: Any) -> Any:
     """`value`, though the program may change the lists and dicts in it."""
     kind = type(value)
     if kind is list or kind is tuple:
-        return kind(map(_kept, value))
-    return {key: _kept(each) for key, each in value.items()} if kind is dict else value
+        return kind(map(kept, value))
+    return {key: kept(each) for key, each in value.items()} if kind is dict else value
 
 
 def give(take: Take | None, call: Given) -> bool:

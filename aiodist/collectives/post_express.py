@@ -37,7 +37,7 @@ from typing import Any, Protocol
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
-from aiodist.collectives import lane_values
+from aiodist.collectives import lane_values, reductions
 from aiodist.collectives.berthed import BerthedCall, BerthRecipe
 from aiodist.collectives.express import Express, ExpressGroup, before, failing, returning
 from aiodist.collectives.lane_reductions import ONE_ROUND, slots_of
@@ -47,12 +47,12 @@ from aiodist.collectives.posted import (
     Otherwise,
     Posted,
     PostedProgram,
-    PostedSlots,
     PostRecipe,
     Shows,
     in_one_go,
     is_shown,
 )
+from aiodist.collectives.posted_slots import PostedSlots, slots_in_one_go
 from aiodist.collectives.posted_values import PostedValues, taking_in_one_go
 from aiodist.engine import waiting_calls
 from aiodist.engine.early import Key, key_of
@@ -212,14 +212,18 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     def _learn_slots(
         self, call: Call, make: Callable[..., Call], xs: Any, op: Any, out: None
     ) -> PostRecipe | None:
-        slots = slots_of(self._context, call, xs, op) if call.shares_first else None
-        if slots is None:
+        slots = slots_of(self._context, call, xs, op)
+        if slots is None or not reductions.shows_slots(self._context, slots.kernel, slots.bounds):
             return None
         program = call.start(False)
         phase = next(program)
         program.close()
         assert isinstance(phase, Phase)
-        return PostedSlots(self._context, call, phase, make, slots)
+        recipe = PostedSlots(self._context, call, phase, make, slots)
+        recipe.in_one_go = slots_in_one_go(
+            recipe, self._posts, self._wake, self._follows, self._moved
+        )
+        return recipe
 
     def _learn_reduce(self, call: Call, x: Any, dst: int, op: Any, out: None) -> PostRecipe | None:
         recipe = self._learn(x, op)

@@ -24,8 +24,7 @@ from aiodist.collectives.express import (
     rest_of,
     returning,
 )
-from aiodist.collectives.lane_reductions import Slots
-from aiodist.collectives.templates import LENGTH, native
+from aiodist.collectives.templates import native
 from aiodist.engine.executor import Executor
 from aiodist.engine.operation import Failure, Program
 from aiodist.engine.phase import Phase
@@ -233,51 +232,6 @@ def in_one_go(
         return True
 
     return run
-
-
-class PostedSlots(PostRecipe):
-    """A recipe of a reduce_scatter that is posted: everyone shows all slots."""
-
-    __slots__ = ("_context", "_length", "_make", "_makes", "_slot")
-
-    def __init__(
-        self,
-        context: ExpressGroup,
-        call: Call,
-        phase: Phase,
-        make: Callable[..., Call],
-        slots: Slots,
-    ) -> None:
-        vector = Vector.of(np.empty(slots.bounds[-1], slots.kernel.dtype))
-        super().__init__(call.op, call.text.encode(), phase, vector, slots.keeps, slots.kernel)
-        start, stop = slots.bounds[context.rank : context.rank + 2]
-        self._plain = slots.kernel.plain(stop - start)
-        self._context = context
-        self._make = make  # makes the call anew, for the ordinary way
-        self._makes = slots.makes
-        # What is posted looks like a frame of blobs: see `phases.memories.Blobs`.
-        self._length = self.nbytes.to_bytes(LENGTH, "big")
-        self.lengths = [LENGTH + self.nbytes] * self._size
-        # How long this rank's slot is in each, and where it begins.
-        self._slot = stop - start, LENGTH + start * self.dtype.itemsize
-
-    def lay_out(
-        self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
-    ) -> tuple[Any, Any]:
-        return args, flats[0] if len(flats) == 1 else np.concatenate(flats)
-
-    def shown(self, given: Flat) -> Data:
-        return self._length + native(given).tobytes()
-
-    def result(self, values: Sequence[Data], x: Any, given: Flat) -> Any:
-        value, out = self._makes()
-        slots = [np.frombuffer(value, self.dtype, *self._slot) for value in values]
-        self.reduce(slots, out)
-        return value
-
-    def begun(self, x: Any, given: Flat) -> Otherwise:
-        program = self._make(self._context, *x).start(False)
-        return Otherwise(Executor(cast(Phase, next(program)), None, done=self._size - 1), program)
 
 
 class PostedProgram(Posted):
