@@ -241,7 +241,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         calls = self._calls
         return not (
             self._broken
-            or tag in calls.tags.frozen
+            or calls.is_frozen(tag)
             or seconds < 2 * waiting_calls.LONG
             or len(calls.waiting.by_key) >= MOST
             or self._records.trace is not None
