@@ -112,11 +112,13 @@ def shows_slots(place: Place, kernel: Kernel | CustomKernel, bounds: Sequence[in
     """The same of a reduce_scatter, of slots with these bounds."""
     if not (may_post(place) and isinstance(kernel, Kernel) and not kernel.loads and bounds[-1]):
         return False
-    sizes = [b - a for a, b in itertools.pairwise(bounds)]
-    if place.size > 2:
-        return bounds[-1] * kernel.dtype.itemsize <= EAGER_LIMIT
     room = POSTED_OF_TWO - LENGTH - len(LEAD)
-    return sizes[0] == sizes[1] and sizes[0] * kernel.dtype.itemsize <= room
+    if place.size == 2:
+        one, other = (b - a for a, b in itertools.pairwise(bounds))
+        return one == other and one * kernel.dtype.itemsize <= room
+    # All are copied once, and one of them is read: as much as on berths. As frames they would go to
+    # all, so they are not many.
+    return bounds[-1] * kernel.dtype.itemsize <= min(room, place.size * EAGER_LIMIT)
 
 
 def shown_by(rank: int, bounds: Sequence[int]) -> tuple[int, int]:
