@@ -81,7 +81,8 @@ def share_offers(
     room = _room_for(place, senders, on_lane, for_all)
     words = pack_offers(place, transfer, own, room) if own else b""
     berth = None
-    if place.berths is not None and not on_lane and sum([value.nbytes for value in own]) > room:
+    may_meet = not on_lane and may_post(place)
+    if may_meet and place.berths is not None and sum([value.nbytes for value in own]) > room:
         berth = place.berths.offer()  # who has nothing large need not know yet that others have
     first_words = fitting.joined(want, berths.joined(berth, words))
     of_one, (root, *_) = senders == 1, sources
@@ -89,7 +90,7 @@ def share_offers(
     wants, blobs = fitting.parted(shared)
     told, blobs = berths.parted(blobs)
     offers = yield from agree(transfer, {src: blobs[src] for src in sources}, each, on_lane)
-    if on_lane or not may_post(place) or not _is_large(offers.values()):
+    if not may_meet or not _is_large(offers.values()):
         return wants, offers, on_lane
     on_lane = yield from berths.met(berth, told)
     del berth  # if nothing came of it, it is free

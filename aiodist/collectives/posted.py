@@ -55,7 +55,7 @@ class Otherwise(NamedTuple):
     lane: Lane | None = None
 
 
-InOneGo = Callable[[object, int, Any, Flat], bool | None]
+InOneGo = Callable[[object, int, Any, Any], bool | None]
 """See `in_one_go`."""
 
 
@@ -125,10 +125,11 @@ class PostRecipe(Recipe, Posted):
         self._quietly = quietly()
         self.in_one_go: InOneGo | None = None
 
-    def shown(self, given: Flat) -> Data:
+    def shown(self, given: Any) -> Data:
         if not given.dtype.isnative:
             given = native(given)
-        return given.tobytes() if self.nbytes <= FEW else given.view(np.uint8).data
+        shown: Data = given.tobytes() if self.nbytes <= FEW else given.view(np.uint8).data
+        return shown
 
     def prefixes(self, tag: object, number: int) -> Sequence[bytes]:
         return (self.begin(tag)(number),) * self._size
@@ -144,7 +145,7 @@ class PostRecipe(Recipe, Posted):
     def fits(self, nbytes: int) -> bool:
         return nbytes == self.lengths[0]
 
-    def result(self, values: Sequence[Data], x: Any, given: Flat) -> Any:
+    def result(self, values: Sequence[Data], x: Any, given: Any) -> Any:
         if not self.returns:
             return None
         arrays = [np.frombuffer(value, self.dtype) for value in values]
@@ -166,7 +167,7 @@ class PostRecipe(Recipe, Posted):
                 total = partial
         quietly(plain, total, values[-1], out=out)
 
-    def begun(self, x: Any, given: Flat) -> Otherwise:
+    def begun(self, x: Any, given: Any) -> Otherwise:
         vector = Vector.of(given)
         out = vector if self.returns else Vector.of(np.empty_like(given))
         memory = SmallReductions([(self._kernel, vector, out)], self._size)

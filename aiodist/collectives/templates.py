@@ -26,6 +26,7 @@ from aiodist.buffers.values import Incoming, parse
 from aiodist.collectives import fitting
 from aiodist.collectives.offers import Offer, unpack
 from aiodist.phases import berths
+from aiodist.shared_memory.posts import FEW
 
 LENGTH = 4
 """Bytes before a blob in shared memory, which say how long it is: see `phases.memories.Blobs`."""
@@ -59,9 +60,9 @@ class Template(NamedTuple):
         )
         return cls(len(shown), fixed, tuple(gaps), *more)
 
-    def shown(self, data: Sequence[bytes]) -> bytes:
+    def shown(self, data: Sequence[bytes | memoryview]) -> bytes:
         """It with `data` in its gaps."""
-        parts = self.parts()
+        parts: list[bytes | memoryview] = [*self.parts()]
         parts[1::2] = data
         return b"".join(parts)
 
@@ -74,7 +75,10 @@ class Template(NamedTuple):
     def shown_of(self, flats: Sequence[NDArray[Any]]) -> bytes:
         """It with the data of the first of these. (Where a call takes an array in place, that is
         among them, too, and is not shown.)"""
-        return self.shown([native(flat).tobytes() for flat in flats[: len(self.gaps)]])
+        shown = map(native, flats[: len(self.gaps)])
+        if self.length <= FEW:
+            return self.shown([flat.tobytes() for flat in shown])
+        return self.shown([flat.view(np.uint8).data for flat in shown])  # copied once
 
     def is_of(self, blob: bytes) -> bool:
         """Whether this is the template of `blob`."""
