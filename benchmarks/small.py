@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,15 @@ def slot(nbytes: int, size: int) -> Any:
     return np.zeros(length * size)[:length]
 
 
+TAGGED: dict[str, Callable[..., Awaitable[Any]]] = {
+    "all_reduce": lambda g, x, tag=None: g.all_reduce(x, tag=tag),
+    "broadcast": lambda g, x, tag=None: g.broadcast(x if g.rank == 0 else None, 0, tag=tag),
+    "all_gather": lambda g, x, tag=None: g.all_gather(x, tag=tag),
+    "all_to_all": lambda g, x, tag=None: g.all_to_all([x] * g.size, tag=tag),
+    "reduce_scatter": lambda g, x, tag=None: g.reduce_scatter(x.base, tag=tag),
+}
+"""Operations that are called without a tag and with one, in `SIZES`: of each slot, where there are
+several."""
 KINDS: dict[str, Start] = {
     "broadcast": lambda g, x: g.broadcast(x if g.rank == 0 else None, 0),
     "broadcast in place": lambda g, x: g.broadcast(x, 0),
@@ -64,10 +74,11 @@ async def small(rank: Rank, rounds: int) -> dict[str, dict[str, float]]:
 
         cases[name] = run, at_once if arrays else count
 
-    for name, nbytes in SIZES.items():
-        count = max(4, CALLS // (1 + nbytes // 8192))
-        add(f"all_reduce {name}", lambda g, x: g.all_reduce(x), nbytes, count)
-        add(f"all_reduce {name}, tagged", lambda g, x: g.all_reduce(x, tag="t"), nbytes, count)
+    for op, start in TAGGED.items():
+        for name, nbytes in SIZES.items():
+            count = max(4, CALLS // (1 + nbytes // 8192))
+            add(f"{op} {name}", start, nbytes, count)
+            add(f"{op} {name}, tagged", partial(start, tag="t"), nbytes, count)
     tags = iter(range(1 << 60))
     for many in (100, 1000):
         name = f"all_reduce 8 B, {many} at once"

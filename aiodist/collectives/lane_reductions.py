@@ -176,7 +176,8 @@ class Slots(NamedTuple):
 
 def slots_of(context: ExpressGroup, call: Call, xs: Any, op: Any) -> Slots | None:
     """Those of a reduce_scatter; None where it is not to be prepared."""
-    return _joined(split_slots(xs, context.size), context.rank, op, call.nbytes <= SMALL_LISTS)
+    may_join = call.nbytes <= SMALL_LISTS or not isinstance(xs, (list, tuple))
+    return _joined(split_slots(xs, context.size), context.rank, op, may_join)
 
 
 def _joined(parts: list[Any], own: int, op: Any, is_small: bool) -> Slots | None:

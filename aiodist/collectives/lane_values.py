@@ -36,7 +36,7 @@ from aiodist.collectives.exchange import exchange
 from aiodist.collectives.exchanged import Exchanged, exchanged_by
 from aiodist.collectives.express import ExpressGroup, Flat, Recipe, written
 from aiodist.collectives.forms import Form, Matches, matching, placing, showing
-from aiodist.collectives.templates import Reading, Template
+from aiodist.collectives.templates import Data, Reading, Template
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase
@@ -322,7 +322,7 @@ class ValueRecipe(Recipe):
         if exchanged.sources and not fit(found, exchanged.sources):
             return None
         if exchanged.given is not None:
-            data = [found[src].data[number].flat for src, number in takes]
+            data = [found[src].data[number] for src, number in takes]
             return _filling(data, len(self._own.gaps), self._unshown())
         copies = [found[src].values[number].copy for src, number in takes]
         if exchanged.listed and copies:
@@ -435,7 +435,7 @@ class ValueRecipe(Recipe):
 
     def keep(self, given: Given) -> Given:
         """What is left of it if the program changes the list that it has called with."""
-        return given._replace(args=tuple(map(_kept, given.args)))
+        return given._replace(args=tuple(map(kept, given.args)))
 
     def program(self, result: Any, given: Given) -> Program:
         """All of it the ordinary way, where nothing is done yet."""
@@ -522,12 +522,12 @@ def _bytes(flat: Flat) -> memoryview:
     return flat.view(np.uint8).data
 
 
-def _kept(value: Any) -> Any:
+def kept(value: Any) -> Any:
     """`value`, though the program may change the lists and dicts in it."""
     kind = type(value)
     if kind is list or kind is tuple:
-        return kind(map(_kept, value))
-    return {key: _kept(each) for key, each in value.items()} if kind is dict else value
+        return kind(map(kept, value))
+    return {key: kept(each) for key, each in value.items()} if kind is dict else value
 
 
 def give(take: Take | None, call: Given) -> bool:
@@ -542,11 +542,11 @@ def give(take: Take | None, call: Given) -> bool:
     return True
 
 
-def _filling(data: Sequence[Flat], before: int, own: int | None) -> Take:
+def _filling(data: Sequence[Data], before: int, own: int | None) -> Take:
     """What writes `data` to the place of the result: to one array for each, or one behind the
     other. There are so many arrays `before` these, of which the one with the number `own` goes from
     where it lies to the place with that number."""
-    bounds = [0, *accumulate(map(len, data))]
+    bounds = [0, *accumulate([len(each.flat) for each in data])]
     parts = [
         (at, each, slice(*part))
         for at, (each, part) in enumerate(zip(data, itertools.pairwise(bounds), strict=True))
@@ -560,7 +560,7 @@ def _filling(data: Sequence[Flat], before: int, own: int | None) -> Take:
         is_one = len(places) != len(data)
         for at, each, part in parts:
             place = places[0][part] if is_one else places[at]
-            place[:] = flats[at] if at == own else each
+            place[:] = flats[at] if at == own else each.flat
         return written(call.place) if data else call.place
 
     return take

@@ -37,7 +37,7 @@ from typing import Any, Protocol
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
-from aiodist.collectives import lane_values
+from aiodist.collectives import lane_values, reductions
 from aiodist.collectives.berthed import BerthedCall, BerthRecipe
 from aiodist.collectives.express import Express, ExpressGroup, before, failing, returning
 from aiodist.collectives.lane_reductions import ONE_ROUND, slots_of
@@ -47,13 +47,13 @@ from aiodist.collectives.posted import (
     Otherwise,
     Posted,
     PostedProgram,
-    PostedSlots,
-    PostedValues,
     PostRecipe,
     Shows,
     in_one_go,
     is_shown,
 )
+from aiodist.collectives.posted_slots import PostedSlots, slots_in_one_go
+from aiodist.collectives.posted_values import PostedValues, taking_in_one_go
 from aiodist.engine import waiting_calls
 from aiodist.engine.early import Key, key_of
 from aiodist.engine.operation import Operation
@@ -195,6 +195,10 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     ) -> PostRecipe | PostedValues | BerthRecipe | None:
         with Shows(self._context):
             found = lane_values.learn(PostedValues, self._context, op, make, args)
+        if found is not None:
+            found.in_one_go = taking_in_one_go(
+                found, self._posts, self._wake, self._follows, self._moved
+            )
         if found is not None or op not in ("reduce", "reduce_scatter") or args[-1] is not None:
             return found
         try:
@@ -208,14 +212,18 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     def _learn_slots(
         self, call: Call, make: Callable[..., Call], xs: Any, op: Any, out: None
     ) -> PostRecipe | None:
-        slots = slots_of(self._context, call, xs, op) if call.shares_first else None
-        if slots is None:
+        slots = slots_of(self._context, call, xs, op)
+        if slots is None or not reductions.shows_slots(self._context, slots.kernel, slots.bounds):
             return None
         program = call.start(False)
         phase = next(program)
         program.close()
         assert isinstance(phase, Phase)
-        return PostedSlots(self._context, call, phase, make, slots)
+        recipe = PostedSlots(self._context, call, phase, make, slots)
+        recipe.in_one_go = slots_in_one_go(
+            recipe, self._posts, self._wake, self._follows, self._moved
+        )
+        return recipe
 
     def _learn_reduce(self, call: Call, x: Any, dst: int, op: Any, out: None) -> PostRecipe | None:
         recipe = self._learn(x, op)
@@ -233,7 +241,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         calls = self._calls
         return not (
             self._broken
-            or tag in calls.tags.frozen
+            or calls.is_frozen(tag)
             or seconds < 2 * waiting_calls.LONG
             or len(calls.waiting.by_key) >= MOST
             or self._records.trace is not None
@@ -265,7 +273,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             self._take_over(what, (), work, seconds, Otherwise(None, failing(error)))
             return work
         if done:
-            self._finish(work, what.op, what.call, what.nbytes, x)
+            self._finish(work, what.op, what.call, what.nbytes, what.made(x))
             if tags.many:
                 calls.forget_tags()
             return work

@@ -1,9 +1,9 @@
 """What is posted, and what is done once the posts of all ranks are there.
 
 Three kinds of calls begin by showing one value to all others, and need nothing else of them:
-*reductions* of small arrays, *values* of known shapes (see `lane_values`), and all other *programs*
-that begin so (`base.share`, its `first`): numbers, trees, and what is called for the first time. Of
-these, whatever comes after that first phase is for an operation.
+*reductions* of small arrays, *values* of known shapes (see `posted_values`), and all other
+*programs* that begin so (`base.share`, its `first`): what is called for the first time, or looks
+otherwise each time. Of these, whatever comes after that first phase is for an operation.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from aiodist.collectives.express import (
     rest_of,
     returning,
 )
-from aiodist.collectives.lane_reductions import Slots
-from aiodist.collectives.lane_values import Given, ValueRecipe
-from aiodist.collectives.templates import LENGTH, Reading, Template, native
+from aiodist.collectives.templates import native
 from aiodist.engine.executor import Executor
 from aiodist.engine.operation import Failure, Program
 from aiodist.engine.phase import Phase
@@ -57,7 +55,7 @@ class Otherwise(NamedTuple):
     lane: Lane | None = None
 
 
-InOneGo = Callable[[object, int, Any, Flat], bool | None]
+InOneGo = Callable[[object, int, Any, Any], bool | None]
 """See `in_one_go`."""
 
 
@@ -89,6 +87,10 @@ class Posted(ABC):
     def result(self, values: Sequence[Data], x: Any, given: Any) -> Any:
         """The result, of what all have posted, by rank; or `Otherwise`. `x`: see
         `Express._run`."""
+
+    def made(self, x: Any) -> Any:
+        """The result of a call that was done in one go. `x`: see `Express._run`."""
+        return x
 
     @abstractmethod
     def begun(self, x: Any, given: Any) -> Otherwise:
@@ -123,10 +125,11 @@ class PostRecipe(Recipe, Posted):
         self._quietly = quietly()
         self.in_one_go: InOneGo | None = None
 
-    def shown(self, given: Flat) -> Data:
+    def shown(self, given: Any) -> Data:
         if not given.dtype.isnative:
             given = native(given)
-        return given.tobytes() if self.nbytes <= FEW else given.view(np.uint8).data
+        shown: Data = given.tobytes() if self.nbytes <= FEW else given.view(np.uint8).data
+        return shown
 
     def prefixes(self, tag: object, number: int) -> Sequence[bytes]:
         return (self.begin(tag)(number),) * self._size
@@ -142,7 +145,7 @@ class PostRecipe(Recipe, Posted):
     def fits(self, nbytes: int) -> bool:
         return nbytes == self.lengths[0]
 
-    def result(self, values: Sequence[Data], x: Any, given: Flat) -> Any:
+    def result(self, values: Sequence[Data], x: Any, given: Any) -> Any:
         if not self.returns:
             return None
         arrays = [np.frombuffer(value, self.dtype) for value in values]
@@ -164,7 +167,7 @@ class PostRecipe(Recipe, Posted):
                 total = partial
         quietly(plain, total, values[-1], out=out)
 
-    def begun(self, x: Any, given: Flat) -> Otherwise:
+    def begun(self, x: Any, given: Any) -> Otherwise:
         vector = Vector.of(given)
         out = vector if self.returns else Vector.of(np.empty_like(given))
         memory = SmallReductions([(self._kernel, vector, out)], self._size)
@@ -232,123 +235,6 @@ def in_one_go(
     return run
 
 
-class PostedSlots(PostRecipe):
-    """A recipe of a reduce_scatter that is posted: everyone shows all slots."""
-
-    __slots__ = ("_context", "_length", "_make", "_makes", "_slot")
-
-    def __init__(
-        self,
-        context: ExpressGroup,
-        call: Call,
-        phase: Phase,
-        make: Callable[..., Call],
-        slots: Slots,
-    ) -> None:
-        vector = Vector.of(np.empty(slots.bounds[-1], slots.kernel.dtype))
-        super().__init__(call.op, call.text.encode(), phase, vector, slots.keeps, slots.kernel)
-        start, stop = slots.bounds[context.rank : context.rank + 2]
-        self._plain = slots.kernel.plain(stop - start)
-        self._context = context
-        self._make = make  # makes the call anew, for the ordinary way
-        self._makes = slots.makes
-        # What is posted looks like a frame of blobs: see `phases.memories.Blobs`.
-        self._length = self.nbytes.to_bytes(LENGTH, "big")
-        self.lengths = [LENGTH + self.nbytes] * self._size
-        # How long this rank's slot is in each, and where it begins.
-        self._slot = stop - start, LENGTH + start * self.dtype.itemsize
-
-    def lay_out(
-        self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
-    ) -> tuple[Any, Any]:
-        return args, flats[0] if len(flats) == 1 else np.concatenate(flats)
-
-    def shown(self, given: Flat) -> Data:
-        return self._length + native(given).tobytes()
-
-    def result(self, values: Sequence[Data], x: Any, given: Flat) -> Any:
-        value, out = self._makes()
-        slots = [np.frombuffer(value, self.dtype, *self._slot) for value in values]
-        self.reduce(slots, out)
-        return value
-
-    def begun(self, x: Any, given: Flat) -> Otherwise:
-        program = self._make(self._context, *x).start(False)
-        return Otherwise(Executor(cast(Phase, next(program)), None, done=self._size - 1), program)
-
-
-class PostedValues(ValueRecipe, Posted):
-    """A recipe of values that are posted."""
-
-    __slots__ = ("_begins", "_readings", "lengths")
-    on_lane = False
-    moves = frozenset()
-
-    def __init__(self, context: ExpressGroup, *args: Any) -> None:
-        super().__init__(context, *args)
-        self._begins: dict[object, list[Begin | None]] = {}  # by tag
-        self._learnt()
-
-    def _shows(self, args: tuple[Any, ...], words: list[Any]) -> bool:
-        with Shows(self._context):
-            return super()._shows(args, words)
-
-    def shown(self, given: Given) -> Data:
-        return given.own.shown_of(given.flats) if given.shown is None else given.shown
-
-    def prefixes(self, tag: object, number: int) -> Sequence[bytes | None]:
-        begins = self._begins.get(tag)
-        if begins is None:
-            if len(self._begins) == KEPT_TAGS:
-                self._begins.clear()
-            words = pack_fields(tag, self.call)
-            begins = [None if n < 0 else prefixes(words, n) for n in self.lengths]
-            self._begins[tag] = begins
-        return [begin and begin(number) for begin in begins]
-
-    def _learnt(self) -> None:
-        super()._learnt()
-        self.lengths = [known[0].length if known else -1 for known in self._known]
-        self.lengths[self._context.rank] = self._own.length
-        self._begins.clear()
-        # By rank, what it may post; and where there is no data in that, what is read of it.
-        known = [*self._known]
-        known[self._context.rank] = [self._own]
-        self._readings: list[list[tuple[Template, Reading | None]]] = [
-            [(each, None if each.gaps else reading_of(each, each.fixed[0][1])) for each in those]
-            for those in known
-        ]
-
-    def fits(self, nbytes: int) -> bool:
-        return True
-
-    def result(self, values: Sequence[Data], x: Any, given: Given) -> Any:
-        found: list[Reading] = []
-        for value, those in zip(values, self._readings, strict=True):
-            for template, reading in those:
-                if template.length != len(value):
-                    continue
-                if reading is None:
-                    reading = reading_of(template, value)
-                    if reading.is_there():
-                        break
-                elif bytes(value) == template.fixed[0][1]:
-                    break
-            else:
-                return self.begun(x, given)
-            found.append(reading)
-        if not self.take(found, given):
-            return self.begun(x, given)
-        return x.pop()
-
-    def begun(self, x: Any, given: Given) -> Otherwise:
-        with Shows(self._context):
-            program = self._make(self._context, *given.args).start(False)
-            phase = cast(Phase, next(program))
-        done = self._context.size - 1  # all that it sends
-        return Otherwise(Executor(phase, None, done=done), self._rest(program, phase, given))
-
-
 class PostedProgram(Posted):
     """One call whose first phase is posted, of no kind that is known."""
 
@@ -413,11 +299,6 @@ class Shows:
 
     def __exit__(self, *_: object) -> None:
         self._context.shows = False
-
-
-def reading_of(template: Template, value: Data) -> Reading:
-    """What `value` has where `template` says."""
-    return Reading(template, memoryview(value))
 
 
 def is_shown(phase: object) -> bool:

@@ -7,17 +7,20 @@ preceded by a phase that does. Numbers are shared and reduced by everyone.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from aiodist.buffers.custom import CustomKernel
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import Group, Operand
 from aiodist.buffers.scalars import Scalar, reduce_scalars
 from aiodist.buffers.vector import align
 from aiodist.collectives.numbers import pack, unpack
 from aiodist.collectives.operators import confirm
+from aiodist.collectives.templates import LENGTH
 from aiodist.engine.operation import Failure, Program, Start
 from aiodist.engine.phase import Phase, prepared
 from aiodist.errors import ProtocolError
@@ -45,6 +48,9 @@ MAX_RANKS_LISTING_NUMBERS = 128
 POSTED_OF_TWO = MAX_PAYLOAD
 """Most bytes of an array that two ranks show each other whole in one post, or one frame: each then
 reduces all of it. They move no more bytes in any way that has fewer of them wait."""
+LEAD = bytes(LENGTH)
+"""Before the numbers in the blob of a reduce_scatter. With its length, which is as long, it has
+them lie where numbers of 8 bytes are reduced at full speed."""
 
 
 def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
@@ -91,16 +97,36 @@ def all_reduce_where(place: Place, groups: Sequence[Group], on_lane: bool) -> Pa
     yield from _run(place, groups, chosen, on_lane)
 
 
-def is_posted(place: Place, groups: Sequence[Group], *, in_slots: bool = False) -> bool:
+def is_posted(place: Place, groups: Sequence[Group]) -> bool:
     """Whether a reduction that is on no lane is one in which everyone shows its value to all: so
-    it can be posted (see `post_express`), by some ranks or by all of them. `in_slots`: each rank
-    needs but its slot of those."""
+    it can be posted (see `post_express`), by some ranks or by all of them."""
     if not may_post(place) or len(groups) != 1:
         return False
     (group,) = groups
     kernel = group.kernel
-    most = POSTED_OF_TWO if place.size == 2 and not in_slots else EAGER_LIMIT
+    most = POSTED_OF_TWO if place.size == 2 else EAGER_LIMIT
     return isinstance(kernel, Kernel) and not kernel.loads and 0 < group.x.nbytes <= most
+
+
+def shows_slots(place: Place, kernel: Kernel | CustomKernel, bounds: Sequence[int]) -> bool:
+    """The same of a reduce_scatter, of slots with these bounds."""
+    if not (may_post(place) and isinstance(kernel, Kernel) and not kernel.loads and bounds[-1]):
+        return False
+    room = POSTED_OF_TWO - LENGTH - len(LEAD)
+    if place.size == 2:
+        one, other = (b - a for a, b in itertools.pairwise(bounds))
+        return one == other and one * kernel.dtype.itemsize <= room
+    # All are copied once, and one of them is read: as much as on berths. As frames they would go to
+    # all, so they are not many.
+    return bounds[-1] * kernel.dtype.itemsize <= min(room, place.size * EAGER_LIMIT)
+
+
+def shown_by(rank: int, bounds: Sequence[int]) -> tuple[int, int]:
+    """Of slots with these bounds, which elements `rank` shows in a reduce_scatter: all; where there
+    is one other rank, the slot of that."""
+    if len(bounds) > 3:
+        return 0, bounds[-1]
+    return bounds[1 - rank], bounds[2 - rank]
 
 
 def has_berths(
@@ -182,14 +208,17 @@ def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
             total = _folded([value[place.rank] for value in values], op)
             yield from confirm(place, op, on_lane)
             return total
+        if not on_lane and posts:
+            (group,) = operand.groups
+            shown = group.x.views(*shown_by(place.rank, group.bounds))
+            blobs = yield from share(place, b"".join((LEAD, *shown)), False, first=True)
+            _reduce_slot(group, blobs, place.rank)
+            yield from confirm(place, op, on_lane)
+            return operand.finish()
         if has_berths(place, operand.groups, on_lane, lanes.can_slice):
             on_lane = yield from berths.meet(place)
         if on_lane and operand.groups and lanes.can_slice(place, operand.groups):
             yield from lanes.reduce_scatter(place, operand.groups)
-        elif not on_lane and is_posted(place, operand.groups, in_slots=True):
-            (group,) = operand.groups
-            blobs = yield from share(place, b"".join(_bytes_of([group])), False, first=True)
-            _reduce_slot(group, blobs, place.rank)
         else:
             groups, costs = operand.groups, place.costs
             chosen = [choose_reduce_scatter(_shape(g), tuple(g.bounds), costs) for g in groups]
@@ -198,8 +227,8 @@ def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
         return operand.finish()
 
     text, groups = f"{op}, {operand.signature}", operand.groups
-    gathers = is_posted(place, groups, in_slots=True)
-    gathers = gathers or has_berths(place, groups, False, lanes.can_slice)
+    posts = len(groups) == 1 and shows_slots(place, groups[0].kernel, groups[0].bounds)
+    gathers = posts or has_berths(place, groups, False, lanes.can_slice)
     call = _call(place, "reduce_scatter", text, program, operand, gathers=gathers)
     return call._replace(place=_place_of(place, operand))
 
@@ -330,14 +359,20 @@ def _fold(groups: Sequence[Group], blobs: Sequence[bytes]) -> None:
 
 
 def _reduce_slot(group: Group, blobs: Sequence[bytes], rank: int) -> None:
-    """Reduce slot `rank` of all ranks, whose inputs are `blobs`, into `out`."""
-    if any(len(blob) != group.x.nbytes for blob in blobs):
-        raise ProtocolError(f"operands of another size than {group.x.nbytes} bytes")
+    """Reduce slot `rank` of all ranks, of which the others have shown `blobs`, into `out`."""
     start, stop = group.bounds[rank : rank + 2]
-    count, offset = stop - start, start * group.x.itemsize
-    if count:
-        slots = [[np.frombuffer(blob, group.x.dtype, count, offset)] for blob in blobs]
-        for into, *parts in align([group.out.pieces(0, count), *slots]):
+    slots: list[list[Any]] = []
+    for src, blob in enumerate(blobs):
+        first, last = shown_by(src, group.bounds)
+        if len(blob) != len(LEAD) + (last - first) * group.x.itemsize:
+            raise ProtocolError(f"operands of rank {src} of another size than slots have")
+        if src == rank:
+            slots.append(group.x.pieces(start, stop))
+        else:
+            offset = len(LEAD) + (start - first) * group.x.itemsize
+            slots.append([np.frombuffer(blob, group.x.dtype, stop - start, offset)])
+    if start < stop:
+        for into, *parts in align([group.out.pieces(0, stop - start), *slots]):
             group.kernel.reduce(parts, into, len(blobs))
 
 

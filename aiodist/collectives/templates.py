@@ -13,7 +13,7 @@ template they are what they are. Numbers that are reduced are data: see `numbers
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgpack
 import numpy as np
@@ -25,6 +25,8 @@ from aiodist.buffers.tokens import Spec
 from aiodist.buffers.values import Incoming, parse
 from aiodist.collectives import fitting
 from aiodist.collectives.offers import Offer, unpack
+from aiodist.phases import berths
+from aiodist.shared_memory.posts import FEW
 
 LENGTH = 4
 """Bytes before a blob in shared memory, which say how long it is: see `phases.memories.Blobs`."""
@@ -58,9 +60,9 @@ class Template(NamedTuple):
         )
         return cls(len(shown), fixed, tuple(gaps), *more)
 
-    def shown(self, data: Sequence[bytes]) -> bytes:
+    def shown(self, data: Sequence[bytes | memoryview]) -> bytes:
         """It with `data` in its gaps."""
-        parts = self.parts()
+        parts: list[bytes | memoryview] = [*self.parts()]
         parts[1::2] = data
         return b"".join(parts)
 
@@ -73,7 +75,10 @@ class Template(NamedTuple):
     def shown_of(self, flats: Sequence[NDArray[Any]]) -> bytes:
         """It with the data of the first of these. (Where a call takes an array in place, that is
         among them, too, and is not shown.)"""
-        return self.shown([native(flat).tobytes() for flat in flats[: len(self.gaps)]])
+        shown = map(native, flats[: len(self.gaps)])
+        if self.length <= FEW:
+            return self.shown([flat.tobytes() for flat in shown])
+        return self.shown([flat.view(np.uint8).data for flat in shown])  # copied once
 
     def is_of(self, blob: bytes) -> bool:
         """Whether this is the template of `blob`."""
@@ -95,6 +100,8 @@ def template_of(blob: bytes, count: int, src: int, *, moves: bool = False) -> Te
     in the blob, nor, if it `moves`, that of arrays of one kind which travel apart; or where there
     is more than arrays."""
     (want,), (words,) = fitting.parted([blob])
+    if words[:1] == berths.MARK:
+        return None  # what it is about has a lane of its own
     offers: list[Offer] = []
     if count:
         offers, more = unpack(words, count, src)
@@ -138,13 +145,18 @@ class Reading:
 
     def __init__(self, template: Template, area: memoryview) -> None:
         self.fixed = [(area[at : at + len(part)], part) for at, part in template.fixed if part]
-        self.data = [_Data(spec, area[at : at + spec.nbytes]) for at, spec in template.gaps]
-        self.values: list[_Data | _Tree] = []  # what is offered
+        data = [_Data(spec, area[at : at + spec.nbytes]) for at, spec in template.gaps]
+        self._has(template, data)
+
+    def _has(self, template: Template, data: Sequence[Data]) -> None:
+        """There is this `data` in it."""
+        self.data = data
+        self.values: list[Data | _Tree] = []  # what is offered
         first = 0
         for value in map(parse, () if template.is_apart else template.metas):
-            data = self.data[first : first + len(value.specs)]
-            first += len(data)
-            self.values.append(_Tree(value, data) if value.array is None else data[0])
+            those = data[first : first + len(value.specs)]
+            first += len(those)
+            self.values.append(_Tree(value, those) if value.array is None else those[0])
         self.want = template.want
         self.given = template.given
         self.is_apart = template.is_apart
@@ -165,9 +177,90 @@ class Reading:
             view[:] = part
 
 
-class _Data:
+class Window(Reading):
+    """A template that lies elsewhere each time: from `start` in `area`. `first`: what is before the
+    first array."""
+
+    __slots__ = ("_rest", "area", "first", "length", "start")
+
+    def __init__(self, template: Template) -> None:
+        self.area = memoryview(b"")
+        self.start = 0
+        self.length = template.length
+        self.fixed = []
+        (_, self.first), *rest = template.fixed
+        self._rest = [(at, at + len(part), part) for at, part in rest]
+        self._has(template, [_Shifting(self, at, spec) for at, spec in template.gaps])
+
+    def lie(self, area: memoryview, start: int) -> None:
+        """It lies there from here on."""
+        self.area = area
+        self.start = start
+
+    def is_there(self) -> bool:
+        at, first = self.start, self.first
+        return self.area[at : at + len(first)].tobytes() == first and self.goes_on()
+
+    def goes_on(self) -> bool:
+        """Whether that is there which comes behind `first`."""
+        area, at = self.area, self.start
+        for start, stop, part in self._rest:
+            if area[at + start : at + stop].tobytes() != part:
+                break
+        else:
+            return True
+        return False
+
+    def rest_of(self, flats: Sequence[NDArray[Any]]) -> list[bytes | memoryview]:
+        """What comes behind `first` with the data of these, see `Template.shown_of`."""
+        found: list[bytes | memoryview] = []
+        for (_, _, part), flat in zip(self._rest, flats, strict=False):
+            found.append(native(flat).view(np.uint8).data)
+            found.append(part)
+        return found
+
+
+class Data(Protocol):
     """The data of one array in an area: `flat` is a view of it. `copy` makes an array of its
     own."""
+
+    @property
+    def flat(self) -> Any: ...
+
+    @property
+    def copy(self) -> Callable[[], Any]: ...
+
+
+class _Shifting:
+    """That of a window."""
+
+    __slots__ = ("_at", "_dtype", "_shape", "_spec", "_window")
+
+    def __init__(self, window: Window, at: int, spec: Spec) -> None:
+        self._window = window
+        self._at = at
+        self._spec = spec
+        self._dtype = None if spec.kind == "scalar" else np.dtype(carrier(spec.name))
+        # Most are numpy arrays: these are copied at once.
+        self._shape = spec.shape if spec.kind == "numpy" else None
+
+    @property
+    def flat(self) -> Any:
+        window, dtype = self._window, self._dtype
+        at = window.start + self._at
+        if dtype is None:
+            return window.area[at : at + self._spec.nbytes]
+        return np.ndarray((self._spec.nbytes // dtype.itemsize,), dtype, window.area, at)
+
+    def copy(self) -> Any:
+        window, shape = self._window, self._shape
+        if shape is not None:
+            return np.ndarray(shape, self._dtype, window.area, window.start + self._at).copy()
+        return self.flat.tobytes() if self._dtype is None else _made(self._spec, self.flat)
+
+
+class _Data:
+    """That of an area that stays."""
 
     __slots__ = ("_spec", "copy", "flat")
 
@@ -182,9 +275,14 @@ class _Data:
             self.copy = self._made if shaped is None else shaped.copy
 
     def _made(self) -> object:
-        made = arrays.empty(self._spec.kind, self._spec.name, self._spec.shape, "value")
-        made.read()[:] = self.flat
-        return made.value
+        return _made(self._spec, self.flat)
+
+
+def _made(spec: Spec, flat: NDArray[Any]) -> object:
+    """An array as `spec` says, with the numbers of `flat`."""
+    made = arrays.empty(spec.kind, spec.name, spec.shape, "value")
+    made.read()[:] = flat
+    return made.value
 
 
 class _Tree:
@@ -192,7 +290,7 @@ class _Tree:
 
     __slots__ = ("_data", "_value")
 
-    def __init__(self, value: Incoming, data: Sequence[_Data]) -> None:
+    def __init__(self, value: Incoming, data: Sequence[Data]) -> None:
         self._value = value
         self._data = data
 

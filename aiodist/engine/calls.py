@@ -118,7 +118,7 @@ class Calls:
         operation = Operation(self, work, tag, call.encode(), start, party.size, place)
         self._begun(operation)
         work._on_cancel = partial(self.ends.cancelled, operation)
-        if self._is_frozen(tag):
+        if self.is_frozen(tag):
             self.deferred.append(operation)
         else:
             if self._enter(operation):
@@ -149,7 +149,7 @@ class Calls:
         work.fail(party.error(CollectiveAbortedError, text, rank=verdict.rank, reason=verdict.text))
         work.exception()  # seen: the caller has the other
         failures.mark_forgone(error)
-        if self._is_frozen(tag):
+        if self.is_frozen(tag):
             self.deferred.append(operation)
         else:
             self._enter(operation)
@@ -237,10 +237,12 @@ class Calls:
 
     # -- numbers ----------------------------------------------------------------------------------
 
-    def _is_frozen(self, tag: object) -> bool:
+    def is_frozen(self, tag: object) -> bool:
+        """Whether a call with `tag` has to wait for its number."""
         if tag is None:
             return self.setup is not None and self.setup.settling
-        return tag in self.tags.frozen
+        # A tag may be free again while those that were called before wait for COMMIT.
+        return tag in self.tags.frozen or any(op.tag == tag for op in self.deferred)
 
     def _enter(self, operation: Operation, *, has_number: bool = False) -> bool:
         """Give `operation` its number, unless its Work has one, and what came before it. True: it
@@ -295,7 +297,7 @@ class Calls:
         # the next one.
         deferred, self.deferred = self.deferred, []
         for operation in deferred:
-            if self._is_frozen(operation.tag):
+            if self.is_frozen(operation.tag):
                 self.deferred.append(operation)
             elif self._enter(operation):
                 operation.advance()

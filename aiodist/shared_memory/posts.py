@@ -35,7 +35,7 @@ A post is ``bytes to the next one, of words, of data; number; words; data``, its
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from aiodist.errors import ProtocolError
@@ -82,11 +82,13 @@ class Post(NamedTuple):
     whole: int
 
 
-def prefixes(words: bytes, nbytes: int) -> Callable[[int], bytes]:
-    """What makes of a number the bytes of a post before its data of `nbytes`."""
+def prefixes(words: bytes, nbytes: int, first: bytes = b"") -> Callable[[int], bytes]:
+    """What makes of a number the bytes of a post before its data of `nbytes`, and the `first` of
+    these."""
     length = len(words)
     tail = words + bytes(-(_BEGIN.size + length) % _UNIT)
     whole = _BEGIN.size + len(tail) + padded(nbytes)
+    tail += first
     begin = _BEGIN.pack
     return lambda number: begin(whole, length, nbytes, number) + tail
 
@@ -99,9 +101,9 @@ class Posts:
         assert len(ranks) <= MOST_RANKS
         place = ranks.index(board.rank)
         self._own = board.own
-        self._rank = board.rank
+        self.rank = board.rank
         self._dozes = board.can_doze
-        self._ring = board.memory(board.rank)[START : START + SIZE]
+        self.ring = board.memory(board.rank)[START : START + SIZE]
         self._head = 0  # bytes that were posted
         self._base = 0  # the same when this lap of the ring began
         self._before = 0  # and the one before
@@ -133,7 +135,7 @@ class Posts:
             at = self._find(whole)
             if at < 0:
                 return False
-        ring = self._ring
+        ring = self.ring
         if nbytes <= FEW:
             ring[at : at + length + nbytes] = prefix + data
         else:
@@ -141,6 +143,24 @@ class Posts:
             ring[at + length : at + length + nbytes] = data
         self._head += whole
         return True
+
+    def put_parts(self, head: bytes, rest: Iterable[bytes | memoryview], whole: int) -> int:
+        """Post `head`, which is a prefix and perhaps the first of the data, and the `rest` of it,
+        in so many bytes: it is joined where it goes. Returns where it begins in `ring`, where it
+        stays until the next post; -1: there is no room."""
+        at = self._head - self._base
+        if at + whole > self._limit:
+            at = self._find(whole)
+            if at < 0:
+                return -1
+        ring = self.ring
+        stop = at + len(head)
+        ring[at:stop] = head
+        for part in rest:
+            start, stop = stop, stop + len(part)
+            ring[start:stop] = part
+        self._head += whole
+        return at
 
     def has_room(self, nbytes: int) -> bool:
         """Whether there is room for a post of that length."""
@@ -175,7 +195,7 @@ class Posts:
                 dozes = words[DOZES]
                 if not dozes:
                     found.append(rank)
-                elif dozes == self._rank + 1:
+                elif dozes == self.rank + 1:
                     futex.ring(self._address)
                 else:
                     continue
@@ -238,7 +258,7 @@ class Posts:
         self.readers.clear()
         self._words.clear()
         self._sleepers.clear()
-        self._ring = memoryview(b"")
+        self.ring = memoryview(b"")
         self._own = memoryview(bytearray(PAGE)).cast("Q")
 
 
@@ -262,12 +282,17 @@ class Reader:
         """Whether there is one to read."""
         return self.words[HEAD] != self.taken
 
+    def next_at(self) -> int:
+        """Where in `ring` the next post lies, which is there."""
+        if self.words[LAP] == self.taken:
+            self.at = 0
+        return self.at
+
     def shown(self, prefix: bytes, nbytes: int) -> memoryview | None:
         """The data of the next post, which is there, if it begins like that. It stays, until it is
         `passed`."""
-        if self.words[LAP] == self.taken:
-            self.at = 0
-        ring, at, start = self.ring, self.at, self.at + len(prefix)
+        ring, at = self.ring, self.next_at()
+        start = at + len(prefix)
         return ring[start : start + nbytes] if ring[at:start].tobytes() == prefix else None
 
     def passed(self, prefix: bytes, nbytes: int) -> None:
@@ -276,9 +301,7 @@ class Reader:
 
     def next_post(self) -> Post:
         """The next post, which is there, and stays until `move`. Raises ProtocolError."""
-        if self.words[LAP] == self.taken:
-            self.at = 0
-        at, ring = self.at, self.ring
+        at, ring = self.next_at(), self.ring
         whole, length, nbytes, number = _BEGIN.unpack_from(ring, at)
         start = at + padded(_BEGIN.size + length)
         there = min(self.words[HEAD] - self.taken, SIZE - at)

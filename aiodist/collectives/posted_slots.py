@@ -1,0 +1,181 @@
+"""A reduce_scatter that is posted: each rank shows what others need, and reduces its own slot.
+
+Two ranks need one slot of each other, so each shows that of the other one. More of them show all
+(see `reductions.shown_by`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from aiodist.buffers.vector import Vector
+from aiodist.collectives.express import ExpressGroup, Flat
+from aiodist.collectives.forms import Form, placing
+from aiodist.collectives.lane_reductions import Slots
+from aiodist.collectives.lane_values import kept
+from aiodist.collectives.posted import (
+    KEPT_TAGS,
+    Begin,
+    Data,
+    InOneGo,
+    Otherwise,
+    PostRecipe,
+)
+from aiodist.collectives.reductions import LEAD, shown_by
+from aiodist.collectives.templates import LENGTH, native
+from aiodist.engine.executor import Executor
+from aiodist.engine.phase import Phase
+from aiodist.links.moved import Moved
+from aiodist.phases.base import Call
+from aiodist.shared_memory.posts import HEAD, Posts, Reader, padded, prefixes
+from aiodist.wire.frames import pack_fields
+
+
+class Given(NamedTuple):
+    """The arguments of a call, and all slots of this rank."""
+
+    args: tuple[Any, ...]
+    flat: Flat
+
+
+class PostedSlots(PostRecipe):
+    """A recipe of a reduce_scatter of arrays of which all ranks show equally many bytes."""
+
+    __slots__ = ("_context", "_make", "_makes", "_own", "_shown", "first", "mine")
+
+    def __init__(
+        self,
+        context: ExpressGroup,
+        call: Call,
+        phase: Phase,
+        make: Callable[..., Call],
+        slots: Slots,
+    ) -> None:
+        vector = Vector.of(np.empty(slots.bounds[-1], slots.kernel.dtype))
+        super().__init__(call.op, call.text.encode(), phase, vector, slots.keeps, slots.kernel)
+        own = start, stop = slots.bounds[self._rank], slots.bounds[self._rank + 1]
+        self._plain = slots.kernel.plain(stop - start)
+        self._context = context
+        self._make = make  # makes the call anew, for the ordinary way
+        self._makes = slots.makes
+        self.unformed = 1
+        self._own = slice(*own)
+        self._shown = slice(*shown_by(self._rank, slots.bounds))
+        # What is posted looks like a frame of blobs: see `phases.memories.Blobs`.
+        nbytes = len(LEAD) + (self._shown.stop - self._shown.start) * self.dtype.itemsize
+        self.first = nbytes.to_bytes(LENGTH, "big") + LEAD
+        self.lengths = [LENGTH + nbytes] * self._size
+        # By other rank: how many elements of what it shows are for this one, and where they begin.
+        self.mine = [
+            (stop - start, len(self.first) + (start - first) * self.dtype.itemsize)
+            for first, _ in (shown_by(rank, slots.bounds) for rank in range(self._size))
+        ]
+
+    def lay_out(
+        self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
+    ) -> tuple[Any, Any]:
+        return [], Given(args, native(flats[0] if len(flats) == 1 else np.concatenate(flats)))
+
+    def form(self, args: tuple[Any, ...]) -> Form | None:
+        xs, op, _ = args
+        matches = placing(xs)
+        if matches is None or not xs.dtype.isnative:
+            return None
+
+        def lay(
+            args: tuple[Any, ...], x: Any = None, a: Any = None, out: Any = None
+        ) -> tuple[Any, Any] | None:
+            if a is op and out is None and matches(x, []):
+                return [], Given(args, x.reshape(-1))
+            return None
+
+        return lay
+
+    def keep(self, given: Given) -> Given:
+        return given._replace(args=tuple(map(kept, given.args)))
+
+    def shown(self, given: Given) -> Data:
+        return self.first + self.numbers(given)
+
+    def numbers(self, given: Given) -> memoryview:
+        """The numbers that are shown."""
+        shown: memoryview = given.flat[self._shown].view(np.uint8).data
+        return shown
+
+    def begin(self, tag: object) -> Begin:
+        """What comes before the numbers in a post."""
+        begin = self.begins.get(tag)
+        if begin is None:
+            if len(self.begins) == KEPT_TAGS:
+                self.begins.clear()
+            words = pack_fields(tag, self.call)
+            begin = self.begins[tag] = prefixes(words, self.lengths[0], self.first)
+        return begin
+
+    def prefixes(self, tag: object, number: int) -> Sequence[bytes]:
+        return (self.begin(tag)(number)[: -len(self.first)],) * self._size
+
+    def made(self, x: Any) -> Any:
+        return x.pop()
+
+    def result(self, values: Sequence[Data], x: Any, given: Given) -> Any:
+        if any(bytes(value[: len(self.first)]) != self.first for value in values):
+            return self.begun(x, given)  # which finds it, too, and says whose it is
+        slots = [given.flat] * self._size
+        for rank, value in enumerate(values):
+            if rank != self._rank:
+                slots[rank] = np.frombuffer(value, self.dtype, *self.mine[rank])
+        return self.reduced(slots, given)
+
+    def reduced(self, slots: list[Flat], given: Given) -> Any:
+        """The result, of this rank's slot of the others."""
+        value, out = self._makes()
+        slots[self._rank] = given.flat[self._own]
+        self.reduce(slots, out)
+        return value
+
+    def begun(self, x: Any, given: Given) -> Otherwise:
+        program = self._make(self._context, *given.args).start(False)
+        return Otherwise(Executor(cast(Phase, next(program)), None, done=self._size - 1), program)
+
+
+def slots_in_one_go(
+    recipe: PostedSlots,
+    posts: Posts,
+    wake: Callable[[list[int]], bool],
+    comes: Callable[[Reader], bool],
+    moved: Moved,
+) -> InOneGo:
+    """What carries out a reduce_scatter within a call: see `posted.in_one_go`."""
+    dtype, mine, length = recipe.dtype, recipe.mine, recipe.lengths[0]
+
+    def run(tag: object, number: int, x: Any, given: Given) -> bool | None:
+        head = recipe.begin(tag)(number)
+        whole = len(head) - len(recipe.first) + padded(length)
+        if posts.put_parts(head, (recipe.numbers(given),), whole) < 0:
+            return None
+        woken = posts.tell()
+        if woken and not wake(woken):
+            return False
+        slots = [given.flat] * len(mine)
+        for reader in posts.readers:
+            if reader.words[HEAD] == reader.taken and not comes(reader):
+                return False
+            at, ring = reader.next_at(), reader.ring
+            if ring[at : at + len(head)].tobytes() != head:
+                return False
+            count, start = mine[reader.rank]
+            data = at + len(head) - len(recipe.first) + start
+            slots[reader.rank] = np.ndarray((count,), dtype, ring, data)
+        try:
+            x.append(recipe.reduced(slots, given))
+        finally:
+            for reader in posts.readers:
+                reader.move(whole)
+        moved.add(length, length * len(posts.readers))
+        return True
+
+    return run
