@@ -220,7 +220,8 @@ class P2PExpress:
             if found is None:
                 if p2p.held:
                     p2p.let_all_go()
-                found = progress.look(link, look, what, into, crowded=self.crowded)
+                crowded = self.crowded
+                found = progress.look(link, look, what, into, crowded=crowded, dozes=not crowded)
             if found or (found is None and not (form.is_pushed and what.there)):
                 break
         if not found:
