@@ -27,6 +27,10 @@ from aiodist.wire.frames import PIECE
 FEW = 16
 """Ranks that are far from each other of which each talks to all others, to be spared a round."""
 
+HOP = 8 << 20
+"""Bytes of a broadcast for whose sake a hop along a chain is taken, among ranks that are far. To
+many at once TCP takes a fifth longer, as streams overflow each other's queues."""
+
 WORDS = 64
 """Bytes of what a rank has to say of itself, about."""
 
@@ -53,18 +57,18 @@ def choose_share(size: int, costs: Costs = ONE_HOST_TCP) -> Choice:
 @lru_cache(maxsize=1024)
 def choose_broadcast(nbytes: int, size: int, root: int, costs: Costs = ONE_HOST_TCP) -> Choice:
     """The broadcast of `nbytes` bytes that do not fit into what is shared beforehand. Few ranks
-    that are far go by what takes two ways, and no longer on the wire than anything else."""
+    that are far go by what takes two ways only, where it is not so much that a chain is faster."""
     if size == 1:
         return Choice(chain.broadcast, (root, nbytes, FRAME_LIMIT), Tally(0, 0, 0, 0, 0))
     others, rounds = size - 1, doublings(size)
-    if costs.trip and 2 < size <= FEW:
+    if costs.trip and 2 < size <= FEW and nbytes <= (size - 2) * HOP:
         share = -(-nbytes // others)
         segment = segment_for(share, 1, costs, PIECE)
         frames = others * frames_of(share, segment)
-        return Choice(
-            spread.straight, (root, nbytes, segment), Tally(2, frames, others, others, nbytes)
-        )
-    segment = segment_for(nbytes, 1, costs, FRAME_LIMIT)
+        args = (root, nbytes, segment)
+        return Choice(spread.straight, args, Tally(2, frames, others, others, nbytes))
+    # Each hop along a chain waits for a segment, which takes long on a line that is far.
+    segment = segment_for(nbytes, 1, costs, PIECE if costs.trip and size > 2 else FRAME_LIMIT)
     frames = frames_of(nbytes, segment)
     first = min(segment, nbytes)
     slices = sum(frames_of(-(-nbytes // (2 << k)), segment) for k in range(rounds))

@@ -78,7 +78,7 @@ def seconds(operation: Operation, size: int, delay: float, nbytes: int) -> float
         (all_reduce, 2, 1.0, 0.92),
         pytest.param(all_reduce, 4, 1.5, 0.95, marks=pytest.mark.long),
         (broadcast, 2, 1.0, 0.92),
-        (broadcast, 4, 1.0, 0.87),
+        (broadcast, 4, 1.0, 0.85),
         pytest.param(all_gather, 2, 1.0, 0.9, marks=pytest.mark.long),
         (send, 2, 1.0, 0.92),
         (messages, 2, 1.0, 0.85),

@@ -249,8 +249,11 @@ def test_few_ranks_share_words_by_way_of_one() -> None:
 
 def test_few_ranks_that_are_far_broadcast_straight_to_each_other() -> None:
     far = costs.ONE_HOST_TCP._replace(trip=0.02)
-    names = {size: choose_broadcast(64 * MIB, size, 0, far).name for size in (2, 3, 16, 17)}
+    names = {size: choose_broadcast(8 * MIB, size, 0, far).name for size in (2, 3, 16, 17)}
     assert {size for size, name in names.items() if name == "spread.straight"} == {3, 16}
+    # What is so large that hops hardly count goes along a chain, in pieces that fill it soon.
+    along = choose_broadcast(64 * MIB, 4, 0, far)
+    assert (along.name, along.args[-1]) == ("chain.broadcast", 256 * KIB)
     assert choose_broadcast(64 * MIB, 3, 0).name == "chain.broadcast"
 
 
