@@ -36,6 +36,10 @@ MAX_UNSOLICITED = 4 << 20
 """Most bytes that a rank sends another for collectives of which it does not know whether the other
 has entered them. Beyond that it knocks first, and waits to be admitted."""
 
+MAX_PUSHED = 8 << 20
+"""Most of these, and of what the other has not granted, where ranks are far: bulk plans do not wait
+for a round trip before they send their first frames."""
+
 
 class Setup(Protocol):
     """What has the ranks of a host agree on shared memory. `settling`: calls have to wait for
@@ -71,8 +75,12 @@ class Posting(Protocol):
 class Calls:
     """The collectives of one group: the `Host` of its operations."""
 
-    def __init__(self, party: Party, *, teams: Teams, records: Records, op_timeout: float) -> None:
+    def __init__(
+        self, party: Party, *, teams: Teams, records: Records, op_timeout: float, way: int = 0
+    ) -> None:
+        """`way`: bytes that have left and are not answered for, where the wire is busy."""
         self.party = party
+        self.pushes = min(way, MAX_PUSHED)  # see `Host`
         self.teams = teams  # the ranks of each host
         self.records = records  # hear of each of them
         self.tags = TagCounts(party.rank, party.size)  # the numbers of collectives
@@ -371,14 +379,21 @@ class Calls:
         self.goes_unasked(op, peer, nbytes)
         return True
 
+    def may_push(self, op: Operation, peer: int, nbytes: int) -> bool:
+        """Whether `nbytes` may go to `peer` that it has not granted yet."""
+        if self._unsolicited[peer] + nbytes > self.pushes:
+            return False
+        self.goes_unasked(op, peer, nbytes)
+        return True
+
     def goes_unasked(self, op: Operation, peer: int, nbytes: int) -> None:
         """So many bytes go to `peer`, or have gone, of which nobody knows whether it has entered
-        `op`."""
+        `op`, and has memory for them."""
         self._unsolicited[peer] += nbytes
         op.unsolicited[peer] = op.unsolicited.get(peer, 0) + nbytes
 
     def refund(self, op: Operation, peer: int) -> None:
-        """`peer` has entered `op`."""
+        """`peer` has entered `op`, and has granted all that has gone to it."""
         self._unsolicited[peer] -= op.unsolicited.pop(peer, 0)
 
     # -- ends -------------------------------------------------------------------------------------

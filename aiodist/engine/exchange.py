@@ -9,7 +9,9 @@ its *slot*. Three slots of each peer matter here, and say where its frames are::
                           │      └ received by steps of the plan
                           └ those of earlier phases
 
-A frame whose phase has not begun here is kept aside until it does.
+A frame whose phase has not begun here is kept aside until it does. So is one that this rank has not
+granted yet: ranks that are far from each other send the first frames of a bulk plan without waiting
+for that word, which would take a round trip (`Host.may_push`).
 """
 
 from __future__ import annotations
@@ -55,6 +57,9 @@ class Exchanging(Protocol):
 
 Op = TypeVar("Op", bound=Exchanging)
 
+MAX_EARLY = 24 << 20
+"""Most bytes of frames of one peer that are kept aside, of one operation."""
+
 
 @dataclass(eq=False, slots=True)
 class Inflow:
@@ -80,7 +85,8 @@ class Exchange(Generic[Op]):
 
     __slots__ = (
         "_allowed", "_arrived", "_base", "_eager", "_early", "_granted", "_host", "_inflows",
-        "_memory", "_op", "_party", "_receives", "_sent", "_taken", "_to", "_unsent", "urgent",
+        "_memory", "_op", "_party", "_pushed", "_receives", "_sent", "_taken", "_to", "_unsent",
+        "urgent",
     )  # fmt: skip
 
     def __init__(self, host: Host[Op], op: Op, size: int) -> None:
@@ -92,11 +98,13 @@ class Exchange(Generic[Op]):
         self._inflows: dict[int, Inflow] = {}  # where the payload goes that comes now
         self._sent = [0] * size  # the slot of the next frame to the peer
         self._granted = [0] * size  # the peer takes ours with slots below
+        self._pushed = [0] * size  # ours with slots below went without that
         self._base = [0] * size  # the slot of the first frame of this phase
         self._taken = [0] * size  # the slot of the next frame that a step takes
         self._arrived = [0] * size  # the slot of the next frame that completes
         self._allowed = [0] * size  # this rank takes the peer's with slots below
-        self._early: dict[int, deque[memoryview]] = {}  # payloads for a later phase
+        # Payloads for a later phase, or that were not granted yet.
+        self._early: dict[int, deque[memoryview]] = {}
         # Of the phase that runs:
         self._receives: dict[int, Sequence[Recv]] = {}  # where the frames of a peer go, in order
         self._memory: Any = None  # what these spans mean
@@ -133,18 +141,23 @@ class Exchange(Generic[Op]):
 
     def deliver_early(self) -> tuple[int, ProtocolError] | None:
         """Hand over what came before the phase began; or return who sent what makes no sense."""
-        for src, early in list(self._early.items()):
-            # The early ones are the last that have arrived, in a row.
-            slot = self._arrived[src] - len(early)
-            while early and (spans := self._spans(src, slot)) is not None:
-                try:
-                    self._deliver(spans, early.popleft())
-                except ProtocolError as error:
-                    return src, error
-                slot += 1
-            if not early:
-                del self._early[src]
+        for src in tuple(self._early):
+            try:
+                self._deliver_early(src)
+            except ProtocolError as error:
+                return src, error
         return None
+
+    def _deliver_early(self, src: int) -> None:
+        """Hand over what came of `src` before its time, and may be taken now."""
+        early = self._early[src]
+        # The early ones are the last that have arrived, in a row.
+        slot = self._arrived[src] - len(early)
+        while early and (spans := self._spans(src, slot)) is not None:
+            self._deliver(spans, early.popleft())
+            slot += 1
+        if not early:
+            del self._early[src]
 
     def end(self) -> None:
         """The phase is over: what comes now is for a later one."""
@@ -193,17 +206,21 @@ class Exchange(Generic[Op]):
     # -- what the executor asks for, see `aiodist.engine.executor.Links` --------------------------
 
     def may_send(self, peer: int) -> bool:
-        return self._sent[peer] < self._granted[peer]
+        return self._sent[peer] < self._granted[peer] or self._host.pushes > 0
 
     def send(self, peer: int, views: Sequence[memoryview]) -> bool:
         host, op = self._host, self._op
         assert op is not None
-        if peer not in op.heard and not host.may_send(
+        slot = self._sent[peer]
+        if not self._eager and slot >= self._granted[peer]:
+            if not host.may_push(op, peer, sum([view.nbytes for view in views])):
+                return False
+            self._pushed[peer] = slot + 1
+        elif peer not in op.heard and not host.may_send(
             op, peer, sum([view.nbytes for view in views])
         ):
             return False
         self.check(peer)
-        slot = self._sent[peer]
         self._sent[peer] = slot + 1
         self._unsent[peer] += 1
         self._to.add(peer)
@@ -233,6 +250,8 @@ class Exchange(Generic[Op]):
         to = party.peers[peer]
         header = pack_fields(kinds.GRANT, party.id, op.tag, op.seq, upto, op.call)
         (to.link or to).send(header, urgent=True)
+        if peer in self._early:
+            self._deliver_early(peer)
 
     def check(self, peer: int) -> None:
         lost = self._party.why_lost(peer)
@@ -248,6 +267,10 @@ class Exchange(Generic[Op]):
         self._granted[src] = upto
         return True
 
+    def awaits_grant(self, peer: int) -> bool:
+        """Whether a frame has gone to `peer` that it has not granted."""
+        return self._pushed[peer] > self._granted[peer]
+
     def message(self, src: int, slot: int, nbytes: int) -> Inflow:
         """A frame of `src` begins: where its payload goes. Raises ProtocolError."""
         op = self._op
@@ -262,9 +285,12 @@ class Exchange(Generic[Op]):
             inflow = self._inflows[src] = Inflow(self, op, src)
         spans = inflow.spans = self._spans(src, slot)
         if spans is None:
+            early = sum([len(data) for data in self._early.get(src, ())])
+            if early + nbytes > MAX_EARLY:
+                raise ProtocolError(
+                    f"{op.work.op}: rank {src} sent over {MAX_EARLY} bytes before their time"
+                )
             inflow.memory = memoryview(bytearray(nbytes))
-        elif slot >= self._allowed[src] and not self._eager:
-            raise ProtocolError(f"{op.work.op}: frame {slot} of rank {src} was not granted")
         else:
             inflow.memory = self._memory.incoming(spans, nbytes)
         return inflow
@@ -277,7 +303,8 @@ class Exchange(Generic[Op]):
             self._memory.arrived(spans)
         else:
             assert data is not None
-            # Its phase may have begun while the payload came. Then it is copied to where it goes.
+            # Its phase may have begun while the payload came, or it was granted. Then it is copied
+            # to where it goes.
             spans = self._spans(src, slot)
             if spans is None:
                 self._early.setdefault(src, deque()).append(data)
@@ -288,9 +315,12 @@ class Exchange(Generic[Op]):
         return True
 
     def _spans(self, src: int, slot: int) -> Spans | None:
+        """Where this frame goes; None: it has to wait for that."""
         receives = self._receives.get(src)
         index = slot - self._base[src]
         if receives is None or index >= len(receives):
+            return None
+        if slot >= self._allowed[src] and not self._eager:
             return None
         return receives[index].spans
 

@@ -16,14 +16,22 @@ class Host(Protocol[Op]):
     other ranks."""
 
     party: Party
+    pushes: int
+    """Most bytes that go to a peer before it has granted them. 0: ranks are near each other, and
+    wait for the grant."""
 
     def may_send(self, op: Op, peer: int, nbytes: int) -> bool:
         """Whether `nbytes` may go to `peer`, of which nobody knows whether it has entered `op`.
         If not, `admitted` is called in due course."""
         ...
 
+    def may_push(self, op: Op, peer: int, nbytes: int) -> bool:
+        """Whether `nbytes` may go to `peer` that it has not granted yet. If not, its grant comes in
+        due course."""
+        ...
+
     def refund(self, op: Op, peer: int) -> None:
-        """`peer` has entered `op`."""
+        """`peer` has entered `op`, and has granted all that has gone to it."""
         ...
 
     def finished(self, op: Op, result: Any) -> None: ...

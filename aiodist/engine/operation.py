@@ -112,7 +112,8 @@ class Operation:
         self.timer: Any = None  # of its deadline
         self.heard: set[int] = set()  # peers that are known to have entered it
         self.knocked: set[int] = set()  # peers that were asked to say when they have entered it
-        self.unsolicited: dict[int, int] = {}  # bytes that were sent to others than those, by peer
+        # Bytes that were sent to others than those, or before these had granted them, by peer.
+        self.unsolicited: dict[int, int] = {}
         self.seen: dict[int, str] = {}  # what peers do that have not entered it, in words
         self.exchange: Exchange[Operation] = Exchange(host, self, size)  # its frames, by peer
         self._host = host
@@ -170,8 +171,9 @@ class Operation:
 
     def granted(self, src: int, upto: int) -> Landing | None:
         """`src` takes our frames with slots below `upto`."""
+        is_news = self.exchange.granted(src, upto)
         self._hear(src)
-        return self if self.exchange.granted(src, upto) and self.waiting_for == src else None
+        return self if is_news and self.waiting_for == src else None
 
     def admitted(self, src: int) -> Landing | None:
         """`src` has entered, and takes what it was not known to want."""
@@ -179,10 +181,9 @@ class Operation:
         return self if self.waiting_for == src else None
 
     def _hear(self, src: int) -> None:
-        if src not in self.heard:
-            self.heard.add(src)
-            if self.unsolicited:
-                self._host.refund(self, src)
+        self.heard.add(src)
+        if self.unsolicited and not self.exchange.awaits_grant(src):
+            self._host.refund(self, src)
 
     def message(self, src: int, slot: int, nbytes: int) -> Landing:
         """A frame of `src` begins: where its payload goes. Raises ProtocolError."""

@@ -55,8 +55,9 @@ from aiodist.work import Work
 
 log = logging.getLogger("aiodist.endpoint")
 
-MAX_EARLY_BYTES = 8 << 20
-"""Most bytes that one peer may send for groups that were not made here yet."""
+MAX_EARLY_BYTES = 32 << 20
+"""Most bytes that one peer may send for groups that were not made here yet: messages have 16 MiB of
+credit where ranks are far, and collectives push 8 MiB (`aiodist.engine.calls.MAX_PUSHED`)."""
 STRAY_COST = 512
 """What a frame costs of that, beside its bytes."""
 MAX_UNHEARD = 1 << 17

@@ -73,12 +73,15 @@ class Limits(NamedTuple):
     """Of one tag."""
     total: int
     """Of all tags."""
+    ahead: int = 0
+    """Most bytes of a large message that go ahead of being asked for: 0 where ranks are near. They
+    take two thirds of what is left at most, and no message waits for credit for them."""
 
 
 def limits_for(way: int) -> Limits:
     """The limits where `way` bytes have left and are not answered for, while the wire is busy."""
     far = min(way, FAR_WINDOW)
-    return Limits(max(WINDOW, far), max(TOTAL, 2 * far))
+    return Limits(max(WINDOW, far), max(TOTAL, 2 * far), far * 5 // 8)
 
 
 class SenderCredit:
@@ -87,7 +90,7 @@ class SenderCredit:
     __slots__ = ("_most", "_stalled", "_total", "_used", "_wants", "_window")
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self._window, self._most = limits or limits_for(0)
+        self._window, self._most, _ = limits or limits_for(0)
         self._used: dict[MessageTag, int] = {}  # what messages cost that were not consumed
         self._total = 0
         self._wants: set[MessageTag] = set()  # tags of which one may go beyond the total
@@ -128,6 +131,14 @@ class SenderCredit:
         self._used[tag] = used
         self._total += price
         return wanted
+
+    def spare(self, tag: MessageTag) -> int:
+        """What a message of `tag` that was admitted may cost more: two thirds of what is left, for
+        others are to find some, too."""
+        if self._stalled or self._wants:
+            return 0
+        left = min(self._window - self._used.get(tag, 0), self._most - self._total)
+        return max(0, left * 2 // 3)
 
     def pay(self, tag: MessageTag, price: int) -> bool:
         """Pay for the next message of `tag`, where it answers no want and nothing else waits.
@@ -171,7 +182,7 @@ class ReceiverCredit:
     __slots__ = ("_held", "_most", "_owed", "_owed_total", "_told", "_total", "_window")
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self._window, self._most = limits or limits_for(0)
+        self._window, self._most, _ = limits or limits_for(0)
         self._held: dict[MessageTag, int] = {}  # what messages cost whose credit is here
         self._total = 0
         self._owed: dict[MessageTag, int] = {}  # of that, what was consumed

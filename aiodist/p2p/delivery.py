@@ -90,7 +90,7 @@ class Delivery:
         receiving.message = message
         if message.complete:
             self.deliver(message, receiving)
-        elif message.pieces is None:
+        elif message.pieces is None or message.front:
             self._pull(message, receiving)
         return True
 
@@ -245,7 +245,12 @@ class Delivery:
             assert target is not None
             message.body = target
             places: Places | None = target.foreign
-            message.pieces = Pieces(target.buffers) if places is None else Arrival(target, places)
+            if message.pieces is not None:
+                message.pieces.move(target.buffers)  # its front is here, or on its way
+            elif places is None:
+                message.pieces = Pieces(target.buffers)
+            else:
+                message.pieces = Arrival(target, places)
             if places is not None and places.reads:
                 places.queue(reads=True)
                 places.when_done(partial(self._fetched, message, target))

@@ -21,11 +21,14 @@ WANT   [8, tag]             I wait for this tag: see `aiodist.p2p.credit`
 UNWANT [9, tag]             I do not any more
 NOWANT [10, tag]            the want was taken back before it was answered
 PUSH   [11, tag, wanted, id, m, n]  as RTS, of at most `MOST_PUSHED` bytes of data, which follow
-                            without being pulled. Takes leave (3), which is for one such message
+                            without being pulled. Takes leave (3), which is for one such message;
+                            where ranks are far, of as much as goes ahead
+AHEAD  [12, tag, wanted, id, m, n, p]  as RTS; `p` bytes of its data, but not all, follow without
+                            being pulled, and what is pulled is the rest. Costs credit
 ====== ==================== =====================================================================
 
-The sender of messages sends EAGER, RTS, PUSH, DATA, FIN, WITHDRAW and NOWANT, all in order; the
-receiver sends the rest, urgent: these overtake its own messages, but not each other.
+The sender of messages sends EAGER, RTS, PUSH, AHEAD, DATA, FIN, WITHDRAW and NOWANT, all in order;
+the receiver sends the rest, urgent: these overtake its own messages, but not each other.
 """
 
 from __future__ import annotations
@@ -53,6 +56,7 @@ WANT: Final = 8
 UNWANT: Final = 9
 NOWANT: Final = 10
 PUSH: Final = 11
+AHEAD: Final = 12
 
 METADATA: Final = 0
 BODY: Final = 1
@@ -64,7 +68,7 @@ TAKEN: Final = 5
 `READ`: none, its data was read; `TAKEN`: none, and nothing more is to be said."""
 
 MOST_PUSHED: Final = 1024 * 1024
-"""Most bytes of data of a message that is pushed."""
+"""Most bytes of data of a message that is pushed, where ranks are near."""
 
 TOO_LARGE: Final = 0
 UNREADABLE: Final = 1
@@ -253,9 +257,12 @@ def read_eager(fields: Sequence[Any], nbytes: int) -> tuple[MessageTag, bool, in
 
 def read_rts(
     fields: Sequence[Any], nbytes: int
-) -> tuple[MessageTag, bool, int, int, int, bytes | Where]:
-    """(tag, wanted, id, bytes of metadata, bytes of data, words about devices or where it is),
-    of a PUSH too."""
+) -> tuple[MessageTag, bool, int, int, int, bytes | Where, int]:
+    """(tag, wanted, id, bytes of metadata, bytes of data, words about devices or where it is, bytes
+    that go ahead), of a PUSH and an AHEAD too."""
+    ahead = 0
+    if len(fields) == 7 and fields[0] == AHEAD:
+        *fields, ahead = fields
     if len(fields) == 6:
         fields = [*fields, b""]
     if len(fields) == 7:
@@ -269,9 +276,10 @@ def read_rts(
             and meta > 0
             and nbytes == (meta if meta <= INLINE else 0)
             and (type(words) is bytes or is_where(words, data))
-            and (kind == RTS or (0 < data <= MOST_PUSHED and nbytes and not words))
+            and (kind == RTS or (data and nbytes and not words))
+            and (kind != AHEAD or (is_count(ahead) and 0 < ahead < data))
         ):
-            return tag, wanted, sid, meta, data, words
+            return tag, wanted, sid, meta, data, words, ahead
     raise malformed(fields)
 
 

@@ -114,6 +114,7 @@ class Message:
     words: bytes = b""  # how to read those of its arrays that are on a device
     reading: Reading | None = None  # its data, where it lies
     pushed: bool = False  # its data follows without being pulled
+    front: int = 0  # bytes of it that do, and that count as unconsumed: no receive has taken it
     number: int = 0  # in the order of their coming; 0: its first frame is on the way
     receiving: Receiving | None = None  # what it was matched with
     memory: memoryview = EMPTY  # what the first frame brought, or the metadata pulled

@@ -410,7 +410,7 @@ class PointToPoint:
         return None if tag is ANY_TAG else as_tag(tag)
 
 
-_OF_RECEIVER = frozenset([wire.EAGER, wire.RTS, wire.PUSH, wire.DATA])
+_OF_RECEIVER = frozenset([wire.EAGER, wire.RTS, wire.PUSH, wire.AHEAD, wire.DATA])
 """Kinds of frames that bring messages."""
 
 

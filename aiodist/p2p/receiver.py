@@ -55,6 +55,7 @@ class Receiver:
         self._lost = lost
         # What is known of each sender, by rank.
         self._origins = [Origin() for _ in range(channel.size)]
+        self._ahead = (limits or limits_for(0)).ahead
         # Messages that no receive has taken.
         self._mailbox: Mailbox[Message] = Mailbox(channel.size)
         self._receives: Posted[Receiving] = Posted()  # receives that wait for a message
@@ -209,7 +210,7 @@ class Receiver:
     # -- frames from senders ----------------------------------------------------------------------
 
     def frame(self, src: int, fields: Sequence[Any], nbytes: int) -> Landing | None:
-        """A frame of kind EAGER, RTS, PUSH or DATA: where its payload goes."""
+        """A frame of kind EAGER, RTS, PUSH, AHEAD or DATA: where its payload goes."""
         origin = self._origins[src]
         kind = fields[0]
         if kind == wire.DATA:
@@ -219,16 +220,19 @@ class Receiver:
             price = cost(tag, nbytes)
             message = Message(self.came, src, tag, price, wanted, meta, nbytes - meta, None)
         else:
-            tag, wanted, sid, meta, data, words = wire.read_rts(fields, nbytes)
+            tag, wanted, sid, meta, data, words, front = wire.read_rts(fields, nbytes)
             if sid <= origin.last_sid:
                 raise ProtocolError(f"rank {src} announced message {sid} after {origin.last_sid}")
-            price = cost(tag, nbytes)
+            price = cost(tag, nbytes + front)
             message = Message(self.came, src, tag, price, wanted, meta, data, sid)
+            message.front = front
             if isinstance(words, bytes):
                 message.words = words
             elif self._shared is not None:
                 message.reading = self._shared.open(src, words, data)
             if kind == wire.PUSH:
+                if data > self._most_pushed:
+                    raise wire.malformed(fields)
                 if not origin.may_push:
                     raise ProtocolError(f"rank {src} pushed message {sid} without leave")
                 origin.may_push, message.pushed = False, True
@@ -263,6 +267,8 @@ class Receiver:
             message.part = wire.BODY
         if message.pushed and not (message.fetched or message.gone):
             self._take_in(origin, message)
+        elif message.front and not message.gone:
+            message.pieces = Pieces([memoryview(bytearray(message.front))])
         self._flow.arrived(src, message.wanted)
         self._wire.flush()
 
@@ -272,12 +278,17 @@ class Receiver:
         return (
             not origin.may_push
             and (origin.stray is None or origin.stray.gone)
-            and 0 < message.nbytes <= wire.MOST_PUSHED
+            and 0 < message.nbytes <= self._most_pushed
             and message.meta is not None
             and not message.words
             # So what is pushed never is too large to be taken.
-            and self._max_message_bytes >= wire.INLINE + wire.MOST_PUSHED
+            and self._max_message_bytes >= wire.INLINE + self._most_pushed
         )
+
+    @property
+    def _most_pushed(self) -> int:
+        """Most bytes of data of a message that is pushed."""
+        return max(wire.MOST_PUSHED, self._ahead)
 
     def _take_in(self, origin: Origin, message: Message) -> None:
         """A message was pushed, and no receive was waiting that takes it."""
@@ -355,7 +366,7 @@ class Receiver:
             self._mailbox.remove(message)
             if receiving.source is None:
                 self._mailbox.served(message.source)
-            if not self._delivery.begin(message, receiving) and not message.gone:
+            if not self._bind(message, receiving) and not message.gone:
                 self._mailbox.put(message)
         elif (error := self._lost(receiving)) is not None:
             self._delivery.fail(receiving, error)
@@ -368,7 +379,7 @@ class Receiver:
         receives = self._receives
         while (receiving := receives.first(message.source, message.tag)) is not None:
             receives.remove(receiving)
-            bound = self._delivery.begin(message, receiving)
+            bound = self._bind(message, receiving)
             self._flow.review(receiving.source, receiving.tag)
             if bound or message.gone:
                 return
@@ -377,6 +388,16 @@ class Receiver:
             self._probes.remove(probing)
             self._seen(probing, message)
             self._flow.review(probing.source, probing.tag)
+
+    def _bind(self, message: Message, receiving: Receiving) -> bool:
+        """Give `message` to `receiving`. False: see `Delivery.begin`."""
+        bound = self._delivery.begin(message, receiving)
+        if bound and message.front:
+            # What came ahead lies in the memory of the receive, and takes none of ours.
+            self._flow.consumed(message.source, message.tag, message.front)
+            message.price -= message.front
+            message.front = 0
+        return bound
 
     # -- ends of receives -------------------------------------------------------------------------
 
@@ -392,6 +413,6 @@ class Receiver:
         if message.sid is not None:
             origin = self._origins[message.source]
             origin.announced.pop(message.sid, None)
-            if message.pushed and not message.complete:
+            if (message.pushed or message.front) and not message.complete:
                 origin.skipped.add(message.sid)
         self._flow.consumed(message.source, message.tag, message.price)

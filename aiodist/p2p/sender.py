@@ -58,6 +58,8 @@ class Sending:
     shown: bool = False  # the receiver knows where all of it lies, and may read it there
     proof: Proof | None = None  # that this is so
     pushed: bool = False  # its data goes without being pulled
+    front: int = 0  # bytes of it that do, where the rest has to be
+    may_go: int = 0  # bytes of the part under way that may go to the link
     gone: bool = False  # it has ended: pieces that leave do not count any more
 
 
@@ -234,7 +236,10 @@ class Sender:
         if sources is None or (part == wire.BODY and sending.words):
             if sources is not None:
                 sources.device_memory.handles.told(sending.words, src)
-            self._move(peer, sending, sending.encoded.buffers)
+            if sending.front:
+                self._go_on(peer, sending)
+            else:
+                self._move(peer, sending, sending.encoded.buffers)
             return
         sending.departure = Departure(sources, sending.encoded)
         sending.departure.when_there(partial(self._copied, peer, sending, sending.departure))
@@ -249,15 +254,25 @@ class Sender:
             self._move(peer, sending, section)
             self._wire.flush()
 
-    def _move(self, peer: Peer, sending: Sending, buffers: Sequence[memoryview]) -> None:
-        """Send the part that was pulled."""
+    def _move(
+        self, peer: Peer, sending: Sending, buffers: Sequence[memoryview], most: int = wire.MAX_INT
+    ) -> None:
+        """Send the part that was pulled, or what goes `most` bytes ahead of that."""
         sending.pieces = cut(buffers)
         sending.ahead = next(sending.pieces, None)
+        sending.may_go = most
         if sending.ahead is None:
             self._all_left(peer, sending)
         else:
             peer.moving.append(sending)
             self._pump(peer)
+
+    def _go_on(self, peer: Peer, sending: Sending) -> None:
+        """Its front has gone, or is about to: send the rest."""
+        if not sending.may_go:
+            peer.moving.append(sending)
+        sending.may_go = wire.MAX_INT
+        self._pump(peer)
 
     def refused(self, src: int, fields: Sequence[Any], nbytes: int) -> None:
         sid, why = wire.read_counts(fields, 2, nbytes)
@@ -269,7 +284,7 @@ class Sender:
             raise ProtocolError(f"rank {src} refused message {sid} after it had pulled it")
         del peer.announced[sid]
         self._stop(peer, sending)
-        if sending.pushed:
+        if sending.pushed or sending.front:
             # It waits for the rest, and now there is none: as after any message that ends early.
             self._wire.send(src, (wire.WITHDRAW, sid))
         error: tuple[type[AiodistError], str]
@@ -338,10 +353,14 @@ class Sender:
         nbytes = sending.encoded.nbytes + sending.encoded.elsewhere
         sending.pushed = self._pushes(peer, sending)
         offer = None if sending.pushed else self._offer(sending)
+        if not (sending.pushed or wanted) and offer is None and inline:
+            sending.front = self._front(peer, sending)
         about = (sending.tag, wanted, sid, len(meta), nbytes)
         fields: tuple[Any, ...] = (wire.RTS, *about)
         if sending.pushed:
             fields = (wire.PUSH, *about)
+        elif sending.front:
+            fields = (wire.AHEAD, *about, sending.front)
         elif sending.sources is not None:
             words = sending.sources.words(sending.dst)
             if 0 < len(words) <= wire.MAX_WORDS:
@@ -360,6 +379,23 @@ class Sender:
             peer.may_push = False
             sending.next_part = NOTHING
             self._move(peer, sending, sending.encoded.buffers)
+        elif sending.front:
+            self._move(peer, sending, sending.encoded.buffers, sending.front)
+
+    def _front(self, peer: Peer, sending: Sending) -> int:
+        """Pay for what goes ahead of being pulled, whole pieces, but not all: its bytes."""
+        if sending.sources is not None or sending.dst == self._wire.rank:
+            return 0
+        most = min(self._limits.ahead, peer.credit.spare(sending.tag), sending.encoded.nbytes - 1)
+        front = 0
+        for piece in cut(sending.encoded.buffers):
+            nbytes = sum([view.nbytes for view in piece])
+            if front + nbytes > most:
+                break
+            front += nbytes
+        if front:
+            peer.credit.pay(sending.tag, front)
+        return front
 
     def _offer(self, sending: Sending) -> Offer | None:
         """Where the receiver may read the data."""
@@ -371,7 +407,7 @@ class Sender:
         """Whether the data goes right behind the announcement."""
         return (
             peer.may_push
-            and 0 < sending.encoded.nbytes <= wire.MOST_PUSHED
+            and 0 < sending.encoded.nbytes <= max(wire.MOST_PUSHED, self._limits.ahead)
             and len(sending.encoded.meta) <= wire.INLINE
             and sending.sources is None
             and not sending.is_synchronous
@@ -419,9 +455,10 @@ class Sender:
             piece = sending.ahead
             assert piece is not None
             sending.ahead = next(sending.pieces, None)
-            if sending.ahead is not None:
-                peer.moving.append(sending)
             nbytes = sum([view.nbytes for view in piece])
+            sending.may_go -= nbytes
+            if sending.ahead is not None and sending.may_go:
+                peer.moving.append(sending)
             moved += nbytes
             sending.in_link += nbytes
             peer.in_link += nbytes
@@ -438,7 +475,7 @@ class Sender:
         """With which its pieces are taken back."""
         # Metadata is ours, and may leave even after a withdrawal: the receiver reads it as it
         # comes, so it must never be replaced by zeros. So may what nobody wants back.
-        if sending.next_part != NOTHING:
+        if sending.next_part != NOTHING and not sending.front:
             return None
         return STEADY if sending.is_steady else sending
 
@@ -480,7 +517,8 @@ class Sender:
         _end_offer(sending)
         if sending.ahead is not None:
             sending.ahead = None
-            peer.moving.remove(sending)
+            if sending.may_go:
+                peer.moving.remove(sending)
         if sending.in_link:
             peer.in_link -= sending.in_link
             sending.in_link = 0

@@ -112,7 +112,7 @@ def share_over_links(place: Place, *, first: bool, of_one: bool = False) -> Prep
     """The plan of `share` over links."""
     if first and may_post(place):
         algorithm = direct_exchange.share
-    elif of_one:
+    elif of_one or place.costs.trip:
         algorithm = choose_share(place.size, place.costs).algorithm
     else:
         algorithm = dissemination.all_gather

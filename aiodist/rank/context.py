@@ -73,7 +73,13 @@ class Context(Party):
         # Whether all are of one host, and are to share memory once that is agreed on.
         self.shares_memory = sharing is not Sharing.NONE and not spans_hosts(self.teams)
         # Its collectives.
-        self.calls = Calls(self, teams=self.teams, records=self.records, op_timeout=op_timeout)
+        self.calls = Calls(
+            self,
+            teams=self.teams,
+            records=self.records,
+            op_timeout=op_timeout,
+            way=self.costs.way,
+        )
         self.on_end: Callable[[], None] | None = None  # called once it has ended, by whatever
         self.express: Express[Any, Any] | None = None  # the fast path of small collectives
         self.post_express: PostExpress | None = None  # and of those with a tag

@@ -22,6 +22,14 @@ from aiodist.schedules.selection import (
     frames_of,
     segment_for,
 )
+from aiodist.wire.frames import PIECE
+
+FEW = 16
+"""Ranks that are far from each other of which each talks to all others, to be spared a round."""
+
+HOP = 8 << 20
+"""Bytes of a broadcast for whose sake a hop along a chain is taken, among ranks that are far. To
+many at once TCP takes a fifth longer, as streams overflow each other's queues."""
 
 WORDS = 64
 """Bytes of what a rank has to say of itself, about."""
@@ -31,12 +39,16 @@ WORDS = 64
 def choose_share(size: int, costs: Costs = ONE_HOST_TCP) -> Choice:
     """The sharing of small blobs, of which one at most is more than a few words. By way of one rank
     it takes 2 (P - 1) frames of all ranks, the other way P log2 P. Where ranks are far, it is not
-    frames that cost: there they all had better be through with it at once, for what comes next."""
+    frames that cost: few of them tell each other straight away."""
     others, rounds = size - 1, doublings(size)
     partners = _partners(size) if others else 0
     doubled = Tally(rounds, rounds, 0, partners, others * WORDS)
     choices = [Choice(dissemination.all_gather, (), doubled)]
-    if size > 2 and not costs.trip:  # two ranks have two frames either way: better both at once
+    if costs.trip:
+        if size <= FEW:
+            at_once = Tally(min(1, others), others, 0, others, others * WORDS)
+            choices = [Choice(direct_exchange.share, (), at_once)]
+    elif size > 2:  # two ranks have two frames either way: better both at once
         by_one = Tally(2, others, 0, others, size * others * WORDS)
         choices.insert(0, Choice(star.all_gather, (), by_one))
     return cheapest(choices, costs, RELAY_MARGIN)
@@ -44,11 +56,19 @@ def choose_share(size: int, costs: Costs = ONE_HOST_TCP) -> Choice:
 
 @lru_cache(maxsize=1024)
 def choose_broadcast(nbytes: int, size: int, root: int, costs: Costs = ONE_HOST_TCP) -> Choice:
-    """The broadcast of `nbytes` bytes that do not fit into what is shared beforehand."""
+    """The broadcast of `nbytes` bytes that do not fit into what is shared beforehand. Few ranks
+    that are far go by what takes two ways only, where it is not so much that a chain is faster."""
     if size == 1:
         return Choice(chain.broadcast, (root, nbytes, FRAME_LIMIT), Tally(0, 0, 0, 0, 0))
     others, rounds = size - 1, doublings(size)
-    segment = segment_for(nbytes, 1, costs, FRAME_LIMIT)
+    if costs.trip and 2 < size <= FEW and nbytes <= (size - 2) * HOP:
+        share = -(-nbytes // others)
+        segment = segment_for(share, 1, costs, PIECE)
+        frames = others * frames_of(share, segment)
+        args = (root, nbytes, segment)
+        return Choice(spread.straight, args, Tally(2, frames, others, others, nbytes))
+    # Each hop along a chain waits for a segment, which takes long on a line that is far.
+    segment = segment_for(nbytes, 1, costs, PIECE if costs.trip and size > 2 else FRAME_LIMIT)
     frames = frames_of(nbytes, segment)
     first = min(segment, nbytes)
     slices = sum(frames_of(-(-nbytes // (2 << k)), segment) for k in range(rounds))

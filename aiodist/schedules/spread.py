@@ -1,16 +1,16 @@
-"""A broadcast that gives each rank a slice first, and then everybody all slices.
+"""Broadcasts that give each rank a slice first, and then everybody all slices.
 
 Source: van de Geijn's broadcast, as scatter and all-gather: Barnett et al., "Interprocessor
 collective communication library", 1994; Thakur, Rabenseifner, Gropp, 2005. No rank sends more than
 about the array, while a tree's root sends it log2 P times, and there are no P - 1 hops as along a
-chain.
+chain. The second plan does both at once, straight from rank to rank: for few ranks that are far.
 """
 
 from __future__ import annotations
 
-from aiodist.schedules.cuts import even_bounds
+from aiodist.schedules.cuts import even_bounds, pieces
 from aiodist.schedules.frames import granted, packed, received, sends, sent, swap
-from aiodist.schedules.plan import OUT, Plan, Span, X
+from aiodist.schedules.plan import OUT, Plan, Recv, Send, Span, Step, X
 from aiodist.schedules.script import Script
 from aiodist.schedules.tree import below, children, parent
 
@@ -55,3 +55,39 @@ def tree(rank: int, size: int, root: int, length: int, segment: int) -> Plan:
         steps += swap(to, sends(to, packed(fresh(target), segment)), start, incoming)
         have += count
     return Plan("spread.tree", rank, size, granted(steps).steps(), eager=False)
+
+
+def straight(rank: int, size: int, root: int, length: int, segment: int) -> Plan:
+    """Send X[0:length] of `root` to OUT[0:length] of the others: a slice to each of them, who
+    passes it on to the rest while it comes. Bulk.
+
+    At `root` OUT is not used. X may be OUT.
+
+    Rounds: 2, pipelined by segments. On the wire per rank: `length` at the root, less elsewhere.
+    Connections: P - 1. Scratch: none.
+    """
+    others = [(root + distance) % size for distance in range(1, size)]
+    bounds = even_bounds(length, max(1, len(others)))
+    cuts = {peer: pieces(bounds[at], bounds[at + 1], segment) for at, peer in enumerate(others)}
+    lengths = [len(cut) for cut in cuts.values()]
+    rest = [peer for peer in others if peer != rank]
+
+    def give(k: int) -> list[Step]:
+        return [Send(peer, (Span(X, *cuts[peer][k]),)) for peer in others if k < len(cuts[peer])]
+
+    def pass_on(k: int) -> list[Step]:
+        own = (Span(OUT, *cuts[rank][k]),)
+        return [Recv(root, own), *(Send(peer, own) for peer in rest)]
+
+    def take(k: int) -> list[Step]:
+        return [Recv(peer, (Span(OUT, *cuts[peer][k]),)) for peer in rest if k < len(cuts[peer])]
+
+    steps = Script()
+    if rank == root:
+        steps.repeat(max(lengths, default=0), give, lengths)
+    else:
+        # Last of all, for what comes of the rest goes to its place without a step, and nothing is
+        # passed on later for waiting for it.
+        steps.repeat(len(cuts[rank]), pass_on)
+        steps.repeat(max(lengths), take, lengths)
+    return Plan("spread.straight", rank, size, granted(steps).steps(), eager=False)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aiodist.buffers.vector import Vector
-from aiodist.engine.exchange import Exchange
+from aiodist.engine.exchange import MAX_EARLY, Exchange
 from aiodist.engine.phase import Phase, prepared
 from aiodist.errors import ProtocolError
 from aiodist.phases.memories import Regions
@@ -103,3 +103,76 @@ def test_memory_that_was_sent_is_settled_with_each_peer_once_all_has_left() -> N
     op.exchange.close()
     assert op.exchange.is_drained
     assert settled == [(1, op)]
+
+
+def far(op: Receiving) -> list[str]:
+    """Have `op` send to a rank that is far: what it sends."""
+    sent: list[str] = []
+    to = SimpleNamespace(
+        link=None, send=lambda *_, **how: sent.append("grant" if how.get("urgent") else "frame")
+    )
+    host: Any = op.exchange._host
+    host.party = op.exchange._party = cast(
+        Any, SimpleNamespace(peers={1: to}, id=b"", why_lost=lambda peer: None)
+    )
+    host.pushes = 100
+    host.may_push = lambda op, peer, nbytes: nbytes <= 100
+    cast(Any, op).tag, cast(Any, op).seq, cast(Any, op).call = None, 0, b""
+    cast(Any, op).sent = lambda peer: None
+    return sent
+
+
+def test_a_frame_that_is_not_granted_yet_is_kept_until_it_is() -> None:
+    op = Receiving(np.zeros(8))
+    far(op)
+    op.exchange.begin(op.phase)
+    data = bytes(range(op.nbytes))
+    deliver(op.exchange.message(1, 0, op.nbytes), [memoryview(data)], op.nbytes)
+    (view,) = op.phase.memory.outgoing(op.spans)
+    assert bytes(view) != data and not op.advanced
+    op.exchange.grant(1, 1)
+    assert bytes(view) == data
+    assert op.exchange.take(1, op.spans)
+
+
+def test_a_frame_that_is_granted_while_it_comes_goes_to_its_place() -> None:
+    op = Receiving(np.zeros(8))
+    far(op)
+    op.exchange.begin(op.phase)
+    data = bytes(range(op.nbytes))
+    landing = op.exchange.message(1, 0, op.nbytes)
+    op.exchange.grant(1, 1)
+    deliver(landing, [memoryview(data)], op.nbytes)
+    (view,) = op.phase.memory.outgoing(op.spans)
+    assert bytes(view) == data and op.advanced == 1
+
+
+def test_what_comes_before_its_time_is_limited() -> None:
+    op = Receiving(np.zeros(8))
+    piece = 1 << 20
+    for slot in range(MAX_EARLY // piece):
+        deliver(op.exchange.message(1, slot, piece), [memoryview(bytes(piece))], piece)
+    with pytest.raises(ProtocolError, match="before their time"):
+        op.exchange.message(1, MAX_EARLY // piece, piece)
+
+
+def test_frames_for_who_is_far_go_before_they_are_granted() -> None:
+    op = Receiving(np.zeros(8))
+    sent = far(op)
+    op.exchange.begin(op.phase)
+    assert op.exchange.may_send(1)
+    assert op.exchange.send(1, [memoryview(bytes(100))])
+    assert op.exchange.awaits_grant(1)
+    assert not op.exchange.send(1, [memoryview(bytes(101))])  # no more than there is leave for
+    assert op.exchange.granted(1, 2) and not op.exchange.awaits_grant(1)
+    op.heard.add(1)
+    assert op.exchange.send(1, [memoryview(bytes(101))])
+    assert sent == ["frame", "frame"]
+
+
+def test_near_ranks_wait_for_their_grants() -> None:
+    op = Receiving(np.zeros(8))
+    far(op)
+    cast(Any, op.exchange._host).pushes = 0
+    op.exchange.begin(op.phase)
+    assert not op.exchange.may_send(1)

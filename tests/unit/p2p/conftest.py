@@ -238,9 +238,10 @@ class FakeChannel:
 class Net:
     """`size` engines, and the pipes between them."""
 
-    def __init__(self, size: int = 2, *, max_message_bytes: int = 1 << 30) -> None:
+    def __init__(self, size: int = 2, *, max_message_bytes: int = 1 << 30, way: int = 0) -> None:
         self.size = size
         self.max_message_bytes = max_message_bytes
+        self.way = way
         self.loop = VirtualLoop()
         self.sent: list[tuple[int, int, tuple[Any, ...]]] = []
         self.pipes = {
@@ -250,7 +251,7 @@ class Net:
             if src != dst
         }
         self.channels = [FakeChannel(self, rank) for rank in range(size)]
-        self.engines = [PointToPoint(channel, self.loop) for channel in self.channels]
+        self.engines = [PointToPoint(channel, self.loop, way=way) for channel in self.channels]
 
     def settle(self) -> None:
         """Let everything happen that can, without time passing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -335,6 +336,12 @@ def run(
 many = settings(max_examples=50, deadline=None)
 
 
+@pytest.fixture(scope="session", params=[0, 4000], ids=["near", "far"])
+def make_net(make_net: Any, request: Any) -> Any:
+    """Of ranks that are near each other, or far."""
+    return partial(make_net, way=request.param)
+
+
 @many
 @given(st.integers(0, 2**64), st.integers(2, 3), st.integers(1, 150))
 def test_nothing_is_lost_or_waits_for_ever(
@@ -360,7 +367,7 @@ def test_the_simulation_reaches_every_kind_of_frame(make_net: Any, limited: Any)
     for seed in range(20):
         world = run(lambda: make_net(2, max_message_bytes=3000), seed, 300, CROWDED, limited)
         seen |= {fields[0] for _, _, fields in world.net.sent}
-    assert seen == set(range(12))
+    assert seen == set(range(13 if world.net.way else 12))
 
 
 @many

@@ -82,6 +82,7 @@ ALGORITHMS: dict[str, Callable[[int], Plan]] = {
     "tree.broadcast": lambda r: tree.broadcast(r, SIZE, 0, LENGTH, LENGTH),
     "tree.gather": lambda r: tree.gather(r, SIZE, 0, PARTS, LENGTH),
     "tree.scatter": lambda r: tree.scatter(r, SIZE, 0, PARTS, LENGTH),
+    "spread.straight": lambda r: spread.straight(r, SIZE, 0, LENGTH, LENGTH),
     "spread.tree": lambda r: spread.tree(r, SIZE, 0, LENGTH, LENGTH),
     "prefixes.scan": lambda r: prefixes.scan(r, SIZE, LENGTH, LENGTH, False),
     "chain.broadcast": lambda r: chain.broadcast(r, SIZE, 0, LENGTH, LENGTH),

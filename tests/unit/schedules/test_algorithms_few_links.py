@@ -176,7 +176,7 @@ def test_prefixes(size: int, in_place: bool, exclusive: bool) -> None:
 
 @sizes
 @in_places
-@pytest.mark.parametrize("algorithm", [tree.broadcast, spread.tree])
+@pytest.mark.parametrize("algorithm", [tree.broadcast, spread.tree, spread.straight])
 def test_broadcasts(algorithm: Callable[..., Plan], size: int, in_place: bool) -> None:
     rounds = (size - 1).bit_length()
     for root in roots(size) | {size - 1}:
@@ -185,6 +185,9 @@ def test_broadcasts(algorithm: Callable[..., Plan], size: int, in_place: bool) -
             if algorithm is tree.broadcast:
                 assert outcome.rounds <= rounds
                 assert max(map(peers, plans)) == (rounds if length else 0)
+            elif algorithm is spread.straight:
+                assert outcome.rounds <= 2
+                assert outcome.units[root] == (length if size > 1 else 0)
             else:
                 assert max(map(peers, plans)) <= 2 * rounds
             assert sum(outcome.units) == (size - 1) * length, "nothing is sent twice to one rank"

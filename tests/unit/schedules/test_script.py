@@ -60,6 +60,7 @@ def _cases() -> Iterator[Case]:
             yield reduce.scatter_gather, (*here, 0, *cut)
             yield reduce_scatter_all_gather.all_reduce, (*here, *cut)
             yield ring.all_reduce, (*here, *cut)
+            yield spread.straight, (*here, 0, *cut)
             yield spread.tree, (*here, 0, *cut)
             yield tree.broadcast, (*here, 0, *cut)
     for size, several in LENGTHS.items():

@@ -243,7 +243,18 @@ def test_few_ranks_share_words_by_way_of_one() -> None:
     assert hub == {3, 8, 16}
     assert {names[size] for size in names.keys() - hub} == {"dissemination.all_gather"}
     far = costs.ONE_HOST_TCP._replace(trip=0.02)
-    assert choose_share(8, far).name == "dissemination.all_gather"
+    assert choose_share(8, far).name == "direct_exchange.share"
+    assert choose_share(32, far).name == "dissemination.all_gather"
+
+
+def test_few_ranks_that_are_far_broadcast_straight_to_each_other() -> None:
+    far = costs.ONE_HOST_TCP._replace(trip=0.02)
+    names = {size: choose_broadcast(8 * MIB, size, 0, far).name for size in (2, 3, 16, 17)}
+    assert {size for size, name in names.items() if name == "spread.straight"} == {3, 16}
+    # What is so large that hops hardly count goes along a chain, in pieces that fill it soon.
+    along = choose_broadcast(64 * MIB, 4, 0, far)
+    assert (along.name, along.args[-1]) == ("chain.broadcast", 256 * KIB)
+    assert choose_broadcast(64 * MIB, 3, 0).name == "chain.broadcast"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 32])
@@ -366,7 +377,6 @@ def test_far_ranks_go_by_the_same_algorithms_with_other_windows(size: int, nbyte
         lambda prices: choose_scan(x, size, False, prices),
         lambda prices: choose_all_gather((nbytes,) * size, prices),
         lambda prices: choose_all_to_all(nbytes // size, size, prices),
-        lambda prices: choose_broadcast(nbytes, size, 0, prices),
     ]
     widened = 0
     for choose in choosers:
