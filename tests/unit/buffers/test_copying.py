@@ -30,7 +30,7 @@ def test_other_sizes_and_memory_that_is_read_only_are_refused(nbytes: int) -> No
 
 
 def test_all_values_of_a_byte() -> None:
-    data: Any = np.arange(LARGE, dtype=np.uint16).view(np.uint8)
+    data: Any = np.arange(1 << 16, dtype=np.uint16).view(np.uint8)
     target: Any = np.zeros_like(data)
     copy(memoryview(target), memoryview(data))
     assert (target == data).all() and len(set(data.tolist())) == 256
