@@ -10,11 +10,12 @@ other memory of the sender's process, which the system reads (`aiodist.transport
 addresses, and a proof, by which the receiver sees for itself that it was right. Where the system
 does not let us, the data is pulled as any other.
 
-The system takes three times as long as it takes to write to a link and to read from there, which
-is two copies, but in the cache, and by two cores. For that the sender's loop has to turn, which is
-not known: its program may compute. So the receiver begins to read, and asks the sender's link for
-a sign; once that has come, it pulls what is left (`wire.REST`). Where ranks have no cores of their
-own, or other programs compute on them, one that reads by itself is better than two in turns.
+The system takes longer than it takes to write to a link and to read from there, which is two
+copies, but in the cache, and by two cores; three times as long where pages are small. For that the
+sender's loop has to turn, which is not known: its program may compute. So the receiver begins to
+read, and asks the sender's link for a sign; once that has come, it pulls what is left
+(`wire.REST`). Where ranks have no cores of their own, or other programs compute on them, one that
+reads by itself is better than two in turns.
 """
 
 from __future__ import annotations
