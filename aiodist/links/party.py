@@ -90,8 +90,13 @@ class Party:
 
     def process_of(self, peer: int) -> int:
         """The process of a rank of this host, as the system knows it; 0: it is not known."""
+        link = self.near(peer)
+        return 0 if link is None else link.pid
+
+    def near(self, peer: int) -> ShmLink | None:
+        """The link to a rank, if it is in shared memory."""
         link = self.peers[peer].link
-        return link.pid if isinstance(link, ShmLink) else 0
+        return link if isinstance(link, ShmLink) else None
 
     # -- who is gone ------------------------------------------------------------------------------
 

@@ -298,6 +298,13 @@ class Delivery:
             message.reading, message.pieces = None, Pieces(target.buffers)
             part = wire.BODY
         else:
+            if pieces.left and reading.is_better_sent:
+                message.fetched = True
+                read = message.nbytes - pieces.left
+                self._wire.send(
+                    message.source, (wire.PULL, message.sid, wire.REST, read), urgent=True
+                )
+                return
             if pieces.left:
                 self._loop.call_soon(self._read, message, reading, target)
                 return

@@ -11,7 +11,9 @@ RTS    [1, tag, wanted, id, m, n]  a message of `m` + `n` bytes is there; payloa
 PULL   [2, id, part]        send me its metadata (0), or its data: without (1) the arrays that I
                             have read on your device by now, or with all (2); or without any,
                             and you have leave to push one message (3). Or nothing: I have read
-                            its data where it lies, and it may be wrong (4), or is right (5)
+                            its data where it lies, and it may be wrong (4), or is right (5);
+                            or, where there is a last field, its data from that byte on, for
+                            what comes before it was read (6)
 DATA   [3, id]              payload: the next bytes of what was pulled
 FIN    [4, id]              all data is there, and is right; not after (5)
 WITHDRAW [5, id]            the message does not exist any more, whatever came of it
@@ -64,8 +66,10 @@ WHOLE: Final = 2
 LEAVE: Final = 3
 READ: Final = 4
 TAKEN: Final = 5
+REST: Final = 6
 """The parts of a message that are pulled. `LEAVE`: as `BODY`, with leave to push another one;
-`READ`: none, its data was read; `TAKEN`: none, and nothing more is to be said."""
+`READ`: none, its data was read; `TAKEN`: none, and nothing more is to be said; `REST`: the data
+from a byte on, for what comes before it was read."""
 
 MOST_PUSHED: Final = 1024 * 1024
 """Most bytes of data of a message that is pushed, where ranks are near."""
@@ -287,6 +291,14 @@ def read_counts(fields: Sequence[Any], count: int, nbytes: int = 0) -> Sequence[
     """The `count` non-negative integers of a frame that has no payload (`nbytes`)."""
     if len(fields) == count + 1 and not nbytes and all(map(is_count, fields)):
         return fields[1:]
+    raise malformed(fields)
+
+
+def read_pull(fields: Sequence[Any], nbytes: int) -> tuple[int, int, int]:
+    """(id, part, its first byte: not 0 if it is the REST)."""
+    sid, part, *start = read_counts(fields, max(2, len(fields) - 1), nbytes)
+    if len(start) == (part == REST) and all(start):
+        return sid, part, sum(start)
     raise malformed(fields)
 
 

@@ -33,6 +33,16 @@ def cut(buffers: Sequence[memoryview], most: int = MAX_PAYLOAD) -> Iterator[list
         yield joined
 
 
+def behind(buffers: Sequence[memoryview], start: int) -> list[memoryview]:
+    """All but the first `start` bytes."""
+    rest = []
+    for buffer in buffers:
+        if start < buffer.nbytes:
+            rest.append(buffer[start:] if start else buffer)
+        start = max(0, start - buffer.nbytes)
+    return rest
+
+
 class Pieces:
     """Memory that pieces of any size fill in order: the landing of each of them. `memory` is where
     the piece goes that is under way, if one is; `left` is how many bytes are still to come, and

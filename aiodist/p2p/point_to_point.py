@@ -13,8 +13,9 @@ to oneself takes the same way, without a link.
 
 Where both are on one host, the receiver may be able to copy the data itself (`shared`): then its
 pull says that it has. Of more than 1 MiB the system reads the sender's memory, and a proof says
-that all of it was right: nobody waits for a word after that. A second thread does half of a large
-copy, for the sender's core has nothing else to do.
+that all of it was right: nobody waits for a word after that. Once the sender's loop has given a
+sign, the receiver pulls what is left instead: two ranks copy through the cache at the same time.
+Of memory that is mapped a second thread copies half.
 
 A receive that waits has told the sender so: where the message before, of up to 1 MiB, found a
 receive waiting for it, the pull of that one gave leave to push another. Of that one the data

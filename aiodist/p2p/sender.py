@@ -16,7 +16,7 @@ from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import EAGER, Limits, MessageTag, SenderCredit, cost, limits_for
 from aiodist.p2p.device_sections import Departure
 from aiodist.p2p.mailbox import Line
-from aiodist.p2p.pieces import cut
+from aiodist.p2p.pieces import behind, cut
 from aiodist.p2p.shared import Offer, SharedMemory
 from aiodist.transports.base import STEADY
 from aiodist.transports.remote import Proof
@@ -208,7 +208,7 @@ class Sender:
     # -- frames from the receiver -----------------------------------------------------------------
 
     def pulled(self, src: int, fields: Sequence[Any], nbytes: int) -> None:
-        sid, part = wire.read_counts(fields, 2, nbytes)
+        sid, part, start = wire.read_pull(fields, nbytes)
         peer = self._peers[src]
         sending = self._find(peer, sid)
         if part == wire.LEAVE:
@@ -222,6 +222,10 @@ class Sender:
             sending.next_part = NOTHING
             self._all_left(peer, sending, proved=part == wire.TAKEN)
             return
+        if part == wire.REST and sending.shown and start < sending.encoded.nbytes:
+            assert self._shared is not None
+            self._shared.sent(start)
+            part = wire.BODY
         due = wire.METADATA if part == wire.METADATA else wire.BODY
         if due != sending.next_part or part > wire.WHOLE:
             raise ProtocolError(f"rank {src} pulled part {part} of message {sid}: not due")
@@ -230,7 +234,7 @@ class Sender:
             self._move(peer, sending, [memoryview(sending.encoded.meta)])
             return
         sending.next_part = NOTHING
-        if sending.proof is not None and self._shared is not None:
+        if sending.proof is not None and self._shared is not None and not start:
             self._shared.pulled(src)
         sources = sending.sources
         if sources is None or (part == wire.BODY and sending.words):
@@ -239,7 +243,7 @@ class Sender:
             if sending.front:
                 self._go_on(peer, sending)
             else:
-                self._move(peer, sending, sending.encoded.buffers)
+                self._move(peer, sending, behind(sending.encoded.buffers, start))
             return
         sending.departure = Departure(sources, sending.encoded)
         sending.departure.when_there(partial(self._copied, peer, sending, sending.departure))

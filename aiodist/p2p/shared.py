@@ -9,6 +9,13 @@ enough is pushed where receives wait: one copy more takes less time than an answ
 other memory of the sender's process, which the system reads (`aiodist.transports.remote`):
 addresses, and a proof, by which the receiver sees for itself that it was right. Where the system
 does not let us, the data is pulled as any other.
+
+The system takes longer than it takes to write to a link and to read from there, which is two
+copies, but in the cache, and by two cores; three times as long where pages are small. For that the
+sender's loop has to turn, which is not known: its program may compute. So the receiver begins to
+read, and asks the sender's link for a sign; once that has come, it pulls what is left
+(`wire.REST`). Where ranks have no cores of their own, or other programs compute on them, one that
+reads by itself is better than two in turns.
 """
 
 from __future__ import annotations
@@ -18,6 +25,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from aiodist.buffers.copying import copy
 from aiodist.links.moved import Moved
 from aiodist.p2p.pieces import Pieces
 from aiodist.shared_memory.heap import Heap
@@ -43,6 +51,9 @@ takes half of the time, or less, on a quiet machine."""
 MOST_BUFFERS: Final = 16
 """Most buffers whose addresses are told: they are to stay a small part of a frame."""
 
+WORTH_A_WORD: Final = 1024 * 1024
+"""Bytes that are left to be read from which the sender is asked to send them instead."""
+
 MAX_ADDRESS: Final = 2**63 - 1
 
 Where = int | list[Any]
@@ -66,10 +77,21 @@ def is_where(value: Any, nbytes: int) -> bool:
     return sum(numbers[1::2]) == nbytes
 
 
+class Partner(Protocol):
+    """The link to a rank of this host, which can ask for a sign."""
+
+    def knock(self) -> None:
+        """Ask for a sign."""
+
+    def answers(self) -> bool:
+        """Whether the other side's loop has had a turn since then."""
+        ...
+
+
 class SharedMemory:
     """The memory that ranks read of each other, for messages. `process` gives the process of a rank
-    of this host, as the system knows it (0: it is not known); `helper`: where ranks have cores of
-    their own, what uses that of the sender, which waits."""
+    of this host, as the system knows it (0: it is not known). Where ranks have cores of their own:
+    `helper` uses that of the sender, which waits, and `partner` gives the link to a rank."""
 
     def __init__(
         self,
@@ -77,11 +99,13 @@ class SharedMemory:
         moved: Moved,
         process: Callable[[int], int],
         helper: SecondThread | None = None,
+        partner: Callable[[int], Partner | None] = lambda rank: None,
     ) -> None:
         self._heap = heap
         self._moved = moved  # counts what no link does
         self._process = process
         self._helper = helper
+        self._partner = partner
         self._refused: set[int] = set()  # processes that could not be read
         self._unread: set[int] = set()  # ranks that could not read this process
 
@@ -110,7 +134,7 @@ class SharedMemory:
         process = self._process(src)
         if not process or process in self._refused:
             return None
-        return Remote(process, where, self._moved, self._refused, self._helper)
+        return Remote(process, where, self._moved, self._refused, self._partner(src))
 
     def pulled(self, dst: int) -> None:
         """Rank `dst` has asked for what it was to read: it cannot."""
@@ -131,12 +155,18 @@ class Reading(Protocol):
         """Copy what comes next to where it goes, as much as one turn of the loop may. Raises
         OSError where it cannot be read, or was withdrawn."""
 
+    @property
+    def is_better_sent(self) -> bool:
+        """Whether the sender can send what is left in less time."""
+        ...
+
 
 class Mapped:
     """Data that is mapped here."""
 
     __slots__ = ("_data", "_helper", "_moved")
     proves = False
+    is_better_sent = False
 
     def __init__(self, data: memoryview, moved: Moved, helper: SecondThread | None = None) -> None:
         self._data = data
@@ -151,15 +181,13 @@ class Mapped:
         memory = pieces.memory
         assert memory is not None
         if helper is None:
-            memory[:] = self._data[start : start + count]
+            copy(memory, self._data[start : start + count])
         else:
-            # By numpy, which lets the other thread go on meanwhile.
-            there = np.frombuffer(self._data, np.uint8, count, start)
-            here = np.frombuffer(memory, np.uint8)
+            there = self._data[start : start + count]
 
             def step(number: int) -> None:
                 at = number * STEP
-                np.copyto(here[at : at + STEP], there[at : at + STEP])
+                copy(memory[at : at + STEP], there[at : at + STEP])
 
             done = helper.run(step, -(-count // STEP), AT_ONCE // STEP)
             count = min(count, done * STEP)
@@ -176,7 +204,9 @@ def _of_use(helper: SecondThread | None, nbytes: int) -> SecondThread | None:
 class Remote:
     """Data in memory of another process."""
 
-    __slots__ = ("_checked", "_helper", "_moved", "_pid", "_proof", "_refused", "_spans")
+    __slots__ = (
+        "_checked", "_moved", "_partner", "_pid", "_proof", "_refused", "_spans", "is_better_sent",
+    )  # fmt: skip
     proves = True
 
     def __init__(
@@ -185,37 +215,28 @@ class Remote:
         where: list[Any],
         moved: Moved,
         refused: set[int],
-        helper: SecondThread | None = None,
+        partner: Partner | None = None,
     ) -> None:
         self._pid = pid
         self._proof, addresses = where[:2], where[2:]
         self._spans = list(zip(addresses[::2], addresses[1::2], strict=True))
         self._moved = moved
         self._refused = refused  # hears of a process that cannot be read
-        self._helper = helper
         self._checked = False  # it is the process that it is taken for
+        self._partner = partner
+        self.is_better_sent = False
 
     def copy(self, pieces: Pieces) -> None:
-        helper = _of_use(self._helper, pieces.left)
-        address, count = self._next(pieces.left, AT_ONCE if helper is None else 2 * AT_ONCE)
+        address, count = self._next(pieces.left, AT_ONCE)
         pieces.place(count)
         memory = pieces.memory
         assert memory is not None
-
-        def step(number: int) -> None:
-            at = number * STEP
-            remote.read(self._pid, address + at, memory[at : at + STEP])
-
         try:
             holds = self._checked or remote.holds(self._pid, self._proof)
             if holds:
                 self._checked = True
-                if helper is not None and count >= WORTH_HELP:
-                    done = helper.run(step, -(-count // STEP), AT_ONCE // STEP)
-                    count = min(count, done * STEP)
-                    pieces.memory = memory[:count]
-                else:
-                    remote.read(self._pid, address, memory)
+                count = self._read(address, memory, pieces.left)
+                pieces.memory = memory[:count]
                 if count == pieces.left:
                     holds = remote.holds(self._pid, self._proof)
         except OSError:
@@ -225,6 +246,23 @@ class Remote:
             raise OSError("it was withdrawn")
         pieces.landed()
         self._moved.received += count
+
+    def _read(self, address: int, memory: memoryview, left: int) -> int:
+        """Fill `memory`, or its front, if the sender can send more than that: how many bytes.
+        `left`: those of the message."""
+        partner = self._partner
+        if partner is None or polling.others_compute():
+            remote.read(self._pid, address, memory)
+            return len(memory)
+        partner.knock()
+        for at in range(0, len(memory), STEP):
+            step = memory[at : at + STEP]
+            remote.read(self._pid, address + at, step)
+            end = at + len(step)
+            if left - end >= WORTH_A_WORD and partner.answers():
+                self.is_better_sent = True
+                return end
+        return len(memory)
 
     def _next(self, left: int, most: int) -> tuple[int, int]:
         """Where the last `left` bytes begin, and how many of them to copy, `most` at most."""

@@ -40,6 +40,11 @@ from aiodist.transports.second_thread import SECOND_THREAD
 from aiodist.wire import kinds
 from aiodist.work import Work
 
+
+def _nobody(rank: int) -> None:
+    """Nobody is asked for a sign."""
+
+
 Take = Callable[[int, list[Any], int], Landing | None]
 """Takes a frame: of which rank, its header, and how many bytes of payload it has."""
 
@@ -89,7 +94,9 @@ class Context(Party):
         self.heap = Heap(self, shares=self.shares_memory)
         # Its messages.
         helper = SECOND_THREAD if self.size <= cores() else None
-        shared = SharedMemory(self.heap, endpoint.moved, self.process_of, helper)
+        shared = SharedMemory(
+            self.heap, endpoint.moved, self.process_of, helper, self.near if helper else _nobody
+        )
         self.p2p = PointToPoint(
             self, self.loop, self.records, self.device_memory, self.costs.way, shared
         )

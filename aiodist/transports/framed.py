@@ -17,6 +17,7 @@ import io
 from abc import abstractmethod
 from collections.abc import Sequence
 
+from aiodist.buffers.copying import copy
 from aiodist.errors import ProtocolError
 from aiodist.transports.base import Done, Landing, Receiver, wrong_size
 from aiodist.transports.kept import JOINED, OWN_PAYLOAD, OWN_SIZE, Kept, read_own
@@ -365,7 +366,7 @@ class FramedLink(BaseLink):
             if memory is not None:
                 if len(memory) != nbytes:
                     raise wrong_size(memory, nbytes)
-                memory[:here] = view[start : start + here]
+                copy(memory[:here], view[start : start + here])
             start += here
             self._header = header
             self._landing = landing

@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import Sequence
 
+from aiodist.buffers.copying import copy
 from aiodist.errors import ProtocolError
 from aiodist.transports import futex
 from aiodist.transports.base import Receiver
@@ -27,6 +28,12 @@ from aiodist.transports.polling import linger, others_compute
 from aiodist.transports.processes import open_behind
 from aiodist.transports.shm_rings import PIECE, Rings
 from aiodist.wire.frames import MAX_HEADER, OVERHEAD, parse_prefix
+
+AT_ONCE = 512 * 1024
+"""Bytes that are taken at once of those that have come: more would leave too little room."""
+
+LARGE = 4
+"""How many times as many bytes of large payloads one turn takes: they only have to be copied."""
 
 LINGER = 150e-6
 """Seconds without traffic after which a link falls asleep: an answer is often sooner here than it
@@ -40,7 +47,17 @@ class ShmLink(FramedLink):
     """A link over the segments `own` and `peer`, and a connected, non-blocking Unix socket, all of
     which it owns from now on."""
 
-    __slots__ = ("_asleep", "_bedtime", "_due", "_moved", "_reading", "_rings", "_socket", "pid")
+    __slots__ = (
+        "_asleep",
+        "_bedtime",
+        "_due",
+        "_moved",
+        "_reading",
+        "_rings",
+        "_socket",
+        "_turns",
+        "pid",
+    )
 
     def __init__(
         self,
@@ -63,6 +80,7 @@ class ShmLink(FramedLink):
         self._moved = 0  # of the rings, when last looked
         self._bedtime = 0.0  # no sleep before this, on the clock of `perf_counter`
         self._due = False  # `_turn` will be called
+        self._turns = 0  # of the peer's loop, when it was asked for a sign
 
     def start(self) -> None:
         if not self._closed:
@@ -88,6 +106,7 @@ class ShmLink(FramedLink):
         if self._closed:
             return
         rings = self._rings
+        rings.turned()
         has_moved = rings.moved != self._moved
         if has_moved:
             self._moved = rings.moved
@@ -100,6 +119,16 @@ class ShmLink(FramedLink):
             self._stay_awake()
         else:
             self._asleep = True
+
+    def knock(self) -> None:
+        """Ask the peer's loop for a sign."""
+        if not self._closed:
+            self._turns = self._rings.turns
+            self._rings.knock()
+
+    def answers(self) -> bool:
+        """Whether the peer's loop has had a turn since then: so it will have others."""
+        return not self._closed and self._rings.turns != self._turns
 
     def _ring(self) -> None:
         """Wake the peer."""
@@ -198,16 +227,17 @@ class ShmLink(FramedLink):
             start = (rings.read - rings.origin) % rings.size
             count = min(have, rings.size - start)
             if self._to_come:
-                count = min(count, self._to_come, PIECE)
+                count = min(count, self._to_come, AT_ONCE)
                 landing = self._landing
                 memory = None if landing is None else landing.memory
                 if memory is not None:
                     end = self._arrived + count
-                    memory[self._arrived : end] = ring[start : start + count]
+                    copy(memory[self._arrived : end], ring[start : start + count])
                 rings.taken(count)
                 landing = self._arrive(count)
                 if landing is not None:
                     landing.landed()
+                budget -= -(-count // LARGE)
             else:
                 window = min(count, WINDOW)
                 count = self._parse(ring, ring, start, start + window) - start
@@ -217,7 +247,7 @@ class ShmLink(FramedLink):
                     break  # the rest of a prefix is to come
                 if not self._closed:
                     rings.taken(count)
-            budget -= count
+                budget -= count
             if self._closed or self._peer_ended or budget <= FRAME * (self._came - came):
                 break
             if count == have and have < PIECE and not self._to_come:
@@ -244,7 +274,7 @@ class ShmLink(FramedLink):
             if stop <= rings.size and ring[start:middle].tobytes() == prefix and middle <= here:
                 if stop > here:
                     return None
-                into[:] = ring[middle:stop]
+                copy(into, ring[middle:stop])
                 rings.taken(stop - start)
                 self._received_bytes += len(into)
                 return True

@@ -33,6 +33,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+from aiodist.buffers.copying import copy
 from aiodist.errors import ProtocolError
 from aiodist.transports import futex
 
@@ -47,7 +48,8 @@ SEGMENT = PAGE + RING
 """Bytes of a segment."""
 
 PIECE = 64 * 1024
-"""Bytes after which a writer shows what it has copied: the other side copies at the same time."""
+"""Bytes after which a writer shows what it has copied, or a quarter of all if that is more: the
+other side copies at the same time."""
 
 GIVE_BACK = 32 * 1024
 """Bytes after which a reader gives back the room: each time costs both sides a cache line."""
@@ -67,6 +69,8 @@ _READ = 16
 _ASLEEP = 17
 """Not 0: the owner sleeps, for the n-th time; where this is 2 n until a bell, where it is 2 n + 1
 until the peer rings at the word of what it has written (it dozes)."""
+_TURNS = 19
+"""How many turns of its loop the owner was awake in."""
 _WANTED = 18
 """Not 0: the owner waits for room, until the peer has read so many bytes."""
 
@@ -79,8 +83,8 @@ class Rings:
 
     __slots__ = (
         "_bell", "_doorstep", "_fence", "_given", "_granted", "_limit", "_origin", "_out", "_own",
-        "_peer", "_rung", "_seen", "_sleeps", "_threshold", "_written", "incoming", "origin",
-        "read", "size",
+        "_peer", "_rung", "_seen", "_sleeps", "_threshold", "_turns", "_written", "incoming",
+        "origin", "read", "size",
     )  # fmt: skip
 
     def __init__(self, own: memoryview, peer: memoryview, bell: Callable[[], None]) -> None:
@@ -106,6 +110,7 @@ class Rings:
         self._granted = 0  # the peer's wait for room that a bell has ended
         # Sleep.
         self._sleeps = 0
+        self._turns = 0
         # Where the peer dozes, and where this side does: the words of what each has written.
         self._doorstep = futex.address_of(own)
         self._threshold = futex.address_of(peer)
@@ -148,7 +153,7 @@ class Rings:
             raise BlockingIOError("the ring is full")
         total = sum([memoryview(buffer).nbytes for buffer in buffers])
         # A piece with its header is shown at once.
-        step = PIECE if total > PIECE + PAGE and not at_once else total
+        step = max(PIECE, total // 4) if total > PIECE + PAGE and not at_once else total
         at = (self._written - self._origin) % self.size
         hidden = 0
         for buffer in buffers:
@@ -158,7 +163,7 @@ class Rings:
             view = view.cast("B")
             while view and left:
                 count = min(len(view), left, self.size - at, step - hidden)
-                self._out[at : at + count] = view[:count]
+                copy(self._out[at : at + count], view[:count])
                 view = view[count:]
                 at = (at + count) % self.size
                 left -= count
@@ -176,6 +181,9 @@ class Rings:
         self._own[_WRITTEN] = self._written
         with self._fence:
             pass
+        self._wake_peer()
+
+    def _wake_peer(self) -> None:
         asleep = self._peer[_ASLEEP]
         if asleep and asleep != self._rung:
             self._rung = asleep
@@ -217,9 +225,9 @@ class Rings:
         """Copy available bytes from the `start`-th on, and leave them where they are."""
         at = (self.read - self.origin + start) % self.size
         here = min(len(into), self.size - at)
-        into[:here] = self.incoming[at : at + here]
+        copy(into[:here], self.incoming[at : at + here])
         if here < len(into):
-            into[here:] = self.incoming[: len(into) - here]
+            copy(into[here:], self.incoming[: len(into) - here])
 
     def taken(self, count: int) -> None:
         """`count` of the available bytes were read: the peer may overwrite them, soon."""
@@ -262,6 +270,22 @@ class Rings:
         # The fence is in the kernel, which compares what is written with what was seen of it.
         futex.wait(self._threshold, self._seen, seconds)
         self._own[_ASLEEP] = 0
+
+    def turned(self) -> None:
+        """The loop has had a turn."""
+        self._turns += 1
+        self._own[_TURNS] = self._turns
+
+    @property
+    def turns(self) -> int:
+        """How many turns the peer's loop has had, while it was awake."""
+        return self._peer[_TURNS]
+
+    def knock(self) -> None:
+        """Wake the peer, if it sleeps: its loop is to have a turn."""
+        with self._fence:
+            pass
+        self._wake_peer()
 
     def wake(self) -> None:
         """No bell is needed for now."""

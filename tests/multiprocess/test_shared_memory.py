@@ -412,8 +412,8 @@ async def program(group):
         np.testing.assert_array_equal(value[0], x - group.rank + left)
         await group.sendrecv(x, right, src=left, out=out)
         np.testing.assert_array_equal(out, value[0])
-    # The first one went before there was a link, which tells the process at its other end.
-    say(group._context.endpoint.moved.received > 3 * out.nbytes)
+    # How much of each depends on when a sender's loop gives a sign, and sends the rest.
+    say(group._context.endpoint.moved.received > 0)
 """
 
 
@@ -445,7 +445,7 @@ reads = 0
 def read_of_the_dead(pid, address, into, real=remote.read):
     global reads
     reads += 1
-    if reads == 4:  # a proof, and data three times
+    if reads == 2:  # a proof, and data: after that it may be asked to send the rest
         os.kill(sender, signal.SIGKILL)
     real(pid, address, into)
 

@@ -380,51 +380,159 @@ class Helper:
 
 
 @pytest.fixture
-def helper(net: Any) -> Helper:
+def mapped(make_net: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Ranks that have their arrays in memory that both map."""
+    return build(make_net, "mapped", monkeypatch)
+
+
+@pytest.fixture
+def helper(mapped: Any) -> Helper:
     made = Helper()
-    for engine in net.engines:
+    for engine in mapped.engines:
         engine._receiver._shared._helper = made
     return made
 
 
-def test_two_threads_read_twice_as_much_in_a_turn(net: Any, helper: Helper) -> None:
+def test_two_threads_read_twice_as_much_in_a_turn(mapped: Any, helper: Helper) -> None:
     nbytes = 3 * shared.AT_ONCE + 5 * 4
-    x, sending, receiving, out = read_for_a_while(net, 0, nbytes)
+    x, sending, receiving, out = read_for_a_while(mapped, 0, nbytes)
     assert (out != -1).sum() == 2 * shared.AT_ONCE // 4
     assert not receiving.done()
-    net.settle()
+    mapped.settle()
     assert sending.done() and receiving.result() is out and (out == x).all()
     whole = 2 * shared.AT_ONCE // shared.STEP
     assert helper.runs == [whole, whole // 2 + 1]
 
 
-def test_where_the_second_thread_comes_late_a_turn_reads_no_more(net: Any, helper: Helper) -> None:
+def test_where_the_second_thread_comes_late_a_turn_reads_no_more(
+    mapped: Any, helper: Helper
+) -> None:
     helper.no_core = True
     nbytes = 2 * shared.AT_ONCE + 4
-    x, sending, receiving, out = read_for_a_while(net, 0, nbytes)
+    x, sending, receiving, out = read_for_a_while(mapped, 0, nbytes)
     assert (out != -1).sum() == shared.AT_ONCE // 4
-    net.settle()
+    mapped.settle()
     assert sending.done() and receiving.result() is out and (out == x).all()
     assert helper.runs == [shared.AT_ONCE // shared.STEP] * 2
 
 
 def test_what_is_soon_read_is_read_by_one(
-    net: Any, helper: Helper, monkeypatch: pytest.MonkeyPatch
+    mapped: Any, helper: Helper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, _, receiving, _ = read_for_a_while(net, 0, shared.WORTH_HELP - 4)
-    net.settle()
+    _, _, receiving, _ = read_for_a_while(mapped, 0, shared.WORTH_HELP - 4)
+    mapped.settle()
     assert receiving.done()
     # Where others compute there is no core for it, and to wait for it takes a time slice of theirs.
     monkeypatch.setattr(polling, "others_compute", lambda: True)
-    _, _, receiving, _ = read_for_a_while(net, 1, 2 * shared.AT_ONCE)
-    net.settle()
+    _, _, receiving, _ = read_for_a_while(mapped, 1, 2 * shared.AT_ONCE)
+    mapped.settle()
     assert receiving.done()
     assert not helper.runs
 
 
+# -- with a sender whose loop turns ---------------------------------------------------------------
+
+
+class Sleeper:
+    """The link to a rank that gives a sign at the `n`-th look after a knock; 0: at none."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.looks = 0
+
+    def knock(self) -> None:
+        self.looks = 0
+
+    def answers(self) -> bool:
+        self.looks += 1
+        return self.looks == self.n
+
+
+def with_partner(net: Any, looks: int) -> None:
+    net.engines[1]._receiver._shared._partner = lambda rank: Sleeper(looks)
+
+
+def go_on(net: Any, times: int) -> None:
+    """The pull gets there, and some of the rest comes back."""
+    for _ in range(times):
+        net.pipes[1, 0].flow()
+        net.pipes[0, 1].leave(400_000)
+        net.pipes[0, 1].arrive(300_000)
+
+
+@pytest.mark.parametrize("buffers", [1, 3])
+@pytest.mark.parametrize("looks", [1, 2, 9])
+def test_a_sender_that_gives_a_sign_sends_the_rest(reading: Any, looks: int, buffers: int) -> None:
+    with_partner(reading, looks)
+    x = np.arange(1, 6 * MIB // 4 + 1, dtype=np.int32)
+    value: Any = x if buffers == 1 else np.split(x, buffers)
+    receiving = reading.engines[1].recv(0)
+    sending = reading.engines[0].send(value, 1)
+    reading.settle()
+    got = receiving.result()
+    assert ((got if buffers == 1 else np.concatenate(got)) == x).all()
+    assert sending.done()
+    # In each turn it knocks anew, and there are eight steps in one.
+    read = looks * shared.STEP
+    if looks > 8:
+        assert wire.DATA not in reading.kinds(0, 1)
+        assert reading.moved[0].sent == reading.moved[1].received == x.nbytes
+    else:
+        assert reading.kinds(0, 1)[-1] == wire.FIN
+        assert reading.moved[0].sent == reading.moved[1].received == read
+    reading.engines[0].send(value, 1)  # it is asked for a sign again
+    again = reading.engines[1].recv(0)
+    reading.settle()
+    assert again.done()
+    assert_idle(reading)
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_what_is_soon_read_or_beside_others_is_read_to_its_end(
+    reading: Any, others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polling, "others_compute", lambda: others)
+    with_partner(reading, 1)
+    nbytes = 6 * MIB if others else shared.WORTH_A_WORD + shared.STEP - 4
+    receiving, out = receive(reading, nbytes)
+    reading.engines[0].send(ramp(reading, nbytes, 1), 1)
+    reading.settle()
+    assert receiving.result() is out and (out == ramp(reading, nbytes, 1)).all()
+    assert reading.kinds(0, 1) == [wire.RTS]
+
+
+@pytest.mark.parametrize("times", [0, 1, 2, 3, 5])
+def test_a_receive_cancelled_while_the_rest_comes(reading: Any, times: int) -> None:
+    with_partner(reading, 1)
+    x, sending, receiving, out = read_for_a_while(reading, 0)
+    go_on(reading, times)
+    assert receiving.cancel()
+    out[:] = -5
+    again, other = receive(reading, x.nbytes)
+    reading.settle()
+    assert (out == -5).all() and again.result() is other and (other == x).all()
+    assert sending.done()
+    assert_idle(reading)
+
+
+@pytest.mark.parametrize("times", [0, 1, 2, 3, 5])
+def test_a_send_cancelled_while_the_rest_goes(reading: Any, times: int) -> None:
+    with_partner(reading, 1)
+    x, sending, receiving, out = read_for_a_while(reading, 0)
+    go_on(reading, times)
+    assert sending.cancel()
+    x[:] = -7
+    reading.settle()
+    assert not receiving.done()
+    reading.engines[0].send(np.full(x.size, 9, np.int32), 1)
+    reading.settle()
+    assert receiving.result() is out and (out == 9).all()
+    assert_idle(reading)
+
+
 def test_a_step_that_cannot_be_read(reading: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     left = 20
-    reading.engines[1]._receiver._shared._helper = Helper()
+    with_partner(reading, 0)
 
     def fail(pid: int, address: int, into: memoryview) -> None:
         nonlocal left
@@ -472,3 +580,20 @@ def test_nobody_has_read_what_lies_elsewhere(net: Any) -> None:
     net.engines[0].send(np.zeros(MIB, np.uint8), 1)
     with pytest.raises(ProtocolError, match="pulled part 4 of message 0: not due"):
         net.engines[0].frame(1, (wire.PULL, 0, wire.READ), 0)
+
+
+@pytest.mark.parametrize("fields", [
+    (wire.PULL, 0, wire.REST), (wire.PULL, 0, wire.REST, 0), (wire.PULL, 0, wire.BODY, 5),
+    (wire.PULL, 0, wire.REST, 5, 5), (wire.PULL, 0, wire.REST, -1), (wire.PULL, 0),
+])  # fmt: skip
+def test_pulls_that_nobody_sends(reading: Any, fields: tuple[int, ...]) -> None:
+    reading.engines[0].send(ramp(reading, MIB), 1)
+    with pytest.raises(ProtocolError, match="malformed"):
+        reading.engines[0].frame(1, fields, 0)
+
+
+@pytest.mark.parametrize("start", [MIB, MIB + 1])
+def test_there_is_no_rest_behind_the_end(reading: Any, start: int) -> None:
+    reading.engines[0].send(ramp(reading, MIB), 1)
+    with pytest.raises(ProtocolError, match="pulled part 6 of message 0: not due"):
+        reading.engines[0].frame(1, (wire.PULL, 0, wire.REST, start), 0)

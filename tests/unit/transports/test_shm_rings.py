@@ -389,3 +389,19 @@ def test_a_piece_with_its_header_is_shown_at_once(monkeypatch: pytest.MonkeyPatc
     assert shown == [PIECE + 100]
     b.rings.write([bytes(100), bytes(2 * PIECE)])
     assert shown[1:] == [PIECE, PIECE, 100]
+    a, b = pair(16 * PIECE)
+    a.rings.write([bytes(100), bytes(8 * PIECE)])
+    assert shown[4:] == [2 * PIECE + 25] * 4  # a quarter of all
+
+
+def test_a_knock_wakes_who_sleeps_once() -> None:
+    a, b = pair()
+    a.rings.knock()
+    assert a.bells == 0
+    assert b.rings.sleep(for_room=False)
+    for _ in range(2):
+        a.rings.knock()
+        assert a.bells == 1
+    assert a.rings.turns == 0
+    b.rings.turned()
+    assert (a.rings.turns, b.rings.turns) == (1, 0)

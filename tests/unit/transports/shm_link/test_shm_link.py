@@ -12,6 +12,7 @@ import pytest
 
 from aiodist.errors import ProtocolError
 from aiodist.transports import shm_rings
+from aiodist.transports.link import TURN
 from aiodist.transports.shm_rings import RING
 from aiodist.wire import frames
 
@@ -207,3 +208,31 @@ async def test_the_loop_gets_its_turn_while_much_arrives(wired: Any) -> None:
                 largest = max(largest, w.link.received_bytes - last)
                 last = w.link.received_bytes
         assert largest <= 2 << 20
+
+
+async def test_a_turn_takes_more_of_a_large_payload_that_comes_at_the_same_time(
+    wired: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that writes while this side reads is not left alone for each MiB."""
+    async with wired() as w:
+        data = memoryview(frames.encode(b"h", bytes(6 * TURN)))
+
+        def write() -> None:
+            nonlocal data
+            data = data[w.raw.rings.write([data]) :]
+
+        rings = w.link._rings
+        taken = rings.taken
+
+        def refill(count: int) -> None:
+            taken(count)
+            if data and w.raw.rings.room():
+                write()
+
+        monkeypatch.setattr(rings.__class__, "taken", lambda rings, count: refill(count))
+        write()
+        assert w.link.poll()
+        assert 3 * TURN < rings.read <= 5 * TURN
+        while not w.seen.frames:
+            w.link.poll()
+        assert len(w.seen.frames[0][1]) == 6 * TURN

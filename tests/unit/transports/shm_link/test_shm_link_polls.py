@@ -25,6 +25,29 @@ async def test_an_idle_link_sleeps_and_a_bell_wakes_it(wired: Any, asleep: Any) 
         assert w.seen.headers == [b"0", b"1", b"2"]
 
 
+async def test_a_turn_of_the_loop_is_the_sign_that_a_knock_asks_for(
+    wired: Any, asleep: Any
+) -> None:
+    async with wired() as w:
+        await asleep(w)
+        before = w.raw.rings.turns
+        w.raw.rings.knock()
+        assert w.raw.rings.turns == before  # its program computes
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert w.raw.rings.turns > before
+        w.link.knock()
+        assert not w.link.answers()
+        w.raw.rings.turned()
+        assert w.link.answers() and w.link.answers()
+        w.link.knock()
+        assert not w.link.answers()
+        w.raw.rings.turned()
+        w.link.close()
+        w.link.knock()
+        assert not w.link.answers()
+
+
 async def test_a_link_that_is_polled_needs_no_bell(wired: Any, asleep: Any) -> None:
     async with wired() as w:
         await asleep(w)
