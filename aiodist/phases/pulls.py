@@ -19,7 +19,7 @@ from aiodist.engine.phase import Phase, Prepared, prepared
 from aiodist.phases.base import Place
 from aiodist.phases.memories import Reductions, Regions
 from aiodist.schedules import pull_direct, pull_scan, pull_slices, pull_values, pull_whole
-from aiodist.shared_memory.board import BULK, CROWDED_BULK, SMALL
+from aiodist.shared_memory.board import BULK, CROSSING, CROWDED_BULK, SMALL
 
 WHOLE = 128 * 1024
 """Most bytes of an array that everyone reduces for itself."""
@@ -28,8 +28,8 @@ WORTH = 2 * 1024 * 1024
 DEPTH = 3
 """Buffers through which large arrays go: one is filled, one is read, one is behind."""
 CROWDED_DEPTH = 2
-"""The same of reductions where there are more ranks than cores: nobody is far behind, as all others
-wait for who has the core, and pieces are larger."""
+"""The same of reductions and messages where there are more ranks than cores: nobody is far behind,
+as all others wait for who has the core, and pieces are larger."""
 ROUNDS = 4
 """Rounds in which even small ones go, so that ranks work at the same time."""
 LEAST = 64 * 1024
@@ -214,9 +214,15 @@ def exchange(
     target: Sequence[memoryview],
 ) -> Phase:
     memory = Regions.of_bytes(source, target)
-    piece = piece_for(place.size - 1, 1, longest, ROUNDS)
+    if place.crowded:
+        # A round is a turn of all ranks on their cores, so there are as few as there is room for.
+        depth = CROWDED_DEPTH
+        piece = piece_for(place.size - 1, 1, longest, buffer=CROSSING // depth)
+    else:
+        depth = DEPTH
+        piece = piece_for(place.size - 1, 1, longest, ROUNDS)
     rounds = -(-longest // piece)
     plan = prepared(
-        pull_values.exchange, place.rank, place.size, sends, receives, rounds, piece, DEPTH
+        pull_values.exchange, place.rank, place.size, sends, receives, rounds, piece, depth
     )
     return Phase(plan, memory, 1, plan.plan.shared)

@@ -80,7 +80,8 @@ CROWDED_BULK: Final = 4096 * 1024
 on their cores, and with each turn their caches are filled anew. So there are few, of many bytes."""
 CROSSING: Final = 8 * 1024 * 1024
 """Bytes of that area. Plans of several hosts use all of it: each of their pieces is a frame to
-another host as well, and what a frame costs beside its bytes is most of what small ones cost."""
+another host as well, and what a frame costs beside its bytes is most of what small ones cost. So do
+messages of more ranks than cores, of which each round is a turn of all ranks, too."""
 _FIRST: Final = PAGE + PAGE // 2
 AREAS: Final = ((_FIRST, SHOWN), (_FIRST + SHOWN, SHOWN), (_FIRST + 2 * SHOWN, CROSSING))
 """Where each area begins, and its size: in the middle of a page. A processor compares addresses by

@@ -1,4 +1,4 @@
-"""Which plan ranks that share memory reduce by: all the same one, in the memory that there is."""
+"""Which plan ranks that share memory move by: all the same one, in the memory that there is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
 from aiodist.phases import pulls
-from aiodist.shared_memory.board import BULK, CROWDED_BULK
+from aiodist.shared_memory.board import BULK, CROSSING, CROWDED_BULK
 from aiodist.types import ReduceOp
 
 QUICK = Kernel.of(ReduceOp.SUM, "float32")
@@ -80,3 +80,23 @@ def test_of_more_ranks_than_cores_pieces_are_large(
     assert names(ROUNDED, nbytes // 2, 4, crowded) == {
         ("pull_slices.all_reduce", publishes // 2 + 1)
     }
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "crowded", "publishes"),
+    [(MIB, False, 7), (MIB, True, 1), (16 * MIB, False, 97), (16 * MIB, True, 13)],
+)
+def test_of_more_ranks_than_cores_messages_go_in_large_pieces(
+    nbytes: int, crowded: bool, publishes: int
+) -> None:
+    size = 4
+    starts = tuple(range(0, (size + 1) * nbytes, nbytes))
+    data = [memoryview(bytes(1))]
+    found = set()
+    for rank in range(size):
+        place: Any = SimpleNamespace(rank=rank, size=size, crowded=crowded)
+        phase = pulls.exchange(place, starts, starts, nbytes, data, data)
+        assert phase.shared is not None
+        assert phase.shared <= (CROSSING if crowded else BULK)
+        found.add(phase.prepared.plan.publishes)
+    assert found == {publishes}
