@@ -62,7 +62,8 @@ class Operations:
             await group.all_reduce(x)  # x has the sum of all ranks
             loss = await group.all_reduce(0.5, aiodist.ReduceOp.AVG)
         """
-        self._check_loop()
+        if asyncio._get_running_loop() is not self._loop:
+            self._check_loop()
         context = self._context
         express = context.express if tag is None else context.post_express
         if out is None and express is not None:

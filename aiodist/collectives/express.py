@@ -301,11 +301,7 @@ class Express(ABC, Generic[G, R]):
         ended = self._note(work, op, call, nbytes)
         if self._records.trace is not None:
             self._records.started(work)
-        if self._progress.is_due():
-            # The loop gets its turn before the caller goes on; the others need not wait for that.
-            self._loop.call_soon(work.finish_within_call, result, ended)
-        else:
-            work.finish_within_call(result, ended)
+        self._progress.finish(work, result, ended)
 
     def _finish_waiting(
         self, work: Work[Any], op: str, call: bytes, nbytes: int, result: Any

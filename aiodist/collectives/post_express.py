@@ -526,10 +526,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             return
         self._calls.ended(work.tag)
         ended = self._note(work, what.op, what.call, what.nbytes)
-        if self._progress.is_due():
-            self._loop.call_soon(work.finish_within_call, result, ended)
-        else:
-            work.finish_within_call(result, ended)
+        self._progress.finish(work, result, ended)
 
     # -- posts ------------------------------------------------------------------------------------
 

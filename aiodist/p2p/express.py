@@ -154,13 +154,9 @@ class P2PExpress:
             self._links.pop(dst, None)  # there may be another by now
             return None
         work: Work[None] = Work.begin(self._loop, "send", form.tag, None, form.spec.nbytes)
-        ended = self._note(work, form, dst)
-        if self._progress.is_due():
-            # The loop gets its turn now, while the message is on its way, rather than when the
-            # answer is there.
-            self._loop.call_soon(work.finish_within_call, None, ended)
-        else:
-            work.finish_within_call(None, ended)
+        # Where the loop is due, it gets its turn now, while the message is on its way, rather than
+        # when the answer is there.
+        self._progress.finish(work, None, self._note(work, form, dst))
         return work
 
     def recv(self, src: Any, tag: Any, out: Any) -> Work[Any] | None:

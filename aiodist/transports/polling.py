@@ -42,6 +42,7 @@ import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -71,6 +72,14 @@ class Stamps(Protocol):
     def doze(self, peers: Sequence[Any], stamp: int, seconds: float, /) -> bool:
         """Sleep, for so long at most, until they have reached it, or may have: whether they
         have."""
+        ...
+
+
+class Finishing(Protocol):
+    """An operation that is done within its call."""
+
+    def finish_within_call(self, result: Any, ended: float, /) -> None:
+        """It was done at `ended`, by the clock of its loop: who awaits it goes on."""
         ...
 
 
@@ -176,6 +185,8 @@ class Progress:
         self._in_vain = 0  # polls, one after the other
         self._dozed_in_vain = 0  # the same of dozes
         self._due = math.inf  # when the loop is due for a turn; inf: nothing since the last one
+        # What is done, and has its result with the next turn: see `finish`.
+        self._late: deque[tuple[Finishing, Any, float]] = deque()
 
     def _turned(self) -> None:
         self._due = math.inf
@@ -190,6 +201,27 @@ class Progress:
             self._loop.call_soon(self._turned)
             return False
         return now >= self._due
+
+    def finish(self, work: Finishing, result: Any, ended: float) -> None:
+        """`work` is done within its call: now, or where the loop is due for a turn, after that, so
+        that the loop has it before the caller goes on. The others need not wait for it."""
+        if not self.is_due():
+            work.finish_within_call(result, ended)
+            return
+        # All of a row of calls by one handle of the loop: one for each would take twice as long.
+        if not self._late:
+            self._loop.call_soon(self._finish_late)
+        self._late.append((work, result, ended))
+
+    def _finish_late(self) -> None:
+        late = self._late
+        try:
+            while late:
+                work, result, ended = late.popleft()
+                work.finish_within_call(result, ended)
+        finally:
+            if late:  # a hook that traces has raised: that is no matter of the others
+                self._loop.call_soon(self._finish_late)
 
     def _patience(self, tried: int) -> float:
         """How long to poll after so many polls in vain, in seconds. What has paid once may do so

@@ -99,11 +99,18 @@ class Path:
 class Progress:
     """`aiodist.transports.polling.Progress` without a clock: it looks once."""
 
-    def __init__(self, chooser: Any) -> None:
+    def __init__(self, chooser: Any, loop: Loop) -> None:
         self._chooser = chooser
+        self._loop = loop
 
     def is_due(self) -> bool:
         return self._chooser.rarely()
+
+    def finish(self, work: Any, result: Any, ended: float) -> None:
+        if self.is_due():
+            self._loop.call_soon(work.finish_within_call, result, ended)
+        else:
+            work.finish_within_call(result, ended)
 
     def inline(self, is_done: Any, link_of: Any) -> None: ...
 
@@ -117,7 +124,7 @@ class Endpoint:
     def __init__(self, world: World, rank: int) -> None:
         self.loop = Loop()
         self.rank = rank
-        self.progress = Progress(world.chooser)
+        self.progress = Progress(world.chooser, self.loop)
         self.recorder = Recorder()
         self.lost: dict[int, str] = {}
         self.doubted: set[int] = set()

@@ -111,6 +111,58 @@ async def test_the_loop_gets_its_turn(clock: Clock) -> None:
     assert not polling.is_due()
 
 
+class Done:
+    """What is done within its call; `fails`: a hook raises that hears of it."""
+
+    def __init__(self, heard: list[Any], *, fails: bool = False) -> None:
+        self._heard = heard
+        self._fails = fails
+
+    def finish_within_call(self, result: Any, ended: float) -> None:
+        self._heard.append((result, ended))
+        if self._fails:
+            raise RuntimeError("the hook")
+
+
+async def test_what_is_done_while_the_loop_is_due_has_its_result_after_that(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    polling = Progress(loop)
+    heard: list[Any] = []
+    polling.finish(Done(heard), "a", 1.0)
+    assert heard == [("a", 1.0)]  # at once, as long as it is not due
+    clock.now += progress.TURN
+    with monkeypatch.context() as patched:
+        calls: list[Any] = []
+        patched.setattr(loop, "call_soon", calls.append)
+        for result in "bcd":
+            polling.finish(Done(heard), result, 2.0)
+    assert heard == [("a", 1.0)]
+    (once,) = calls  # one handle for all
+    loop.call_soon(once)
+    await asyncio.sleep(0)
+    assert heard == [("a", 1.0), ("b", 2.0), ("c", 2.0), ("d", 2.0)]
+    polling.finish(Done(heard), "e", 3.0)
+    assert heard[-1] == ("e", 3.0)
+
+
+async def test_a_hook_that_raises_is_no_matter_of_what_is_done_beside_it(clock: Clock) -> None:
+    loop = asyncio.get_running_loop()
+    polling = Progress(loop)
+    told: list[Any] = []
+    loop.set_exception_handler(lambda _, context: told.append(str(context["exception"])))
+    heard: list[Any] = []
+    assert not polling.is_due()
+    clock.now += progress.TURN
+    polling.finish(Done(heard, fails=True), "a", 1.0)
+    polling.finish(Done(heard), "b", 1.0)
+    for _ in range(2):
+        await asyncio.sleep(0)
+    assert [result for result, _ in heard] == ["a", "b"]
+    assert told == ["the hook"]
+
+
 async def test_who_waits_for_long_lets_others_run(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
