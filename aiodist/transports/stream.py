@@ -219,7 +219,10 @@ class StreamLink(LastingLink):
         if len(self._scratch) < size + LOOKAHEAD:
             self._grow(size + LOOKAHEAD)
         try:
-            count = self._socket.recv_into(self._scratch_view[held:size])
+            if held:
+                count = self._socket.recv_into(self._scratch_view[held:])
+            else:
+                count = self._socket.recv_into(self._scratch)
         except (BlockingIOError, InterruptedError):
             return None
         except OSError as error:
@@ -238,9 +241,10 @@ class StreamLink(LastingLink):
             into[:] = self._scratch_view[len(prefix) : size]
             self._came += 1
             self._received_bytes += len(into)
+            if held > size:
+                self._take_safely(size, held)
         else:
             self._take_safely(0, held)
-            self._receive()  # there may be more of that
         return found
 
     def _grow(self, size: int) -> None:
