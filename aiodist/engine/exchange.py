@@ -182,12 +182,11 @@ class Exchange(Generic[Op]):
         """Whether all that was sent has left; then its memory is free again."""
         if any(self._unsent):
             return False
-        if self._op is not None:
+        if self._to and self._op is not None:
             # The frames have left this process. A link that breaks has to send them again, though,
             # if the peer does not have them, and reads the memory for that: so it is to copy them
             # now, before the user, or the next phase, writes there.
-            for peer in self._to:
-                self._party.settle(peer, self._op)
+            self._party.settle_all(self._to, self._op)
             self._to.clear()
         return True
 

@@ -25,6 +25,7 @@ from aiodist.links.peer import CLOSED, LEFT, LOOKS, Inbox, Peer, Stray
 from aiodist.links.strays import Strays
 from aiodist.recorder import Recorder
 from aiodist.transports.base import Link, deliver
+from aiodist.transports.copies import Copies
 from aiodist.transports.polling import Progress
 from aiodist.transports.surroundings import is_virtual
 from aiodist.wire import kinds
@@ -59,6 +60,7 @@ class Endpoint:
         self.loop = loop
         self.lease = min(lease, LONGEST_SILENCE)
         self.progress = Progress(loop)  # polls within calls
+        self.copies = Copies()  # of what links may have to send again
         self.recorder = Recorder()  # the flight recorder of all groups of this membership
         self.moved = Moved()  # bytes of payload through shared memory
         self._past: defaultdict[str, Moved] = defaultdict(Moved)

@@ -8,7 +8,7 @@ goes by `Party.peers`, to a peer that queues it as long as there is no link.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from aiodist.errors import AiodistError, PeerLostError
@@ -83,6 +83,16 @@ class Party:
         link = self.peers[dst].link
         if link is not None:
             link.settle(token)
+
+    def settle_all(self, to: Iterable[int], token: object) -> None:
+        """The same for several: what was sent to more than one is copied once."""
+        copies = self.endpoint.copies
+        copies.begin()
+        try:
+            for dst in to:
+                self.settle(dst, token)
+        finally:
+            copies.end()
 
     def link(self, peer: int) -> Link | None:
         """The link to a rank, if there is one."""

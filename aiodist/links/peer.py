@@ -47,6 +47,7 @@ from aiodist.errors import AiodistError, ProtocolError
 from aiodist.links.greeting import Claim
 from aiodist.links.process_watch import ProcessWatch
 from aiodist.transports.base import Done, Landing, Link
+from aiodist.transports.copies import Copies
 from aiodist.transports.lasting import LastingLink
 from aiodist.transports.stream import StreamLink
 from aiodist.wire import kinds
@@ -133,6 +134,7 @@ class Home(Protocol):
     lost: dict[int, str]
     contexts: dict[bytes, Inbox]
     closed_contexts: OrderedDict[bytes, str]
+    copies: Copies
 
     def start_dialing(self, peer: Peer) -> asyncio.Task[None]:
         """Begins to connect to `peer`. The task ends with a link that `peer` has attached, or with
@@ -268,7 +270,7 @@ class Peer:
         # of them had not heard of the link before.
         self._generation = max(self._generation, theirs.generation) + 1
         if isinstance(link, LastingLink):
-            link.keep(self._severed)
+            link.keep(self._severed, self._endpoint.copies)
             if isinstance(old, LastingLink):
                 log.info("rank %d: the connection was made again (%s)", self.rank, self.broken)
                 link.adopt(old, theirs.came)

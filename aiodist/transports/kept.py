@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 
 from aiodist.errors import ProtocolError
 from aiodist.transports.base import STEADY, Done
+from aiodist.transports.copies import Copies
 from aiodist.transports.outbox import Outgoing
 from aiodist.wire.frames import prefix
 
@@ -77,9 +78,9 @@ class Lent:
     nbytes: int
     token: object  # who gets the memory back; None: nobody, it is ours; STEADY: nobody
 
-    def copy(self) -> None:
+    def copy(self, copies: Copies) -> None:
         """Have a copy of the payload, and forget whose it was."""
-        self.views = (memoryview(b"".join(self.views)),)
+        self.views = (copies.of(self.views, self.nbytes),)
         self.token = None
 
 
@@ -93,9 +94,12 @@ class _Waiting(NamedTuple):
 class Kept:
     """The frames that were sent and not acknowledged. `acknowledged`: how many were."""
 
-    __slots__ = ("_fresh", "_lent", "_spent", "_waiting", "acknowledged", "frames", "limit")
+    __slots__ = (
+        "_copies", "_fresh", "_lent", "_spent", "_waiting", "acknowledged", "frames", "limit",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, copies: Copies | None = None) -> None:
+        self._copies = copies or Copies()  # makes them
         self.acknowledged = 0
         self.frames: deque[bytes | Lent] = deque()  # the oldest first
         self.limit = MANY
@@ -218,7 +222,7 @@ class Kept:
                 first -= 1
         for lent in mine:
             if lent.number >= first:
-                lent.copy()
+                lent.copy(self._copies)
                 self.count(lent.nbytes)
             else:
                 # Its memory is somebody's own again, so this frame can never be sent again: if the

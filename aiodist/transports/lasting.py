@@ -51,6 +51,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 
 from aiodist.transports.base import Done, Receiver
+from aiodist.transports.copies import Copies
 from aiodist.transports.framed import FramedLink
 from aiodist.transports.kept import ACK, ASK, OWN, OWN_SIZE, Kept, own_frame
 from aiodist.transports.outbox import Outgoing
@@ -73,12 +74,13 @@ class LastingLink(FramedLink):
         self._severed = False
         self._answer: Outgoing | None = None  # an ACK that is queued
 
-    def keep(self, keeper: Keeper) -> None:
+    def keep(self, keeper: Keeper, copies: Copies | None = None) -> None:
         """Keep what is sent from now on, until the peer has it. `keeper` is told when the
-        connection breaks. What came before this call does not count."""
+        connection breaks; `copies` makes what has to be copied. What came before this call does not
+        count."""
         self._keeper = keeper
         self._lasts = True
-        self._kept = Kept()
+        self._kept = Kept(copies)
         self._came = 0
         self._outbox.mark(OWN)
 

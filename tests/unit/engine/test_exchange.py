@@ -88,9 +88,9 @@ def test_a_frame_of_a_wrong_size_or_slot_is_refused() -> None:
 def test_memory_that_was_sent_is_settled_with_each_peer_once_all_has_left() -> None:
     """A link that breaks later must not read it: it is the user's again."""
     op = Receiving(np.zeros(8))
-    settled: list[tuple[int, object]] = []
+    settled: list[tuple[list[int], object]] = []
     op.exchange._party = cast(
-        Any, SimpleNamespace(settle=lambda peer, token: settled.append((peer, token)))
+        Any, SimpleNamespace(settle_all=lambda to, token: settled.append(([*to], token)))
     )
     op.exchange._to.add(1)
     op.exchange._unsent[1] = 1
@@ -98,11 +98,11 @@ def test_memory_that_was_sent_is_settled_with_each_peer_once_all_has_left() -> N
     op.exchange.left(1)
     assert settled == []
     assert op.exchange.is_drained and op.exchange.is_drained
-    assert settled == [(1, op)]
+    assert settled == [([1], op)]
     op.exchange._to.add(1)
     op.exchange.close()
     assert op.exchange.is_drained
-    assert settled == [(1, op)]
+    assert settled == [([1], op)]
 
 
 def far(op: Receiving) -> list[str]:
