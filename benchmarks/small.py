@@ -1,9 +1,7 @@
 """Small operations of every kind beside all_reduce: awaited one by one, tagged, and many at once.
 
 An order of `aiodist_cli.bench_rank`. Rounds of all kinds take turns, and of each the fastest
-counts: the machine may be busy with other things meanwhile. Each begins with a few operations that
-are not timed: whatever comes after a thousand at once would pay for the caches that these have
-filled, which took a broadcast from 1.3 to 1.6 times an all_reduce.
+counts: the machine may be busy with other things meanwhile.
 """
 
 from __future__ import annotations
@@ -21,8 +19,6 @@ from aiodist_cli.bench_rank import Rank
 
 CALLS = 100
 """Operations of a round."""
-FIRST = 10
-"""Operations before it, that are not timed."""
 SIZES = {"8 B": 8, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20}
 """Of tagged operations."""
 
@@ -64,18 +60,17 @@ KINDS: dict[str, Start] = {
 async def small(rank: Rank, rounds: int) -> dict[str, dict[str, float]]:
     """By case: "wall", seconds of one operation, and "cpu", processor time of this rank for it."""
     group = rank.group
-    cases: dict[str, tuple[Callable[[int], Awaitable[None]], int]] = {}
+    cases: dict[str, tuple[Callable[[], Awaitable[None]], int]] = {}
 
     def add(name: str, start: Start, nbytes: int, count: int = CALLS, at_once: int = 1) -> None:
         x = slot(nbytes, group.size)
         arrays = [np.zeros(nbytes // 8) for _ in range(at_once if at_once > 1 else 0)]
 
-        async def run(count: int) -> None:
+        async def run() -> None:
+            for _ in range(0 if arrays else count):
+                await start(group, x)
             if arrays:
-                await asyncio.gather(*[start(group, each) for each in arrays[:count]])
-            else:
-                for _ in range(count):
-                    await start(group, x)
+                await asyncio.gather(*[start(group, each) for each in arrays])
 
         cases[name] = run, at_once if arrays else count
 
@@ -95,10 +90,9 @@ async def small(rank: Rank, rounds: int) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for turn in range(rounds + 1):
         for name, (run, count) in cases.items():
-            await run(min(FIRST, count))
             await group.barrier()
             wall, cpu = time.perf_counter(), time.process_time()
-            await run(count)
+            await run()
             now = {
                 "wall": (time.perf_counter() - wall) / count,
                 "cpu": (time.process_time() - cpu) / count,
