@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
+
+Flat = NDArray[Any]
 
 LARGE: Final = 128 * 1024
 """Bytes from which numpy's loop is used. A call of it takes two microseconds, and what is smaller
@@ -23,3 +26,12 @@ def copy(into: memoryview, data: memoryview) -> None:
         into[:] = data
     else:
         np.positive(np.frombuffer(data, np.uint8), out=np.frombuffer(into, np.uint8))
+
+
+def copy_out(into: Flat, source: Flat) -> None:
+    """Copy a flat array to another one of its dtype and length, from shared memory to the user's
+    array, say: that is in no cache, mostly, where it is large (see `copy`)."""
+    if into.nbytes < LARGE:
+        into[:] = source
+    else:
+        np.positive(source.view(np.uint8), out=into.view(np.uint8))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aiodist.buffers.copying import copy_out
 from aiodist.buffers.custom import CustomKernel
 from aiodist.buffers.kernels import Kernel, quietly
 from aiodist.buffers.vector import Vector, align
@@ -177,10 +178,16 @@ class Regions:
         into, source = step
         one, two = self._vectors[into.buffer].arrays, self._vectors[source.buffer].arrays
         if len(one) == 1 == len(two):  # most are, and large arrays take many steps
-            one[0][into.start : into.stop] = two[0][source.start : source.stop]
-            return
-        for part, other in self._aligned(step.into, step.source):
-            part[:] = other
+            pairs: Iterable[Sequence[Array]] = (
+                (one[0][into.start : into.stop], two[0][source.start : source.stop]),
+            )
+        else:
+            pairs = self._aligned(step.into, step.source)
+        for part, other in pairs:
+            if into.buffer < SHARED:
+                copy_out(part, other)
+            else:
+                part[:] = other
 
     def _aligned(self, *spans: Span) -> Iterator[list[Array]]:
         """The arrays of equally long spans, cut so that each row has one length."""
@@ -197,11 +204,11 @@ def _copying(into: Array | int, source: Array | int) -> Moves:
             view[...] = x[index]  # in three fifths of the time of [:]
 
         return show
-    assert isinstance(into, int)
-    place = into
+    assert isinstance(into, int) and not isinstance(source, int)
+    place, shown = into, source
 
     def take(x: Sequence[Array]) -> None:
-        x[place][:] = source
+        copy_out(x[place], shown)
 
     return take
 
