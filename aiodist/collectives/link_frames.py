@@ -128,11 +128,9 @@ class Frames:
             return True
         if len(into) > LOOKED_FOR:
             return False
-        link, crowded = self.links[peer], self._crowded
-        # Also where it needs no core: what comes wakes it sooner than it would come back to a call
-        # that it had left.
-        look = self._progress.look
-        return look(link, link.look_for, prefix, into, crowded=crowded, dozes=True) is True
+        link = self.links[peer]
+        found = self._progress.look(link, link.look_for, prefix, into, crowded=self._crowded)
+        return found is True
 
     def grant(self, peer: int, count: int) -> None:
         raise AssertionError("an eager plan grants nothing")

@@ -216,8 +216,7 @@ class P2PExpress:
             if found is None:
                 if p2p.held:
                     p2p.let_all_go()
-                crowded = self.crowded
-                found = progress.look(link, look, what, into, crowded=crowded, dozes=not crowded)
+                found = progress.look(link, look, what, into, crowded=self.crowded)
             if found or (found is None and not (form.is_pushed and what.there)):
                 break
         if not found:

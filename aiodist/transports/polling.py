@@ -22,9 +22,8 @@ it goes on is a matter of who else needs the core:
   stamp dozes at once, who waits for a link sleeps soon. Where there are more ranks than cores it is
   they who take the core, to copy, say.
 - **Dozing.** Who has polled for a stamp, or a post, in vain sleeps within the call (`Stamps.doze`),
-  where the system can wake it for a word in memory, and so does who has looked for a frame
-  (`FramedLink.doze`): that takes a few microseconds, and to leave the call and come back to it by
-  the event loop a hundred. It lasts for `DOZE` times as long as a poll, for it takes no
+  where the system can wake it for a word in memory: that takes a few microseconds, and a frame by
+  way of two event loops a hundred. It lasts for `DOZE` times as long as a poll, for it takes no
   processor time; and gets shorter like that where it is in vain, as it holds up the loop.
 - **The loop's own turn.** Operations that complete within their calls never let the loop run. Once
   it had no turn for `TURN`, it is due, and nothing is polled for before it, but for a glance of a
@@ -333,16 +332,13 @@ class Progress:
         b: Any,
         *,
         crowded: bool,
-        dozes: bool,
     ) -> bool | None:
         """``look(a, b)``, which looks for something on `link`, until that has come: True; until
-        something else comes: False; or the budget is used up: None. `dozes`: it may sleep where
-        looking was in vain."""
+        something else comes: False; or the budget is used up: None."""
         found = look(a, b)
         if found is None:
-            hogged = OTHERS if crowded and dozes else HOGGED
-            found = self._spin(look, a, b, 1, crowded=crowded, hogged=hogged)
-        if found is None and dozes:
+            found = self._spin(look, a, b, 1, crowded=crowded)
+        if found is None and not crowded:
             found = self._doze_at(link, look, a, b)
         return found
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-import select
 import socket
 import sys
 from collections.abc import Sequence
@@ -37,9 +36,6 @@ READ = 256 * 1024
 ENOUGH = 256 * 1024
 """Bytes of a payload that have to be there before the loop is woken for it, where more are to come.
 Each time it is woken takes as long as some ten KiB do."""
-
-SELECTABLE = 1024
-"""`select` can wait for files with numbers below this one."""
 
 NEVER = 0
 """Instead of that: this system, or this kind of socket, knows no such number."""
@@ -250,13 +246,6 @@ class StreamLink(LastingLink):
         else:
             self._take_safely(0, held)
         return found
-
-    def doze(self, seconds: float) -> bool:
-        if self._fd >= SELECTABLE or self._closed or self._peer_ended or self._outbox.backlog:
-            return False
-        # Not `poll`, which counts in milliseconds: most dozes are shorter than one.
-        select.select((self._fd,), (), (), seconds)
-        return True
 
     def _grow(self, size: int) -> None:
         """Make the scratch larger, with what is held in it."""

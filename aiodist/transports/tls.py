@@ -171,9 +171,6 @@ class TlsLink(StreamLink):
         if not self._cipher:  # else again, once the socket has taken it
             super()._all_sent()
 
-    def doze(self, seconds: float) -> bool:
-        return False  # what comes next may have been read, and not be decrypted yet
-
     def _underway(self) -> int | None:
         # Encrypted, it is more.
         sent = super()._underway()

@@ -10,10 +10,8 @@ from over_links import OVER_SOCKETS, nothing_is_left, until
 
 import aiodist
 from aiodist import ReduceOp
-from aiodist.collectives import link_frames
 from aiodist.collectives.link_express import LinkExpress, LinkRecipe
 from aiodist.engine import deadlines
-from aiodist.transports import polling
 from aiodist.transports.stream import StreamLink
 
 pytestmark = OVER_SOCKETS
@@ -34,21 +32,6 @@ def express_of(group):
 def ordinary(group):
     """Have `group` go the ordinary way from here on."""
     group._context.express = None
-
-
-async def test_who_waits_sleeps_at_its_socket_also_where_ranks_share_cores(groups, monkeypatch):
-    monkeypatch.setattr(link_frames, "cores", lambda: 1)
-    monkeypatch.setattr(polling, "TURN", 60.0)
-    dozed = []
-    monkeypatch.setattr(StreamLink, "doze", lambda link, seconds: dozed.append(link))
-    async with groups(2) as ranks:
-        x = np.arange(5.0)
-        await learn(ranks, x)
-        dozed.clear()
-        first = ranks[0].all_reduce(x.copy())
-        assert dozed == [ranks[0]._context.link(1)]
-        await asyncio.gather(first, ranks[1].all_reduce(x.copy()))
-        nothing_is_left(ranks)
 
 
 async def test_the_last_rank_is_done_within_its_call(groups):

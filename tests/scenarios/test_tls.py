@@ -266,15 +266,3 @@ def test_options_of_commands_are_for_all_that_they_start(monkeypatch: pytest.Mon
     assert [os.environ[f"AIODIST_TLS_{name}"] for name in ("CA", "CERT", "KEY")] == [
         *("ca.pem", "rank.pem", "as it was")
     ]
-
-
-def test_nobody_dozes_at_a_link_that_decrypts(run: Any) -> None:
-    async def main() -> None:
-        near, far = socket.socketpair()
-        loop, context = asyncio.get_running_loop(), ssl.create_default_context()
-        link = TlsLink(loop, near, context, peer_name="x", receiver=None, server_hostname="x")
-        assert not link.doze(60.0)
-        link.close()
-        far.close()
-
-    run(main())

@@ -72,7 +72,7 @@ def look(polling: Progress, link: Any) -> tuple[bool, int]:
     assert not polling.is_due()
     polling._turned()
     assert not polling.is_due()
-    return polling.look(link, link.look_for, b"", b"", crowded=False, dozes=True), link.looks
+    return polling.look(link, link.look_for, b"", b"", crowded=False), link.looks
 
 
 async def test_looking_in_vain_gets_shorter_and_is_tried_again(clock: Clock) -> None:
@@ -106,7 +106,7 @@ async def test_the_loop_gets_its_turn(clock: Clock) -> None:
     clock.now += progress.TURN
     assert polling.is_due()
     quiet: Any = Quiet()
-    assert not polling.look(quiet, quiet.look_for, b"", b"", crowded=False, dozes=True)
+    assert not polling.look(quiet, quiet.look_for, b"", b"", crowded=False)
     await asyncio.sleep(0)
     assert not polling.is_due()
 
@@ -175,7 +175,7 @@ async def test_who_waits_for_long_lets_others_run(
     crowd: Any = Quiet()
     yields.clear()
     began = clock.now
-    assert not polling.look(crowd, crowd.look_for, b"", b"", crowded=True, dozes=True)
+    assert not polling.look(crowd, crowd.look_for, b"", b"", crowded=True)
     assert yields[0] < began + progress.ALONE
 
 
@@ -400,29 +400,12 @@ async def test_what_was_there_is_not_looked_for_again(clock: Clock) -> None:
     assert not link.dozed
 
 
-async def test_who_is_not_to_doze_at_a_link_does_not(clock: Clock) -> None:
+async def test_where_ranks_share_cores_nobody_dozes_at_a_link(clock: Clock) -> None:
     polling = Progress(asyncio.get_running_loop())
     link: Any = Dozy(clock)
     polling.inline(lambda: False, lambda: link)
-    assert polling.look(link, link.look_for, b"", b"", crowded=True, dozes=False) is None
+    assert polling.look(link, link.look_for, b"", b"", crowded=True) is None
     assert not link.dozed
-
-
-async def test_where_ranks_share_cores_a_yield_in_vain_is_followed_by_a_doze(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    yields: list[float] = []
-
-    def others_run() -> None:
-        yields.append(clock.now)
-        clock.now += 2 * progress.OTHERS
-
-    monkeypatch.setattr(progress, "_yield", others_run)
-    polling = Progress(asyncio.get_running_loop())
-    assert not polling.is_due()
-    link: Any = Dozy(clock, 2)
-    assert polling.look(link, link.look_for, b"", b"", crowded=True, dozes=True) is True
-    assert len(yields) == len(link.dozed) == 1
 
 
 async def test_a_receive_of_one_rank_dozes_at_its_link(clock: Clock) -> None:

@@ -7,7 +7,6 @@ import logging
 import random
 import socket
 import sys
-import threading
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +17,6 @@ import pytest
 
 from aiodist.errors import ProtocolError
 from aiodist.testing.links import Ends
-from aiodist.transports import stream
 from aiodist.transports.base import Link
 from aiodist.transports.framed import BYE
 from aiodist.transports.stream import ENOUGH, StreamLink
@@ -579,41 +577,3 @@ async def test_a_copy_to_nobody() -> None:
         await w.until(lambda: bool(w.seen.ends))
         w.link.send_copy(PREFIX, memoryview(b"abc"))
         assert not w.link.backlog
-
-
-async def test_who_dozes_is_woken_by_what_comes() -> None:
-    async with wired(tcp=True) as w:
-        prefix, into = b"prefix", memoryview(bytearray(3))
-        assert w.link.look_for(prefix, into) is None
-        sender = threading.Thread(target=w.raw.sendall, args=(prefix + b"abc",))
-        sender.start()
-        assert w.link.doze(60.0)  # so long only if nothing woke it
-        sender.join()
-        assert w.link.look_for(prefix, into) is True
-        assert bytes(into) == b"abc"
-
-
-async def test_who_dozes_in_vain_wakes_in_time() -> None:
-    async with wired() as w:
-        assert w.link.doze(1e-6)
-
-
-async def test_who_has_something_to_send_does_not_doze() -> None:
-    async with wired() as w:
-        w.link.send(b"large", [memoryview(bytes(1 << 24))])
-        assert not w.link.doze(60.0)
-        w.raw.close()
-
-
-async def test_a_link_that_has_ended_does_not_doze() -> None:
-    async with wired() as w:
-        w.link.close()
-        assert not w.link.doze(60.0)
-
-
-async def test_nobody_dozes_at_a_file_that_select_cannot_wait_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with wired() as w:
-        monkeypatch.setattr(stream, "SELECTABLE", w.sock.fileno())
-        assert not w.link.doze(60.0)
