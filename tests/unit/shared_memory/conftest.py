@@ -30,6 +30,7 @@ from aiodist.schedules.teams import Teams, post
 from aiodist.shared_memory.board import SEGMENT, Board
 from aiodist.shared_memory.lane import Lane, Layout, Sharing
 from aiodist.transports.base import deliver
+from aiodist.transports.copies import Copies
 from aiodist.types import SUM, ReduceOp
 from aiodist.wire.frames import unpack_fields
 
@@ -131,6 +132,7 @@ class Endpoint:
         self.called = 0
         self.reads_devices = False
         self.moved = Moved()
+        self.copies = Copies()
         self._world = world
 
     def peer(self, root):
