@@ -99,6 +99,9 @@ OWN = (kept.ASK, kept.ACK)
 AHEAD = (kinds.MESSAGE, kinds.GRANT)
 """Frames that may come before their collective is called: what is in them shows later."""
 
+P2P_WITH_METADATA = (p2p_frames.EAGER, p2p_frames.RTS, p2p_frames.PUSH, p2p_frames.AHEAD)
+"""Those of messages that may have metadata for a payload."""
+
 
 class Corpus:
     """Makes frames from one seed."""
@@ -150,6 +153,7 @@ class Corpus:
             "id": self._small,
             "m": self._small,
             "n": self._int,
+            "p": self._small,
             "part": lambda: self.pick([0, 1, 2, self._int()]),
             "why": self._small,
             "amount": self._int,
@@ -291,7 +295,7 @@ class Corpus:
             within = self.pick(WITHIN[kind])
             head[2:] = [self._field(name) for name in within]
         payload = b""
-        if row.payload or (kind == "P2P" and head[2] in (p2p_frames.EAGER, p2p_frames.RTS)):
+        if row.payload or (kind == "P2P" and head[2] in P2P_WITH_METADATA):
             payload = self.rng.randbytes(self.pick([0, 1, 2, 3, 8, 16, 100, 5000]))
         if kind == "P2P" and head[2] == p2p_frames.DATA:
             payload = self.rng.randbytes(self.pick([1, 8, 100]))
