@@ -26,7 +26,7 @@ from aiodist.transports.kept import JOINED
 from aiodist.transports.link import FRAME, TURN
 from aiodist.transports.polling import linger, others_compute
 from aiodist.transports.processes import open_behind
-from aiodist.transports.shm_rings import PIECE, Rings
+from aiodist.transports.shm_rings import PIECE, RING, Rings
 from aiodist.wire.frames import MAX_HEADER, OVERHEAD, parse_prefix
 
 AT_ONCE = 512 * 1024
@@ -188,7 +188,7 @@ class ShmLink(FramedLink):
                 return False
             # The peer copies while this side does, if it has a core to do so. If others want the
             # cores it would be woken to find the first of many bytes.
-            rings.write(buffers, at_once=others_compute())
+            rings.write(buffers, RING if others_compute() else PIECE)
         except ProtocolError as error:
             self._failed(error)
             return True

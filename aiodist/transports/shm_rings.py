@@ -48,8 +48,8 @@ SEGMENT = PAGE + RING
 """Bytes of a segment."""
 
 PIECE = 64 * 1024
-"""Bytes after which a writer shows what it has copied, or a quarter of all if that is more: the
-other side copies at the same time."""
+"""Bytes after which a writer shows what it has copied, so that the other side copies at the same
+time. Of a large message, whose reader is behind, it shows more: a quarter of what it writes."""
 
 GIVE_BACK = 32 * 1024
 """Bytes after which a reader gives back the room: each time costs both sides a cache line."""
@@ -145,15 +145,18 @@ class Rings:
         self._show(len(data))
         return True
 
-    def write(self, buffers: Sequence[bytes | memoryview], *, at_once: bool = False) -> int:
+    def write(self, buffers: Sequence[bytes | memoryview], step: int | None = None) -> int:
         """Write as much of `buffers` as there is room for: how many bytes. Raises BlockingIOError
-        where there is none. `at_once`: nothing is shown before all of that is there."""
+        where there is none. `step`: after how many bytes the peer may see what there is; None:
+        after a quarter of all."""
         room = left = self.room()
         if not room:
             raise BlockingIOError("the ring is full")
         total = sum([memoryview(buffer).nbytes for buffer in buffers])
-        # A piece with its header is shown at once.
-        step = max(PIECE, total // 4) if total > PIECE + PAGE and not at_once else total
+        if total <= PIECE + PAGE:
+            step = total  # a piece with its header
+        elif step is None:
+            step = max(PIECE, total // 4)
         at = (self._written - self._origin) % self.size
         hidden = 0
         for buffer in buffers:
