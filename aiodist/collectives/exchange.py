@@ -135,13 +135,13 @@ def offers_of_all(
     all that fits where it goes, and whether it has a lane."""
     if place.size > MAX_RANKS_IN_SMALL_AREA:
         yield from transfer.to_host()
-        offers, fits = yield from _offers_apart(place, own, want)
-        return offers, fits, on_lane
+        apart, fits = yield from _offers_apart(place, own, want)
+        return apart, fits, on_lane
     everybody = range(place.size)
     wants, agreed, on_lane = yield from share_offers(
         place, transfer, own, want, everybody, on_lane, each=place.size, senders=place.size
     )
-    offers = [[*agreed[src]] for src in everybody]
+    offers: Offers = [[*agreed[src]] for src in everybody]
     fits = fitting.all_fit(wants, (o.meta for row in agreed.values() for o in row))
     return offers, fits, on_lane
 

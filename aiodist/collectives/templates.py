@@ -12,7 +12,7 @@ template they are what they are. Numbers that are reduced are data: see `numbers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgpack
@@ -227,8 +227,7 @@ class Data(Protocol):
     @property
     def flat(self) -> Any: ...
 
-    @property
-    def copy(self) -> Callable[[], Any]: ...
+    def copy(self) -> Any: ...
 
 
 class _Shifting:
@@ -267,7 +266,7 @@ class _Data:
     def __init__(self, spec: Spec, memory: memoryview) -> None:
         self._spec = spec
         self.flat: Any = memory
-        self.copy: Callable[[], Any] = memory.tobytes
+        self.copy: Any = memory.tobytes  # what makes the copy
         if spec.kind != "scalar":  # bytes of a number are as they are
             self.flat = np.frombuffer(memory, carrier(spec.name))
             # Most are numpy arrays: one call copies them.
