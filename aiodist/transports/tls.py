@@ -158,8 +158,7 @@ class TlsLink(StreamLink):
         if done and self._shaken:
             self._flush()
         if self._armed and not self._cipher and not (self._shaken and self._outbox.backlog):
-            self._armed = False
-            self._loop.remove_writer(self._fd)
+            self._disarm()
 
     def _arm(self) -> None:
         # Amid the handshake with nothing to say, the socket has room, and the loop would call
