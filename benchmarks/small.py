@@ -89,7 +89,9 @@ async def small(rank: Rank, rounds: int) -> dict[str, dict[str, float]]:
         add(f"{name}, tagged", lambda g, x: g.all_reduce(x, tag=f"t{next(tags) % 1000}"), 8,
             at_once=many)  # fmt: skip
     found: dict[str, dict[str, float]] = {}
+    first, _ = next(iter(cases.values()))
     for turn in range(rounds + 1):
+        await first()  # not timed: it comes behind a thousand at once, which take the caches
         for name, (run, count) in cases.items():
             await group.barrier()
             wall, cpu = time.perf_counter(), time.process_time()
