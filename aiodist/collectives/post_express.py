@@ -184,11 +184,11 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     def _learn(self, x: Any, op: Any) -> PostRecipe | PostedValues | BerthRecipe | None:
         recipe = super()._learn(x, op)
         if isinstance(recipe, PostRecipe) and getattr(x.dtype, "isnative", True):
-            recipe.in_one_go = self._fused(recipe)
+            recipe.in_one_go = self._fused(in_one_go, recipe)
         return recipe
 
-    def _fused(self, recipe: PostRecipe) -> InOneGo:
-        return in_one_go(recipe, self._posts, self._wake, self._follows, self._moved)
+    def _fused(self, way: Callable[..., InOneGo], recipe: PostRecipe | PostedValues) -> InOneGo:
+        return way(recipe, self._posts, self._wake, self._follows, self._moved)
 
     def _learn_other(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
@@ -196,9 +196,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         with Shows(self._context):
             found = lane_values.learn(PostedValues, self._context, op, make, args)
         if found is not None:
-            found.in_one_go = taking_in_one_go(
-                found, self._posts, self._wake, self._follows, self._moved
-            )
+            found.in_one_go = self._fused(taking_in_one_go, found)
         if found is not None or op not in ("reduce", "reduce_scatter") or args[-1] is not None:
             return found
         try:
@@ -220,9 +218,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         program.close()
         assert isinstance(phase, Phase)
         recipe = PostedSlots(self._context, call, phase, make, slots)
-        recipe.in_one_go = slots_in_one_go(
-            recipe, self._posts, self._wake, self._follows, self._moved
-        )
+        recipe.in_one_go = self._fused(slots_in_one_go, recipe)
         return recipe
 
     def _learn_reduce(self, call: Call, x: Any, dst: int, op: Any, out: None) -> PostRecipe | None:
@@ -232,7 +228,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         recipe.op, recipe.call = call.op, call.text.encode()
         recipe.returns = self._context.rank == dst
         if recipe.in_one_go is not None:
-            recipe.in_one_go = self._fused(recipe)
+            recipe.in_one_go = self._fused(in_one_go, recipe)
         return recipe
 
     # -- calls ------------------------------------------------------------------------------------
