@@ -158,7 +158,8 @@ class TlsLink(StreamLink):
         if done and self._shaken:
             self._flush()
         if self._armed and not self._cipher and not (self._shaken and self._outbox.backlog):
-            self._disarm()
+            self._armed = False
+            self._loop.remove_writer(self._fd)
 
     def _arm(self) -> None:
         # Amid the handshake with nothing to say, the socket has room, and the loop would call

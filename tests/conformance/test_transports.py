@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import uvloop
 
@@ -27,21 +26,6 @@ class TestTcp(LinkConformance):
         return TcpTransport()
 
 
-class BundledTcp(TcpTransport):
-    """Takes every peer for one that is far, and every connection for one that needs others."""
-
-    def _is_far(self, sock: socket.socket) -> bool:
-        return True
-
-    def _wants_bundle(self, sock: socket.socket) -> bool:
-        return True
-
-
-class TestBundledTcp(LinkConformance):
-    def transport(self) -> Transport:
-        return BundledTcp()
-
-
 class TestUnix(LinkConformance):
     def transport(self) -> Transport:
         return UnixTransport()
@@ -53,11 +37,6 @@ class TestInprocOnUvloop(TestInproc):
 
 
 class TestTcpOnUvloop(TestTcp):
-    def new_loop(self) -> asyncio.AbstractEventLoop:
-        return uvloop.new_event_loop()
-
-
-class TestBundledTcpOnUvloop(TestBundledTcp):
     def new_loop(self) -> asyncio.AbstractEventLoop:
         return uvloop.new_event_loop()
 
