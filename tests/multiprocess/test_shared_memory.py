@@ -437,7 +437,7 @@ def test_large_messages_are_read_where_that_is_allowed(run, forbidden):
 
 
 KILLED = """
-import signal
+import select, signal
 from aiodist.transports import remote
 
 reads = 0
@@ -447,11 +447,13 @@ def read_of_the_dead(pid, address, into, real=remote.read):
     reads += 1
     if reads == 2:  # a proof, and data: after that it may be asked to send the rest
         os.kill(sender, signal.SIGKILL)
+        select.select([process], [], [])  # its memory is there until it is gone
     real(pid, address, into)
 
 async def program(group):
-    global sender
+    global sender, process
     sender = group.members[0].pid
+    process = os.pidfd_open(sender)
     await group.barrier()
     if group.rank == 0:
         await group.send(np.full(3_000_000, 1.0), 1)
