@@ -116,7 +116,10 @@ class Frames:
     def take(self, peer: int, spans: Spans) -> bool:
         memory = self.memory
         into = memory.due(spans)
-        if into is None or not self.has_come(peer, self.prefix(len(into)), into):
+        if into is None:
+            self.look_at_all()
+            return False
+        if not self.has_come(peer, self.prefix(len(into)), into):
             return False
         memory.arrived(spans)
         return True
@@ -131,6 +134,11 @@ class Frames:
         link = self.links[peer]
         found = self._progress.look(link, link.look_for, prefix, into, crowded=self._crowded)
         return found is True
+
+    def look_at_all(self) -> None:
+        """No frame is looked for, since it is not known how long they are: an operation takes them.
+        If a peer has given the call up already, its word may have arrived, behind its frame."""
+        self._context.endpoint.poll()
 
     def grant(self, peer: int, count: int) -> None:
         raise AssertionError("an eager plan grants nothing")

@@ -142,6 +142,7 @@ class LinkValues(ValueRecipe):
         look at in each of them."""
         laid = self._laid
         if laid is None:
+            self.frames.look_at_all()
             return 0, None
         own = laid.shown[self._context.rank]
         if given.shown is not None:

@@ -10,8 +10,9 @@ plan, but for the way it goes. Each rank decides for itself, by call, whether it
 program with hooks, an ``out=``, a full ring. What comes is handed to whatever waits for it here,
 whichever way it came. So nothing has to be agreed upon beyond the plan, which follows from what was
 called (`base.may_post`, `reductions.is_posted`); and of posts all holds that holds for frames: who
-gives up tells the others over links, a rank may have a result where another failed, tags are
-forgotten as ever (whoever has ended a collective has read all posts for it).
+gives up tells the others over links (and says by a word in memory that it has done so, to whoever
+calls later), a rank may have a result where another failed, tags are forgotten as ever (whoever has
+ended a collective has read all posts for it).
 
 **Waiting calls are cheap**, as there may be a thousand of them::
 
@@ -248,6 +249,8 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     ) -> Work[Any] | None:
         """Post a call of `what`, which is a Posted or a BerthRecipe: asked where there is time for
         it. None: nothing has happened."""
+        if self._posts.is_given_up():
+            self._context.endpoint.poll()  # that may be this one, and the word of it is there
         if not self._may_post(tag, seconds):
             return None
         calls = self._calls
@@ -584,6 +587,10 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     def hurry(self) -> None:
         """A rank is gone: what it has left in shared memory is taken."""
         self.berths.hurry()
+
+    def given_up(self) -> None:
+        """This rank has given a call up, and has told the others."""
+        self._posts.give_up()
 
     def end(self) -> None:
         """Post nothing more, as a rank is lost or the group ends. What was posted is taken."""

@@ -63,6 +63,10 @@ class Posting(Protocol):
         """Takes all that was posted, and has this rank woken by what comes."""
         ...
 
+    def given_up(self) -> None:
+        """Has the others hear of it that a call was given up, before they complete it."""
+        ...
+
     def end(self) -> None:
         """Takes what was posted, and posts nothing more."""
         ...
@@ -118,7 +122,7 @@ class Calls:
         party = self.party
         if self.setup is not None and not isinstance(tag, bytes):  # such are aiodist's own
             self.setup.begin()
-        if tag is not None or self.lane is None or spans_hosts(self.teams):
+        if not self._goes_on_lane(tag):
             # If a peer has given it up already, its word may have arrived, behind its contribution.
             party.endpoint.poll()
         party.check_open()
@@ -245,6 +249,14 @@ class Calls:
 
     # -- numbers ----------------------------------------------------------------------------------
 
+    def _goes_on_lane(self, tag: object) -> bool:
+        """Whether the next call with `tag` runs in shared memory alone, where its abort word is
+        seen by all. (Those that were called while ranks agreed on that memory run over links.)"""
+        lane = self.lane
+        if tag is not None or lane is None or spans_hosts(self.teams):
+            return False
+        return self.tags.upcoming(None) >= lane.first
+
     def is_frozen(self, tag: object) -> bool:
         """Whether a call with `tag` has to wait for its number."""
         if tag is None:
@@ -334,6 +346,11 @@ class Calls:
         if op.timer is not None:
             op.timer.cancel()
             op.timer = None
+
+    def given_up(self, op: Operation) -> None:
+        """The others were told that `op` is given up here."""
+        if op.tag is not None and self.posting is not None:
+            self.posting.given_up()
 
     def ended(self, tag: object, *, failed: bool = False) -> None:
         """A collective with `tag` has ended."""

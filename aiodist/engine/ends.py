@@ -29,6 +29,10 @@ class Called(deadlines.Collectives, Protocol):
         """Takes `op` off the books: it has ended."""
         ...
 
+    def given_up(self, op: Operation) -> None:
+        """The others were told that `op` is given up here."""
+        ...
+
 
 class Ends:
     """The ends of the collectives of one group."""
@@ -88,6 +92,7 @@ class Ends:
         # more.
         self.withdraw(op)
         self.relay.tell((op.tag, op.seq), verdict)
+        self._calls.given_up(op)
         if error is not None:
             op.work.fail(error)
 

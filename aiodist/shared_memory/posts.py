@@ -50,6 +50,9 @@ HEAD: Final = 384
 LAP: Final = 385
 """What the head was when the rank went back to the beginning of its ring. Who looks at it has the
 line of the head at hand."""
+GIVEN_UP: Final = 386
+"""How many calls the rank has given up, of which it has told the others over links. In that line,
+too."""
 SLEEP: Final = 392
 DOZES: Final = 393
 """1 + the rank at whose head it sleeps; 0: it is a frame that wakes it."""
@@ -115,6 +118,7 @@ class Posts:
         self._woken = dict.fromkeys(board.words, 0)  # by rank: the sleep that was ended last
         self._naps = 0  # how often this rank has slept
         self._slept = 0  # how, as its words say
+        self._given_up = 0  # calls that this rank has given up
         self.asleep = False
         self.readers = [  # the posts of the others
             Reader(rank, board.memory(rank), board.words[rank], board.own, CURSORS + at)
@@ -253,6 +257,26 @@ class Posts:
         self.asleep = False
         self._own[SLEEP] = 0
 
+    # A post stays where it is when its call is given up: others may have read it. The word that it
+    # is given up goes over links, and whoever calls later has to hear that first, though all that
+    # it needs is posted. To look at each link in each call would take a tenth of a small one.
+
+    def give_up(self) -> None:
+        """Tell the others that this rank has given a call up: a word of that has left before."""
+        self._given_up += 1
+        self._own[GIVEN_UP] = self._given_up
+
+    def is_given_up(self) -> bool:
+        """Whether one of the others has given a call up since this was asked the last time."""
+        for reader in self.readers:
+            if reader.words[GIVEN_UP] != reader.given_up:
+                break
+        else:
+            return False
+        for reader in self.readers:
+            reader.given_up = reader.words[GIVEN_UP]
+        return True
+
     def close(self) -> None:
         """Let go of all memory."""
         self.readers.clear()
@@ -265,7 +289,7 @@ class Posts:
 class Reader:
     """The posts of `rank`, one after the other."""
 
-    __slots__ = ("_cursor", "_own", "at", "rank", "ring", "taken", "words")
+    __slots__ = ("_cursor", "_own", "at", "given_up", "rank", "ring", "taken", "words")
 
     def __init__(
         self, rank: int, memory: memoryview, words: memoryview, own: memoryview, cursor: int
@@ -277,6 +301,7 @@ class Reader:
         self._cursor = cursor  # where in these it says how far it has read
         self.taken = 0  # bytes that were read
         self.at = 0  # where the next one lies
+        self.given_up = 0  # calls that it has given up, when last asked
 
     def has_more(self) -> bool:
         """Whether there is one to read."""

@@ -78,9 +78,47 @@ def test_cancelling_tells_the_others(run, groups, everyone, length):
     run(main())
 
 
+LATER = {
+    "all_gather": lambda group, x, tag: group.all_gather(x, tag=tag),
+    "all_reduce": lambda group, x, tag: group.all_reduce(x, tag=tag),
+    "all_to_all": lambda group, x, tag: group.all_to_all([x] * group.size, tag=tag),
+    "barrier": lambda group, x, tag: group.barrier(tag=tag),
+    "broadcast": lambda group, x, tag: group.broadcast(x, src=0, tag=tag),
+    "gather": lambda group, x, tag: group.gather(x, dst=1, tag=tag),
+    "reduce_scatter": lambda group, x, tag: group.reduce_scatter([x] * group.size, tag=tag),
+}
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 5, 10, 30])
+@pytest.mark.parametrize("tag", [None, "mine"])
+@pytest.mark.parametrize("length", [3, 20_000, LARGE])
+@pytest.mark.parametrize("op", LATER)
+def test_who_calls_later_hears_of_it(run, groups, everyone, op, length, tag, turns):
+    """However much of it is there already, and whether or not the loop had a turn in between."""
+
+    async def main():
+        async with groups(2) as ranks:
+            call = LATER[op]
+            arrays = [np.ones(length) for _ in ranks]
+            await everyone(ranks, lambda group: call(group, arrays[group.rank], tag))
+            for _ in range(turns):  # ranks may agree on shared memory, meanwhile
+                await asyncio.sleep(0)
+            work = call(ranks[0], arrays[0], tag)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            assert work.cancel()
+            with pytest.raises(aiodist.CollectiveAbortedError) as caught:
+                await call(ranks[1], arrays[1], tag)
+            assert caught.value.rank == 0
+            assert await everyone(ranks, lambda group: group.all_reduce(1, tag=tag)) == [2, 2]
+
+    run(main())
+
+
 def test_a_cancelled_task_and_asyncio_timeout_withdraw(run, groups, everyone):
     async def main():
         async with groups(2) as ranks:
+            await everyone(ranks, lambda g: g.barrier())  # they are connected
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
                     await ranks[0].barrier()

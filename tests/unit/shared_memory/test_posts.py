@@ -144,6 +144,16 @@ def test_what_is_large_stays_where_it_was(monkeypatch):
     assert not any(memories[0][START + 400 : START + 4096])
 
 
+def test_who_has_given_up_is_known_once():
+    ranks, _ = posting(3)
+    ranks[0].give_up()
+    ranks[2].give_up()
+    assert [each.is_given_up() for each in ranks] == [True, True, True]
+    assert [each.is_given_up() for each in ranks] == [False, False, False]
+    ranks[0].give_up()
+    assert [each.is_given_up() for each in ranks] == [False, True, True]
+
+
 def test_one_wake_up_for_each_sleep():
     (one, two), _ = posting(2)
     put(one)
