@@ -7,11 +7,14 @@ all, `direct_exchange.all_reduce` or `share`; what is made of the values is in `
 
 **A frame that lies in memory.** A post is the one frame that a rank sends to all others in that
 plan, but for the way it goes. Each rank decides for itself, by call, whether it posts or sends: a
-program with hooks, an ``out=``, a full ring. What comes is handed to whatever waits for it here,
-whichever way it came. So nothing has to be agreed upon beyond the plan, which follows from what was
-called (`base.may_post`, `reductions.is_posted`); and of posts all holds that holds for frames: who
-gives up tells the others over links, a rank may have a result where another failed, tags are
-forgotten as ever (whoever has ended a collective has read all posts for it).
+program with hooks, a full ring. What comes is handed to whatever waits for it here, whichever way
+it came. So nothing has to be agreed upon beyond the plan, which follows from what was called
+(`base.may_post`, `reductions.is_posted`); and of posts all holds that holds for frames: who gives
+up says so over links, tags are forgotten as ever (who has ended one has read all posts for it).
+
+**Order.** What a rank sends after a post may be looked at before it. So who gets a frame of which
+those before it are missing reads all posts first (`Arrivals.message`). The post is there, as it was
+written before; and can be read, as nobody posts before all others read.
 
 **Waiting calls are cheap**, as there may be a thousand of them::
 

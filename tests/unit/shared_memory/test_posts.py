@@ -39,6 +39,23 @@ def posting(size):
     return found, memories
 
 
+def test_nobody_posts_before_all_others_read():
+    memories = [memoryview(mmap.mmap(-1, SEGMENT)) for _ in range(3)]
+    boards = [
+        Board(rank, own, {peer: each for peer, each in enumerate(memories) if peer != rank})
+        for rank, own in enumerate(memories)
+    ]
+    prefix = prefixes(b"words", 4)(1)
+    one = Posts(boards[0])
+    for late in boards[1:]:
+        assert not one.put(prefix, b"data")
+        assert one.put_parts(prefix, [b"data"], 96) == -1
+        assert not one.has_room(8)
+        Posts(late)
+    assert one.has_room(8)
+    assert one.put(prefix, b"data")
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_everyone_reads_all_in_order(ring, seed):
     chance = random.Random(seed)
@@ -212,6 +229,7 @@ def dozes_on(chance, publishers, *, fences=True):
             put(one)
             assert one.tell() == []  # nobody is sent a frame who dozes
 
+        machine.run(lambda _: [])  # all hear that all read
         todo = [[doze], *([partial(post, one)] * 2 for one in ranks[1:])]
         machine.run(lambda rank: [todo[rank]])
         return bool(machine.dozing), len(machine.rings)

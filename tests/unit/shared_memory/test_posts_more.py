@@ -142,8 +142,8 @@ def posting(request, lanes, monkeypatch):
     monkeypatch.setattr(exchange, "ROOM_IN_MEMORY", 170_000)
     monkeypatch.setattr(post_express, "MOST_SHOWN", 180_000)
 
-    def make(size, seed, *, polls=False):
-        world = lanes.World(size, lanes.Chance(seed), polls=polls)
+    def make(size, seed, **how):
+        world = lanes.World(size, lanes.Chance(seed), **how)
         for context in world.contexts:
             context.shares_memory = True
         return world
@@ -286,6 +286,36 @@ def test_any_order(posting, calls_of, seed, polls, monkeypatch):
     check_over(world)
     if size < 16:  # where many make few calls, it is chance whether two tags are idle at once
         assert any(context.calls.tags._forgotten for context in world.contexts) == bool(seed % 2)
+
+
+@pytest.mark.parametrize("seed", seeds(10, 20))
+def test_ranks_that_come_to_share_memory_meanwhile(posting, calls_of, seed, monkeypatch):
+    """Each at another time: frames for one that does not share it yet may follow what is posted by
+    one that does."""
+    chance = random.Random(f"late {seed}")
+    size = chance.choice([2, 2, 3, 4])
+    calls = calls_of(chance, size, 20)
+    monkeypatch.setattr(berths, "BERTHS", 8)
+    world = posting(size, seed, polls=chance.random() < 0.5, late=True)
+    Program(world, calls, chance).run()
+    for call in calls:
+        for rank in world.ranks:
+            assert call.is_right(rank, size), (call.number, rank)
+    check_over(world)
+
+
+@pytest.mark.parametrize("seed", seeds(10, 20))
+def test_ranks_that_look_at_links_first(posting, calls_of, seed):
+    """What is posted comes before the frames that were sent after it, whatever is looked at."""
+    chance = random.Random(f"links first {seed}")
+    size = chance.choice([2, 2, 3, 4])
+    world = posting(size, seed, polls=chance.random() < 0.5, hears_late=True)
+    calls = calls_of(chance, size, 20)
+    Program(world, calls, chance).run()
+    for call in calls:
+        for rank in world.ranks:
+            assert call.is_right(rank, size), (call.number, rank)
+    check_over(world)
 
 
 @pytest.mark.parametrize("seed", seeds(10, 20))
