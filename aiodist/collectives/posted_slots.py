@@ -151,7 +151,6 @@ def slots_in_one_go(
 ) -> InOneGo:
     """What carries out a reduce_scatter within a call: see `posted.in_one_go`."""
     dtype, mine, length = recipe.dtype, recipe.mine, recipe.lengths[0]
-    nbytes = length - len(recipe.first)
 
     def run(tag: object, number: int, x: Any, given: Given) -> bool | None:
         head = recipe.begin(tag)(number)
@@ -176,7 +175,7 @@ def slots_in_one_go(
         finally:
             for reader in posts.readers:
                 reader.move(whole)
-        moved.add(nbytes, nbytes * len(posts.readers))
+        moved.add(length, length * len(posts.readers))
         return True
 
     return run

@@ -13,7 +13,7 @@ from processors import machine_of
 from aiodist.errors import ProtocolError
 from aiodist.shared_memory import posts
 from aiodist.shared_memory.board import SEGMENT, Board
-from aiodist.shared_memory.posts import HEAD, SLEEP, START, Posts, prefixes
+from aiodist.shared_memory.posts import HEAD, SLEEP, START, Posts, padded, prefixes
 
 
 @pytest.fixture
@@ -68,7 +68,20 @@ def test_everyone_reads_all_in_order(ring, seed):
         if chance.random() < 0.5:
             number += 1
             words, data = bytes(chance.randrange(1, 40)), chance.randbytes(chance.randrange(200))
-            if ranks[rank].put(prefixes(words, len(data))(number), data):
+            prefix = prefixes(words, len(data))(number)
+            cut = chance.randrange(len(data) + 1)
+            if chance.random() < 0.5:
+                was_put = ranks[rank].put(prefix, data)
+            else:
+                whole = len(prefix) + padded(len(data))
+                # The first of the data comes with what is before it.
+                head = prefixes(words, len(data), data[:cut])(number)
+                at = ranks[rank].put_parts(head, (data[cut:], b""), whole)
+                was_put = at >= 0
+                assert not was_put or ranks[rank].ring[at : at + whole].tobytes().startswith(
+                    prefix + data
+                )
+            if was_put:
                 ranks[rank].tell()
                 for peer in range(size):
                     if peer != rank:
