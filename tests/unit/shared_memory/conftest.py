@@ -322,6 +322,12 @@ class Call:
             case "reduce_scatter":
                 slots = [x + slot for slot in range(context.size)]
                 op, make, args = "reduce_scatter", reductions.reduce_scatter, (slots, SUM, None)
+            case "slots":  # in one array
+                arrays[0] = x = np.concatenate([x + slot for slot in range(context.size)])
+                op, make, args = "reduce_scatter", reductions.reduce_scatter, (x, SUM, None)
+            case "out":
+                arrays.append(np.empty_like(x))
+                op, make, args = "all_reduce", reductions.all_reduce, (x, SUM, arrays[1])
             case "max":  # of another dtype, in another array
                 arrays[0] = x = x.astype(np.int32)
                 arrays.append(np.empty_like(x))
@@ -378,13 +384,13 @@ class Call:
         result = self.works[rank].result()
         everyone = [self.value(r) for r in range(size)]
         match self.kind:
-            case "express" | "all_reduce":
+            case "express" | "all_reduce" | "out":
                 parts = [(result, sum(everyone))]
             case "reduce":
                 if rank != self.number % size:
                     return result is None
                 parts = [(result, sum(everyone))]
-            case "reduce_scatter":
+            case "reduce_scatter" | "slots":
                 parts = [(result, sum(everyone) + size * rank)]
             case "max":
                 parts = [(result, max(everyone))]

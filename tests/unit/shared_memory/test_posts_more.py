@@ -164,7 +164,7 @@ def some_calls(chance, size, count, **rarely):
     ]  # fmt: skip
 
 
-REDUCTIONS = ["express", "express", "all_reduce", "reduce", "reduce_scatter", "exscan", "list"]
+REDUCTIONS = ["express", "all_reduce", "reduce", "reduce_scatter", "slots", "out", "exscan", "list"]
 
 
 @pytest.fixture(params=["all_reduce", "all_reduce on berths", "any kind", "on berths"])
@@ -218,6 +218,14 @@ def check_over(world):
         assert not context.post_express._bytes
         assert not context.berths._moored
         assert all(berth.is_free for berth in context.berths._all)
+
+
+def check_right(world, calls):
+    """All have ended well."""
+    for call in calls:
+        for rank in world.ranks:
+            assert call.is_right(rank, world.size), (call.number, rank)
+    check_over(world)
 
 
 IN_ONE_GO = {
@@ -305,42 +313,23 @@ def test_any_order(posting, calls_of, seed, polls, monkeypatch):
     world = posting(size, seed, polls=polls)
     calls = calls_of(chance, size, 30 if size < 16 else 8)
     Program(world, calls, chance).run()
-    for call in calls:
-        for rank in world.ranks:
-            assert call.is_right(rank, size), (call.number, rank)
-    check_over(world)
+    check_right(world, calls)
     if size < 16:  # where many make few calls, it is chance whether two tags are idle at once
         assert any(context.calls.tags._forgotten for context in world.contexts) == bool(seed % 2)
 
 
+@pytest.mark.parametrize("how", ["late", "hears_late"])
 @pytest.mark.parametrize("seed", seeds(10, 20))
-def test_ranks_that_come_to_share_memory_meanwhile(posting, calls_of, seed, monkeypatch):
-    """Each at another time: frames for one that does not share it yet may follow what is posted by
-    one that does."""
-    chance = random.Random(f"late {seed}")
+def test_what_follows_a_post(posting, calls_of, seed, how, monkeypatch):
+    """Frames that were sent after it are not looked at before it: whether ranks come to share
+    memory one after the other, or look at their links before they are woken."""
+    chance = random.Random(f"{how} {seed}")
     size = chance.choice([2, 2, 3, 4])
     calls = calls_of(chance, size, 20)
     monkeypatch.setattr(berths, "BERTHS", 8)
-    world = posting(size, seed, polls=chance.random() < 0.5, late=True)
+    world = posting(size, seed, polls=chance.random() < 0.5, **{how: True})
     Program(world, calls, chance).run()
-    for call in calls:
-        for rank in world.ranks:
-            assert call.is_right(rank, size), (call.number, rank)
-    check_over(world)
-
-
-@pytest.mark.parametrize("seed", seeds(10, 20))
-def test_ranks_that_look_at_links_first(posting, calls_of, seed):
-    """What is posted comes before the frames that were sent after it, whatever is looked at."""
-    chance = random.Random(f"links first {seed}")
-    size = chance.choice([2, 2, 3, 4])
-    world = posting(size, seed, polls=chance.random() < 0.5, hears_late=True)
-    calls = calls_of(chance, size, 20)
-    Program(world, calls, chance).run()
-    for call in calls:
-        for rank in world.ranks:
-            assert call.is_right(rank, size), (call.number, rank)
-    check_over(world)
+    check_right(world, calls)
 
 
 @pytest.mark.parametrize("seed", seeds(10, 20))
