@@ -1,9 +1,11 @@
-"""Large all_reduces with a tag, prepared: the ranks meet by posts, and the rest is on berths.
+"""Large reductions with a tag, prepared: the ranks meet by posts, and the rest is on berths.
 
-What is posted says which berth a rank offers (`aiodist.shared_memory.berths`), where it shows its
-array already: so the post is the first publish as well. Where all have posted, the berths are a
-lane of its own, and what is done there is what is done with such an array on the lane of the group,
-in one go if nothing has to be waited for long.
+What is posted says which berth a rank offers (`aiodist.shared_memory.berths`). Where all have
+posted, the berths are a lane of its own, and what is done there is what is done with such arrays on
+the lane of the group: all of it within the call, if nothing has to be waited for long.
+
+Of plans that publish once or twice the views of shared memory are kept, and what is published first
+is there before it is posted: so the post is that publish as well.
 
 A call that goes on as an operation before all have posted begins with the steps of its plan anew,
 once they have. What it copies to its berth then is what lies there, byte for byte, so it is no
@@ -12,26 +14,36 @@ matter who reads it meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
-from aiodist.collectives.express import ExpressGroup, Flat, Recipe, failing, rest_of
+from aiodist.collectives import lane_reductions
+from aiodist.collectives.express import ExpressGroup, Recipe, failing, rest_of
+from aiodist.collectives.forms import Form
+from aiodist.collectives.lane_reductions import ONE_ROUND, LaneRecipe
 from aiodist.collectives.posted import KEPT_TAGS, Begin, Data, Otherwise, Posted
-from aiodist.collectives.reductions import all_reduce_where
+from aiodist.collectives.reductions import (
+    all_reduce_where,
+    goes_on_berths,
+    has_berths,
+    reduce_scatter_where,
+    reduce_where,
+    shows_slots,
+)
 from aiodist.collectives.templates import LENGTH
 from aiodist.engine.executor import ALL, Executor, Parts, area_for, in_parts
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase
 from aiodist.errors import ProtocolError
-from aiodist.phases import berths, pulls
-from aiodist.phases.base import share_over_links
+from aiodist.phases import berths, lanes, pulls
+from aiodist.phases.base import Call, share_over_links
 from aiodist.phases.memories import Blobs
 from aiodist.shared_memory.berths import Berth, Berths
 from aiodist.shared_memory.posts import prefixes
-from aiodist.types import ReduceOp
 from aiodist.wire.frames import pack_fields
 
 SHOWN = LENGTH + berths.LENGTH
@@ -40,28 +52,51 @@ _HEAD = berths.LENGTH.to_bytes(LENGTH, "big")  # it looks like a frame of blobs
 
 
 class BerthRecipe(Recipe):
-    """A recipe of an all_reduce that has berths. What is posted is a `BerthedCall` of it."""
+    """A recipe of a reduction that has berths. What is posted is a `BerthedCall` of it. `how` is
+    the recipe of the same on a lane, and `group` what is reduced."""
 
     in_one_go = None
-    __slots__ = ("_begins", "_parts", "context", "group", "lengths", "offers")
+    __slots__ = (
+        "_begins", "_how", "_make_phase", "_parts", "context", "goes_on", "group", "lengths",
+        "offers", "shows",
+    )  # fmt: skip
 
     def __init__(
-        self,
-        context: ExpressGroup,
-        offers: Berths,
-        call: bytes,
-        phase: Phase,
-        group: Group,
-        op: ReduceOp,
+        self, context: ExpressGroup, offers: Berths, how: LaneRecipe, group: Group, dst: int = 0
     ) -> None:
-        super().__init__("all_reduce", call, phase, group.x, op)
+        super().__init__(how.op, how.call, how.phase, how.vector, how.keeps)
+        self.finish, self.returns, self.unformed = how.finish, how.returns, how.unformed
         self.context = context
         self.offers = offers
         self.group = group
+        self._how = how
+        if how.op == "all_reduce":
+            self._make_phase = pulls.all_reduce
+            self.goes_on = all_reduce_where
+        elif how.op == "reduce":
+            self._make_phase = partial(pulls.reduce, root=dst)
+            self.goes_on = partial(reduce_where, dst=dst)
+        else:
+            self._make_phase = pulls.reduce_scatter
+            self.goes_on = reduce_scatter_where
+        # Whether what it publishes first is there before it posts.
+        self.shows = how.phase.prepared.plan.publishes <= ONE_ROUND
         self.lengths = [SHOWN] * context.size
         self._begins: dict[object, Begin] = {}  # by tag
         # By berth of this rank and area: the others' berths, and what does it there.
         self._parts: dict[tuple[int, int], tuple[Sequence[int], Parts]] = {}
+
+    def lay_out(self, *args: Any) -> tuple[Any, Any] | None:
+        return self._how.lay_out(*args)
+
+    def form(self, args: tuple[Any, ...]) -> Form | None:
+        return self._how.form(args)
+
+    def place_of(self, given: Any) -> int:
+        """Where the input of one call lies in memory that all see, if it does."""
+        if self.phase.direct is None:
+            return 0
+        return self.context.heap.place_of((self._how.shown(given),))
 
     def prefixes(self, tag: object, number: int) -> Sequence[bytes]:
         begin = self._begins.get(tag)
@@ -81,30 +116,62 @@ class BerthRecipe(Recipe):
             )
         return found[1]
 
-    def of(self, flat: Flat) -> Group:
+    def of(self, given: Any) -> Group:
         """What is reduced, of one call."""
-        vector = Vector.of(flat)
-        return replace(self.group, x=vector, out=vector)
+        group = self.group
+        if group.out is group.x:
+            x = out = Vector.of(given)
+        else:
+            x, out = map(Vector.of, given)
+        return replace(group, x=x, out=out)
+
+    def phase_of(self, given: Any) -> Phase:
+        """The phase of one call: of those with one recipe many may be under way."""
+        phase = self._make_phase(self.context, self.of(given))
+        return phase if self.phase.direct is not None else phase._replace(direct=None)
+
+
+def learn(
+    context: ExpressGroup,
+    offers: Berths,
+    op: str,
+    make: Callable[..., Call],
+    args: tuple[Any, ...],
+) -> BerthRecipe | None:
+    """The recipe of one of `lane_reductions.OPS`, called with arrays, if that has berths."""
+    found = lane_reductions.learn_of(context, op, make, args)
+    if found is None:
+        return None
+    how, group = found
+    if op != "reduce_scatter":
+        on_berths = goes_on_berths(context, [group], False)
+    else:
+        on_berths = has_berths(context, [group], False, lanes.can_slice) and not shows_slots(
+            context, group.kernel, group.bounds
+        )
+    dst = args[1] if op == "reduce" else 0
+    return BerthRecipe(context, offers, how, group, dst) if on_berths else None
 
 
 class BerthedCall(Posted):
     """One call of such a recipe."""
 
-    __slots__ = ("_area", "_offer", "_place", "_recipe", "call", "lengths", "nbytes", "op")
+    __slots__ = (
+        "_area", "_offer", "_place", "_recipe", "_shows", "call", "lengths", "nbytes", "op",
+    )  # fmt: skip
 
-    def __init__(self, recipe: BerthRecipe, number: int, flat: Flat) -> None:
-        phase = recipe.phase
+    def __init__(self, recipe: BerthRecipe, number: int, given: Any) -> None:
         self._recipe = recipe
-        self._area = area_for(phase.shared or 0, number, 0)
-        # Where the array lies in memory that all see, if it does.
-        self._place = 0 if phase.direct is None else recipe.context.heap.place_of((flat,))
+        self._area = area_for(recipe.phase.shared or 0, number, 0)
+        self._place = recipe.place_of(given)
         self._offer = recipe.offers.offer(number)
-        if self._offer is not None and not self._place:
-            self._offer.show(lambda berth: recipe.parts(berth, self._area).show(flat))
+        self._shows = recipe.shows and not self._place
+        if self._shows and self._offer is not None:
+            self._offer.show(lambda berth: recipe.parts(berth, self._area).show(given))
         self.op, self.call, self.nbytes = recipe.op, recipe.call, recipe.nbytes
         self.lengths = recipe.lengths
 
-    def shown(self, given: Flat) -> Data:
+    def shown(self, given: Any) -> Data:
         return _HEAD + berths.words_of(self._offer)
 
     def prefixes(self, tag: object, number: int) -> Sequence[bytes]:
@@ -113,7 +180,7 @@ class BerthedCall(Posted):
     def fits(self, nbytes: int) -> bool:
         return nbytes == SHOWN
 
-    def result(self, values: Sequence[Data], x: Any, given: Flat) -> Any:
+    def result(self, values: Sequence[Data], x: Any, given: Any) -> Any:
         recipe, offer = self._recipe, self._offer
         try:
             offers = berths.read([value[LENGTH:] for value in values])
@@ -125,7 +192,7 @@ class BerthedCall(Posted):
         berth = offer.moor(offers, place, within=True)
         executor = None
         try:
-            if place:
+            if not self._shows:
                 executor = self._executor(given, berth, 0)
                 done = ALL if executor.run() else 0
             else:
@@ -143,12 +210,11 @@ class BerthedCall(Posted):
         berth.finish_inline()
         return x if recipe.finish is None else recipe.finish(x)
 
-    def _executor(self, flat: Flat, berth: Berth, done: int) -> Executor:
-        # Of its own, for of calls with one recipe many may be under way.
-        phase = pulls.all_reduce(self._recipe.context, self._recipe.of(flat))
+    def _executor(self, given: Any, berth: Berth, done: int) -> Executor:
+        phase = self._recipe.phase_of(given)
         return Executor(phase, None, berth, self._area, self._place, done)
 
-    def begun(self, x: Any, given: Flat) -> Otherwise:
+    def begun(self, x: Any, given: Any) -> Otherwise:
         recipe, offer = self._recipe, self._offer
         context = recipe.context
         memory = Blobs(context.rank, context.size, berths.words_of(offer))
@@ -156,7 +222,7 @@ class BerthedCall(Posted):
 
         def rest() -> Program:
             on_lane = yield from berths.met(offer, memory.blobs)
-            yield from all_reduce_where(context, [recipe.of(given)], on_lane)
+            yield from recipe.goes_on(context, [recipe.of(given)], on_lane)
             return (yield from rest_of(recipe, x))
 
         return Otherwise(Executor(phase, None, done=context.size - 1), rest())

@@ -22,12 +22,12 @@ from aiodist.collectives.offers import Offer, agree, of_one_kind, pack_offers
 from aiodist.devices.values import device_among
 from aiodist.engine.phase import Phase, prepared
 from aiodist.errors import MismatchError, ProtocolError
-from aiodist.phases import lanes, pulls
-from aiodist.phases.base import MAX_RANKS_IN_SMALL_AREA, Part, Place, share
+from aiodist.phases import berths, lanes, pulls
+from aiodist.phases.base import MAX_RANKS_IN_SMALL_AREA, Part, Place, may_post, share
 from aiodist.phases.memories import Regions
 from aiodist.schedules import direct_exchange
 from aiodist.schedules.choose_values import choose_all_to_all, choose_broadcast
-from aiodist.schedules.selection import Choice, ahead_for
+from aiodist.schedules.selection import EAGER_LIMIT, Choice, ahead_for
 from aiodist.schedules.teams import spans_hosts
 from aiodist.wire.frames import MAX_PAYLOAD
 
@@ -73,18 +73,35 @@ def share_offers(
     each: int = 1,
     senders: int = 1,
     for_all: bool = False,
-) -> Part[tuple[list[bytes], Mapping[int, Sequence[Offer]]]]:
-    """What each rank wants, and the offers of `sources`, `each` so many. `own`: what this rank has
-    to offer, with its metadata, and the data of all but the large ones: see `_room_for`, of so many
+) -> Part[tuple[list[bytes], Mapping[int, Sequence[Offer]], bool]]:
+    """What each rank wants, the offers of `sources`, `each` so many, and whether what is offered
+    has a lane: what is large gets berths where there is none. `own`: what this rank has to offer,
+    with its metadata, and the data of all but the large ones: see `_room_for`, of so many
     `senders`. `for_all`: all ranks want what is offered."""
     room = _room_for(place, senders, on_lane, for_all)
     words = pack_offers(place, transfer, own, room) if own else b""
-    first_words = fitting.joined(want, words)
+    berth = None
+    may_meet = not on_lane and may_post(place)
+    if may_meet and place.berths is not None and sum([value.nbytes for value in own]) > room:
+        berth = place.berths.offer()  # who has nothing large need not know yet that others have
+    first_words = fitting.joined(want, berths.joined(berth, words))
     of_one, (root, *_) = senders == 1, sources
     shared = yield from share(place, first_words, on_lane, first=True, of_one=of_one, root=root)
     wants, blobs = fitting.parted(shared)
+    told, blobs = berths.parted(blobs)
     offers = yield from agree(transfer, {src: blobs[src] for src in sources}, each, on_lane)
-    return wants, offers
+    if not may_meet or not _is_large(offers.values()):
+        return wants, offers, on_lane
+    on_lane = yield from berths.met(berth, told)
+    del berth  # if nothing came of it, it is free
+    if not on_lane:
+        on_lane = yield from berths.meet(place)
+    return wants, offers, on_lane
+
+
+def _is_large(offers: Iterable[Sequence[Offer]]) -> bool:
+    """Whether anything large travels behind these, which all ranks know."""
+    return any(o.data is None and o.nbytes > EAGER_LIMIT for row in offers for o in row)
 
 
 def _room_for(place: Place, senders: int, on_lane: bool, for_all: bool) -> int:
@@ -100,31 +117,33 @@ def _room_for(place: Place, senders: int, on_lane: bool, for_all: bool) -> int:
 
 def one_of_all(
     place: Place, transfer: DeviceTransfer, own: Encoded, want: bytes, on_lane: bool, for_all: bool
-) -> Part[tuple[list[Offer], bool]]:
-    """What each rank offers to all who want it, and whether all that fits where it goes. `for_all`:
-    all do."""
+) -> Part[tuple[list[Offer], bool, bool]]:
+    """What each rank offers to all who want it, whether all that fits where it goes, and whether it
+    has a lane. `for_all`: all do."""
     everybody = range(place.size)
-    wants, agreed = yield from share_offers(
+    wants, agreed, on_lane = yield from share_offers(
         place, transfer, [own], want, everybody, on_lane, senders=place.size, for_all=for_all
     )
     offers = [agreed[src][0] for src in everybody]
-    return offers, fitting.all_fit(wants, (offer.meta for offer in offers))
+    return offers, fitting.all_fit(wants, (offer.meta for offer in offers)), on_lane
 
 
 def offers_of_all(
     place: Place, transfer: DeviceTransfer, own: Sequence[Encoded], want: bytes, on_lane: bool
-) -> Part[tuple[Offers, bool]]:
+) -> Part[tuple[Offers, bool, bool]]:
     """What each rank offers to each other one: all of it, or what concerns this rank. And whether
-    all that fits where it goes."""
+    all that fits where it goes, and whether it has a lane."""
     if place.size > MAX_RANKS_IN_SMALL_AREA:
         yield from transfer.to_host()
-        return (yield from _offers_apart(place, own, want))
+        apart, fits = yield from _offers_apart(place, own, want)
+        return apart, fits, on_lane
     everybody = range(place.size)
-    wants, agreed = yield from share_offers(
+    wants, agreed, on_lane = yield from share_offers(
         place, transfer, own, want, everybody, on_lane, each=place.size, senders=place.size
     )
     offers: Offers = [[*agreed[src]] for src in everybody]
-    return offers, fitting.all_fit(wants, (o.meta for row in agreed.values() for o in row))
+    fits = fitting.all_fit(wants, (o.meta for row in agreed.values() for o in row))
+    return offers, fits, on_lane
 
 
 def _offers_apart(place: Place, own: Sequence[Encoded], want: bytes) -> Part[tuple[Offers, bool]]:

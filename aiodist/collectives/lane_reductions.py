@@ -216,6 +216,14 @@ def learn(
     context: ExpressGroup, op: str, make: Callable[..., Call], args: tuple[Any, ...]
 ) -> LaneRecipe | None:
     """The recipe of one of `OPS`, called with arrays; None where it is not to be prepared."""
+    found = learn_of(context, op, make, args)
+    return None if found is None else found[0]
+
+
+def learn_of(
+    context: ExpressGroup, op: str, make: Callable[..., Call], args: tuple[Any, ...]
+) -> tuple[LaneRecipe, Group] | None:
+    """The same, with what is reduced."""
     try:
         call = make(context, *args)
         return _learn(context, op, call, args)
@@ -223,7 +231,9 @@ def learn(
         return None  # and the ordinary way raises it
 
 
-def _learn(context: ExpressGroup, op: str, call: Call, args: tuple[Any, ...]) -> LaneRecipe | None:
+def _learn(
+    context: ExpressGroup, op: str, call: Call, args: tuple[Any, ...]
+) -> tuple[LaneRecipe, Group] | None:
     x, *more, how, out = args
     listed, scatters = isinstance(x, (list, tuple)), op == "reduce_scatter"
     is_small = call.nbytes <= SMALL_LISTS
@@ -257,7 +267,7 @@ def _learn(context: ExpressGroup, op: str, call: Call, args: tuple[Any, ...]) ->
         recipe.given = 0 if out is None else len(args) - 1
         recipe.parts = listed and not scatters
         recipe.finish = _spread if recipe.parts else written
-    return recipe
+    return recipe, group
 
 
 def _spread(found: tuple[Any, Flat, list[Flat]]) -> Any:

@@ -7,12 +7,15 @@ all, `direct_exchange.all_reduce` or `share`; what is made of the values is in `
 
 **A frame that lies in memory.** A post is the one frame that a rank sends to all others in that
 plan, but for the way it goes. Each rank decides for itself, by call, whether it posts or sends: a
-program with hooks, an ``out=``, a full ring. What comes is handed to whatever waits for it here,
-whichever way it came. So nothing has to be agreed upon beyond the plan, which follows from what was
-called (`base.may_post`, `reductions.is_posted`); and of posts all holds that holds for frames: who
-gives up tells the others over links (and says by a word in memory that it has done so, to whoever
-calls later), a rank may have a result where another failed, tags are forgotten as ever (whoever has
-ended a collective has read all posts for it).
+program with hooks, a full ring. What comes is handed to whatever waits for it here, whichever way
+it came. So nothing has to be agreed upon beyond the plan, which follows from what was called
+(`base.may_post`, `reductions.is_posted`); and of posts all holds that holds for frames: who gives
+up says so over links, and by a word in memory that it has, to whoever calls later; tags are
+forgotten as ever (who has ended one has read all posts for it).
+
+**Order.** What a rank sends after a post may be looked at before it. So who gets a frame of which
+those before it are missing reads all posts first (`Arrivals.message`). The post is there, as it was
+written before; and can be read, as nobody posts before all others read.
 
 **Waiting calls are cheap**, as there may be a thousand of them::
 
@@ -38,10 +41,10 @@ from typing import Any, Protocol
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
-from aiodist.collectives import lane_values, reductions
+from aiodist.collectives import berthed, lane_reductions, lane_values, posted_slots
 from aiodist.collectives.berthed import BerthedCall, BerthRecipe
 from aiodist.collectives.express import Express, ExpressGroup, before, failing, returning
-from aiodist.collectives.lane_reductions import ONE_ROUND, slots_of
+from aiodist.collectives.lane_reductions import LaneRecipe
 from aiodist.collectives.posted import (
     Data,
     InOneGo,
@@ -53,7 +56,7 @@ from aiodist.collectives.posted import (
     in_one_go,
     is_shown,
 )
-from aiodist.collectives.posted_slots import PostedSlots, slots_in_one_go
+from aiodist.collectives.posted_slots import slots_in_one_go
 from aiodist.collectives.posted_values import PostedValues, taking_in_one_go
 from aiodist.engine import waiting_calls
 from aiodist.engine.early import Key, key_of
@@ -178,9 +181,8 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
 
     def _prepare_large(self, call: bytes, group: Group, op: ReduceOp) -> BerthRecipe | None:
         phase = pulls.all_reduce(self._context, group)
-        if phase.prepared.plan.publishes > ONE_ROUND:
-            return None
-        return BerthRecipe(self._context, self.berths, call, phase, group, op)
+        how = LaneRecipe("all_reduce", call, phase, group.x, op)
+        return BerthRecipe(self._context, self.berths, how, group)
 
     def _learn(self, x: Any, op: Any) -> PostRecipe | PostedValues | BerthRecipe | None:
         recipe = super()._learn(x, op)
@@ -198,29 +200,27 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             found = lane_values.learn(PostedValues, self._context, op, make, args)
         if found is not None:
             found.in_one_go = self._fused(taking_in_one_go, found)
-        if found is not None or op not in ("reduce", "reduce_scatter") or args[-1] is not None:
             return found
+        if op not in lane_reductions.OPS:
+            return None
+        small = self._learn_small(op, make, args)
+        return small or berthed.learn(self._context, self.berths, op, make, args)
+
+    def _learn_small(
+        self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
+    ) -> PostRecipe | None:
+        if op == "all_reduce" or args[-1] is not None:
+            return None
         try:
             call = make(self._context, *args)
             if op == "reduce":
                 return self._learn_reduce(call, *args)
-            return self._learn_slots(call, make, *args)
+            slots = posted_slots.learn(self._context, call, make, *args)
         except (TypeError, ValueError):
             return None  # and the ordinary way raises it
-
-    def _learn_slots(
-        self, call: Call, make: Callable[..., Call], xs: Any, op: Any, out: None
-    ) -> PostRecipe | None:
-        slots = slots_of(self._context, call, xs, op)
-        if slots is None or not reductions.shows_slots(self._context, slots.kernel, slots.bounds):
-            return None
-        program = call.start(False)
-        phase = next(program)
-        program.close()
-        assert isinstance(phase, Phase)
-        recipe = PostedSlots(self._context, call, phase, make, slots)
-        recipe.in_one_go = self._fused(slots_in_one_go, recipe)
-        return recipe
+        if slots is not None:
+            slots.in_one_go = self._fused(slots_in_one_go, slots)
+        return slots
 
     def _learn_reduce(self, call: Call, x: Any, dst: int, op: Any, out: None) -> PostRecipe | None:
         recipe = self._learn(x, op)

@@ -14,7 +14,7 @@ import numpy as np
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.express import ExpressGroup, Flat
 from aiodist.collectives.forms import Form, placing
-from aiodist.collectives.lane_reductions import Slots
+from aiodist.collectives.lane_reductions import Slots, slots_of
 from aiodist.collectives.lane_values import kept
 from aiodist.collectives.posted import (
     KEPT_TAGS,
@@ -24,7 +24,7 @@ from aiodist.collectives.posted import (
     Otherwise,
     PostRecipe,
 )
-from aiodist.collectives.reductions import LEAD, shown_by
+from aiodist.collectives.reductions import LEAD, shown_by, shows_slots
 from aiodist.collectives.templates import LENGTH, native
 from aiodist.engine.executor import Executor
 from aiodist.engine.phase import Phase
@@ -142,6 +142,20 @@ class PostedSlots(PostRecipe):
         return Otherwise(Executor(cast(Phase, next(program)), None, done=self._size - 1), program)
 
 
+def learn(
+    context: ExpressGroup, call: Call, make: Callable[..., Call], xs: Any, op: Any, out: None
+) -> PostedSlots | None:
+    """The recipe of a reduce_scatter; None where that is not posted."""
+    slots = slots_of(context, call, xs, op)
+    if slots is None or not shows_slots(context, slots.kernel, slots.bounds):
+        return None
+    program = call.start(False)
+    phase = next(program)
+    program.close()
+    assert isinstance(phase, Phase)
+    return PostedSlots(context, call, phase, make, slots)
+
+
 def slots_in_one_go(
     recipe: PostedSlots,
     posts: Posts,
@@ -151,7 +165,6 @@ def slots_in_one_go(
 ) -> InOneGo:
     """What carries out a reduce_scatter within a call: see `posted.in_one_go`."""
     dtype, mine, length = recipe.dtype, recipe.mine, recipe.lengths[0]
-    nbytes = length - len(recipe.first)
 
     def run(tag: object, number: int, x: Any, given: Given) -> bool | None:
         head = recipe.begin(tag)(number)
@@ -176,7 +189,7 @@ def slots_in_one_go(
         finally:
             for reader in posts.readers:
                 reader.move(whole)
-        moved.add(nbytes, nbytes * len(posts.readers))
+        moved.add(length, length * len(posts.readers))
         return True
 
     return run

@@ -159,10 +159,7 @@ def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
         groups = operand.groups
         if goes_on_berths(place, groups, on_lane):
             on_lane = yield from berths.meet(place)
-        if on_lane and groups and lanes.can_reduce(place, groups):
-            yield from lanes.reduce(place, groups, dst)
-        else:
-            yield from _on_links_to(place, groups, dst, on_lane)
+        yield from reduce_where(place, groups, on_lane, dst=dst)
         yield from confirm(place, op, on_lane)
         return operand.finish() if here else None
 
@@ -181,7 +178,11 @@ def place_at(place: Place, x: Any, dst: int, out: Any) -> Any:
     return None
 
 
-def _on_links_to(place: Place, groups: Sequence[Group], dst: int, on_lane: bool) -> Part[None]:
+def reduce_where(place: Place, groups: Sequence[Group], on_lane: bool, *, dst: int) -> Part[None]:
+    """See `all_reduce_where`."""
+    if on_lane and groups and lanes.can_reduce(place, groups):
+        yield from lanes.reduce(place, groups, dst)
+        return
     if not on_lane and is_posted(place, groups):
         yield _small(place, groups, direct_exchange.all_reduce)
         return
@@ -217,12 +218,7 @@ def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
             return operand.finish()
         if has_berths(place, operand.groups, on_lane, lanes.can_slice):
             on_lane = yield from berths.meet(place)
-        if on_lane and operand.groups and lanes.can_slice(place, operand.groups):
-            yield from lanes.reduce_scatter(place, operand.groups)
-        else:
-            groups, costs = operand.groups, place.costs
-            chosen = [choose_reduce_scatter(_shape(g), tuple(g.bounds), costs) for g in groups]
-            yield from _run(place, groups, chosen, on_lane)
+        yield from reduce_scatter_where(place, operand.groups, on_lane)
         yield from confirm(place, op, on_lane)
         return operand.finish()
 
@@ -231,6 +227,16 @@ def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
     gathers = posts or has_berths(place, groups, False, lanes.can_slice)
     call = _call(place, "reduce_scatter", text, program, operand, gathers=gathers)
     return call._replace(place=_place_of(place, operand))
+
+
+def reduce_scatter_where(place: Place, groups: Sequence[Group], on_lane: bool) -> Part[None]:
+    """See `all_reduce_where`."""
+    if on_lane and groups and lanes.can_slice(place, groups):
+        yield from lanes.reduce_scatter(place, groups)
+        return
+    costs = place.costs
+    chosen = [choose_reduce_scatter(_shape(g), tuple(g.bounds), costs) for g in groups]
+    yield from _run(place, groups, chosen, on_lane)
 
 
 def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Call:

@@ -25,6 +25,7 @@ from aiodist.buffers.tokens import Spec
 from aiodist.buffers.values import Incoming, parse
 from aiodist.collectives import fitting
 from aiodist.collectives.offers import Offer, unpack
+from aiodist.phases import berths
 from aiodist.shared_memory.posts import FEW
 
 LENGTH = 4
@@ -99,6 +100,8 @@ def template_of(blob: bytes, count: int, src: int, *, moves: bool = False) -> Te
     in the blob, nor, if it `moves`, that of arrays of one kind which travel apart; or where there
     is more than arrays."""
     (want,), (words,) = fitting.parted([blob])
+    if words[:1] == berths.MARK:
+        return None  # what it is about has a lane of its own
     offers: list[Offer] = []
     if count:
         offers, more = unpack(words, count, src)

@@ -55,7 +55,7 @@ def broadcast(place: Place, x: Any, src: int) -> Call:
 
     def program(on_lane: bool) -> Program:
         mine = [] if own is None else [own]
-        wants, offers = yield from share_offers(
+        wants, offers, on_lane = yield from share_offers(
             place, transfer, mine, want, [src], on_lane, for_all=True
         )
         (offer,) = offers[src]
@@ -113,7 +113,9 @@ def _gathered(place: Place, op: str, text: str, x: Any, dst: int | None, out: An
 
     def program(on_lane: bool) -> Program:
         # What goes to one rank alone is not to be sent to all.
-        offers, fits = yield from one_of_all(place, transfer, own, want, on_lane, dst is None)
+        offers, fits, on_lane = yield from one_of_all(
+            place, transfer, own, want, on_lane, dst is None
+        )
         outs = _slots(place, out, x, offers, own)
         others = [rank for rank in range(place.size) if rank != place.rank]
         receivers = others
@@ -163,7 +165,7 @@ def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
     want = fitting.wanted(out)
 
     def program(on_lane: bool) -> Program:
-        wants, agreed = yield from share_offers(
+        wants, agreed, on_lane = yield from share_offers(
             place, transfer, own, want, [src], on_lane, each=place.size
         )
         offers = agreed[src]
@@ -207,7 +209,7 @@ def all_to_all(place: Place, xs: Any, out: Any, *, apart: bool = False) -> Call:
     want = fitting.wanted_of_each(out, xs[place.rank], place.size)
 
     def program(on_lane: bool) -> Program:
-        offers, fits = yield from offers_of_all(place, transfer, own, want, on_lane)
+        offers, fits, on_lane = yield from offers_of_all(place, transfer, own, want, on_lane)
         here = place.rank
         others = [rank for rank in range(place.size) if rank != here]
         mine = [known(row[here]) for row in offers]

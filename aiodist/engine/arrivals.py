@@ -37,10 +37,21 @@ MAX_VERDICT_BYTES = 16 << 20
 goes, and who calls that late has to wait for its deadline."""
 
 
+class Posting(Protocol):
+    """What the ranks of a host post."""
+
+    def read(self) -> None:
+        """Hands over all that is there."""
+        ...
+
+
 class Calling(Called, Protocol):
     """The collectives of a group, and what is said of them."""
 
     records: Records
+
+    @property
+    def posting(self) -> Posting | None: ...
 
     @property
     def ends(self) -> Ends: ...
@@ -130,6 +141,10 @@ class Arrivals:
         calls.tags.contributed(*key)
         slot, call = slot_and_call(fields)
         op = calls.find(key)
+        if slot and calls.posting is not None and op is not None and op.lacks(src, slot):
+            # The first one was posted, and that before this was sent: so it is there.
+            calls.posting.read()
+            op = calls.find(key)
         if op is not None:
             return op.message(src, slot, nbytes) if self._agrees(op, src, call) else None
         if not calls.tags.is_ahead(*key) or key in self.verdicts:

@@ -55,6 +55,10 @@ class Setup(Protocol):
 class Posting(Protocol):
     """What has collectives with a tag done in shared memory."""
 
+    def read(self) -> None:
+        """Takes all that was posted."""
+        ...
+
     def hurry(self) -> None:
         """Takes what a rank has left there that is gone."""
         ...

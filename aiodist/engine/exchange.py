@@ -198,6 +198,10 @@ class Exchange(Generic[Op]):
         """Whether something for `peer` has not left yet."""
         return self._unsent[peer] > 0
 
+    def arrived(self, peer: int) -> int:
+        """How many frames of `peer` are here."""
+        return self._arrived[peer]
+
     def waiting(self, peer: int) -> int:
         """How many frames of `peer` are there for steps to take."""
         return self._arrived[peer] - self._taken[peer]

@@ -185,6 +185,10 @@ class Operation:
         if self.unsolicited and not self.exchange.awaits_grant(src):
             self._host.refund(self, src)
 
+    def lacks(self, src: int, slot: int) -> bool:
+        """Whether any frame of `src` before this slot is not here."""
+        return slot > self.exchange.arrived(src)
+
     def message(self, src: int, slot: int, nbytes: int) -> Landing:
         """A frame of `src` begins: where its payload goes. Raises ProtocolError."""
         self._hear(src)

@@ -17,6 +17,9 @@ LENGTH: Final = _WORDS.size
 """Bytes that say what a rank offers."""
 NOTHING: Final = _WORDS.pack(-1, 0, 0)
 
+MARK: Final = b"\xc2"
+"""Words of an offer begin with this byte where other words follow, which do not."""
+
 
 def words_of(offer: Offer | None) -> bytes:
     """What a rank tells the others of its offer."""
@@ -33,6 +36,18 @@ def read(words: Sequence[bytes | memoryview]) -> list[Offered] | None:
         if berth >= 0:
             found.append(Offered(berth, number, shows == 1))
     return found if len(found) == len(words) else None
+
+
+def joined(offer: Offer | None, words: bytes) -> bytes:
+    """The first words of a rank, with what it offers, if it does."""
+    return words if offer is None else b"".join((MARK, words_of(offer), words))
+
+
+def parted(words: Sequence[bytes | memoryview]) -> tuple[list[bytes], list[bytes | memoryview]]:
+    """What each rank has told of its offer, and its other words."""
+    end = len(MARK) + LENGTH
+    told = [bytes(each[1:end]) if each[:1] == MARK else NOTHING for each in words]
+    return told, [each[end:] if each[:1] == MARK else each for each in words]
 
 
 class Mooring(Pause):

@@ -19,6 +19,10 @@ sleeps: with a fence on both sides, as on a lane, so no wake-up is lost. A rank 
 each sleep, whatever is posted meanwhile, and reads all that is there then. Who sleeps within a call
 does so at the head of one that it needs, who alone rings there.
 
+**Not before all read.** Ranks come to share memory one after the other, each at a time of its own.
+So each says by a word that it reads posts, and nobody posts before all others have said so: what is
+posted can be read at once, whatever comes over links after it.
+
 **No room.** A reader that does nothing for long leaves the ring full. Nobody waits for it: `put`
 says no, and what was to be posted goes over links as ever. What a post is for stands in its words,
 so the readers need not know which way it came.
@@ -56,6 +60,8 @@ too."""
 SLEEP: Final = 392
 DOZES: Final = 393
 """1 + the rank at whose head it sleeps; 0: it is a frame that wakes it."""
+READS: Final = 394
+"""Not 0: the rank reads what others post."""
 CURSORS: Final = 400
 """And further ones, by rank on this host: bytes that were read of that rank."""
 MOST_RANKS: Final = PAGE // 8 - CURSORS
@@ -110,7 +116,9 @@ class Posts:
         self._head = 0  # bytes that were posted
         self._base = 0  # the same when this lap of the ring began
         self._before = 0  # and the one before
-        self._limit = min(NEAR, SIZE)  # up to here there is room in this lap, for all that is known
+        # Up to here there is room in this lap, for all that is known: none before all read.
+        self._limit = 0
+        self._is_read = False  # by all others, as far as known
         # The words of the others in which they say how far they have read, and whether they sleep.
         self._words = list(board.words.values())
         self._cursor = CURSORS + place
@@ -125,6 +133,7 @@ class Posts:
             for at, rank in enumerate(ranks)
             if rank != board.rank
         ]
+        self._own[READS] = 1
         if self._dozes:
             # By rank: where its head lies.
             self._heads = {r: futex.address_of(board.memory(r)[8 * HEAD :]) for r in ranks}
@@ -173,6 +182,10 @@ class Posts:
 
     def _find(self, whole: int) -> int:
         """Where there is room for so many bytes, see "Laps"; -1: nowhere."""
+        if not self._is_read:
+            self._is_read = all(words[READS] for words in self._words)
+            if not self._is_read:
+                return -1
         head, cursor = self._head, self._cursor
         at = head - self._base
         read = min([words[cursor] for words in self._words])

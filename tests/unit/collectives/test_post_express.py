@@ -141,6 +141,40 @@ def test_every_kind_is_posted(run, posted, start):
     run(main())
 
 
+LARGE = {
+    "all_reduce": lambda g, x, **k: g.all_reduce(x, **k),
+    "all_reduce to another array": lambda g, x, **k: g.all_reduce(x, out=np.empty_like(x), **k),
+    "reduce": lambda g, x, **k: g.reduce(x, 1, **k),
+    "reduce_scatter": lambda g, x, **k: g.reduce_scatter(x, **k),
+}
+
+
+@pytest.mark.parametrize("nbytes", [1 << 18, 3 << 20])
+@pytest.mark.parametrize("start", LARGE.values(), ids=LARGE)
+def test_large_reductions_are_prepared(run, posted, start, nbytes, monkeypatch):
+    """No program is started for any of them: not for the first one either."""
+
+    async def main():
+        async with sharing(3) as ranks:
+            monkeypatch.setattr(post_express, "PostedProgram", None)
+            for number in range(3):
+                arrays = [np.arange(nbytes // 8) + float(group.rank) for group in ranks]
+                found = await everyone(
+                    ranks, lambda g, arrays=arrays: start(g, arrays[g.rank].copy(), tag="a")
+                )
+                total = sum(arrays)
+                slots = np.array_split(total, 3)
+                for rank, result in enumerate(found):
+                    if result is None:
+                        assert (start, rank) in ((LARGE["reduce"], 0), (LARGE["reduce"], 2))
+                    else:
+                        due = slots[rank] if start is LARGE["reduce_scatter"] else total
+                        assert (result == due).all()
+                assert posted == [("a", each) for each in range(number + 1) for _ in ranks]
+
+    run(main())
+
+
 def test_what_does_not_fit_on_one_rank_is_written_on_none(run):
     async def main():
         async with sharing(3) as ranks:

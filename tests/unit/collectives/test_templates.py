@@ -12,7 +12,7 @@ from aiodist.buffers.encoding import encode
 from aiodist.collectives import fitting
 from aiodist.collectives.device_transfer import DeviceTransfer
 from aiodist.collectives.offers import Offer, pack_offers
-from aiodist.collectives.templates import Reading, template_of
+from aiodist.collectives.templates import Reading, Window, template_of
 
 PLACE = SimpleNamespace(
     device_memory=None, heap=SimpleNamespace(place_of=lambda parts: 0), allow_pickle=False
@@ -71,6 +71,34 @@ def test_where_the_data_is(kind, want):
             assert not reading.is_there()
             reading.write()
             assert reading.is_there()
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_a_window_lies_anywhere(kind):
+    values = ARRAYS[kind]
+    blob = blob_of(values)
+    template = template_of(blob, len(values), 0)
+    window = Window(template)
+    shown = len(blob).to_bytes(4, "big") + blob
+    flats = [value.reshape(-1) for value in values]
+    assert window.first + b"".join(window.rest_of(flats)) == shown
+    for start in (0, 3, 64):
+        area = memoryview(bytearray(start) + shown + bytes(5))
+        window.lie(area, start)
+        assert window.is_there()
+        for data, value in zip(window.data, values, strict=True):
+            copy = data.copy()
+            assert copy.dtype == value.dtype
+            assert np.array_equal(copy, value)
+            assert np.array_equal(data.flat, value.reshape(-1))
+            data.flat[:] = 0
+            assert np.array_equal(copy, value)
+        for at, part in template.fixed:
+            for index in range(start + at, start + at + len(part)):
+                area[index] ^= 1
+                assert not window.is_there()
+                area[index] ^= 1
+        assert window.is_there()
 
 
 def test_whoever_offers_nothing():

@@ -32,6 +32,7 @@ from aiodist.shared_memory.lane import Lane, Layout, Sharing
 from aiodist.transports.base import deliver
 from aiodist.transports.copies import Copies
 from aiodist.types import SUM, ReduceOp
+from aiodist.wire import kinds
 from aiodist.wire.frames import unpack_fields
 
 POISON = -1e9
@@ -164,7 +165,9 @@ class Peer:
 
 
 class World:
-    """`size` ranks that share memory: all of them, or those of each of `teams`."""
+    """`size` ranks that share memory: all of them, or those of each of `teams`. `late`: each does
+    so from some time on, as the last step of the set-up is taken by each for itself. `hears_late`:
+    a rank may be woken late, so that it looks at its links before it looks at memory."""
 
     def __init__(
         self,
@@ -174,8 +177,11 @@ class World:
         polls: bool = False,
         first: int = 0,
         teams: Teams | None = None,
+        late: bool = False,
+        hears_late: bool = False,
     ) -> None:
         self.chooser = chooser
+        self._hears_late = hears_late
         self.teams = teams or (tuple(range(size)),)
         self.size = size
         self.ranks = range(size)
@@ -184,11 +190,15 @@ class World:
             pair: deque() for pair in itertools.permutations(self.ranks, 2)
         }
         self.memories = [memoryview(mmap.mmap(-1, SEGMENT)) for _ in self.ranks]
-        self.contexts = [self._context(rank, polls, first) for rank in self.ranks]
+        self.contexts = [self._context(rank) for rank in self.ranks]
+        self._lanes = {rank: self._lane(rank, polls, first) for rank in self.ranks}
+        if not late:
+            for rank in self.ranks:
+                self.do(("share", rank))
 
-    def _context(self, rank: int, polls: bool, first: int) -> Context:
+    def _context(self, rank: int) -> Context:
         endpoint: Any = Endpoint(self, rank)
-        context = Context(
+        return Context(
             endpoint,
             id=b"12345678",
             group="world",
@@ -199,9 +209,13 @@ class World:
             allow_pickle=False,
             layout=Layout(Sharing.NONE, self.teams),
         )
+
+    def _lane(self, rank: int, polls: bool, first: int) -> Lane:
+        context = self.contexts[rank]
+        endpoint = context.endpoint
         others = {r: self.memories[r].toreadonly() for r in post(self.teams, rank).mates}
         board = Board(rank, self.memories[rank], others)
-        lane = Lane(
+        return Lane(
             board,
             endpoint.loop,
             endpoint.progress,
@@ -212,22 +226,27 @@ class World:
             crowded=self.size > 2,
             polls=polls,
         )
-        context.share_memory(lane)
-        return context
 
     def events(self) -> list[tuple[Any, ...]]:
         """What can happen next by itself."""
         alive = [rank for rank in self.ranks if rank not in self.dead]
         ready = [("run", rank) for rank in alive if self.contexts[rank].loop.ready]
         ready += [("wire", *pair) for pair, queue in self.wires.items() if queue]
+        if not ready or self.chooser.rarely():
+            ready += [("share", rank) for rank in alive if rank in self._lanes]
         return ready
 
     def do(self, event: tuple[Any, ...]) -> None:
         match event:
             case ("run", rank):
                 self.contexts[rank].loop.run_one()
+            case ("share", rank):
+                self.contexts[rank].share_memory(self._lanes.pop(rank))
             case ("wire", src, dst):
-                header, data = self.wires[src, dst].popleft()
+                wire = self.wires[src, dst]
+                if self._hears_late and _wakes(wire[0]) and self.chooser.pick([False, True]):
+                    wire.rotate(-1)  # to the end
+                header, data = wire.popleft()
                 if dst not in self.dead:
                     self._deliver(self.contexts[dst], src, header, data)
 
@@ -255,6 +274,10 @@ class World:
                     self.do(("wire", dead, rank))
                 context.endpoint.lost[dead] = "killed"
                 context.rank_lost(dead, "killed")
+
+
+def _wakes(frame: tuple[bytes, bytes]) -> bool:
+    return unpack_fields(frame[0])[0] == kinds.KICK
 
 
 class Call:
@@ -299,6 +322,12 @@ class Call:
             case "reduce_scatter":
                 slots = [x + slot for slot in range(context.size)]
                 op, make, args = "reduce_scatter", reductions.reduce_scatter, (slots, SUM, None)
+            case "slots":  # in one array
+                arrays[0] = x = np.concatenate([x + slot for slot in range(context.size)])
+                op, make, args = "reduce_scatter", reductions.reduce_scatter, (x, SUM, None)
+            case "out":
+                arrays.append(np.empty_like(x))
+                op, make, args = "all_reduce", reductions.all_reduce, (x, SUM, arrays[1])
             case "max":  # of another dtype, in another array
                 arrays[0] = x = x.astype(np.int32)
                 arrays.append(np.empty_like(x))
@@ -355,13 +384,13 @@ class Call:
         result = self.works[rank].result()
         everyone = [self.value(r) for r in range(size)]
         match self.kind:
-            case "express" | "all_reduce":
+            case "express" | "all_reduce" | "out":
                 parts = [(result, sum(everyone))]
             case "reduce":
                 if rank != self.number % size:
                     return result is None
                 parts = [(result, sum(everyone))]
-            case "reduce_scatter":
+            case "reduce_scatter" | "slots":
                 parts = [(result, sum(everyone) + size * rank)]
             case "max":
                 parts = [(result, max(everyone))]

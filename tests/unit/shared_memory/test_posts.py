@@ -13,7 +13,7 @@ from processors import machine_of
 from aiodist.errors import ProtocolError
 from aiodist.shared_memory import posts
 from aiodist.shared_memory.board import SEGMENT, Board
-from aiodist.shared_memory.posts import HEAD, SLEEP, START, Posts, prefixes
+from aiodist.shared_memory.posts import HEAD, SLEEP, START, Posts, padded, prefixes
 
 
 @pytest.fixture
@@ -39,6 +39,23 @@ def posting(size):
     return found, memories
 
 
+def test_nobody_posts_before_all_others_read():
+    memories = [memoryview(mmap.mmap(-1, SEGMENT)) for _ in range(3)]
+    boards = [
+        Board(rank, own, {peer: each for peer, each in enumerate(memories) if peer != rank})
+        for rank, own in enumerate(memories)
+    ]
+    prefix = prefixes(b"words", 4)(1)
+    one = Posts(boards[0])
+    for late in boards[1:]:
+        assert not one.put(prefix, b"data")
+        assert one.put_parts(prefix, [b"data"], 96) == -1
+        assert not one.has_room(8)
+        Posts(late)
+    assert one.has_room(8)
+    assert one.put(prefix, b"data")
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_everyone_reads_all_in_order(ring, seed):
     chance = random.Random(seed)
@@ -51,7 +68,20 @@ def test_everyone_reads_all_in_order(ring, seed):
         if chance.random() < 0.5:
             number += 1
             words, data = bytes(chance.randrange(1, 40)), chance.randbytes(chance.randrange(200))
-            if ranks[rank].put(prefixes(words, len(data))(number), data):
+            prefix = prefixes(words, len(data))(number)
+            cut = chance.randrange(len(data) + 1)
+            if chance.random() < 0.5:
+                was_put = ranks[rank].put(prefix, data)
+            else:
+                whole = len(prefix) + padded(len(data))
+                # The first of the data comes with what is before it.
+                head = prefixes(words, len(data), data[:cut])(number)
+                at = ranks[rank].put_parts(head, (data[cut:], b""), whole)
+                was_put = at >= 0
+                assert not was_put or ranks[rank].ring[at : at + whole].tobytes().startswith(
+                    prefix + data
+                )
+            if was_put:
                 ranks[rank].tell()
                 for peer in range(size):
                     if peer != rank:
@@ -222,6 +252,7 @@ def dozes_on(chance, publishers, *, fences=True):
             put(one)
             assert one.tell() == []  # nobody is sent a frame who dozes
 
+        machine.run(lambda _: [])  # all hear that all read
         todo = [[doze], *([partial(post, one)] * 2 for one in ranks[1:])]
         machine.run(lambda rank: [todo[rank]])
         return bool(machine.dozing), len(machine.rings)

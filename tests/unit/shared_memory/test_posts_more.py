@@ -18,7 +18,6 @@ from aiodist.collectives import (
     exchange,
     lane_reductions,
     post_express,
-    posted,
     posted_values,
     reductions,
     values,
@@ -142,8 +141,8 @@ def posting(request, lanes, monkeypatch):
     monkeypatch.setattr(exchange, "ROOM_IN_MEMORY", 170_000)
     monkeypatch.setattr(post_express, "MOST_SHOWN", 180_000)
 
-    def make(size, seed, *, polls=False):
-        world = lanes.World(size, lanes.Chance(seed), polls=polls)
+    def make(size, seed, **how):
+        world = lanes.World(size, lanes.Chance(seed), **how)
         for context in world.contexts:
             context.shares_memory = True
         return world
@@ -165,7 +164,7 @@ def some_calls(chance, size, count, **rarely):
     ]  # fmt: skip
 
 
-REDUCTIONS = ["express", "express", "all_reduce", "reduce", "reduce_scatter", "exscan", "list"]
+REDUCTIONS = ["express", "all_reduce", "reduce", "reduce_scatter", "slots", "out", "exscan", "list"]
 
 
 @pytest.fixture(params=["all_reduce", "all_reduce on berths", "any kind", "on berths"])
@@ -177,6 +176,8 @@ def calls_of(request, lanes, monkeypatch):
         monkeypatch.setattr(reductions, "EAGER_LIMIT", 20)
         monkeypatch.setattr(reductions, "POSTED_OF_TWO", 20)
         monkeypatch.setattr(lane_reductions, "SMALL_LISTS", 20)
+        for limit, most in (("EAGER_LIMIT", 20), ("ROOM_IN_MEMORY", 2000), ("EAGER", 2000)):
+            monkeypatch.setattr(exchange, limit, most)
     if request.param.startswith("all_reduce"):
         return some_calls
 
@@ -185,7 +186,8 @@ def calls_of(request, lanes, monkeypatch):
         lengths = [1, 3, chance.choice([3, 0, 2000, 20_000])]
         if large:
             monkeypatch.setattr(berths, "BERTHS", chance.choice([1, 2, 8]))
-            kinds, lengths = REDUCTIONS, [1, 3, 3, 7000, chance.choice([20_000, 40_000])]
+            kinds = chance.choice([REDUCTIONS, kinds])
+            lengths = [1, 3, 3, 7000, chance.choice([20_000, 40_000])]
         root = chance.randrange(size)
         return [
             OfKind(
@@ -218,12 +220,31 @@ def check_over(world):
         assert all(berth.is_free for berth in context.berths._all)
 
 
-def outcome(posting, seed, monkeypatch, *, in_one_go):
+def check_right(world, calls):
+    """All have ended well."""
+    for call in calls:
+        for rank in world.ranks:
+            assert call.is_right(rank, world.size), (call.number, rank)
+    check_over(world)
+
+
+IN_ONE_GO = {
+    "all_reduce": "in_one_go",
+    "reduce_scatter": "slots_in_one_go",
+    **dict.fromkeys(["broadcast", "into", "all_gather", "gather", "scatter", "all_to_all"],
+                    "taking_in_one_go"),
+}  # fmt: skip
+"""By kind of call: what carries it out within it."""
+
+
+def outcome(lanes, posting, seed, kind, monkeypatch, *, in_one_go):
     """What is in the memory of all ranks after each of some calls, and what the users have."""
     ends = []
+    name = IN_ONE_GO[kind]
+    make = getattr(post_express, name)
 
     def counted(*args):
-        run = posted.in_one_go(*args)
+        run = make(*args)
 
         def count(*call):
             ends.append(run(*call))
@@ -231,11 +252,18 @@ def outcome(posting, seed, monkeypatch, *, in_one_go):
 
         return count if in_one_go else None
 
-    monkeypatch.setattr(post_express, "in_one_go", counted)
-    chance = random.Random(seed)
-    size = chance.choice([2, 2, 3])
+    monkeypatch.setattr(post_express, name, counted)
+    chance = random.Random(f"{kind} {seed}")
+    size = chance.choice([2, 2, 3]) if kind == "all_reduce" else 2
     world = posting(size, seed, polls=True)
-    calls = some_calls(chance, size, 40, canceller=0.1)
+    if kind == "all_reduce":
+        calls = some_calls(chance, size, 40, canceller=0.1)
+    else:
+        lengths = [1, 3, 3, chance.choice([40, 5000])]
+        calls = [
+            OfKind(lanes, 2 * number + 1, kind, chance.choice("abc"), chance.choice(lengths))
+            for number in range(40)
+        ]
     seen = []
     for call in calls:
         for rank in chance.sample(range(size), size):
@@ -252,21 +280,26 @@ def outcome(posting, seed, monkeypatch, *, in_one_go):
     world.settle()
     moved = [context.post_express._moved for context in world.contexts]
     seen += [(each.sent, each.received) for each in moved]
-    seen += [
-        work.cancelled() or (repr(work.exception()), call.arrays[rank].tobytes())
-        for call in calls
-        for rank, work in call.works.items()
-    ]
+    for call in calls:
+        for rank, work in call.works.items():
+            if kind == "all_reduce":
+                seen.append((repr(work.exception()) if not work.cancelled() else "",
+                             call.arrays[rank].tobytes()))  # fmt: skip
+            else:
+                assert call.is_right(rank, size)
     check_over(world)
     return seen, ends
 
 
+@pytest.mark.parametrize("kind", IN_ONE_GO)
 @pytest.mark.parametrize("seed", seeds(3, 10))
-def test_in_one_go_leaves_the_same(posting, seed, monkeypatch):
-    there, ends = outcome(posting, seed, monkeypatch, in_one_go=True)
+def test_in_one_go_leaves_the_same(lanes, posting, seed, kind, monkeypatch):
+    with monkeypatch.context() as patch:
+        there, ends = outcome(lanes, posting, seed, kind, patch, in_one_go=True)
     assert {True, False} <= {*ends}
     assert {*ends} <= {True, False, None}
-    assert there == outcome(posting, seed, monkeypatch, in_one_go=False)[0]
+    with monkeypatch.context() as patch:
+        assert there == outcome(lanes, posting, seed, kind, patch, in_one_go=False)[0]
 
 
 @pytest.mark.parametrize("polls", [False, True])
@@ -280,12 +313,23 @@ def test_any_order(posting, calls_of, seed, polls, monkeypatch):
     world = posting(size, seed, polls=polls)
     calls = calls_of(chance, size, 30 if size < 16 else 8)
     Program(world, calls, chance).run()
-    for call in calls:
-        for rank in world.ranks:
-            assert call.is_right(rank, size), (call.number, rank)
-    check_over(world)
+    check_right(world, calls)
     if size < 16:  # where many make few calls, it is chance whether two tags are idle at once
         assert any(context.calls.tags._forgotten for context in world.contexts) == bool(seed % 2)
+
+
+@pytest.mark.parametrize("how", ["late", "hears_late"])
+@pytest.mark.parametrize("seed", seeds(10, 20))
+def test_what_follows_a_post(posting, calls_of, seed, how, monkeypatch):
+    """Frames that were sent after it are not looked at before it: whether ranks come to share
+    memory one after the other, or look at their links before they are woken."""
+    chance = random.Random(f"{how} {seed}")
+    size = chance.choice([2, 2, 3, 4])
+    calls = calls_of(chance, size, 20)
+    monkeypatch.setattr(berths, "BERTHS", 8)
+    world = posting(size, seed, polls=chance.random() < 0.5, **{how: True})
+    Program(world, calls, chance).run()
+    check_right(world, calls)
 
 
 @pytest.mark.parametrize("seed", seeds(10, 20))
@@ -384,12 +428,16 @@ GIVERS = {"broadcast": {1}, "into": {1}, "all_gather": {0, 1}, "gather": {0}, "s
 @pytest.mark.parametrize("full", [set(), {0}, {1}, {0, 1}])
 @pytest.mark.parametrize("kind", GIVERS)
 def test_large_arrays_are_in_posts(lanes, kind, full, monkeypatch):
-    """Of each rank, unless it has no room for them: then they are in frames, and the same."""
+    """Of each rank, unless it has no room for them: then they are on berths; or in frames where
+    there is no berth either; and the same."""
     world = lanes.World(2, lanes.Chance(0))
     for context in world.contexts:
         context.shares_memory = True
-    for number in range(6):
-        if number == 3:
+    for number in range(9):
+        if number == 6:
+            for rank in full:
+                world.contexts[rank].post_express.berths.break_off()
+        elif number == 3:
             for rank in full:
                 own = world.contexts[rank].post_express._posts
                 for name, answer in (("put", False), ("put_parts", -1), ("has_room", False)):
@@ -398,7 +446,7 @@ def test_large_arrays_are_in_posts(lanes, kind, full, monkeypatch):
         for context in world.contexts:
             call.start(context, posts=True)
         largest = largest_frame(world)
-        if number >= 3 and full & GIVERS[kind]:
+        if number >= 6 and full & GIVERS[kind]:
             assert largest > 100_000
         else:
             assert largest < 1000
@@ -427,14 +475,17 @@ def test_who_waits_for_its_number_is_not_overtaken(lanes, posts):
     assert all(call.is_right(rank, 2) for call in calls for rank in world.ranks)
 
 
+@pytest.mark.parametrize("has_berths", [True, False])
 @pytest.mark.parametrize("why", ["there is room", "the ring is full", "others have asked for it"])
-def test_what_is_too_large_for_a_frame(lanes, why, monkeypatch):
+def test_what_is_too_large_for_a_frame(lanes, why, has_berths, monkeypatch):
     """Where a call is of no kind that is prepared: it is posted for certain, or travels apart."""
     monkeypatch.setattr(post_express, "MOST_BYTES", 1 << 40)
     world = lanes.World(2, lanes.Chance(0))
     works = []
     for context in world.contexts:
         context.shares_memory = True
+        if not has_berths:
+            context.post_express.berths.break_off()
         for tag in range(16 if why == "the ring is full" else 1):
             if why == "others have asked for it":
                 context.calls.arrivals.early[tag, 0] = Early(inquirers=(1 - context.rank,))
@@ -446,7 +497,7 @@ def test_what_is_too_large_for_a_frame(lanes, why, monkeypatch):
             works.append((tag, work))
     largest = largest_frame(world)
     assert largest <= MAX_PAYLOAD
-    assert (largest > 1000) == (why != "there is room")
+    assert (largest > 1000) == (why != "there is room" and not has_berths)
     for tag, work in works:
         assert [set(row) for row in work.result()] == [{tag + 1.0}, {tag + 2.0}]
 
