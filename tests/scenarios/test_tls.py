@@ -86,6 +86,19 @@ class TestTls(LinkConformance):
         return TcpTransport(self.contexts)
 
 
+class Bundled(TcpTransport):
+    def _is_far(self, sock: socket.socket) -> bool:
+        return True
+
+    def _wants_bundle(self, sock: socket.socket) -> bool:
+        return True
+
+
+class TestBundledTls(TestTls):
+    def transport(self) -> Transport:
+        return Bundled(self.contexts)
+
+
 class TestTlsOnUvloop(TestTls):
     def new_loop(self) -> asyncio.AbstractEventLoop:
         return uvloop.new_event_loop()
