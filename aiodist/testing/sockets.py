@@ -254,8 +254,10 @@ class SimSocket:
         if name == getattr(socket, "TCP_INFO", None) and size >= _TRIP.size:
             trip = 2 * self.network.conditions.delay[0]
             return _TRIP.pack(round(trip * 1e6)).ljust(size, b"\0")
+        if name == getattr(socket, "TCP_CONGESTION", None):
+            return self.network.conditions.control.encode().ljust(size, b"\0")
         if size:
-            return b"reno".ljust(size, b"\0")
+            return bytes(size)
         if (level, name) == (socket.SOL_SOCKET, socket.SO_ERROR):
             error, self._error = self._error, None
             return 0 if error is None else error.errno
@@ -331,14 +333,14 @@ class SimSocket:
         self._raise_error()
         way = self.incoming
         if way is not None and way.arrived:
-            return way.take(limit)
+            return bytes(way.arrived[:limit]) if flags & socket.MSG_PEEK else way.take(limit)
         if self._over or (way is not None and way.ended):
             return b""
         raise BlockingIOError(errno.EAGAIN, "nothing has come")
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         view = memoryview(buffer).cast("B")
-        data = self.recv(nbytes or len(view))
+        data = self.recv(nbytes or len(view), flags)
         view[: len(data)] = data
         return len(data)
 

@@ -41,7 +41,9 @@ class Conditions:
     `delay`: one way, from and to. `loss`: how often a packet has to be sent again, which takes
     `again`. `room`: how much a connection takes before somebody reads, from and to. `largest`: of
     a packet. `short`: how often a write takes less than there is room for. `rate`: bytes per second
-    that a host sends, and that it gets, at most; 0: any number.
+    that a host sends, and that it gets, at most; 0: any number. `control`: the congestion control
+    that the systems say they have; it changes nothing of how packets travel, but with "reno" or
+    "cubic" links to hosts that are far have several connections.
     """
 
     delay: tuple[float, float] = (20e-6, 1e-3)
@@ -51,6 +53,7 @@ class Conditions:
     largest: int = 1 << 16
     short: float = 0.05
     rate: float = 0.0
+    control: str = "bbr"
 
 
 class Port:

@@ -284,10 +284,10 @@ class FramedLink(BaseLink):
         if kept is not None and not kept.limit:
             self._ask()
         if not (outbox.backlog or self._closed or self._broken):
-            if self._finishing:
-                self._all_sent()
-            else:
+            if not self._finishing:
                 self._direct = True
+            elif self._is_out:  # else again, once it is
+                self._all_sent()
         return moved
 
     def _cannot_send(self, error: OSError) -> None:
@@ -315,6 +315,12 @@ class FramedLink(BaseLink):
         if self._broken is None:
             self._outbox.push(Outgoing(BYE, (), 0, None, None), urgent=False)
             self._flush()
+
+    @property
+    def _is_out(self) -> bool:
+        """Whether the system has all that was sent. What was only taken out of the queue is not:
+        to close the connection then would cut it off."""
+        return not self._outbox.backlog
 
     def _all_sent(self) -> None:
         """Everything and the BYE is out."""
@@ -445,16 +451,16 @@ class FramedLink(BaseLink):
         # A side that still has something queued does not say BYE: that would be lost, and the peer
         # must see a broken connection rather than an end that seems to be in order.
         if not self._finishing:
-            if not self._outbox.backlog:
+            if self._is_out:
                 with contextlib.suppress(OSError):  # the peer may be gone already
                     self._write((BYE,))
             self.close()
-        elif not self._outbox.backlog:
+        elif self._is_out:
             self.close()
 
     def _end_of_file(self) -> None:
         """The peer has closed the connection, and all that it wrote before was taken in."""
-        if self._finishing and not self._outbox.backlog:
+        if self._finishing and self._is_out:
             self.close()  # the peer took our BYE and left, maybe amid a frame nobody wants
             return
         self._lost(

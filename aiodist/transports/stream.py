@@ -136,8 +136,11 @@ class StreamLink(LastingLink):
         self._flush()
         # Disarmed here only: `poll` may have sent all, and more may be queued before the next turn.
         if self._armed and not self._outbox.backlog:
-            self._armed = False
-            self._loop.remove_writer(self._fd)
+            self._disarm()
+
+    def _disarm(self) -> None:
+        self._armed = False
+        self._loop.remove_writer(self._fd)
 
     def _all_sent(self) -> None:
         super()._all_sent()
@@ -308,7 +311,7 @@ class StreamLink(LastingLink):
         if not self._loop.is_closed():
             self._stop_reading()
             if self._armed:
-                self._loop.remove_writer(self._fd)
+                self._disarm()
         self._armed = False
         self._socket.close()
 

@@ -10,12 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from aiodist.transports.base import Link, Listener, Receiver
+from aiodist.transports.bundle import Bundle
+from aiodist.transports.bundled import link_over
+from aiodist.transports.joining import PARTS, BundleListener, has_room, join
+from aiodist.transports.link import log
 from aiodist.transports.silence import NEAR, probe_when_idle, round_trip
-from aiodist.transports.sockets import BACKLOG, SocketListener
+from aiodist.transports.sockets import BACKLOG
 from aiodist.transports.stream import StreamLink
 from aiodist.transports.surroundings import closed_on_error, look_up, new_socket
 from aiodist.transports.tls import TlsContexts, TlsLink
@@ -37,6 +41,10 @@ STEPS = 10
 A rank that computes for a minute in the midst of connecting would find, when it comes back, that
 the time is over, and would take a peer for dead whose answer has been there all along. Counted in
 steps, it has nine tenths of the time left, and sees the answer first."""
+
+BUNDLED = 5e-3
+"""Seconds there and back from which on a connection that loses packets is too slow for long. Well
+above `NEAR`: who listens has measured something else, and has to take the peer for far, too."""
 
 UNSENT = 4 << 20
 """Bytes that the kernel takes before it can send them, where the peer is far: enough for as long as
@@ -83,10 +91,10 @@ class TcpTransport:
             sock.listen(BACKLOG)
             address = f"{self._scheme}://{_endpoint(sock.getsockname())}"
 
-        def admit(connection: socket.socket) -> StreamLink:
+        def admit(connection: socket.socket | Bundle) -> StreamLink:
             return self._link(loop, connection, None, None)
 
-        return SocketListener(loop, sock, address, admit, accept)
+        return BundleListener(loop, sock, address, admit, accept, self._is_far)
 
     async def dial(self, address: str, receiver: Receiver) -> Link:
         loop = asyncio.get_running_loop()
@@ -100,11 +108,10 @@ class TcpTransport:
         failure: OSError | None = None
         found = await self._patiently(look_up(to.host, to.port))
         for family, kind, proto, _name, where in found:
-            sock = new_socket(family, kind, proto)
+            way = (family, kind, proto), where
             try:
+                sock = await self._bundled(*way)
                 with closed_on_error(sock):
-                    sock.setblocking(False)
-                    await self._patiently(loop.sock_connect(sock, where))
                     link = self._link(loop, sock, receiver, to.host)
             except OSError as error:
                 failure = error
@@ -115,6 +122,50 @@ class TcpTransport:
                     await link.ready()
             return link
         raise failure or OSError(f"{address} has no address to connect to")
+
+    async def _connected(self, kind: tuple[int, int, int], where: Any) -> socket.socket:
+        sock = new_socket(*kind)
+        with closed_on_error(sock):
+            sock.setblocking(False)
+            await self._patiently(asyncio.get_running_loop().sock_connect(sock, where))
+        return sock
+
+    def _is_far(self, sock: socket.socket) -> bool:
+        """Whether what comes over this connection may be a part of a bundle."""
+        trip = round_trip(sock)
+        return trip is not None and trip > NEAR
+
+    def _wants_bundle(self, sock: socket.socket) -> bool:
+        """Whether several connections are to be used in place of this one."""
+        trip = round_trip(sock)
+        if trip is None or trip < BUNDLED:
+            return False
+        _choose_congestion_control(sock, near=False)
+        return _congestion_control(sock) in (b"reno", b"cubic") and has_room()
+
+    async def _bundled(self, kind: tuple[int, int, int], where: Any) -> socket.socket | Bundle:
+        """A connection, or a bundle where that is better, and who listens takes it."""
+        first = await self._connected(kind, where)
+        socks = [first]
+
+        async def one_more() -> None:
+            socks.append(await self._connected(kind, where))
+
+        with contextlib.ExitStack() as made:
+            made.callback(_close_all, socks)
+            if not self._wants_bundle(first):
+                made.pop_all()
+                return first
+            more = (one_more() for _ in range(PARTS - 1))
+            await asyncio.gather(*more, return_exceptions=True)
+            if len(socks) == PARTS:
+                try:
+                    bundle = await self._patiently(join(asyncio.get_running_loop(), socks))
+                    made.pop_all()
+                    return bundle
+                except OSError as error:
+                    log.debug("no bundle of connections to %s: %s", where, error)
+        return await self._connected(kind, where)
 
     async def _patiently(self, making: Coroutine[Any, Any, T]) -> T:
         """What comes of `making`. Raises TimeoutError where nothing does."""
@@ -133,18 +184,23 @@ class TcpTransport:
     def _link(
         self,
         loop: asyncio.AbstractEventLoop,
-        sock: socket.socket,
+        sock: socket.socket | Bundle,
         receiver: Receiver | None,
         host: str | None,
     ) -> StreamLink:
-        """A link over a connected socket, to `host` (None: it has connected to us). Raises OSError
-        where the connection is gone already."""
-        _set_options(sock)
+        """A link over a connected socket, or several, to `host` (None: it has connected to us).
+        Raises OSError where the connection is gone already."""
+        for one in sock.socks if isinstance(sock, Bundle) else (sock,):
+            _set_options(one)
+        if isinstance(sock, Bundle):
+            sock.keep_the_queue_here()
         peer = _endpoint(sock.getpeername())
-        if self._tls is None:
-            return StreamLink(loop, sock, kind="tcp", peer_name=peer, receiver=receiver)
-        context = self._tls.server if host is None else self._tls.client
-        return TlsLink(loop, sock, context, peer_name=peer, receiver=receiver, server_hostname=host)
+        return link_over(loop, sock, self._tls, peer_name=peer, receiver=receiver, host=host)
+
+
+def _close_all(socks: Sequence[socket.socket]) -> None:
+    for sock in socks:
+        sock.close()
 
 
 def _endpoint(where: tuple[str, int] | tuple[str, int, int, int]) -> str:
@@ -163,16 +219,20 @@ def _choose_congestion_control(sock: socket.socket, *, near: bool) -> None:
 
     Far: Reno and CUBIC take each lost packet for a full queue, and send less for many round trips.
     Where one of a hundred is lost on the way, BBR is 13 to 40 times as fast as CUBIC; eight
-    connections of CUBIC are 5 to 7 times as fast as one, and several of BBR no faster.
+    connections of CUBIC are 5 to 7 times as fast as one, and several of BBR no faster: so there is
+    a bundle where BBR is not allowed.
     """
-    name = getattr(socket, "TCP_CONGESTION", None)
-    if name is None:
-        return
     chosen = b"reno" if near else b"bbr"
     usual = {b"bbr", b"cubic", b"reno"} - {chosen}
-    if sock.getsockopt(socket.IPPROTO_TCP, name, 16).rstrip(b"\0") in usual:
+    if _congestion_control(sock) in usual:
         with contextlib.suppress(OSError):  # not allowed here, or not there
-            sock.setsockopt(socket.IPPROTO_TCP, name, chosen)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, chosen)
+
+
+def _congestion_control(sock: socket.socket) -> bytes:
+    """Its name; b"" where the system does not say."""
+    name = getattr(socket, "TCP_CONGESTION", None)
+    return b"" if name is None else sock.getsockopt(socket.IPPROTO_TCP, name, 16).rstrip(b"\0")
 
 
 def _keep_the_queue_here(sock: socket.socket) -> None:

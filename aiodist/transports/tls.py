@@ -158,8 +158,7 @@ class TlsLink(StreamLink):
         if done and self._shaken:
             self._flush()
         if self._armed and not self._cipher and not (self._shaken and self._outbox.backlog):
-            self._armed = False
-            self._loop.remove_writer(self._fd)
+            self._disarm()
 
     def _arm(self) -> None:
         # Amid the handshake with nothing to say, the socket has room, and the loop would call
@@ -167,9 +166,9 @@ class TlsLink(StreamLink):
         if self._shaken or self._cipher:
             super()._arm()
 
-    def _all_sent(self) -> None:
-        if not self._cipher:  # else again, once the socket has taken it
-            super()._all_sent()
+    @property
+    def _is_out(self) -> bool:
+        return super()._is_out and not self._cipher
 
     def _underway(self) -> int | None:
         # Encrypted, it is more.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import uvloop
 
@@ -26,6 +27,21 @@ class TestTcp(LinkConformance):
         return TcpTransport()
 
 
+class BundledTcp(TcpTransport):
+    """Takes every peer for one that is far, and every connection for one that needs others."""
+
+    def _is_far(self, sock: socket.socket) -> bool:
+        return True
+
+    def _wants_bundle(self, sock: socket.socket) -> bool:
+        return True
+
+
+class TestBundledTcp(LinkConformance):
+    def transport(self) -> Transport:
+        return BundledTcp()
+
+
 class TestUnix(LinkConformance):
     def transport(self) -> Transport:
         return UnixTransport()
@@ -37,6 +53,11 @@ class TestInprocOnUvloop(TestInproc):
 
 
 class TestTcpOnUvloop(TestTcp):
+    def new_loop(self) -> asyncio.AbstractEventLoop:
+        return uvloop.new_event_loop()
+
+
+class TestBundledTcpOnUvloop(TestBundledTcp):
     def new_loop(self) -> asyncio.AbstractEventLoop:
         return uvloop.new_event_loop()
 

@@ -72,6 +72,63 @@ def test_ranks_that_are_far_know_it(far: tuple[list[FarHost], Switch]) -> None:
     assert all(port.carried > 8_000_000 for port in (*switch.up, *switch.down))
 
 
+BUNDLED = """
+import asyncio, aiodist, socket
+import numpy as np
+from aiodist.transports import tcp
+from aiodist.transports.bundled import BundledLink
+
+def choose(sock, *, near):  # as where BBR is not allowed
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+tcp._choose_congestion_control = choose
+
+async def main():
+    async with aiodist.connect(timeout=30, op_timeout=60) as group:
+        for count in (1, 100_000, 500_000):
+            x = np.arange(count, dtype=np.int64) * (group.rank + 1)
+            await group.all_reduce(x)
+            assert (x == 3 * np.arange(count)).all()
+        other = 1 - group.rank
+        sent = [group.send(np.full(number * 1000, number), other) for number in range(20)]
+        for number in range(20):
+            assert (await group.recv(src=other) == np.full(number * 1000, number)).all()
+        await asyncio.gather(*sent)
+        assert type(group._actor.endpoint.peer(other).link) is BundledLink
+        await group.barrier()
+asyncio.run(main())
+"""
+
+
+def test_a_bundle_on_a_line_that_loses_packets() -> None:
+    """All comes as it was sent, over several connections, where BBR is not allowed."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("AIODIST_", "MASTER_"))}
+    try:
+        with far_hosts(2, Line(rate=50e6, delay=0.01, loss=0.01)) as (hosts, switch):
+            ranks = [
+                subprocess.Popen(
+                    [*host.prefix, sys.executable, "-c", BUNDLED],
+                    env=clean
+                    | {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500"}
+                    | {"RANK": str(rank), "WORLD_SIZE": "2"},
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+                for rank, host in enumerate(hosts)
+            ]
+            try:
+                for process in ranks:
+                    _, err = process.communicate(timeout=50)
+                    assert process.returncode == 0, err
+            finally:
+                for process in ranks:
+                    process.kill()
+                    process.communicate()
+            assert switch.lost
+    except OSError as error:
+        pytest.skip(f"far hosts cannot be made here: {error}")
+
+
 def packet(to: int, size: int = 100, version: int = 4) -> bytes:
     head = bytearray(size)
     head[0] = version << 4

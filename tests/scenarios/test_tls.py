@@ -17,6 +17,7 @@ import uvloop
 
 import aiodist
 from aiodist.links import caller, greeting
+from aiodist.testing import links
 from aiodist.testing.conformance import LinkConformance
 from aiodist.transports.base import Transport
 from aiodist.transports.certificates import contexts_in
@@ -85,9 +86,56 @@ class TestTls(LinkConformance):
         return TcpTransport(self.contexts)
 
 
+class Bundled(TcpTransport):
+    def _is_far(self, sock: socket.socket) -> bool:
+        return True
+
+    def _wants_bundle(self, sock: socket.socket) -> bool:
+        return True
+
+
+class TestBundledTls(TestTls):
+    def transport(self) -> Transport:
+        return Bundled(self.contexts)
+
+
 class TestTlsOnUvloop(TestTls):
     def new_loop(self) -> asyncio.AbstractEventLoop:
         return uvloop.new_event_loop()
+
+
+class FullSocket(socket.socket):
+    """A socket in place of `sock`, of which nothing but its number was used. It takes nothing."""
+
+    room = False
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock.family, sock.type, sock.proto, fileno=sock.detach())
+        self.setblocking(False)
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        if not self.room:
+            raise BlockingIOError
+        return super().send(data, flags)
+
+
+async def test_what_is_encrypted_is_sent_though_the_peer_has_ended(mutual: Contexts) -> None:
+    """Both finish: the end of the peer comes while the last bytes wait for room."""
+    async with links.connected(TcpTransport(TlsContexts(*mutual))) as ends:
+        assert isinstance(ends.a, TlsLink)
+        full = ends.a._socket = FullSocket(ends.a._socket)
+        ends.a._direct = False  # so the last frame and the end are encrypted in one go
+        ends.a.send(b"last", [memoryview(bytes(1000))])
+        finishing = asyncio.gather(ends.a.finish(20.0), ends.b.finish(20.0))
+        for _ in range(100_000):
+            if ends.a._peer_ended:
+                break
+            await asyncio.sleep(0)
+        assert ends.a._cipher and not ends.a.backlog
+        full.room = True
+        await finishing
+        assert ends.at_b.frames == [(b"last", bytes(1000))]
+        assert ends.at_a.ends == ends.at_b.ends == [None]
 
 
 async def connected(address: str, contexts: list[Any], **options: Any) -> list[aiodist.Group]:

@@ -19,8 +19,11 @@ import aiodist
 from aiodist.links.peer import Peer
 from aiodist.testing import Conditions, Simulation
 from aiodist.testing.network import Node
-from aiodist.transports import stream, unix
+from aiodist.testing.wires import Wires
+from aiodist.transports import bundle, stream, unix
 from aiodist.transports.base import Link, Receiver
+from aiodist.transports.bundle import Bundle
+from aiodist.transports.joining import PARTS
 from aiodist.transports.tcp import TcpTransport
 from aiodist.transports.unix import UnixTransport
 
@@ -72,6 +75,7 @@ async def messages(group: aiodist.Group, sizes: Sequence[int] = SIZES) -> list[A
 PROGRAMS: dict[str, Any] = {"collectives": collectives, "messages": messages}
 BREAKS = 6
 QUICK = Conditions(delay=(20e-6, 200e-6), loss=0.0)
+BUNDLED = Conditions(delay=(3e-3, 5e-3), loss=0.0, control="cubic")
 
 
 @cache
@@ -110,6 +114,37 @@ def test_a_link_that_breaks_at_byte_k(name, arrived, size, seed):
         assert found == expected, f"broken at byte {at}"
         broken += breaks
     assert broken > len(ats) // 2
+
+
+@pytest.mark.strength(2)
+@pytest.mark.parametrize("arrived", [False, True], ids=["in flight", "arrived"])
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("alone", [True, False], ids=["one", "all"])
+@pytest.mark.parametrize("part", [0, 3])
+def test_a_link_of_several_connections_that_breaks_at_byte_k(name, arrived, alone, part):
+    """One of them breaks, or all do."""
+
+    def some(network: Wires, a: Node, b: Node) -> int:
+        # Connections of the control plane are to another node.
+        socks = [sock for sock in a.sockets if sock.outgoing and sock.outgoing.target.node is b]
+        bundled.append(len(socks) >= PARTS)
+        for sock in socks[part : part + 1] if alone else socks:
+            sock.broken_by_peer()
+            sock.outgoing.target.broken_by_peer()
+            network.broken += 1
+        return network.broken
+
+    bundled: list[bool] = []
+    broken = 0
+    for seed, at in enumerate(int(200 * 2.2**step) for step in range(11)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Wires, "break_links", some)
+            found, breaks = outcome(
+                PROGRAMS[name], seed, at, arrived=arrived, size=2, conditions=BUNDLED
+            )
+        assert found == unbroken(name), f"broken at byte {at}"
+        broken += breaks
+    assert broken > 5 and sum(bundled) > 5
 
 
 @pytest.mark.parametrize("at", [1, 40, 100, 150])
@@ -229,6 +264,29 @@ def test_real_connections_that_break(run, monkeypatch, transport, name, at):
 
     monkeypatch.setattr(transport, "dial", breaking)
     found = run(over(transport, PROGRAMS[name]))
+    monkeypatch.undo()
+    assert found == unbroken(name)
+    assert after.breaks == (at > 0)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("at", [0, 260, 5_000, 40_000, 500_000, 5_000_000])
+def test_one_of_several_real_connections_breaks(run, monkeypatch, name, at):
+    dial = TcpTransport.dial
+    after = Countdown(at)
+
+    async def breaking(self: Any, address: str, receiver: Receiver) -> Link:
+        link = await dial(self, address, receiver)
+        assert isinstance(link._socket, Bundle)
+        for part in link._socket._parts:
+            part.sock = BreakingSocket(part.sock, after)
+        return link
+
+    monkeypatch.setattr(TcpTransport, "_is_far", lambda self, sock: True)
+    monkeypatch.setattr(TcpTransport, "_wants_bundle", lambda self, sock: True)
+    monkeypatch.setattr(TcpTransport, "dial", breaking)
+    monkeypatch.setattr(bundle, "PATIENCE", 0.01)  # the others do not end
+    found = run(over(TcpTransport, PROGRAMS[name]))
     monkeypatch.undo()
     assert found == unbroken(name)
     assert after.breaks == (at > 0)

@@ -40,6 +40,14 @@ class TestTcpOnASimulatedNetwork(LinkConformance):
         return _NodeLoop(Conditions(room=(1 << 15, 1 << 20), loss=0.001))
 
 
+class TestBundledTcpOnASimulatedNetwork(TestTcpOnASimulatedNetwork):
+    """The same where links have several connections."""
+
+    def new_loop(self) -> asyncio.AbstractEventLoop:
+        far = Conditions(delay=(3e-3, 7e-3), room=(1 << 15, 1 << 20), loss=0.001, control="cubic")
+        return _NodeLoop(far)
+
+
 class Pair:
     """Two nodes, a server on the first."""
 

@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -250,6 +251,14 @@ ONCE_FOUND = (20497, 21532)
 def test_random_programs_hold_the_invariants(seed):
     problems = play(Run(scenario(seed)))
     assert not problems, f"replay: python -m aiodist.testing simulate --seeds {seed} -v\n{problems}"
+
+
+@pytest.mark.parametrize("seed", seeds(6, 12))
+def test_random_programs_over_links_of_several_connections(seed):
+    found = scenario(seed)
+    far = replace(found.conditions, delay=(3e-3, 20e-3), control="cubic")
+    problems = play(Run(replace(found, conditions=far)))
+    assert not problems, f"scenario {seed}, with {far}\n{problems}"
 
 
 def test_a_seed_always_does_the_same():

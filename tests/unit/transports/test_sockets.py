@@ -95,6 +95,9 @@ async def test_tcp_to_a_far_peer_keeps_its_queue_here(
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as other:
         usual = other.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
     monkeypatch.setattr(tcp, "round_trip", lambda sock: trip)
+    # Who listens would wait for the first byte: see test_joining.py.
+    monkeypatch.setattr(TcpTransport, "_is_far", lambda self, sock: False)
+    monkeypatch.setattr(TcpTransport, "_wants_bundle", lambda self, sock: False)
     chosen: list[bool] = []
     monkeypatch.setattr(
         tcp, "_choose_congestion_control", lambda sock, *, near: chosen.append(near)
