@@ -336,6 +336,8 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         assert prefix is not None
         if self._bytes + len(shown) > MOST_BYTES or not self._posts.put(prefix, shown):
             return None
+        if early is not None:
+            arrivals.take(key)  # now: what is heard while others are woken is kept beside it
         work: Work[Any] = Work.begin(self._loop, what.op, tag, seq, what.nbytes)
         self._wake(self._posts.tell())
         if not (found or self._calls.waiting.by_key):
@@ -363,7 +365,6 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         assert seq is not None
         key = tag, seq
         calls.tags.take(tag)
-        calls.arrivals.take(key)
         values: list[Any] = [None] * self._context.size
         values[rank] = shown
         call = waiting[key] = PostedCall(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import random
 from collections import deque
 from functools import partial
 
+import numpy as np
 import pytest
 from processors import machine_of
 
@@ -14,6 +16,7 @@ from aiodist.errors import ProtocolError
 from aiodist.shared_memory import posts
 from aiodist.shared_memory.board import SEGMENT, Board
 from aiodist.shared_memory.posts import HEAD, SLEEP, START, Posts, padded, prefixes
+from aiodist.types import SUM
 
 
 @pytest.fixture
@@ -235,6 +238,23 @@ def test_nothing_is_left_of_what_is_closed():
     assert not two.readers
     words = memories[1][:4096].cast("Q")
     assert (words[HEAD], words[SLEEP]) == (0, 0)
+
+
+def test_what_is_read_while_others_are_woken(lanes, monkeypatch):
+    """A rank that wakes another may find that it has lost one, and reads all that was posted."""
+    world = lanes.World(3, lanes.Chance(0))
+    arrays = [np.full(3, 1.0 + rank) for rank in world.ranks]
+
+    def call(rank):
+        return world.contexts[rank].post_express.all_reduce(arrays[rank], SUM, math.inf, "a")
+
+    for context in world.contexts:
+        context.shares_memory = True
+    for rank in (1, 2):
+        call(rank)
+    world.kill(2)
+    monkeypatch.setattr(world.contexts[0], "kick", lambda peer: world.tell_of(2))
+    assert (call(0).result() == 6.0).all()
 
 
 def dozes_on(chance, publishers, *, fences=True):
