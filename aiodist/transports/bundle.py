@@ -18,9 +18,9 @@ has not acknowledged all, on whichever connection (`unacknowledged`).
 
 **The end.** The stream ends where nothing more of it can come: all connections have ended, or one
 amid a chunk. Whether it should have ended there the link knows, as with one connection. Where one
-has ended the others have to follow (`PATIENCE`), or somebody between the two has closed it, and what
-the peer sends over it is lost. A connection that breaks breaks the stream: what was there before is
-still read.
+has ended the others have to follow (`PATIENCE`), or somebody between the two has closed it, and
+what the peer sends over it is lost. A connection that breaks breaks the stream: what was there
+before is still read.
 """
 
 from __future__ import annotations
