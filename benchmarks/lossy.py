@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.01, help="seconds from host to host")
     parser.add_argument("--loss", type=float, default=0.001, help="the share that is lost")
     parser.add_argument("--control", default="cubic", help="congestion control")
-    parser.add_argument("--times", type=int, default=4, help="operations of each kind in a run")
+    parser.add_argument("--times", type=int, default=8, help="operations of each kind in a run")
     parser.add_argument("--runs", type=int, default=2, help="runs of each way, in turns")
     parser.add_argument("--rank", choices=WAYS, help=argparse.SUPPRESS)
     asked = parser.parse_args()

@@ -9,6 +9,10 @@ and goes to whichever connection has room::
                chunk 1 ──> connection 1 ── (slow) ────> 1      ├──> by position ──> stream
                chunk 2 ──> connection 2 ──────────────> 2, 4 ──┘
 
+**As long as little is lost** all goes over the first connection: of eight each would fill its own
+share of the queues on the way, and lose packets by that. Once the first goes on losing some
+(`Losses`) all are used, from then on. Each side decides that for what it sends.
+
 **Nothing is put in order here.** Of a chunk whose turn has not come only the position is read; the
 rest stays with the system, which lets the sender know when its buffer is full. So what comes early
 takes no memory of this process, and the bytes are read straight to their place.
@@ -18,15 +22,16 @@ has not acknowledged all, on whichever connection (`unacknowledged`).
 
 **The end.** The stream ends where nothing more of it can come: all connections have ended, or one
 amid a chunk. Whether it should have ended there the link knows, as with one connection. Where one
-has ended the others have to follow (`PATIENCE`), or somebody between the two has closed it, and what
-the peer sends over it is lost. A connection that breaks breaks the stream: what was there before is
-still read.
+has ended the others have to follow (`PATIENCE`), or somebody between the two has closed it, and
+what the peer sends over it is lost. A connection that breaks breaks the stream: what was there
+before is still read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import struct
 from collections import deque
@@ -34,7 +39,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiodist.errors import ProtocolError
-from aiodist.transports.silence import is_unanswered, probe_when_idle, unacknowledged
+from aiodist.transports.silence import (
+    is_unanswered,
+    probe_when_idle,
+    round_trip,
+    sent_again,
+    unacknowledged,
+)
 
 CHUNK = 64 * 1024
 """Most bytes of a chunk: what a connection takes at once, and few to wait for."""
@@ -49,7 +60,43 @@ such times in a row, so that a loop that does not turn for long loses but one of
 
 CHANCES = 4
 
+EVENTS = 3
+"""Losses, one after the other, from which on all connections are used. One alone may be the end of
+a slow start, or of what the queues on the way take: those come seconds apart."""
+
+APART = 4.0
+"""Round trips within which all that is lost is one of them."""
+
+AT_LEAST = 0.1
+"""Seconds that this is at least."""
+
+IN_A_ROW = 10.0
+"""So many of these times after one, another is not counted to it."""
+
 _HEAD = struct.Struct(">QI")
+
+
+class Losses:
+    """Whether a connection goes on losing packets. No I/O in here."""
+
+    __slots__ = ("_apart", "_count", "_last", "_lost")
+
+    def __init__(self, trip: float) -> None:
+        """`trip`: seconds there and back."""
+        self._apart = max(AT_LEAST, APART * trip)
+        self._lost = 0  # packets, so far
+        self._last = -math.inf  # when one was counted
+        self._count = 0  # of those in a row
+
+    def look(self, now: float, lost: int) -> bool:
+        """`lost` packets of it were lost until `now`: does it go on?"""
+        if lost != self._lost:
+            self._lost = lost
+            since = now - self._last
+            if since >= self._apart:
+                self._count = self._count + 1 if since < IN_A_ROW * self._apart else 1
+                self._last = now
+        return self._count >= EVENTS
 
 
 class Part:
@@ -117,6 +164,8 @@ class Bundle:
         self._readable: Callable[[], object] | None = None
         # Sending.
         self._sent = 0  # bytes of the stream
+        self._used = 1  # the first so many parts
+        self._losses = Losses(round_trip(socks[0]) or 0.0)
         self._turn = 0  # the part that is tried first
         self._writable: Callable[[], object] | None = None
         self._flushed: Callable[[], object] = _nothing
@@ -133,12 +182,24 @@ class Bundle:
     def getpeername(self) -> Any:
         return self._parts[0].sock.getpeername()
 
-    def keep_the_queue_here(self) -> None:
-        """Have the system take no more for a connection than it can send soon. Raises OSError."""
+    def _use_all(self) -> None:
+        """Send over all parts from now on."""
+        self._used = len(self._parts)
         option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
-        if option is not None:
-            for part in self._parts:
-                part.sock.setsockopt(socket.IPPROTO_TCP, option, UNSENT)
+        for part in self._parts:
+            if option is not None:
+                with contextlib.suppress(OSError):  # it is gone already, as sending will find
+                    part.sock.setsockopt(socket.IPPROTO_TCP, option, UNSENT)
+            if self._writable is not None:
+                self._loop.add_writer(part.fd, self._room, part)
+
+    def _loses(self) -> bool:
+        """Whether the first part, alone until now, goes on losing packets."""
+        try:
+            again = sent_again(self._parts[0].sock)
+        except OSError:  # it is gone already
+            return False
+        return self._losses.look(self._loop.time(), again)
 
     # ---- sending ----
 
@@ -155,16 +216,18 @@ class Bundle:
         total = sum(map(len, views))
         start = self._sent
         full = 0  # parts in a row without room
-        while full < len(self._parts) and self._sent - start < total:
+        while full < self._used and self._sent - start < total:
             part = self._parts[self._turn]
             size = min(CHUNK, total - (self._sent - start))
             if not self._begin(part, views, size, fresh=self._sent == start):
                 full += 1
-                self._turn = (self._turn + 1) % len(self._parts)
+                if self._used == 1 and self._loses():
+                    self._use_all()
+                self._turn = (self._turn + 1) % self._used
                 continue
             full = 0
             if size == CHUNK:
-                self._turn = (self._turn + 1) % len(self._parts)
+                self._turn = (self._turn + 1) % self._used
         if self._sent == start and total:
             raise BlockingIOError
         return self._sent - start
@@ -215,7 +278,7 @@ class Bundle:
     def arm(self, writable: Callable[[], object]) -> None:
         """Have `writable` called by the loop while a part has room."""
         self._writable = writable
-        for part in self._parts:
+        for part in self._parts[: self._used]:
             self._loop.add_writer(part.fd, self._room, part)
 
     def disarm(self) -> None:

@@ -37,6 +37,9 @@ NEAR = 1e-3
 _TRIP = struct.Struct("=148xI")
 """`tcpi_min_rtt`, in microseconds."""
 
+_AGAIN = struct.Struct("=100xI")
+"""`tcpi_total_retrans`: segments that were sent again."""
+
 _UNKNOWN = 0xFFFFFFFF
 """Its value before anything was answered."""
 
@@ -66,6 +69,16 @@ def round_trip(sock: socket.socket) -> float | None:
     if len(facts) < _TRIP.size or (found := _TRIP.unpack(facts)[0]) == _UNKNOWN:
         return None
     return float(found) / 1e6
+
+
+def sent_again(sock: socket.socket) -> int:
+    """How many segments of a TCP connection were sent again, since they were lost; 0 where the
+    system does not say."""
+    option = getattr(socket, "TCP_INFO", None)
+    if option is None:
+        return 0
+    facts = sock.getsockopt(socket.IPPROTO_TCP, option, _AGAIN.size)
+    return int(_AGAIN.unpack(facts)[0]) if len(facts) == _AGAIN.size else 0
 
 
 def probe_when_idle(sock: socket.socket, seconds: float) -> None:

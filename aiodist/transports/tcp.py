@@ -192,8 +192,6 @@ class TcpTransport:
         Raises OSError where the connection is gone already."""
         for one in sock.socks if isinstance(sock, Bundle) else (sock,):
             _set_options(one)
-        if isinstance(sock, Bundle):
-            sock.keep_the_queue_here()
         peer = _endpoint(sock.getpeername())
         return link_over(loop, sock, self._tls, peer_name=peer, receiver=receiver, host=host)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 
+import pytest
 import uvloop
 
 from aiodist.testing.conformance import LinkConformance
+from aiodist.transports import bundle
 from aiodist.transports.base import Transport
 from aiodist.transports.inproc import InprocTransport
 from aiodist.transports.shm import ShmTransport
@@ -38,6 +40,10 @@ class BundledTcp(TcpTransport):
 
 
 class TestBundledTcp(LinkConformance):
+    @pytest.fixture(autouse=True)
+    def _use_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bundle, "EVENTS", 0)  # once one is full, and not for what it loses
+
     def transport(self) -> Transport:
         return BundledTcp()
 

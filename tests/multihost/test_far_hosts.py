@@ -75,13 +75,14 @@ def test_ranks_that_are_far_know_it(far: tuple[list[FarHost], Switch]) -> None:
 BUNDLED = """
 import asyncio, aiodist, socket
 import numpy as np
-from aiodist.transports import tcp
+from aiodist.transports import bundle, tcp
 from aiodist.transports.bundled import BundledLink
 
 def choose(sock, *, near):  # as where BBR is not allowed
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 tcp._choose_congestion_control = choose
+bundle.EVENTS = 1  # the first loss that is noticed
 
 async def main():
     async with aiodist.connect(timeout=30, op_timeout=60) as group:
@@ -94,7 +95,8 @@ async def main():
         for number in range(20):
             assert (await group.recv(src=other) == np.full(number * 1000, number)).all()
         await asyncio.gather(*sent)
-        assert type(group._actor.endpoint.peer(other).link) is BundledLink
+        link = group._actor.endpoint.peer(other).link
+        assert type(link) is BundledLink and link._socket._used == 8
         await group.barrier()
 asyncio.run(main())
 """

@@ -139,6 +139,7 @@ def test_a_link_of_several_connections_that_breaks_at_byte_k(name, arrived, alon
     for seed, at in enumerate(int(200 * 2.2**step) for step in range(11)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Wires, "break_links", some)
+            patch.setattr(bundle, "EVENTS", 0)  # all are used as soon as one is full
             found, breaks = outcome(
                 PROGRAMS[name], seed, at, arrived=arrived, size=2, conditions=BUNDLED
             )
@@ -286,6 +287,7 @@ def test_one_of_several_real_connections_breaks(run, monkeypatch, name, at):
     monkeypatch.setattr(TcpTransport, "_wants_bundle", lambda self, sock: True)
     monkeypatch.setattr(TcpTransport, "dial", breaking)
     monkeypatch.setattr(bundle, "PATIENCE", 0.01)  # the others do not end
+    monkeypatch.setattr(bundle, "EVENTS", 0)
     found = run(over(TcpTransport, PROGRAMS[name]))
     monkeypatch.undo()
     assert found == unbroken(name)

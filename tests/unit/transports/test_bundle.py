@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from aiodist.errors import ProtocolError
-from aiodist.transports.bundle import CHUNK, Bundle
+from aiodist.transports.bundle import CHUNK, EVENTS, IN_A_ROW, Bundle, Losses
 
 HEAD = struct.Struct(">QI")
 COUNT = 4
@@ -96,6 +96,7 @@ async def test_a_stream_there_and_back(pairs: Pairs, seed: int) -> None:
     chance = random.Random(seed)
     loop = asyncio.get_running_loop()
     sender = Bundle(loop, [here for here, _ in pairs])
+    sender._use_all()
     data = chance.randbytes(5_000_000)
     got = asyncio.ensure_future(all_of(receiving(pairs), len(data)))
     room = asyncio.Event()
@@ -303,6 +304,7 @@ async def test_what_the_peers_system_may_not_have(
     underway = dict.fromkeys([here.fileno() for here, _ in pairs], 0)
     monkeypatch.setattr("aiodist.transports.bundle.unacknowledged", underway.get)
     sender = Bundle(asyncio.get_running_loop(), [here for here, _ in pairs])
+    sender._use_all()
     for number in range(3):  # one chunk to each of three parts
         for fd in underway:
             underway[fd] = 1 << 30  # nothing is acknowledged
@@ -320,3 +322,57 @@ async def test_what_the_peers_system_may_not_have(
     assert sender.unacknowledged() == 5
     underway.clear()  # the system does not say
     assert sender.unacknowledged() is None
+
+
+@pytest.mark.parametrize("trip", [0.01, 0.1])
+def test_who_goes_on_losing(trip: float) -> None:
+    """Losses that are apart, and follow one another."""
+    losses = Losses(trip)
+    apart = max(0.1, 4 * trip)
+    assert [losses.look(number * apart, number) for number in range(EVENTS + 1)] == [
+        *[False] * EVENTS,
+        True,
+    ]
+    assert losses.look(1e9, EVENTS), "it does not stop again"
+
+
+def test_who_loses_once_or_seldom() -> None:
+    """The end of a slow start, and of what the queues on the way take."""
+    losses = Losses(0.1)
+    assert not any(losses.look(1.0 + at / 1000, at) for at in range(1, 400))
+    assert not any(losses.look(100 * at, 400 + at) for at in range(1, 50))
+    assert not any(losses.look(1e6 + at, 450) for at in range(50))
+    seldom = Losses(0.1)
+    assert not any(seldom.look(1.0 + at * IN_A_ROW * 0.4, at) for at in range(1, 50))
+
+
+async def test_one_connection_is_used_until_it_goes_on_losing(
+    pairs: Pairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    sender = Bundle(loop, [here for here, _ in pairs])
+    lost = 0
+    monkeypatch.setattr("aiodist.transports.bundle.sent_again", lambda sock: lost)
+    monkeypatch.setattr(loop, "time", lambda: 1000.0 + lost / 2)
+    with pytest.raises(BlockingIOError):
+        while True:
+            sender.send(bytes(CHUNK))
+    first, *others = sender._parts
+    assert first.written and not any(part.written for part in others)
+    assert sender.has_rest  # of a chunk that is begun, so there is no room for sure
+    room = asyncio.Event()
+    sender.arm(room.set)
+    for lost in range(EVENTS + 1):
+        before = [part.written for part in sender._parts]
+        try:
+            taken = sender.send(bytes(CHUNK * COUNT))
+        except BlockingIOError:
+            taken = 0
+        assert (taken > 0) is (lost == EVENTS)
+    assert [part.written > then for part, then in zip(sender._parts, before, strict=True)] == [
+        False,
+        *[True] * (COUNT - 1),
+    ]
+    async with asyncio.timeout(20):
+        await room.wait()  # who has room calls, also of those that were not used before
+    sender.forget()
