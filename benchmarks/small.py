@@ -71,23 +71,29 @@ async def small(rank: Rank, rounds: int) -> dict[str, dict[str, float]]:
                 await start(group, x)
             if arrays:
                 await asyncio.gather(*[start(group, each) for each in arrays])
+                # What it gathers is held by the step of the task that it has woken, and freed with
+                # the next turn of the loop, which calls that are done within themselves do not ask
+                # for. A thousand take 0.2 ms for that: a third of the 100 calls that come next.
+                await asyncio.sleep(0)
 
         cases[name] = run, at_once if arrays else count
 
     # Small ones first: what is large, or a thousand, leaves caches in which nothing of them is.
+    tags = iter(range(1 << 60))
     for name, nbytes in SIZES.items():
         count = max(4, CALLS // (1 + nbytes // 8192))
         for op, start in TAGGED.items():
             add(f"{op} {name}", start, nbytes, count)
             add(f"{op} {name}, tagged", partial(start, tag="t"), nbytes, count)
-        for op, start in KINDS.items() if nbytes == 8 else ():
+        if nbytes > 8:
+            continue
+        for op, start in KINDS.items():
             add(op, start, 8)
-    tags = iter(range(1 << 60))
-    for many in (100, 1000):
-        name = f"all_reduce 8 B, {many} at once"
-        add(name, lambda g, x: g.all_reduce(x), 8, at_once=many)
-        add(f"{name}, tagged", lambda g, x: g.all_reduce(x, tag=f"t{next(tags) % 1000}"), 8,
-            at_once=many)  # fmt: skip
+        for many in (100, 1000):
+            case = f"all_reduce 8 B, {many} at once"
+            add(case, lambda g, x: g.all_reduce(x), 8, at_once=many)
+            add(f"{case}, tagged", lambda g, x: g.all_reduce(x, tag=f"t{next(tags) % 1000}"), 8,
+                at_once=many)  # fmt: skip
     found: dict[str, dict[str, float]] = {}
     first, _ = next(iter(cases.values()))
     for turn in range(rounds + 1):

@@ -33,8 +33,10 @@ class Expected(NamedTuple):
     window: Window
 
 
-def expected_of(words: bytes, window: Window) -> Expected:
-    begin = prefixes(words, window.length, window.first)
+def expected_of(words: bytes, window: Window, begins: dict[tuple[int, bytes], Begin]) -> Expected:
+    """`begins`: one for each kind of beginning, since most ranks show the same."""
+    key = window.length, window.first
+    begin = begins.get(key) or begins.setdefault(key, prefixes(words, *key))
     before = len(begin(0)) - len(window.first)
     return Expected(begin, before, before + padded(window.length), window)
 
@@ -70,9 +72,10 @@ class PostedValues(ValueRecipe, Posted):
         if found is None:
             if len(self._expected) == KEPT_TAGS:
                 self._expected.clear()
-            words = pack_fields(tag, self.call)
+            words, begins = pack_fields(tag, self.call), dict[tuple[int, bytes], Begin]()
             found = self._expected[tag] = [
-                [expected_of(words, window) for window in windows] for windows in self._windows
+                [expected_of(words, window, begins) for window in windows]
+                for windows in self._windows
             ]
         return found
 
@@ -141,10 +144,12 @@ def taking_in_one_go(
 
     def run(tag: object, number: int, x: Any, given: Given) -> bool | None:
         expected = recipe.expected(tag)
-        ((begin, before, whole, own),) = expected[rank]
-        shown = given.shown
-        rest = own.rest_of(given.flats) if shown is None else (shown[len(own.first) :],)
-        at = posts.put_parts(begin(number), rest, whole)
+        ((own_begin, before, whole, own),) = expected[rank]
+        shown, own_head = given.shown, own_begin(number)
+        if shown is None:
+            at = posts.put_parts(own_head, own.rest_of(given.flats), whole)
+        else:  # a few bytes are joined sooner than they are written twice
+            at = posts.put_parts(own_head + shown[len(own.first) :], (), whole)
         if at < 0:
             return None
         woken = posts.tell()
@@ -158,7 +163,7 @@ def taking_in_one_go(
                 return False
             at, ring = reader.next_at(), reader.ring
             for begin, before, whole, window in expected[reader.rank]:
-                head = begin(number)
+                head = own_head if begin is own_begin else begin(number)
                 if ring[at : at + len(head)].tobytes() == head:
                     window.lie(ring, at + before)
                     if window.goes_on():

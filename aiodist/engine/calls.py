@@ -266,7 +266,9 @@ class Calls:
         if tag is None:
             return self.setup is not None and self.setup.settling
         # A tag may be free again while those that were called before wait for COMMIT.
-        return tag in self.tags.frozen or any(op.tag == tag for op in self.deferred)
+        if tag in self.tags.frozen:
+            return True
+        return bool(self.deferred) and any(op.tag == tag for op in self.deferred)
 
     def _enter(self, operation: Operation, *, has_number: bool = False) -> bool:
         """Give `operation` its number, unless its Work has one, and what came before it. True: it
