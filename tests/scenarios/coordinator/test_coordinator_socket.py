@@ -200,8 +200,8 @@ class Member:
 
 async def main():
     loop = asyncio.get_running_loop()
-    member, kept = Member(), []
-    kept.append(lease.Lease(member, loop, 0.001))
+    member = Member()
+    kept = lease.Lease(member, loop, 0.001)
     assert member.signs.acquire(timeout=30)
     child = os.fork()
     if not child:
@@ -211,6 +211,7 @@ async def main():
         os._exit(not mine.signs.acquire(timeout=30))
     assert os.waitpid(child, 0)[1] == 0
     assert member.signs.acquire(timeout=30)
+    kept.stop()  # or it would find the loop closed
 
 asyncio.run(main())
 """
