@@ -36,6 +36,7 @@ once, and takes all that was posted meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 from aiodist.buffers.kernels import Kernel
@@ -154,6 +155,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     def __init__(self, context: PostingGroup, lane: Lane) -> None:
         super().__init__(context)
         self._posts = Posts(lane.board)
+        self.given_up = self._posts.give_up  # says that the others were told of it
         self.berths = Berths(
             lane.board,
             context.loop,
@@ -288,10 +290,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             return None
         program = call.start(False)
         try:
-            if self._has_room(tag):
-                with Shows(self._context):
-                    phase = next(program)
-            else:
+            with Shows(self._context) if self._has_room(tag) else nullcontext():
                 phase = next(program)
         except Exception as error:
             rest = returning(error.value) if isinstance(error, StopIteration) else failing(error)
@@ -400,9 +399,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         for reader in self._posts.readers:
             rank = reader.rank
             prefix = due[rank]
-            if prefix is None or not (
-                reader.has_more() or (self._polls and self._comes((reader,)))
-            ):
+            if prefix is None or not (reader.has_more() or self._follows(reader)):
                 return None
             data = reader.shown(prefix, lengths[rank])
             if data is None:
@@ -588,10 +585,6 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     def hurry(self) -> None:
         """A rank is gone: what it has left in shared memory is taken."""
         self.berths.hurry()
-
-    def given_up(self) -> None:
-        """This rank has given a call up, and has told the others."""
-        self._posts.give_up()
 
     def end(self) -> None:
         """Post nothing more, as a rank is lost or the group ends. What was posted is taken."""
