@@ -16,6 +16,7 @@ from aiodist.transports.silence import (
     is_unanswered,
     probe_when_idle,
     round_trip,
+    sent_again,
     unacknowledged,
 )
 
@@ -127,6 +128,19 @@ def test_how_far_the_other_end_is(facts: bytes, trip: float | None) -> None:
     sock: Any = Sock(0, 0, 0)
     sock.facts = facts
     assert round_trip(sock) == trip
+
+
+@pytest.mark.parametrize(
+    ("facts", "count"),
+    [
+        (bytes(100) + struct.pack("=I", 7), 7),
+        (bytes(100), 0),  # of a system that says less
+    ],
+)
+def test_how_many_segments_were_sent_again(facts: bytes, count: int) -> None:
+    sock: Any = Sock(0, 0, 0)
+    sock.facts = facts
+    assert sent_again(sock) == count
 
 
 def test_how_far_this_host_is(pair: tuple[socket.socket, socket.socket]) -> None:
