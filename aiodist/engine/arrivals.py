@@ -19,6 +19,7 @@ from aiodist.engine.early import Ahead, Early, Key, entered_and_text, key_of, sl
 from aiodist.engine.ends import Called, Ends
 from aiodist.engine.operation import Operation
 from aiodist.engine.roll_call import marked, unmarked
+from aiodist.engine.waiting_calls import WaitingCalls
 from aiodist.errors import ProtocolError
 from aiodist.recorder import Records, name_of
 from aiodist.transports.base import Landing, deliver
@@ -41,6 +42,7 @@ class Calling(Called, Protocol):
     """The collectives of a group, and what is said of them."""
 
     records: Records
+    waiting: WaitingCalls
 
     @property
     def ends(self) -> Ends: ...
@@ -129,6 +131,9 @@ class Arrivals:
         calls = self._calls
         calls.tags.contributed(*key)
         slot, call = slot_and_call(fields)
+        taker = calls.waiting.takers.get(key)
+        if taker is not None and (landing := taker.message(src, slot, call, nbytes)) is not None:
+            return landing
         op = calls.find(key)
         if op is not None:
             return op.message(src, slot, nbytes) if self._agrees(op, src, call) else None
