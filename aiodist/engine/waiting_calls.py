@@ -3,11 +3,10 @@ it was called with.
 
 An `Operation` is ready for whatever may come. Most small collectives meet nothing of it: what they
 wait for comes as expected, from a post or with their turn on a lane, and then they are done. So
-they wait as what they are, found by tag and number; a few know which frames come, and take these
-(`Taking`). Whatever else happens to one (a frame that is
-about it, a cancel, the loss of a rank, the end of the group, or that it has waited for `LONG`)
-makes an operation of it, `to_operation`, and is dealt with as ever. So there is no deadline,
-verdict or cancellation in here.
+they wait as what they are, found by tag and number; some know which frames come, and take these
+(`Taking`). Whatever else happens to one (a frame that is about it, a cancel, the loss of a rank,
+the end of the group, or that it has waited for `LONG`) makes an operation of it, `to_operation`,
+and is dealt with as ever. So there is no deadline, verdict or cancellation in here.
 """
 
 from __future__ import annotations
