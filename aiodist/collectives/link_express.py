@@ -26,10 +26,12 @@ from aiodist.collectives.express import (
     returning,
 )
 from aiodist.collectives.link_frames import Frames, LinkGroup, is_free
+from aiodist.collectives.link_moves import MovingCall
 from aiodist.collectives.link_values import ARENA, LinkValues
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Failure, Program
 from aiodist.engine.phase import Phase
+from aiodist.engine.waiting_calls import LONG
 from aiodist.phases.base import Call, share_over_links
 from aiodist.phases.memories import Blobs, SmallReductions
 from aiodist.schedules.plan import Recv, Reduce, Send, Step
@@ -183,24 +185,52 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
         if not recipe.frames.begin(seq):
             return None
         work: Work[Any] = Work.begin(self._loop, recipe.op, None, seq, recipe.nbytes)
+        moving = self._moving(work, recipe, flat, seconds)
         try:
             done, executor = recipe.begin(flat)
             # Links were read in the call, and what came of this number was kept. A verdict may be
             # among it: then the result is not to be had here either, though it is complete.
-            if done == ALL and calls.arrivals.is_quiet((None, seq)) and recipe.complete(x, flat):
-                if executor is not None:
-                    executor.close()
-                self._done(work, recipe, x)
-                return work
+            is_quiet = calls.arrivals.is_quiet((None, seq))
+            if done == ALL and is_quiet:
+                if moving is not None:
+                    if moving.begin():
+                        self._finish(work, recipe.op, recipe.call, recipe.nbytes, moving.result)
+                        return work
+                    if moving.waits:
+                        return work.pending_for_user()
+                elif recipe.complete(x, flat):
+                    if executor is not None:
+                        executor.close()
+                    self._done(work, recipe, x)
+                    return work
             # It has to wait, or was given up by another rank.
+            elif moving is not None and is_quiet and moving.begin_with(done):
+                return work.pending_for_user()
             if executor is None:
                 executor, rest = recipe.go_on(x, flat, done)
             else:
                 rest = rest_of(recipe, x)
         except Exception as error:
             executor, rest = None, failing(error)
-        calls.take_over(work, recipe.call, executor, rest, seconds)
+        operation = calls.take_over(work, recipe.call, executor, rest, seconds)
+        if moving is not None:
+            moving.becomes(operation)
         return work
+
+    def _moving(
+        self, work: Work[Any], recipe: LinkRecipe | LinkValues, flat: Any, seconds: float
+    ) -> MovingCall | None:
+        """The call, if it may wait for its data as what it is."""
+        if not isinstance(recipe, LinkValues) or (route := recipe.route(flat)) is None:
+            return None
+        if seconds < 2 * LONG or self._records.trace is not None:
+            return None
+        kept = recipe.keep(flat)
+        return MovingCall(self._calls, recipe, route, kept, work, seconds, self._has_moved)
+
+    def _has_moved(self, call: MovingCall) -> None:
+        work = call.work
+        self._finish_waiting(work, work.op, call.call, work.nbytes, call.result)
 
     def _learn_other(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]

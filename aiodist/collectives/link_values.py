@@ -13,6 +13,7 @@ prepared as well (`LinkValues.moves`): a broadcast into arrays of all, an all_ga
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, cast
@@ -23,12 +24,12 @@ from aiodist.collectives.link_frames import Frames, LinkGroup
 from aiodist.collectives.templates import LENGTH, Reading
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Program
-from aiodist.engine.phase import Phase, Spans
+from aiodist.engine.phase import Phase, Spans, prepared
 from aiodist.phases.base import Part
 from aiodist.phases.memories import Blobs
 from aiodist.schedules import star
-from aiodist.schedules.choose_values import choose_all_gather
-from aiodist.schedules.plan import Recv, Send, Span
+from aiodist.schedules.choose_values import choose_all_gather, choose_broadcast
+from aiodist.schedules.plan import Plan, Recv, Send, Span
 
 ARENA = 640 * 1024
 """Most bytes of the blobs of all ranks. One call at a time has them, of all kinds of a group."""
@@ -50,6 +51,29 @@ class Laid(NamedTuple):
     frames: Mapping[Spans, memoryview]
     own: memoryview
     shown: Sequence[Reading]
+
+
+class Route(NamedTuple):
+    """The way of the one frame: of which rank it comes, if of any, and to whom it goes, each with
+    its number among all frames between the two."""
+
+    comes: tuple[int, int] | None
+    goes: Sequence[tuple[int, int]]
+
+
+def route_of(words: Plan, data: Plan) -> Route | None:
+    """That of the plan `data`, which follows the plan `words`. None: it is none of one frame."""
+    received = Counter(step.peer for step in words.steps if isinstance(step, Recv))
+    sent = Counter(step.peer for step in words.steps if isinstance(step, Send))
+    if not (data.eager and data.steps):
+        return None
+    comes, rest = None, [*data.steps]
+    if isinstance(first := rest[0], Recv):
+        del rest[0]
+        comes = first.peer, received[first.peer]
+    goes = [(step.peer, sent[step.peer]) for step in rest if isinstance(step, Send)]
+    is_whole = len(goes) == len(rest) == len({peer for peer, _ in goes})
+    return Route(comes, goes) if is_whole else None
 
 
 class LaidBlobs(Blobs):
@@ -99,13 +123,15 @@ class LinkValues(ValueRecipe):
     on_lane = False
     moves = frozenset({"broadcast", "all_gather"})
 
-    __slots__ = ("_first", "_laid", "arena", "frames")
+    __slots__ = ("_first", "_is_routed", "_laid", "_route", "arena", "frames")
 
     def __init__(self, context: LinkGroup, *args: Any) -> None:
         super().__init__(context, *args)
         self.frames = Frames(context, self.call, self.phase.prepared.plan)
         self.arena: memoryview  # where blobs are, see `ARENA`
         self._laid: Laid | None = None  # made where all templates are known
+        self._route: Route | None = None  # see `route`, where that was looked for
+        self._is_routed = True
         # The rank whose blob lies first.
         by_hub = self.phase.prepared.plan.name == star.ALL_GATHER
         self._first = star.HUB if by_hub else self._context.rank
@@ -113,7 +139,8 @@ class LinkValues(ValueRecipe):
     def _learnt(self) -> None:
         super()._learnt()
         rank, size, origin = self._context.rank, self._context.size, self._first
-        self._laid = None
+        self._laid = self._route = None
+        self._is_routed = False
         if not all(known for peer, known in enumerate(self._known) if peer != rank):
             return
         around = [(origin + distance) % size for distance in range(size)]
@@ -169,6 +196,34 @@ class LinkValues(ValueRecipe):
         assert self._laid is not None
         shown = self._laid.shown
         return all(map(Reading.is_there, shown)) and self.take(shown, given)
+
+    def route(self, given: Given) -> Route | None:
+        """The way of the data of a broadcast, where that is one frame behind blobs that are what
+        they are known to be."""
+        if not self._is_routed:
+            self._is_routed = True
+            laid = self._laid
+            if laid is not None and not self._exchanged.listed and self.may_move(laid.shown, given):
+                place, (src,) = self._context, self._exchanged.sources
+                chosen = choose_broadcast(given.flats[0].nbytes, place.size, src, place.costs)
+                data = prepared(chosen.algorithm, place.rank, place.size, *chosen.args).plan
+                self._route = route_of(self.phase.prepared.plan, data)
+        return self._route
+
+    def last_words(self, done: int) -> tuple[int, memoryview] | None:
+        """Where so many steps are done, and all that is left is to take one frame: of which rank,
+        and where it goes."""
+        assert self._laid is not None
+        if done != len(self._laid.moves) - 1:
+            return None
+        last = self._laid.moves[done]
+        return None if last.sends else (last.peer, last.view)
+
+    @property
+    def is_known(self) -> bool:
+        """All frames are here: whether the blobs are what they were known to be."""
+        assert self._laid is not None
+        return all(map(Reading.is_there, self._laid.shown))
 
     def go_on(self, x: Any, given: Given, done: int) -> tuple[Executor, Program]:
         """What goes on with it the ordinary way, where so many steps are done."""

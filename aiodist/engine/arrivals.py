@@ -19,6 +19,7 @@ from aiodist.engine.early import Ahead, Early, Key, entered_and_text, key_of, sl
 from aiodist.engine.ends import Called, Ends
 from aiodist.engine.operation import Operation
 from aiodist.engine.roll_call import marked, unmarked
+from aiodist.engine.waiting_calls import WaitingCalls
 from aiodist.errors import ProtocolError
 from aiodist.recorder import Records, name_of
 from aiodist.transports.base import Landing, deliver
@@ -49,6 +50,7 @@ class Calling(Called, Protocol):
     """The collectives of a group, and what is said of them."""
 
     records: Records
+    waiting: WaitingCalls
 
     @property
     def posting(self) -> Posting | None: ...
@@ -140,6 +142,9 @@ class Arrivals:
         calls = self._calls
         calls.tags.contributed(*key)
         slot, call = slot_and_call(fields)
+        taker = calls.waiting.takers.get(key)
+        if taker is not None and (landing := taker.message(src, slot, call, nbytes)) is not None:
+            return landing
         op = calls.find(key)
         if slot and calls.posting is not None and op is not None and op.lacks(src, slot):
             # The first one was posted, and that before this was sent: so it is there.

@@ -48,6 +48,10 @@ class Pause(ABC):
     waiting_for: int | None = None
     last = False
 
+    def needs(self, peer: int) -> bool:
+        """Whether anything is exchanged with `peer` from here on."""
+        return not self.last
+
     def belong(self, operation: Operation) -> None:
         """It is a phase of `operation`, and begins."""
         self.resume = operation.advance
@@ -208,7 +212,7 @@ class Operation:
         if isinstance(phase, Executor):
             # What has not left never will.
             return self.exchange.has_unsent(peer) or phase.needs(peer)
-        return not (isinstance(phase, Pause) and phase.last)
+        return not isinstance(phase, Pause) or phase.needs(peer)
 
     def close(self) -> None:
         """Never run again; let go of all memory."""

@@ -3,10 +3,10 @@ it was called with.
 
 An `Operation` is ready for whatever may come. Most small collectives meet nothing of it: what they
 wait for comes as expected, from a post or with their turn on a lane, and then they are done. So
-they wait as what they are, found by tag and number. Whatever else happens to one (a frame that is
-about it, a cancel, the loss of a rank, the end of the group, or that it has waited for `LONG`)
-makes an operation of it, `to_operation`, and is dealt with as ever. So there is no deadline,
-verdict or cancellation in here.
+they wait as what they are, found by tag and number; some know which frames come, and take these
+(`Taking`). Whatever else happens to one (a frame that is about it, a cancel, the loss of a rank,
+the end of the group, or that it has waited for `LONG`) makes an operation of it, `to_operation`,
+and is dealt with as ever. So there is no deadline, verdict or cancellation in here.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from aiodist.engine.early import Key
 from aiodist.engine.operation import Operation
 from aiodist.recorder import Records
+from aiodist.transports.base import Landing
 from aiodist.work import Work
 
 LONG = 1.0
@@ -47,6 +48,15 @@ class WaitingCall(Protocol):
         ...
 
 
+class Taking(WaitingCall, Protocol):
+    """One that waits for a frame, and takes that itself."""
+
+    def message(self, src: int, slot: int, call: bytes, nbytes: int) -> Landing | None:
+        """A frame of `src` begins: where its payload goes. None: it is not the one that is waited
+        for, and is for the operation that the call becomes by that."""
+        ...
+
+
 class WaitingCalls:
     """Those of one group."""
 
@@ -57,6 +67,7 @@ class WaitingCalls:
         cancel: Callable[[Operation, Work[Any]], None],
     ) -> None:
         self.by_key: dict[Key, WaitingCall] = {}  # the oldest first
+        self.takers: dict[Key, Taking] = {}  # those of them that take frames
         self._loop = loop
         self._records = records  # hear of each of them
         self._cancel = cancel  # gives an operation up, as its user has cancelled it

@@ -223,7 +223,8 @@ class Context(Party):
     def is_idle(self) -> bool:
         """Whether nothing is pending, nothing was given up early, and nobody is lost."""
         calls = self.calls
-        return not (calls.ops or calls.deferred or self.gone or calls.arrivals.verdicts)
+        pending = calls.ops or calls.waiting.by_key or calls.deferred
+        return not (pending or self.gone or calls.arrivals.verdicts)
 
     # -- ends -------------------------------------------------------------------------------------
 

@@ -1,0 +1,290 @@
+"""Broadcasts over links whose data is one frame, behind words that are known: they wait as what
+they are, without an operation.
+
+What such a call waits for is known: the last words of all, which come in one frame, and the data,
+which comes in another one, right to its place, and is passed on to others. With more ranks than
+cores nearly every call has to wait for these, and an operation, which is ready for whatever may
+come, costs a tenth of all that a MiB costs a rank. So the call is a `WaitingCall` that takes both
+frames itself. Whatever else happens to it makes an operation of it, which goes on where it is:
+
+* Words or data have not come: the steps that are done stay done, as where a call becomes an
+  operation within its first phase (`link_express`). The operation does the rest.
+* A frame is coming: the operation is told of it, as if it began now. Its place is the same memory,
+  so what has come is there; where it is not, that is copied. The link asks for the place, and tells
+  of the end, by way of the landing that it has.
+* The data has come, and was sent on: the operation waits until all has left (`Leaving`).
+
+**Why data may be written before the words are here.** It is, where it comes right behind them, or
+from another rank than they do. Who sends it has all words, those of this rank among them, and by
+them all ranks know that it is to move, and how much. So a frame with the same call, of that rank,
+with that number and that size, is it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from aiodist.collectives.express import written
+from aiodist.collectives.lane_values import Given
+from aiodist.collectives.link_values import LinkValues, Route
+from aiodist.engine.calls import Calls
+from aiodist.engine.early import Key
+from aiodist.engine.executor import ALL
+from aiodist.engine.operation import Operation, Pause, Program
+from aiodist.links.party import Party
+from aiodist.transports.base import Landing
+from aiodist.wire import kinds
+from aiodist.wire.frames import pack_fields
+from aiodist.work import Work
+
+
+class Words:
+    """The last words of a call, which come in one frame: its landing."""
+
+    __slots__ = ("_call", "inflow", "is_coming", "src", "view")
+
+    def __init__(self, call: MovingCall, src: int, view: memoryview) -> None:
+        self._call = call
+        self.src = src
+        self.view = view
+        self.is_coming = False
+        self.inflow: Landing | None = None  # where it goes of the operation that the call is by now
+
+    @property
+    def memory(self) -> memoryview | None:
+        return self.view if self.inflow is None else self.inflow.memory
+
+    def landed(self) -> None:
+        if self.inflow is not None:
+            self.inflow.landed()
+        else:
+            self._call.all_is_said()
+
+
+class MovingCall:
+    """One call whose data moves. `message` takes its frames from when it is made."""
+
+    __slots__ = (
+        "_calls", "_done", "_finish", "_given", "_inflow", "_is_here", "_is_sending", "_operation",
+        "_place", "_recipe", "_route", "_unsent", "_view", "_words", "key", "seconds", "waits",
+        "work",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        calls: Calls,
+        recipe: LinkValues,
+        route: Route,
+        given: Given,
+        work: Work[Any],
+        seconds: float,
+        finish: Callable[[MovingCall], None],
+    ) -> None:
+        assert work.seq is not None
+        self._calls = calls
+        self._recipe = recipe
+        self._route = route
+        self._given = given
+        self.work = work
+        self.key: Key = (None, work.seq)
+        self.seconds = seconds  # that it had when it was called
+        self._finish = finish  # is called with its result, where it has waited
+        self._view = given.flats[0].view(np.uint8).data  # the array of the user
+        self._place: memoryview | None = None  # where the frame goes that is coming
+        self._is_here = route.comes is None  # the data is
+        self._is_sending = False  # it is just being passed on
+        self._unsent = {peer for peer, _ in route.goes}  # to whom it has not left
+        self.waits = False  # for its data: its words are there
+        self._done = ALL  # steps of the words
+        self._words: Words | None = None  # the last ones, where it waits for them
+        self._operation: Operation | None = None  # what it is by now
+        self._inflow: Landing | None = None  # where the frame goes that is coming, of that
+        # From here on: the data may come right behind the words of the same rank.
+        calls.waiting.takers[self.key] = self
+
+    @property
+    def call(self) -> bytes:
+        return self._recipe.call
+
+    def begin(self) -> bool:
+        """All steps of the words are done. Whether it is done, within its call. Else it `waits` for
+        data, or it does not: then it is to be an operation."""
+        calls, party = self._calls, self._calls.party
+        if not self._recipe.is_known or party.ended is not None or party.lost():
+            return False
+        if self._is_here:
+            self._pass_on()
+            if not self._unsent:
+                self._settle()
+                del calls.waiting.takers[self.key]
+                return True
+        self.waits = True
+        self._wait()
+        return False
+
+    def begin_with(self, done: int) -> bool:
+        """So many steps of the words are done. Whether it waits for the rest of them."""
+        party = self._calls.party
+        last = self._recipe.last_words(done)
+        if last is None or party.ended is not None or party.lost():
+            return False
+        self._done = done
+        self._words = Words(self, *last)
+        self._wait()
+        return True
+
+    def _wait(self) -> None:
+        calls = self._calls
+        calls.tags.take(None)
+        calls.waiting.by_key[self.key] = self
+        calls.waiting.wait(self)
+
+    def all_is_said(self) -> None:
+        """The last words are here."""
+        self._words, self._done = None, ALL
+        if not self._recipe.is_known:
+            self.to_operation()
+            return
+        self.waits = True
+        if self._is_here:
+            self._pass_on()
+            if not self._unsent:
+                self._end()
+
+    @property
+    def result(self) -> Any:
+        """Its result, once it is done."""
+        place = self._given.place
+        return place if self._route.comes is None else written(place)
+
+    # -- the frame --------------------------------------------------------------------------------
+
+    def message(self, src: int, slot: int, call: bytes, nbytes: int) -> Landing | None:
+        """See `waiting_calls.Taking`."""
+        words = self._words
+        if words is not None and src == words.src and not (slot or words.is_coming):
+            words.is_coming = call == self.call and nbytes == len(words.view)
+            return words if words.is_coming else None
+        is_it = (src, slot) == self._route.comes and call == self.call
+        if not is_it or self._is_here or self._place is not None or nbytes != len(self._view):
+            return None
+        self._place = self._view
+        return self
+
+    @property
+    def memory(self) -> memoryview | None:
+        return self._place if self._inflow is None else self._inflow.memory
+
+    def landed(self) -> None:
+        if self._inflow is not None:
+            self._inflow.landed()
+            return
+        self._place = None
+        self._is_here = True
+        if self.waits:
+            self._pass_on()
+            if not self._unsent:
+                self._end()
+
+    def _pass_on(self) -> None:
+        self._is_sending = True
+        party, seq = self._calls.party, self.work.seq
+        for peer, slot in self._route.goes:
+            to = party.peers[peer]
+            (to.link or to).send(
+                pack_fields(kinds.MESSAGE, party.id, None, seq, slot, self.call),
+                (self._view,),
+                done=partial(self._left, peer),
+                token=self,
+                urgent=True,
+            )
+        self._is_sending = False
+
+    def _left(self, peer: int) -> None:
+        """The frame for `peer` has left."""
+        self._unsent.discard(peer)
+        if self._operation is not None:
+            self._operation.advance()
+        elif not (self._unsent or self._is_sending):
+            self._end()
+
+    def _settle(self) -> None:
+        """What links may have to send again they copy: the array is the user's again."""
+        self._calls.party.settle_all([peer for peer, _ in self._route.goes], self)
+
+    # -- its end ----------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        self._settle()
+        waiting = self._calls.waiting
+        del waiting.by_key[self.key], waiting.takers[self.key]
+        self._finish(self)
+
+    def to_operation(self) -> Operation | None:
+        """See `WaitingCall`."""
+        del self._calls.waiting.by_key[self.key]
+        executor, rest = self._recipe.go_on(None, self._given, self._done)
+        if self.waits and self._is_here:
+            rest.close()
+            rest = self._leaves()
+        operation = self._calls.take_over(
+            self.work, self.call, executor, rest, self.seconds, came={}
+        )
+        self.becomes(operation)
+        return operation
+
+    def becomes(self, operation: Operation | None) -> None:
+        """It is this operation from here on; None: the group has ended."""
+        del self._calls.waiting.takers[self.key]
+        self._operation = operation
+        words, self._words = self._words, None
+        if words is not None and words.is_coming and operation is not None and not operation.done:
+            words.inflow = operation.message(words.src, 0, len(words.view))
+            into = words.inflow.memory
+            if into is not None:
+                into[:] = words.view
+        place, self._place = self._place, None
+        if self.waits and self._is_here:
+            return
+        if self._is_here:
+            place = self._view
+        if place is None or self._route.comes is None or operation is None or operation.done:
+            return
+        self._inflow = operation.message(*self._route.comes, len(place))
+        into = self._inflow.memory
+        if into is not None:
+            into[:] = place  # the same memory, mostly
+        if self._is_here:
+            self._inflow.landed()
+
+    def _leaves(self) -> Program:
+        """What is left of it where the data is here, and was passed on."""
+        yield Leaving(self._calls.party, self, [peer for peer, _ in self._route.goes], self._unsent)
+        return self.result
+
+
+class Leaving(Pause):
+    """Waits until the frames with `token`, which go to `peers`, have left: those to `unsent` have
+    not."""
+
+    def __init__(
+        self, party: Party, token: object, peers: Sequence[int], unsent: Collection[int]
+    ) -> None:
+        self._party = party
+        self._token = token
+        self._peers = peers
+        self._unsent = unsent
+
+    def needs(self, peer: int) -> bool:
+        return peer in self._unsent
+
+    def run(self) -> bool:
+        return not self._unsent
+
+    def close(self) -> None:
+        for peer in self._peers:
+            self._party.discard(peer, self._token)
