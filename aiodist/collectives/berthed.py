@@ -22,7 +22,7 @@ from typing import Any
 from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
 from aiodist.collectives import lane_reductions
-from aiodist.collectives.express import ExpressGroup, Recipe, failing, rest_of
+from aiodist.collectives.express import ExpressGroup, Flat, Recipe, failing, rest_of
 from aiodist.collectives.forms import Form
 from aiodist.collectives.lane_reductions import ONE_ROUND, LaneRecipe
 from aiodist.collectives.posted import KEPT_TAGS, Begin, Data, Otherwise, Posted
@@ -86,8 +86,10 @@ class BerthRecipe(Recipe):
         # By berth of this rank and area: the others' berths, and what does it there.
         self._parts: dict[tuple[int, int], tuple[Sequence[int], Parts]] = {}
 
-    def lay_out(self, *args: Any) -> tuple[Any, Any] | None:
-        return self._how.lay_out(*args)
+    def lay_out(
+        self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
+    ) -> tuple[Any, Any] | None:
+        return self._how.lay_out(args, flats, words)
 
     def form(self, args: tuple[Any, ...]) -> Form | None:
         return self._how.form(args)
