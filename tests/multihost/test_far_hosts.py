@@ -82,7 +82,13 @@ def choose(sock, *, near):  # as where BBR is not allowed
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 tcp._choose_congestion_control = choose
-bundle.EVENTS = 1  # the first loss that is noticed
+begin = bundle.Bundle.__init__
+
+def use_all(self, *args):  # from the beginning: whether losses are noticed in time is chance
+    begin(self, *args)
+    self._use_all()
+
+bundle.Bundle.__init__ = use_all
 
 async def main():
     async with aiodist.connect(timeout=30, op_timeout=60) as group:
