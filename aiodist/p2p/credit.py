@@ -233,14 +233,8 @@ class ReceiverCredit:
 
     def pass_through(self, tag: MessageTag, price: int) -> bool:
         """A message came and was consumed at once: `charge`, then `consume`."""
-        held, total = self._held.get(tag, 0) + price, self._total + price
-        if held > self._window or total > self._most:
-            self.charge(tag, price, wanted=False)  # which says why not
-        self._held[tag] = held
-        self._total = total
-        self._owed[tag] = self._owed.get(tag, 0) + price
-        self._owed_total += price
-        return self._owed_total >= BATCH
+        self.charge(tag, price, wanted=False)
+        return self.consume(tag, price)
 
     def settle(self) -> list[tuple[MessageTag, int]]:
         """The credit to give back: (tag, amount)."""

@@ -203,8 +203,6 @@ class P2PExpress:
             look, what = link.look_for_whole, Whole(start, into, end)
         if progress.is_due():
             return None
-        if value is out and type(out) is not np.ndarray:
-            tensors.mark_written(out)  # it is about to be, and now the message is still on its way
         found: bool | None = False
         for _ in range(TRIES):
             if not link.is_clear:
@@ -231,6 +229,8 @@ class P2PExpress:
             return None
         # The link has counted the data alone.
         self._moved.received += len(form.meta)
+        if value is out and type(out) is not np.ndarray:
+            tensors.mark_written(out)
         work.source = src
         work.finish_within_call(value, self._note(work, form, src))
         return work

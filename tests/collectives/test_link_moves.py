@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -81,6 +82,16 @@ def waiting(ranks):
     return call
 
 
+@asynccontextmanager
+async def one_waits(groups):
+    """Three ranks, of which the hub waits for the data: they, their Works, their arrays, and that
+    call."""
+    async with groups(3) as ranks:
+        await learn(ranks)
+        works, places = called(ranks, [ROOT, LEAF, HUB])
+        yield ranks, works, places, waiting(ranks)
+
+
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
 @pytest.mark.parametrize("root", [0, 1])
 async def test_it_gives_what_the_ordinary_way_gives(groups, moving, size, root):
@@ -99,10 +110,7 @@ async def test_it_gives_what_the_ordinary_way_gives(groups, moving, size, root):
 
 
 async def test_it_waits_and_is_no_operation(groups, moving):
-    async with groups(3) as ranks:
-        await learn(ranks)
-        works, places = called(ranks, [ROOT, LEAF, HUB])
-        call = waiting(ranks)
+    async with one_waits(groups) as (ranks, works, places, call):
         assert moving == [call]
         await all_have_it(works, places)
         assert call._operation is None
@@ -164,10 +172,7 @@ async def test_the_root_is_lost_while_it_waits(groups):
 
 
 async def test_who_asks_gets_an_answer_and_it_goes_on(groups):
-    async with groups(3) as ranks:
-        await learn(ranks)
-        works, places = called(ranks, [ROOT, LEAF, HUB])
-        call = waiting(ranks)
+    async with one_waits(groups) as (ranks, works, places, call):
         context = ranks[HUB]._context
         operation = context.calls.find(call.key)  # as a question has it found
         assert context.calls.ops[call.key] is operation
@@ -179,10 +184,7 @@ async def test_who_asks_gets_an_answer_and_it_goes_on(groups):
 
 async def test_it_becomes_an_operation_while_the_data_comes(groups):
     """What has come stays where it is, and the rest goes there, too."""
-    async with groups(3) as ranks:
-        await learn(ranks)
-        works, places = called(ranks, [ROOT, LEAF, HUB])
-        call = waiting(ranks)
+    async with one_waits(groups) as (ranks, works, places, call):
         data = (np.arange(LENGTH) * 1.0).view(np.uint8).data
         landing = call.message(ROOT, 1, call.call, len(data))
         assert call.message(ROOT, 1, call.call, len(data)) is None  # there is one of it
@@ -196,10 +198,7 @@ async def test_it_becomes_an_operation_while_the_data_comes(groups):
 
 
 async def test_nothing_is_written_once_it_is_cancelled(groups):
-    async with groups(3) as ranks:
-        await learn(ranks)
-        works, places = called(ranks, [ROOT, LEAF, HUB])
-        call = waiting(ranks)
+    async with one_waits(groups) as (_ranks, works, places, call):
         landing = call.message(ROOT, 1, call.call, len(call._view))
         works[HUB].cancel()
         assert landing.memory is None
@@ -209,10 +208,7 @@ async def test_nothing_is_written_once_it_is_cancelled(groups):
 
 @pytest.mark.parametrize("wrong", ["rank", "slot", "call", "size"])
 async def test_another_frame_is_for_the_operation(groups, wrong):
-    async with groups(3) as ranks:
-        await learn(ranks)
-        works, places = called(ranks, [ROOT, LEAF, HUB])
-        call = waiting(ranks)
+    async with one_waits(groups) as (_ranks, works, places, call):
         frame = {"rank": ROOT, "slot": 1, "call": call.call, "size": len(call._view)}
         frame[wrong] = {"rank": LEAF, "slot": 0, "call": b"barrier()", "size": 8}[wrong]
         assert call.message(*frame.values()) is None

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -33,21 +34,23 @@ asyncio.run(main())
 """
 
 
-@pytest.fixture
-def far() -> Iterator[tuple[list[FarHost], Switch]]:
-    try:
-        with far_hosts(2, Line(rate=50e6, delay=DELAY)) as made:
-            yield made
-    except OSError as error:
-        pytest.skip(f"far hosts cannot be made here: {error}")
+@contextmanager
+def far(line: Line) -> Iterator[tuple[list[FarHost], Switch]]:
+    """Two hosts with such a line; the test is skipped where they cannot be made."""
+    with ExitStack() as made:
+        try:
+            hosts = made.enter_context(far_hosts(2, line))
+        except OSError as error:
+            pytest.skip(f"far hosts cannot be made here: {error}")
+        yield hosts
 
 
-def test_ranks_that_are_far_know_it(far: tuple[list[FarHost], Switch]) -> None:
-    hosts, switch = far
+def printed(hosts: list[FarHost], program: str) -> list[str]:
+    """What the program prints that each of two ranks runs, each in its host."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("AIODIST_", "MASTER_"))}
     ranks = [
         subprocess.Popen(
-            [*host.prefix, sys.executable, "-c", PROGRAM],
+            [*host.prefix, sys.executable, "-c", program],
             env=clean
             | {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500"}
             | {"RANK": str(rank), "WORLD_SIZE": "2"},
@@ -58,18 +61,26 @@ def test_ranks_that_are_far_know_it(far: tuple[list[FarHost], Switch]) -> None:
         for rank, host in enumerate(hosts)
     ]
     try:
+        found = []
         for process in ranks:
             out, err = process.communicate(timeout=50)
             assert process.returncode == 0, err
-            trip, kind = json.loads(out)
-            # The coordinator is with rank 0. How long packets wait for a core comes on top.
-            assert trip >= 2 * DELAY and kind == "tcp"
+            found.append(out)
+        return found
     finally:
         for process in ranks:
             process.kill()
             process.communicate()
-    # An all_reduce of two ranks takes the array across, each way.
-    assert all(port.carried > 8_000_000 for port in (*switch.up, *switch.down))
+
+
+def test_ranks_that_are_far_know_it() -> None:
+    with far(Line(rate=50e6, delay=DELAY)) as (hosts, switch):
+        for out in printed(hosts, PROGRAM):
+            trip, kind = json.loads(out)
+            # The coordinator is with rank 0. How long packets wait for a core comes on top.
+            assert trip >= 2 * DELAY and kind == "tcp"
+        # An all_reduce of two ranks takes the array across, each way.
+        assert all(port.carried > 8_000_000 for port in (*switch.up, *switch.down))
 
 
 BUNDLED = """
@@ -110,31 +121,9 @@ asyncio.run(main())
 
 def test_a_bundle_on_a_line_that_loses_packets() -> None:
     """All comes as it was sent, over several connections, where BBR is not allowed."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("AIODIST_", "MASTER_"))}
-    try:
-        with far_hosts(2, Line(rate=50e6, delay=0.01, loss=0.01)) as (hosts, switch):
-            ranks = [
-                subprocess.Popen(
-                    [*host.prefix, sys.executable, "-c", BUNDLED],
-                    env=clean
-                    | {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500"}
-                    | {"RANK": str(rank), "WORLD_SIZE": "2"},
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-                for rank, host in enumerate(hosts)
-            ]
-            try:
-                for process in ranks:
-                    _, err = process.communicate(timeout=50)
-                    assert process.returncode == 0, err
-            finally:
-                for process in ranks:
-                    process.kill()
-                    process.communicate()
-            assert switch.lost
-    except OSError as error:
-        pytest.skip(f"far hosts cannot be made here: {error}")
+    with far(Line(rate=50e6, delay=0.01, loss=0.01)) as (hosts, switch):
+        printed(hosts, BUNDLED)
+        assert switch.lost
 
 
 def packet(to: int, size: int = 100, version: int = 4) -> bytes:
