@@ -148,10 +148,12 @@ class _Renewals:
         with self._changed:
             if lease.is_over:
                 return
-            heapq.heappush(self._due, (time.monotonic() + seconds, next(self._numbers), lease))
             if not self._runs:
-                self._runs = True
+                # It waits for this lock. Where none is to be had, that is raised, and the next
+                # lease tries again: it must not find that there is one.
                 threading.Thread(target=self._run, name="aiodist-lease", daemon=True).start()
+                self._runs = True
+            heapq.heappush(self._due, (time.monotonic() + seconds, next(self._numbers), lease))
             self._changed.notify()
 
     def drop(self, lease: Lease) -> None:

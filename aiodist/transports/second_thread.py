@@ -8,6 +8,7 @@ nothing left for it to do, and nobody waits for it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -86,10 +87,14 @@ class SecondThread:
         work. Raises what one of them has raised: then some may have been left out."""
         job = _Job(step, steps)
         with self._lock:
-            self._jobs.put(job)
             if not self._runs:
-                self._runs = True
-                threading.Thread(target=self._serve, name="aiodist-copies", daemon=True).start()
+                # There is none to be had where the process, or a limit of the system, is at its
+                # end: then this one does what it may do.
+                with contextlib.suppress(RuntimeError):
+                    threading.Thread(target=self._serve, name="aiodist-copies", daemon=True).start()
+                    self._runs = True
+            if self._runs:
+                self._jobs.put(job)
         try:
             job.do(mine)
         finally:

@@ -49,36 +49,32 @@ PROBES = 2
 
 def is_unanswered(sock: socket.socket, seconds: float) -> bool:
     """Whether something is to be answered, and nothing was for so long."""
-    option = getattr(socket, "TCP_INFO", None)
-    if option is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return False
-    facts = sock.getsockopt(socket.IPPROTO_TCP, option, _FACTS.size)
-    if len(facts) < _FACTS.size:
-        return False
-    probes, unanswered, since = _FACTS.unpack(facts)
+    probes, unanswered, since = _told(sock, _FACTS) or (0, 0, 0)
     return bool(probes or unanswered) and since > seconds * 1000
 
 
 def round_trip(sock: socket.socket) -> float | None:
     """Seconds to the other end and back: the least that the kernel has seen, which leaves out how
     long a process there takes to answer. None where it does not say, or there is no TCP."""
-    option = getattr(socket, "TCP_INFO", None)
-    if option is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return None
-    facts = sock.getsockopt(socket.IPPROTO_TCP, option, _TRIP.size)
-    if len(facts) < _TRIP.size or (found := _TRIP.unpack(facts)[0]) == _UNKNOWN:
-        return None
-    return float(found) / 1e6
+    (found,) = _told(sock, _TRIP) or (_UNKNOWN,)
+    return None if found == _UNKNOWN else found / 1e6
 
 
 def sent_again(sock: socket.socket) -> int:
     """How many segments of a TCP connection were sent again, since they were lost; 0 where the
     system does not say."""
+    (found,) = _told(sock, _AGAIN) or (0,)
+    return found
+
+
+def _told(sock: socket.socket, facts: struct.Struct) -> tuple[int, ...] | None:
+    """These of the kernel's facts of a TCP connection; None where it does not say, or there is no
+    TCP. Raises OSError where the connection is gone."""
     option = getattr(socket, "TCP_INFO", None)
-    if option is None:
-        return 0
-    facts = sock.getsockopt(socket.IPPROTO_TCP, option, _AGAIN.size)
-    return int(_AGAIN.unpack(facts)[0]) if len(facts) == _AGAIN.size else 0
+    if option is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    found = sock.getsockopt(socket.IPPROTO_TCP, option, facts.size)
+    return facts.unpack(found) if len(found) == facts.size else None
 
 
 def probe_when_idle(sock: socket.socket, seconds: float) -> None:

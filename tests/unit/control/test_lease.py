@@ -172,3 +172,28 @@ def test_a_member_in_trouble_does_not_cost_the_others_their_leases(
         renewals.add(one, 0.0)
     both.wait(30)
     assert "a lease could not be renewed" in caplog.text
+
+
+def test_a_thread_that_was_not_to_be_had_is_tried_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    renewals = leases._Renewals()
+    stepped = threading.Event()
+
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    class One:
+        is_over = False
+
+        def step(self) -> None:
+            stepped.set()
+
+    one: Any = One()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(RuntimeError):
+            renewals.add(one, 0.0)
+    assert not stepped.is_set()
+    renewals.add(one, 0.0)
+    assert stepped.wait(30)

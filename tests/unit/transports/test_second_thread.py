@@ -96,6 +96,21 @@ def test_the_first_steps_are_done_and_no_more_than_it_may_do() -> None:
     assert done == [0, 1, 2]
 
 
+def test_where_no_thread_is_to_be_had_the_first_does_what_it_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    helper, done = SecondThread(), list[int]()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        assert helper.run(done.append, 10, 3) == 3
+    assert done == [0, 1, 2] and helper._jobs.empty()
+    meeting = threading.Barrier(2, timeout=WAIT)
+    assert helper.run(lambda number: meeting.wait() and None, 2, 2) == 2  # and then there is one
+
+
 def test_what_the_other_one_does_meanwhile_comes_on_top() -> None:
     done: list[int] = []
     job = _Job(done.append, 10)
