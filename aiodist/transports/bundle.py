@@ -234,14 +234,7 @@ class Bundle:
 
     def _begin(self, part: Part, views: deque[memoryview], size: int, *, fresh: bool) -> bool:
         """Send the next `size` bytes of `views` over `part`. False: it has no room. Raises OSError
-        if it is broken, but not where something else was just sent (not `fresh`)."""
-        try:
-            if part.rest and not self._push(part):
-                return False
-        except OSError:
-            if fresh:
-                raise
-            return False
+        if it is broken; where something else was just sent (not `fresh`), that is told instead."""
         pieces: list[bytes | memoryview] = [_HEAD.pack(self._sent, size)]
         left = size
         for view in views:
@@ -250,12 +243,16 @@ class Bundle:
             if not left:
                 break
         try:
+            if part.rest and not self._push(part):
+                return False
             sent = part.sock.sendmsg(pieces)
         except (BlockingIOError, InterruptedError):
             return False
-        except OSError:
+        except OSError as error:
             if fresh:
                 raise
+            # Now, as what was begun there is gone, and there may be nothing more to be sent.
+            self._loop.call_soon(self._broken, error)
             return False
         whole = _HEAD.size + size
         part.note(self._sent, whole)
@@ -367,9 +364,11 @@ class Bundle:
         return bytes(memoryview(data)[: self.recv_into(data)])
 
     def recvmsg_into(self, views: Sequence[memoryview]) -> tuple[int]:
-        for view in views[1:] if (count := self.recv_into(views[0])) == len(views[0]) else ():
+        first, second = views
+        count = self.recv_into(first)
+        if count == len(first):
             with contextlib.suppress(OSError):  # which the next read finds again
-                count += self.recv_into(view)
+                count += self.recv_into(second)
         return (count,)
 
     def recv_into(self, view: bytearray | memoryview) -> int:

@@ -229,6 +229,24 @@ async def test_a_part_that_breaks_breaks_all_but_what_was_there(pairs: Pairs) ->
         await to_the_end(bundle)
 
 
+async def test_what_was_begun_over_a_part_that_breaks_is_missed_at_once(pairs: Pairs) -> None:
+    """Though the others take what is sent next, and though nothing is sent after that."""
+    sender = Bundle(asyncio.get_running_loop(), [here for here, _ in pairs])
+    told: asyncio.Future[OSError] = asyncio.get_running_loop().create_future()
+    sender.tell(lambda: None, told.set_result)
+    while not sender.has_rest:
+        sender.send(bytes(CHUNK))
+    sender._use_all()
+    sender._turn = 1
+    there = pairs[0][1]
+    there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    there.close()
+    assert sender.send(bytes(CHUNK * COUNT)) == CHUNK * COUNT
+    async with asyncio.timeout(20):
+        assert isinstance(await told, OSError)
+    sender.forget()
+
+
 async def test_a_part_that_ends_alone_ends_all_after_a_while(
     pairs: Pairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
