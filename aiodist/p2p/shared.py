@@ -30,6 +30,7 @@ from aiodist.links.moved import Moved
 from aiodist.p2p.pieces import Pieces
 from aiodist.shared_memory.heap import Heap
 from aiodist.transports import polling, remote
+from aiodist.transports.futex import address_of
 from aiodist.transports.second_thread import SecondThread
 
 AT_ONCE: Final = 2 * 1024 * 1024
@@ -123,7 +124,7 @@ class SharedMemory:
             return None
         where: list[Any] = [proof.address, proof.shown()]
         for buffer in buffers:
-            where += remote.address_of(buffer), buffer.nbytes
+            where += address_of(buffer), buffer.nbytes
         return where, proof
 
     def open(self, src: int, where: Where, nbytes: int) -> Reading | None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from aiodist.transports.futex import address_of
 from aiodist.wire.frames import MAX_PAYLOAD
 
 BLOCKS = 4
@@ -47,7 +48,7 @@ class Copies:
         if made is None or len(views) != 1:
             return self._copy(views, nbytes)
         (view,) = views
-        key = np.frombuffer(view, np.uint8).__array_interface__["data"][0], nbytes
+        key = address_of(view), nbytes
         found = made.get(key)
         if found is None:
             found = made[key] = self._copy(views, nbytes)

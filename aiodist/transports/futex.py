@@ -45,8 +45,9 @@ if sys.platform == "linux":
 
 
 def address_of(memory: memoryview) -> int:
-    """Where `memory` begins."""
-    return int(np.frombuffer(memory, np.uint8, 1).ctypes.data)
+    """Where `memory` begins, which is contiguous."""
+    address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+    return address
 
 
 def wait(address: int, seen: int, seconds: float) -> None:

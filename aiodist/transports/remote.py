@@ -22,7 +22,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
+from aiodist.transports.futex import address_of
 
 _SECRET: Final = 8
 PROOF: Final = _SECRET + 8
@@ -84,12 +84,6 @@ if _read is not None:
     _spans = (ctypes.POINTER(_Span), ctypes.c_ulong)
     _read.argtypes = (ctypes.c_int, *_spans, *_spans, ctypes.c_ulong)
     _read.restype = ctypes.c_ssize_t
-
-
-def address_of(view: memoryview) -> int:
-    """Where contiguous memory begins."""
-    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
-    return address
 
 
 def offer() -> Proof | None:

@@ -10,12 +10,13 @@ import sys
 import pytest
 
 from aiodist.transports import remote
+from aiodist.transports.futex import address_of
 
 
 def may_read_itself() -> bool:
     data = bytearray(1)
     try:
-        remote.read(os.getpid(), remote.address_of(memoryview(b"x")), memoryview(data))
+        remote.read(os.getpid(), address_of(memoryview(b"x")), memoryview(data))
     except OSError:
         return False
     return data == b"x"
@@ -26,9 +27,10 @@ needs_reading = pytest.mark.skipif(not may_read_itself(), reason="this system fo
 CHILD = """
 import sys
 from aiodist.transports import remote
+from aiodist.transports.futex import address_of
 offer = remote.offer()
 data = memoryview(bytes(range(256)) * 1000)
-print(offer.address, offer.shown().hex(), remote.address_of(data), flush=True)
+print(offer.address, offer.shown().hex(), address_of(data), flush=True)
 sys.stdin.read()
 """
 
