@@ -25,7 +25,7 @@ from aiodist.collectives import lane_reductions
 from aiodist.collectives.express import ExpressGroup, Flat, Recipe, failing, rest_of
 from aiodist.collectives.forms import Form
 from aiodist.collectives.lane_reductions import ONE_ROUND, LaneRecipe
-from aiodist.collectives.posted import KEPT_TAGS, Begin, Data, Otherwise, Posted
+from aiodist.collectives.posted import ByTag, Data, Otherwise, Posted
 from aiodist.collectives.reductions import (
     all_reduce_where,
     goes_on_berths,
@@ -82,7 +82,7 @@ class BerthRecipe(Recipe):
         # Whether what it publishes first is there before it posts.
         self.shows = how.phase.prepared.plan.publishes <= ONE_ROUND
         self.lengths = [SHOWN] * context.size
-        self._begins: dict[object, Begin] = {}  # by tag
+        self._begins = ByTag(lambda tag: prefixes(pack_fields(tag, self.call), SHOWN))
         # By berth of this rank and area: the others' berths, and what does it there.
         self._parts: dict[tuple[int, int], tuple[Sequence[int], Parts]] = {}
 
@@ -101,12 +101,7 @@ class BerthRecipe(Recipe):
         return self.context.heap.place_of((self._how.shown(given),))
 
     def prefixes(self, tag: object, number: int) -> Sequence[bytes]:
-        begin = self._begins.get(tag)
-        if begin is None:
-            if len(self._begins) == KEPT_TAGS:
-                self._begins.clear()
-            begin = self._begins[tag] = prefixes(pack_fields(tag, self.call), SHOWN)
-        return (begin(number),) * len(self.lengths)
+        return (self._begins[tag](number),) * len(self.lengths)
 
     def parts(self, berth: Berth, area: int) -> Parts:
         """What does it on `berth`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -39,11 +39,29 @@ from aiodist.shared_memory.posts import FEW, HEAD, LAP, Posts, Reader, padded, p
 from aiodist.wire.frames import pack_fields
 
 KEPT_TAGS = 2048
-"""Most tags of one recipe of whose posts the beginning is kept."""
+"""Most tags of one recipe for which something is kept."""
 
 Data = bytes | memoryview
 Begin = Callable[[int], bytes]
 """Makes of the number of a call what comes before the data in a post."""
+
+
+T = TypeVar("T")
+
+
+class ByTag(dict[object, T]):
+    """What is made once for each tag: of what comes before the data in posts, all but the number
+    is the same. What `make` makes is kept for `KEPT_TAGS` of them."""
+
+    def __init__(self, make: Callable[[object], T]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, tag: object) -> T:
+        if len(self) == KEPT_TAGS:
+            self.clear()
+        made = self[tag] = self._make(tag)
+        return made
 
 
 class Otherwise(NamedTuple):
@@ -121,7 +139,7 @@ class PostRecipe(Recipe, Posted):
         self._rank = phase.prepared.plan.rank
         self._size = phase.prepared.plan.size
         self.lengths = [self.nbytes] * self._size
-        self.begins: dict[object, Begin] = {}  # by tag
+        self.begins = ByTag(self._begin)
         self._quietly = quietly()
         self.in_one_go: InOneGo | None = None
 
@@ -132,15 +150,10 @@ class PostRecipe(Recipe, Posted):
         return shown
 
     def prefixes(self, tag: object, number: int) -> Sequence[bytes]:
-        return (self.begin(tag)(number),) * self._size
+        return (self.begins[tag](number),) * self._size
 
-    def begin(self, tag: object) -> Begin:
-        begin = self.begins.get(tag)
-        if begin is None:
-            if len(self.begins) == KEPT_TAGS:
-                self.begins.clear()
-            begin = self.begins[tag] = prefixes(pack_fields(tag, self.call), self.lengths[0])
-        return begin
+    def _begin(self, tag: object) -> Begin:
+        return prefixes(pack_fields(tag, self.call), self.lengths[0])
 
     def fits(self, nbytes: int) -> bool:
         return nbytes == self.lengths[0]
@@ -197,11 +210,11 @@ def in_one_go(
     dtype, nbytes, size = recipe.dtype, recipe.nbytes, len(recipe.lengths)
     length, itemsize, room = nbytes // dtype.itemsize, dtype.itemsize, padded(nbytes)
     put, tell, reduce, finish = posts.put, posts.tell, recipe.reduce, recipe.finish
-    begins, begin_of, returns = recipe.begins, recipe.begin, recipe.returns
+    begins, returns = recipe.begins, recipe.returns
     shown = [(reader, np.frombuffer(reader.ring, dtype)) for reader in posts.readers]
 
     def run(tag: object, number: int, x: Any, flat: Flat) -> bool | None:
-        prefix = (begins.get(tag) or begin_of(tag))(number)
+        prefix = begins[tag](number)
         if not put(prefix, flat.tobytes() if nbytes <= FEW else flat.view(np.uint8).data):
             return None
         woken = tell()

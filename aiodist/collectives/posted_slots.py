@@ -17,7 +17,6 @@ from aiodist.collectives.forms import Form, placing
 from aiodist.collectives.lane_reductions import Slots, slots_of
 from aiodist.collectives.lane_values import kept
 from aiodist.collectives.posted import (
-    KEPT_TAGS,
     Begin,
     Data,
     InOneGo,
@@ -105,18 +104,12 @@ class PostedSlots(PostRecipe):
         shown: memoryview = given.flat[self._shown].view(np.uint8).data
         return shown
 
-    def begin(self, tag: object) -> Begin:
+    def _begin(self, tag: object) -> Begin:
         """What comes before the numbers in a post."""
-        begin = self.begins.get(tag)
-        if begin is None:
-            if len(self.begins) == KEPT_TAGS:
-                self.begins.clear()
-            words = pack_fields(tag, self.call)
-            begin = self.begins[tag] = prefixes(words, self.lengths[0], self.first)
-        return begin
+        return prefixes(pack_fields(tag, self.call), self.lengths[0], self.first)
 
     def prefixes(self, tag: object, number: int) -> Sequence[bytes]:
-        return (self.begin(tag)(number)[: -len(self.first)],) * self._size
+        return (self.begins[tag](number)[: -len(self.first)],) * self._size
 
     def made(self, x: Any) -> Any:
         return x.pop()
@@ -167,7 +160,7 @@ def slots_in_one_go(
     dtype, mine, length = recipe.dtype, recipe.mine, recipe.lengths[0]
 
     def run(tag: object, number: int, x: Any, given: Given) -> bool | None:
-        head = recipe.begin(tag)(number)
+        head = recipe.begins[tag](number)
         whole = len(head) - len(recipe.first) + padded(length)
         if posts.put_parts(head, (recipe.numbers(given),), whole) < 0:
             return None

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from aiodist.collectives.express import ExpressGroup
 from aiodist.collectives.lane_values import MOST_TAKES, Given, Take, ValueRecipe, give
-from aiodist.collectives.posted import KEPT_TAGS, Begin, Data, InOneGo, Otherwise, Posted, Shows
+from aiodist.collectives.posted import Begin, ByTag, Data, InOneGo, Otherwise, Posted, Shows
 from aiodist.collectives.templates import Window
 from aiodist.engine.executor import Executor
 from aiodist.engine.phase import Phase
@@ -44,13 +44,14 @@ def expected_of(words: bytes, window: Window, begins: dict[tuple[int, bytes], Be
 class PostedValues(ValueRecipe, Posted):
     """A recipe of values that are posted."""
 
-    __slots__ = ("_expected", "_taken", "_windows", "in_one_go", "lengths")
+    __slots__ = ("_taken", "_windows", "expected", "in_one_go", "lengths")
     on_lane = False
     moves = frozenset()
 
     def __init__(self, context: ExpressGroup, *args: Any) -> None:
         super().__init__(context, *args)
-        self._expected: dict[object, list[list[Expected]]] = {}  # by tag, and then by rank
+        # By rank, the posts of a call with a tag that are known.
+        self.expected = ByTag(self._expect)
         self._taken: dict[tuple[Window, ...], Take | None] = {}
         self.in_one_go: InOneGo | None = None
         self._learnt()
@@ -63,21 +64,14 @@ class PostedValues(ValueRecipe, Posted):
         return given.own.shown_of(given.flats) if given.shown is None else given.shown
 
     def prefixes(self, tag: object, number: int) -> Sequence[bytes | None]:
-        expected = [each[0] if each else None for each in self.expected(tag)]
+        expected = [each[0] if each else None for each in self.expected[tag]]
         return [each and each.begin(number)[: each.before] for each in expected]
 
-    def expected(self, tag: object) -> list[list[Expected]]:
-        """By rank, the posts of a call with this `tag` that are known."""
-        found = self._expected.get(tag)
-        if found is None:
-            if len(self._expected) == KEPT_TAGS:
-                self._expected.clear()
-            words, begins = pack_fields(tag, self.call), dict[tuple[int, bytes], Begin]()
-            found = self._expected[tag] = [
-                [expected_of(words, window, begins) for window in windows]
-                for windows in self._windows
-            ]
-        return found
+    def _expect(self, tag: object) -> list[list[Expected]]:
+        words, begins = pack_fields(tag, self.call), dict[tuple[int, bytes], Begin]()
+        return [
+            [expected_of(words, window, begins) for window in windows] for windows in self._windows
+        ]
 
     def _learnt(self) -> None:
         super()._learnt()
@@ -86,7 +80,7 @@ class PostedValues(ValueRecipe, Posted):
         # By rank, the windows of what it may show.
         self._windows = [[Window(template) for template in templates] for templates in known]
         self.lengths = [windows[0].length if windows else -1 for windows in self._windows]
-        self._expected.clear()
+        self.expected.clear()
         self._taken.clear()
 
     def fits(self, nbytes: int) -> bool:
@@ -143,7 +137,7 @@ def taking_in_one_go(
     rank, size = posts.rank, len(posts.readers) + 1
 
     def run(tag: object, number: int, x: Any, given: Given) -> bool | None:
-        expected = recipe.expected(tag)
+        expected = recipe.expected[tag]
         ((own_begin, before, whole, own),) = expected[rank]
         shown, own_head = given.shown, own_begin(number)
         if shown is None:
