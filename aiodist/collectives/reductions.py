@@ -85,16 +85,22 @@ def all_reduce_where(place: Place, groups: Sequence[Group], on_lane: bool) -> Pa
     if on_lane and groups and lanes.can_reduce(place, groups):
         yield from lanes.all_reduce(place, groups)
         return
-    # Over links from here on, also where the ranks share memory and have no plan there for such
-    # arrays and operators.
+    yield from _over_links(
+        place, groups, on_lane, lambda shape: choose_all_reduce(shape, place.size, place.costs)
+    )
+
+
+def _over_links(
+    place: Place, groups: Sequence[Group], on_lane: bool, choose: Callable[[Shape], Choice]
+) -> Part[None]:
+    """Reduce to all ranks or to one, also where the ranks share memory and have no plan there for
+    such arrays and operators. `choose`: the plan of what does not go whole."""
     if not on_lane and is_posted(place, groups):
         yield _small(place, groups, direct_exchange.all_reduce)
-        return
-    if goes_whole(_nbytes(groups), place.size, _sliceable(groups), place.costs):
+    elif goes_whole(_nbytes(groups), place.size, _sliceable(groups), place.costs):
         yield _small(place, groups)
-        return
-    chosen = [choose_all_reduce(_shape(group), place.size, place.costs) for group in groups]
-    yield from _run(place, groups, chosen, on_lane)
+    else:
+        yield from _run(place, groups, [choose(_shape(group)) for group in groups], on_lane)
 
 
 def is_posted(place: Place, groups: Sequence[Group]) -> bool:
@@ -183,14 +189,9 @@ def reduce_where(place: Place, groups: Sequence[Group], on_lane: bool, *, dst: i
     if on_lane and groups and lanes.can_reduce(place, groups):
         yield from lanes.reduce(place, groups, dst)
         return
-    if not on_lane and is_posted(place, groups):
-        yield _small(place, groups, direct_exchange.all_reduce)
-        return
-    if goes_whole(_nbytes(groups), place.size, _sliceable(groups), place.costs):
-        yield _small(place, groups)
-        return
-    chosen = [choose_reduce(_shape(group), place.size, dst, place.costs) for group in groups]
-    yield from _run(place, groups, chosen, on_lane)
+    yield from _over_links(
+        place, groups, on_lane, lambda shape: choose_reduce(shape, place.size, dst, place.costs)
+    )
 
 
 def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
