@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import accumulate, pairwise
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import strategies as st
 
 from aiodist.schedules.plan import OUT, Plan, X
 from aiodist.schedules.simulator import Outcome, Reduced, Unit, Value, contributors, simulate
@@ -38,6 +39,39 @@ def lengths(size: int) -> list[int]:
 
 def roots(size: int) -> set[int]:
     return {size // 2} if size > 4 else {0, size // 2, size - 1}
+
+
+class Drawn(NamedTuple):
+    """A collective at random: ranks, units of a segment, segments of a window, units of each slice,
+    the root, a seed for the order of steps, and who has its result in the place of its input."""
+
+    size: int
+    segment: int
+    window: int
+    slices: list[int]
+    root: int
+    seed: int
+    in_place: Sequence[int]
+
+    @property
+    def length(self) -> int:
+        return sum(self.slices)
+
+
+@st.composite
+def shapes(draw: st.DrawFn, windows: st.SearchStrategy[int], longest: int) -> Drawn:
+    """Those with such `windows`, and slices of so many units at most."""
+    size = draw(st.integers(1, 7))
+    root = draw(st.integers(0, size - 1))
+    return Drawn(
+        size,
+        draw(st.integers(1, 5)),
+        draw(windows),
+        draw(st.lists(st.integers(0, longest), min_size=size, max_size=size)),
+        root,
+        draw(st.integers(0, 2**32)),
+        draw(st.sampled_from([(), (root,), range(size)])),
+    )
 
 
 def plans_of(plan: Callable[[int], Plan], size: int) -> list[Plan]:

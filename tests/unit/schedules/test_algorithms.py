@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import product
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import (
+    Drawn,
     assert_all_reduced,
     assert_prefixes,
     assert_reduced,
@@ -22,6 +22,7 @@ from plans import (
     lengths,
     roots,
     run,
+    shapes,
     sizes,
     span,
     to_slices,
@@ -300,35 +301,6 @@ def test_scan(size: int, in_place: bool, exclusive: bool, whole: bool) -> None:
 # -- all of it, at random ---------------------------------------------------------------------
 
 
-class Drawn(NamedTuple):
-    size: int
-    segment: int
-    window: int
-    slices: list[int]
-    root: int
-    seed: int
-    in_place: Sequence[int]
-
-    @property
-    def length(self) -> int:
-        return sum(self.slices)
-
-
-@st.composite
-def shapes(draw: st.DrawFn) -> Drawn:
-    size = draw(st.integers(1, 7))
-    root = draw(st.integers(0, size - 1))
-    return Drawn(
-        size,
-        draw(st.integers(1, 5)),
-        draw(st.integers(1, 6)),
-        draw(st.lists(st.integers(0, 9), min_size=size, max_size=size)),
-        root,
-        draw(st.integers(0, 2**32)),
-        draw(st.sampled_from([(), (root,), range(size)])),
-    )
-
-
 def any_all_reduce(it: Drawn) -> None:
     plan = reduce_scatter_all_gather.all_reduce
     everywhere = run(
@@ -373,7 +345,7 @@ def any_scan(it: Drawn) -> None:
 # Each by itself: all of them in one test could take more than its time on a slow machine.
 @pytest.mark.parametrize("check", [any_all_reduce, any_reduce, any_reduce_scatter, any_scan])
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(it=shapes())
+@given(it=shapes(st.integers(1, 6), longest=9))
 def test_any_shape_and_interleaving(check: Callable[[Drawn], None], it: Drawn) -> None:
     check(it)
 

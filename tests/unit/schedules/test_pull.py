@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import SIZES, assert_reduced, bounds_of, of, outcome_of, sizes, span, uneven
+from plans import (
+    SIZES,
+    Drawn,
+    assert_prefixes,
+    assert_reduced,
+    bounds_of,
+    of,
+    outcome_of,
+    plans_of,
+    shapes,
+    sizes,
+    span,
+    uneven,
+)
 
 from aiodist.schedules import pull_scan, pull_slices, pull_values, pull_whole
 from aiodist.schedules.cuts import even_bounds, pieces
@@ -53,8 +66,7 @@ def run(
 ) -> Outcome:
     """See `outcome_of`. The simulator has no data race, no lone end, and memory that is written by
     its owner only."""
-    plans = [plan(rank) for rank in range(size)]
-    assert plans == [plan(rank) for rank in range(size)], "plans must be pure"
+    plans = plans_of(plan, size)
     for made in plans:
         assert all(isinstance(step, Copy | Reduce | Publish | Await) for step in made.steps)
         assert made.publishes == sum(isinstance(step, Publish) for step in made.steps) > 0
@@ -130,15 +142,7 @@ def test_whole_scan(size: int, in_place: bool, exclusive: bool) -> None:
             length,
             in_place=range(size) if in_place else (),
         )
-        assert_prefixes(outcome, length, exclusive)
-
-
-def assert_prefixes(outcome: Outcome, length: int, exclusive: bool) -> None:
-    for rank, out in enumerate(outcome.out):
-        if exclusive and rank == 0:
-            assert out == span(0, X, 0, length)
-        else:
-            assert_reduced(out, range(length), range(rank if exclusive else rank + 1))
+        assert_prefixes(outcome, length, exclusive=exclusive)
 
 
 @sizes
@@ -365,45 +369,16 @@ def test_scan(size: int, in_place: bool, exclusive: bool) -> None:
                 in_place=range(size) if in_place else (),
                 seed=depth,
             )
-            assert_prefixes(outcome, length, exclusive)
+            assert_prefixes(outcome, length, exclusive=exclusive)
 
 
 # -- all of it, at random ---------------------------------------------------------------------
 
 
-class Drawn(NamedTuple):
-    size: int
-    piece: int
-    depth: int
-    slices: list[int]
-    root: int
-    seed: int
-    in_place: Sequence[int]
-
-    @property
-    def length(self) -> int:
-        return sum(self.slices)
-
-
-@st.composite
-def shapes(draw: st.DrawFn) -> Drawn:
-    size = draw(st.integers(1, 7))
-    root = draw(st.integers(0, size - 1))
-    return Drawn(
-        size,
-        draw(st.integers(1, 5)),
-        draw(st.integers(2, 7)),
-        draw(st.lists(st.integers(0, 30), min_size=size, max_size=size)),
-        root,
-        draw(st.integers(0, 2**32)),
-        draw(st.sampled_from([(), (root,), range(size)])),
-    )
-
-
 def everywhere(it: Drawn) -> list[Any]:
     """What an all_reduce in slices gives."""
     outcome = run(
-        lambda rank: pull_slices.all_reduce(rank, it.size, it.length, it.piece, it.depth),
+        lambda rank: pull_slices.all_reduce(rank, it.size, it.length, it.segment, it.window),
         it.size, it.length, it.length, in_place=it.in_place, seed=it.seed,
     )  # fmt: skip
     return [*outcome.out]
@@ -416,7 +391,9 @@ def any_all_reduce(it: Drawn) -> None:
 
 def any_all_reduce_in_pieces(it: Drawn) -> None:
     whole = run(
-        lambda rank: pull_whole.all_reduce_in_pieces(rank, it.size, it.length, it.piece, it.depth),
+        lambda rank: pull_whole.all_reduce_in_pieces(
+            rank, it.size, it.length, it.segment, it.window
+        ),
         it.size, it.length, it.length, in_place=it.in_place, seed=it.seed,
     )  # fmt: skip
     assert [*whole.out] == everywhere(it)
@@ -424,7 +401,7 @@ def any_all_reduce_in_pieces(it: Drawn) -> None:
 
 def any_reduce(it: Drawn) -> None:
     there = run(
-        lambda rank: pull_slices.reduce(rank, it.size, it.root, it.length, it.piece, it.depth),
+        lambda rank: pull_slices.reduce(rank, it.size, it.root, it.length, it.segment, it.window),
         it.size, it.length, it.length, in_place=it.in_place, seed=it.seed,
     )  # fmt: skip
     assert_reduced(there.out[it.root], range(it.length), range(it.size))
@@ -433,7 +410,7 @@ def any_reduce(it: Drawn) -> None:
 def any_reduce_scatter(it: Drawn) -> None:
     bounds = bounds_of(it.slices)
     sliced = run(
-        lambda rank: pull_slices.reduce_scatter(rank, it.size, bounds, it.piece, it.depth),
+        lambda rank: pull_slices.reduce_scatter(rank, it.size, bounds, it.segment, it.window),
         it.size, it.length, it.slices, seed=it.seed,
     )  # fmt: skip
     for rank, out in enumerate(sliced.out):
@@ -443,17 +420,17 @@ def any_reduce_scatter(it: Drawn) -> None:
 def any_scan(it: Drawn) -> None:
     exclusive = bool(it.root)
     prefixes = run(
-        lambda rank: pull_scan.scan(rank, it.size, it.length, exclusive, it.piece, it.depth),
+        lambda rank: pull_scan.scan(rank, it.size, it.length, exclusive, it.segment, it.window),
         it.size, it.length, it.length, in_place=it.in_place, seed=it.seed,
     )  # fmt: skip
-    assert_prefixes(prefixes, it.length, exclusive)
+    assert_prefixes(prefixes, it.length, exclusive=exclusive)
 
 
 def any_exchange(it: Drawn) -> None:
     def count(a: int, b: int) -> int:
         return it.slices[a] * (a + b) // (it.size + b)
 
-    run_exchange(it.size, count, it.piece, it.depth, it.seed)
+    run_exchange(it.size, count, it.segment, it.window, it.seed)
 
 
 # Each by itself: all of them in one test could take more than its time on a slow machine.
@@ -469,7 +446,7 @@ def any_exchange(it: Drawn) -> None:
     ],
 )
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(it=shapes())
+@given(it=shapes(st.integers(2, 7), longest=30))
 def test_any_shape_and_interleaving(check: Callable[[Drawn], None], it: Drawn) -> None:
     check(it)
 
