@@ -118,6 +118,9 @@ class Recipe:
         this call is not for here. `flats` and `words`: see `kind_of`."""
         return args[0] if self.returns else None, flats[0]
 
+    def release(self) -> None:
+        """The group has ended: let go of the memory of its ranks."""
+
 
 class ExpressGroup(Place, Protocol):
     """A group whose collectives are done within the call. `calls` takes over those for which that
@@ -286,6 +289,16 @@ class Express(ABC, Generic[G, R]):
                 known.unformed = 1
             self._forms.clear()  # or they would keep it
         return recipe
+
+    def close(self) -> None:
+        """The group has ended: let go of all memory."""
+        # What does a call in one go refers to its recipe, and that to it: so they would be freed by
+        # the collector alone, and what they look at stay mapped as long.
+        for recipe in self._recipes.values():
+            if recipe is not None:
+                recipe.release()
+        self._recipes.clear()
+        self._forms.clear()
 
     # -- the two ends of a call -------------------------------------------------------------------
 

@@ -477,6 +477,12 @@ class ValueRecipe(Recipe):
 
     def _learnt(self) -> None:
         """What others show is known, or better known."""
+        self._forget_areas()
+
+    def release(self) -> None:
+        self._forget_areas()
+
+    def _forget_areas(self) -> None:
         self.at_once.clear()
         self._collects.clear()
 

@@ -593,6 +593,6 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         self.read()
 
     def close(self) -> None:
-        """The group has ended: let go of all memory."""
+        super().close()
         self.berths.close()
         self._posts.close()

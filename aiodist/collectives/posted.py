@@ -166,6 +166,9 @@ class PostRecipe(Recipe, Posted):
         self.reduce(arrays, given)
         return x if self.finish is None else self.finish(x)
 
+    def release(self) -> None:
+        self.in_one_go = None
+
     def reduce(self, values: Sequence[Any], out: Flat) -> None:
         """``out`` = the reduction of `values`, by rank, of which it is one: as the plan does it."""
         plain, quietly = self._plain, self._quietly

@@ -7,7 +7,8 @@ are laid over their posts; and what makes the result is made once, of windows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 from aiodist.collectives.express import ExpressGroup
@@ -21,6 +22,12 @@ from aiodist.shared_memory.posts import HEAD, Posts, Reader, padded, prefixes
 from aiodist.wire.frames import pack_fields
 
 _NOTHING = memoryview(b"")
+
+
+def _lift(windows: Iterable[Window]) -> None:
+    """They lie on nothing any more."""
+    for window in windows:
+        window.lie(_NOTHING, 0)
 
 
 class Expected(NamedTuple):
@@ -83,6 +90,9 @@ class PostedValues(ValueRecipe, Posted):
         self.expected.clear()
         self._taken.clear()
 
+    def release(self) -> None:
+        _lift(itertools.chain.from_iterable(self._windows))
+
     def fits(self, nbytes: int) -> bool:
         return True
 
@@ -101,8 +111,7 @@ class PostedValues(ValueRecipe, Posted):
             else:
                 return self.begun(x, given)
         made = give(self.taking(found), given)
-        for window in found:
-            window.lie(_NOTHING, 0)  # else it would keep the values
+        _lift(found)  # else they would keep the values
         return x.pop() if made else self.begun(x, given)
 
     def taking(self, found: Sequence[Window]) -> Take | None:

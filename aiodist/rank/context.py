@@ -292,6 +292,8 @@ class Context(Party):
         self.endpoint.called += self.calls.called
         self.end(error)
         self.heap.close()
+        if self.express is not None:
+            self.express.close()
         self.express = self.post_express = None
         self.calls.clear()
         self.p2p.close(error)

@@ -6,9 +6,11 @@ import asyncio
 import gc
 import os
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import aiodist
@@ -48,6 +50,48 @@ async def test_an_epoch_that_ends_while_its_lane_is_set_up_leaves_nothing() -> N
         gc.collect()
         assert not [part for part in ended if part() is not None]
         assert held() == before
+
+
+CALLS: dict[str, Callable[[aiodist.Group, Any, Any], Any]] = {
+    "all_reduce": lambda group, x, tag: group.all_reduce(x.copy(), tag=tag),
+    "all_reduce to another": lambda group, x, tag: group.all_reduce(x, out=x.copy(), tag=tag),
+    "all_reduce of a number": lambda group, x, tag: group.all_reduce(x.size, tag=tag),
+    "reduce": lambda group, x, tag: group.reduce(x.copy(), 0, tag=tag),
+    "reduce_scatter": lambda group, x, tag: group.reduce_scatter([x, x], tag=tag),
+    "broadcast": lambda group, x, tag: group.broadcast(x if group.rank == 0 else None, 0, tag=tag),
+    "broadcast of a tree": lambda group, x, tag: group.broadcast({"x": [x, 1]}, 0, tag=tag),
+    "broadcast in place": lambda group, x, tag: group.broadcast(x, 0, tag=tag),
+    "all_gather": lambda group, x, tag: group.all_gather(x, tag=tag),
+    "all_to_all": lambda group, x, tag: group.all_to_all([x, x], tag=tag),
+    "barrier": lambda group, x, tag: group.barrier(tag=tag),
+}
+
+
+@pytest.mark.parametrize("tag", [None, "a"])
+@pytest.mark.parametrize("length", [4, 100_000, 500_000])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+async def test_a_group_that_ends_unmaps_its_memory_without_the_collector(
+    call: Callable[[aiodist.Group, Any, Any], Any], length: int, tag: str | None
+) -> None:
+    """Programs may turn it off, and what is mapped is memory of all ranks."""
+
+    async def use() -> None:
+        async with aiodist.local(2, **SHM) as groups:
+            while any(group._context.post_express is None for group in groups):
+                await asyncio.gather(*[group.barrier() for group in groups])
+            for _ in range(6):
+                await asyncio.gather(*[call(group, np.ones(length), tag) for group in groups])
+
+    gc.collect()
+    before = held()
+    gc.disable()
+    try:
+        await use()
+        for _ in range(3):  # the loop lets go of what it has called last
+            await asyncio.sleep(0)
+        assert held() == before
+    finally:
+        gc.enable()
 
 
 class Large:
