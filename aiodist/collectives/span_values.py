@@ -171,6 +171,9 @@ class SpanValues(LinkValues):
     def _learnt(self) -> None:
         self._places.clear()
 
+    def release(self) -> None:
+        self._places.clear()
+
     def _places_in(self, lane: Lane, area: int) -> Places | None:
         """Where all is in `area`. None: that is not known, or there is no room for it."""
         if area in self._places:

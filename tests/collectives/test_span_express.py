@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -392,3 +394,25 @@ async def test_what_waits_keeps_no_array(on_hosts):
             express = express_of(group)
             kept = [*express._recipes.values(), *express._known.values()]
             assert all(each.frames.memory is None for each in kept if each is not None)
+
+
+@operations
+async def test_a_group_that_ends_unmaps_its_memory_without_the_collector(on_hosts, name):
+    def mapped():
+        return Path("/proc/self/maps").read_text(encoding="utf-8").count("/memfd:aiodist")
+
+    async def use():
+        async with on_hosts("abab") as ranks:
+            for _ in range(6):
+                await called(ranks, lambda group: OPERATIONS[name](group, np.arange(5.0), 0))
+
+    gc.collect()
+    before = mapped()
+    gc.disable()
+    try:
+        await use()
+        for _ in range(3):  # the loop lets go of what it has called last
+            await asyncio.sleep(0)
+        assert mapped() == before
+    finally:
+        gc.enable()
