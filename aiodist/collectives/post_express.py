@@ -240,7 +240,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         calls = self._calls
         return not (
             self._broken
-            or calls.is_frozen(tag)
+            or ((calls.tags.frozen or calls.deferred) and calls.is_frozen(tag))
             or seconds < 2 * waiting_calls.LONG
             or len(calls.waiting.by_key) >= MOST
             or self._records.trace is not None

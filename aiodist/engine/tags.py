@@ -87,7 +87,8 @@ class TagCounts:
         self._next: dict[object, int] = {}  # by tag, the number of its next collective: its count
         self._pending: dict[object, int] = {}  # by tag, how many collectives have not ended here
         self._kept: set[object] = set()  # tags whose number is never forgotten
-        self._idle: dict[object, None] = {}  # tags that may be forgotten, idle longest first
+        # Tags that may be forgotten, the oldest first; and the count of each when it was put there.
+        self._idle: dict[object, int] = {}
         self._forgotten = 0  # collectives of tags that were forgotten: they count as called
         # The round under way: its number and tags; at rank 0 also who has answered, and what.
         self._round = 0
@@ -115,10 +116,12 @@ class TagCounts:
 
     def pass_over(self, tag: object) -> None:
         """A collective was called that is over already."""
-        self._next[tag] = self._next.get(tag, 0) + 1
-        if tag is not None and tag not in self._pending and tag not in self._kept:
-            self._idle.pop(tag, None)
-            self._idle[tag] = None
+        count = self._next[tag] = self._next.get(tag, 0) + 1
+        # One that is there stays where it is: this is done in each call, `propose` is not.
+        if tag in self._idle or tag is None:
+            return
+        if tag not in self._pending and tag not in self._kept:
+            self._idle[tag] = count
 
     def upcoming(self, tag: object) -> int:
         """The number of the next collective."""
@@ -134,7 +137,7 @@ class TagCounts:
             return
         del self._pending[tag]
         if tag is not None and tag not in self._kept:
-            self._idle[tag] = None
+            self._idle[tag] = self._next[tag]
 
     def keep(self, tag: object) -> None:
         """Never forget the number of `tag`."""
@@ -163,11 +166,20 @@ class TagCounts:
             return []
         named: list[object] = []
         room = BATCH_BYTES
-        for tag in self._idle:
+        used: list[object] = []
+        for tag, count in self._idle.items():
+            if self._next[tag] != count:  # called since then
+                used.append(tag)
+                continue
             room -= 16 + (len(tag) * 4 if isinstance(tag, (str, bytes)) else 0)
             if room < 0 or len(named) == BATCH:
                 break
             named.append(tag)
+        for tag in used:  # they come last from now on
+            del self._idle[tag]
+            self._idle[tag] = self._next[tag]
+        if not named:
+            return []
         self._round += 1
         self._named = named
         self._answers = {0: self._freeze(named, [self._next[tag] for tag in named])}

@@ -23,9 +23,6 @@ from collections.abc import Callable, Sequence
 from aiodist.shared_memory.board import Board
 from aiodist.transports.polling import Progress
 
-GLANCES = 40
-"""Looks at shared memory that take some five microseconds."""
-
 
 class Waiting:
     """What one rank waits for on its lane: one thing at a time."""
@@ -69,17 +66,6 @@ class Waiting:
     def poll(self, peers: Sequence[int], stamp: int) -> bool:
         """Whether `peers` reach `stamp` within a moment."""
         return self.polls and self._progress.watch(self._board, peers, stamp, crowded=self._crowded)
-
-    def glance(self, peers: Sequence[int], stamp: int) -> bool:
-        """Whether `peers` reach `stamp` within the time that it takes to have a call wait for its
-        turn. So this is worth while even if the loop is due for a turn, which it has no sooner
-        where the program makes one call after the other."""
-        if self.polls and not self._crowded and self._progress.is_due():
-            board = self._board
-            for _ in range(GLANCES):
-                if board.met(peers, stamp):
-                    return True
-        return False
 
     def is_due(self) -> bool:
         """Whether the loop is due for a turn."""

@@ -26,8 +26,10 @@ it goes on is a matter of who else needs the core:
   way of two event loops a hundred. It lasts for `DOZE` times as long as a poll, for it takes no
   processor time; and gets shorter like that where it is in vain, as it holds up the loop.
 - **The loop's own turn.** Operations that complete within their calls never let the loop run. Once
-  it had no turn for `TURN`, it is due, and nothing is polled for before it, but for a glance of a
-  few microseconds where a call would have to wait otherwise (`Waiting.glance`).
+  it had no turn for `TURN`, it is due: who then has what it asked for gets it with the next turn,
+  and nobody dozes, or polls for links. For stamps and posts of ranks with cores of their own there
+  is one poll all the same. The loop has its turn no sooner without it, where a program makes one
+  call after the other; but the call would have to wait, and all those behind it.
 
 Who may not hold the loop up looks from one turn of it to the next (`linger`): so does a link in
 shared memory that has just moved something.
@@ -238,12 +240,13 @@ class Progress:
         crowded: bool,
         alone: float = 0.0,
         hogged: float = HOGGED,
+        due: float | None = None,
     ) -> bool | None:
         """``look(a, b)`` again and again until it is not None, and return that; None once the
         budget is used up. The clock is looked at after `spins` looks. `crowded`: there are more
         ranks than cores, or who waits has nothing to gain by being fast; `alone`: seconds before
         the first yield there. `hogged`: seconds of a yield after which there is one look more, and
-        no yield."""
+        no yield. `due`: when the loop is due for a turn, if that is to be another time."""
         if not self._polls:
             return None
         # Three times bound a poll, and each is somebody's interest: `limit` is this rank's own, as
@@ -251,12 +254,14 @@ class Progress:
         # whom it is offered after that; and `_due` is that of the other tasks of this loop. They
         # are compared after some looks, and not after each one: to read the clock takes longer.
         looks = range(spins)
+        if due is None:
+            due = self._due
         now = _clock()
         limit = now + self._patience(self._in_vain)
         alone += now if crowded else now + ALONE
         if not crowded and _neighbours.seen and _neighbours.compute(now):
             alone, limit = math.inf, now + SHORTEST
-        while now < self._due:
+        while now < due:
             if now >= alone:
                 _yield()
             for _ in looks:
@@ -280,7 +285,9 @@ class Progress:
     def watch(self, board: Stamps, peers: Sequence[Any], stamp: int, *, crowded: bool) -> bool:
         """Poll until all of `peers` have reached `stamp`: True; or the budget is used up: False."""
         if self.is_due():
-            return False
+            if crowded:
+                return False
+            return self._spin(board.met, peers, stamp, SPINS, crowded=False, due=math.inf) is True
         if crowded:
             hogged = OTHERS if board.can_doze else HOGGED
             alone = APART if board.apart(peers, stamp) else 0.0

@@ -152,6 +152,21 @@ def test_a_round_names_what_fits(monkeypatch):
     assert not counts.frozen
 
 
+def test_a_round_names_what_was_not_called_for_longest(monkeypatch):
+    monkeypatch.setattr(tags, "MANY", 2)
+    monkeypatch.setattr(tags, "BATCH", 1)
+    counts = TagCounts(0, 2)
+    for tag in ("used", "old", "new", "used"):
+        counts.pass_over(tag)
+    assert counts.propose() == [(1, (PREPARE, 1, ["old"], [1]))]
+    counts.heard(1, (READY, 1, [True]))
+    counts.pass_over("newest")
+    for tag in ("new", "used", "newest"):
+        counts.pass_over(tag)
+    assert counts.propose() == []  # all were called since they were put there
+    assert counts.propose() == [(1, (PREPARE, 2, ["new"], [2]))]
+
+
 @pytest.mark.parametrize(
     ("rank", "src", "fields"),
     [

@@ -284,6 +284,24 @@ async def test_a_doze_ends_when_the_loop_is_due(clock: Clock) -> None:
     assert clock.now == pytest.approx(due, abs=5 * STEP)
 
 
+async def test_while_the_loop_is_due_ranks_are_looked_for_once_more(clock: Clock) -> None:
+    """As long as ever, but nobody dozes; and not where others may need this core."""
+    polling = Progress(asyncio.get_running_loop())
+    assert not polling.is_due()
+    clock.now += progress.TURN
+    late = Peer(clock, 300)
+    assert polling.watch(late, [1], 1, crowded=False)
+    for k in range(3):
+        missing, since = Peer(clock, math.inf), clock.now
+        assert not polling.watch(missing, [1], 1, crowded=False)
+        assert clock.now - since == pytest.approx(LONGEST / 2**k, rel=0.2)
+        assert not missing.dozed
+    crowded = Peer(clock, math.inf)
+    assert not polling.watch(crowded, [1], 1, crowded=True)
+    assert not crowded.looks
+    assert polling.is_due()
+
+
 async def test_of_many_ranks_who_yielded_in_vain_dozes(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
