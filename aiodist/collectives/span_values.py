@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from aiodist.collectives import lane_values
 from aiodist.collectives.lane_values import Given, Take, ValueRecipe
-from aiodist.collectives.link_frames import LinkGroup
+from aiodist.collectives.link_frames import LendingFrames, LinkGroup
 from aiodist.collectives.link_values import LinkValues
 from aiodist.collectives.templates import LENGTH, Reading, Template
 from aiodist.engine.executor import Executor
@@ -174,8 +174,11 @@ class SpanValues(LinkValues):
 
     __slots__ = ("_gathers", "_leader", "_places")
 
+    frames: LendingFrames
+
     def __init__(self, context: LinkGroup, *args: Any) -> None:
         super().__init__(context, *args)
+        self.frames = LendingFrames(context, self.call, self.phase.prepared.plan)
         self._leader = post(context.teams, context.rank).team[0]
         self._gathers = any(isinstance(step, Send) for step in self.phase.prepared.plan.steps)
         self._places: dict[int, Places | None] = {}  # by area
