@@ -274,3 +274,15 @@ async def test_what_goes_to_several_hosts_is_copied_once_at_most(on_hosts, monke
         assert all((place == 1).all() for place in places.values())
         assert len(copied) <= 1
         assert max(joined, default=0) < 8 * length
+
+
+async def test_one_mebibyte_goes_with_the_words(on_hosts, monkeypatch):
+    async with on_hosts("aabb") as ranks:
+        length = (1 << 20) // 8
+        await learn(ranks, length=length)
+        works, places = start(ranks, range(4), length=length)
+        await asyncio.gather(*works.values())
+        assert all((place == 1).all() for place in places.values())
+        last = [group._context.express._recipes for group in ranks]
+        assert all(not recipe._own.is_apart for known in last for recipe in known.values())
+        nothing_is_left(ranks)
