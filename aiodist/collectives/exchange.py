@@ -40,7 +40,7 @@ fit into a small area, with all that is said of them."""
 ALL_IN_MEMORY = 4 * ROOM_IN_MEMORY
 """Most bytes over all ranks there."""
 
-ROOM_OF_HOSTS = 960 * 1024
+ROOM_OF_HOSTS = 1088 * 1024
 """Most bytes over all ranks of what all get, in groups that span hosts: with all that is said of
 them they fit into a frame between two hosts, and into a small area."""
 

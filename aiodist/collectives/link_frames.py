@@ -13,10 +13,11 @@ from aiodist.collectives.express import ExpressGroup
 from aiodist.engine.phase import Spans
 from aiodist.schedules.plan import Plan, Recv, Send
 from aiodist.transports.base import Link
+from aiodist.transports.kept import JOINED
 from aiodist.transports.polling import cores
 from aiodist.transports.stream import StreamLink
 from aiodist.wire import kinds
-from aiodist.wire.frames import Stencil
+from aiodist.wire.frames import Stencil, pack_fields
 
 LOOKED_FOR = 80 * 1024
 """Most bytes of a frame that is looked for within the call. A larger one takes longer than that
@@ -148,3 +149,38 @@ class Frames:
 
     def waiting(self, peer: int) -> int:
         return 0
+
+
+class LendingFrames(Frames):
+    """Those of which large ones are sent from where they lie, and not joined to their prefixes: of
+    what goes to several there is one copy at most, and only of what may have to be sent again.
+    `settle` comes before anything is written there, or anybody else sends."""
+
+    __slots__ = ("_header", "_lent", "_party")
+
+    def __init__(self, context: LinkGroup, call: bytes, plan: Plan) -> None:
+        super().__init__(context, call, plan)
+        self._party = context.calls.party
+        self._header = b""  # of the present call
+        self._lent: list[int] = []  # to whom something went that is not settled
+
+    def begin(self, seq: int) -> bool:
+        self._header = b""
+        return super().begin(seq)
+
+    def send(self, peer: int, views: Sequence[memoryview]) -> bool:
+        nbytes = sum(map(len, views))
+        if nbytes <= JOINED:
+            return super().send(peer, views)
+        if not self._header:
+            fields = self._context.id, None, self._seq, 0, self._call
+            self._header = pack_fields(kinds.MESSAGE, *fields)
+        self.links[peer].send(self._header, views, token=self, urgent=True)
+        self._lent.append(peer)
+        return True
+
+    def settle(self) -> None:
+        """What was sent from where it lies is read there no more."""
+        if self._lent:
+            lent, self._lent = self._lent, []
+            self._party.settle_all(lent, self)

@@ -6,13 +6,14 @@ operation at any step, `link_express` why one that has sent and taken frames can
 runs a plan that has both kinds of steps, and who takes over gets it as it is. What the others see
 is that of the ordinary way, stamps and frames alike, so each rank for itself may go either way.
 
-Most calls wait for other hosts, and are operations by then; but they have their words, frames and
-places ready, need no program of their own, and have moved all that they could before.
+Most calls wait for other hosts. Those of known kinds have their words, frames and places ready, and
+wait as what they are (`span_waiting`); others are operations by then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from aiodist.buffers.vector import Vector
@@ -26,8 +27,9 @@ from aiodist.collectives.express import (
     returning,
 )
 from aiodist.collectives.link_express import KEPT_KINDS, Known, learning
-from aiodist.collectives.link_frames import Frames, LinkGroup, is_free
+from aiodist.collectives.link_frames import Frames, LendingFrames, LinkGroup, is_free
 from aiodist.collectives.span_values import SpanValues
+from aiodist.collectives.span_waiting import SpanCall
 from aiodist.engine.executor import Executor, area_of, begin_area
 from aiodist.engine.operation import Failure, Program
 from aiodist.engine.phase import Phase
@@ -47,7 +49,7 @@ class SpanRecipe(Recipe):
         self, context: LinkGroup, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
     ) -> None:
         super().__init__(op, call, phase, vector, keeps)
-        self.frames = Frames(context, call, phase.prepared.plan)
+        self.frames = LendingFrames(context, call, phase.prepared.plan)
 
     def enter(self, x: Any, flat: Any, lane: Lane, area: int) -> tuple[Executor, Program]:
         """It has entered: what does it, within the call, and what comes after that."""
@@ -108,12 +110,13 @@ class SpanExpress(Express[LinkGroup, SpanRecipe | SpanValues]):
         try:
             begin_area(recipe.phase, lane, seq)
             executor, rest = recipe.enter(x, flat, lane, area)
+            if not executor.run():
+                done = partial(self._has_waited, recipe, executor, x, flat)
+                call = SpanCall(calls, lane, work, recipe, executor, rest, seconds, done)
+                if self._records.trace is None and call.begin():
+                    return work.pending_for_user()
             # Links were read in the call, and what came of this number was kept: perhaps a verdict.
-            if (
-                executor.run()
-                and calls.arrivals.is_quiet((None, seq))
-                and recipe.is_done(executor, flat)
-            ):
+            elif calls.arrivals.is_quiet((None, seq)) and recipe.is_done(executor, flat):
                 executor.close()
                 lane.finish_inline()
                 self._done(work, recipe, x)
@@ -123,9 +126,28 @@ class SpanExpress(Express[LinkGroup, SpanRecipe | SpanValues]):
                 executor.close()
             executor, rest = None, failing(error)
         finally:
+            frames.settle()
             frames.memory = None  # it knows the arrays of the user
         calls.take_over(work, recipe.call, executor, rest, seconds)
         return work
+
+    def _has_waited(
+        self,
+        recipe: SpanRecipe | SpanValues,
+        executor: Executor,
+        x: Any,
+        flat: Any,
+        call: SpanCall,
+    ) -> bool:
+        """All steps of a call that has waited are done. Whether it is."""
+        if not recipe.is_done(executor, flat):
+            return False
+        executor.close()
+        self._lane.finish_turn()
+        if recipe.finish is not None:
+            x = recipe.finish(x)
+        self._finish_waiting(call.work, recipe.op, recipe.call, recipe.nbytes, x)
+        return True
 
     # -- the other operations ---------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ What ranks show each other is that of `lane_values`, by the plan `team_whole.sha
 known how long the blobs of all ranks are, each has its place in the area of the leader of a host,
 one behind the other by rank: that is where the plan has them at its end. So they are there from the
 start: frames are received there, and sent from there, and nothing is put together or taken apart.
+Who tells the hub of its host, and is not its leader, has them in the same places of its own area.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import Any, cast
 
 from aiodist.collectives import lane_values
 from aiodist.collectives.lane_values import Given, Take, ValueRecipe
-from aiodist.collectives.link_frames import LinkGroup
+from aiodist.collectives.link_frames import LendingFrames, LinkGroup
 from aiodist.collectives.link_values import LinkValues
 from aiodist.collectives.templates import LENGTH, Reading, Template
 from aiodist.engine.executor import Executor
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase, Spans
 from aiodist.phases.memories import Blobs
-from aiodist.schedules.plan import SHARED, Copy
+from aiodist.schedules.plan import SHARED, Copy, Send
 from aiodist.schedules.teams import post
 from aiodist.shared_memory.lane import Lane
 
@@ -32,21 +33,31 @@ Areas = Mapping[int, memoryview]
 
 class Places:
     """Where all blobs are in one area, as far as known: `shown` in that of the leader, by rank, and
-    `own`, what this rank writes. `take` makes the result of them; None: it cannot."""
+    `own`, what this rank writes. `gathers`: the blobs of its mates come to its area, and its own
+    one lies among them. `take` makes the result of them; None: it cannot."""
 
-    def __init__(self, rank: int, leader: int, templates: Sequence[Template], areas: Areas) -> None:
+    def __init__(
+        self,
+        rank: int,
+        leader: int,
+        templates: Sequence[Template],
+        areas: Areas,
+        *,
+        gathers: bool,
+    ) -> None:
         self._ends = [0, *accumulate(template.length for template in templates)]
-        self._whole = areas[leader]
-        self._pieces: dict[Spans, list[memoryview]] = {}
         self.areas = areas
         self.is_leader = rank == leader
+        self._whole = areas[rank if gathers else leader]  # where frames go, and come from
+        self._pieces: dict[Spans, list[memoryview]] = {}
         self.shown = [
-            Reading(template, self._whole[start:])
+            Reading(template, areas[leader][start:])
             for start, template in zip(self._ends, templates, strict=False)
         ]
-        self.own = self.shown[rank] if self.is_leader else Reading(templates[rank], areas[rank])
-        start = self._ends[rank] if self.is_leader else 0
+        self.all_shown = areas[leader][: self._ends[-1]]
+        start = self._ends[rank] if gathers else 0
         self.written = areas[rank][start : start + templates[rank].length]
+        self.own = Reading(templates[rank], areas[rank][start:])
         self.take: Take | None = None
 
     def pieces(self, spans: Spans) -> list[memoryview]:
@@ -88,7 +99,7 @@ class PlacedBlobs(Blobs):
         self.is_laid = True
         self.taken = False
         self._take = take
-        self._come: list[Spans] = []  # what has, in its place
+        self._come: list[tuple[Spans, Sequence[memoryview]]] = []  # what has, and where it is
 
     def outgoing(self, spans: Spans) -> Sequence[memoryview]:
         if not self.is_laid:
@@ -122,7 +133,7 @@ class PlacedBlobs(Blobs):
             self.part()
             super().arrived(spans)
         elif self.is_laid:
-            self._come.append(spans)
+            self._come.append((spans, pieces))
         else:  # it began to come before they had to part
             self.read(spans, memoryview(b"".join(pieces)))
 
@@ -132,13 +143,13 @@ class PlacedBlobs(Blobs):
             # It is there: what this rank shows alone since the call began.
             if not self.is_laid:
                 super().copy(step)
-        elif not laid.is_leader and laid.are_there():
-            self._come.append((into,))
+        elif into.length > 1 and laid.are_there():  # the leader shows all
+            self._come.append(((into,), [laid.all_shown]))
             self.taken = self._take()
-        elif laid.is_leader and self.is_laid and self._fits(into.start):
+        elif into.length == 1 and self.is_laid and self._fits(into.start):
             (place,) = laid.pieces((into,))
             place[:] = laid.areas[into.start][: len(place)]
-            self._come.append((into,))
+            self._come.append(((into,), [place]))
         else:
             self.part()
             super().copy(step)
@@ -152,8 +163,8 @@ class PlacedBlobs(Blobs):
         if self.is_laid:
             self.is_laid = False
             self.blobs[self._rank] = bytes(self.laid.written[LENGTH:])
-            for spans in self._come:
-                self.read(spans, memoryview(b"".join(self.laid.pieces(spans))))
+            for spans, pieces in self._come:
+                self.read(spans, memoryview(b"".join(pieces)))
 
 
 class SpanValues(LinkValues):
@@ -161,11 +172,15 @@ class SpanValues(LinkValues):
 
     on_lane = True
 
-    __slots__ = ("_leader", "_places")
+    __slots__ = ("_gathers", "_leader", "_places")
+
+    frames: LendingFrames
 
     def __init__(self, context: LinkGroup, *args: Any) -> None:
         super().__init__(context, *args)
+        self.frames = LendingFrames(context, self.call, self.phase.prepared.plan)
         self._leader = post(context.teams, context.rank).team[0]
+        self._gathers = any(isinstance(step, Send) for step in self.phase.prepared.plan.steps)
         self._places: dict[int, Places | None] = {}  # by area
 
     def _learnt(self) -> None:
@@ -185,7 +200,7 @@ class SpanValues(LinkValues):
             ]
             areas = {peer: lane.area(peer, area) for peer in (rank, *lane.others)}
             if sum(template.length for template in templates) <= len(areas[rank]):
-                places = Places(rank, self._leader, templates, areas)
+                places = Places(rank, self._leader, templates, areas, gathers=self._gathers)
                 places.take = self._taking(places.shown)
         self._places[area] = places
         return places

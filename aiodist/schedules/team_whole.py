@@ -7,7 +7,7 @@ operation performance", 2000. Between the leaders go the plans for small values 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from aiodist.schedules import dissemination, recursive_doubling, tree
 from aiodist.schedules.plan import (
@@ -36,47 +36,98 @@ def share(rank: int, teams: Teams, by_hub: bool = False, root: int | None = None
     used. No rank completes before all have entered: with empty blobs it is a barrier.
 
     Between H hosts cross the blobs of all others to each: each once, which is the least possible,
-    in ceil(log2 H) frames of each leader (`dissemination.all_gather`). `by_hub`: by way of the
-    first leader, in the fewest frames of all together (see `star`); everybody's host gets all blobs
-    then, its own ones, too, but for that of `root`, whose blob is the large one. Shared: P.
+    in ceil(log2 H) frames of each leader (`dissemination.all_gather`). `by_hub`: see
+    `_share_by_hub`. Shared: P.
     """
     here = post(teams, rank)
     leader = here.team[0]
-    every = Span(OUT, 0, here.size)
-    steps: list[Step]
+    if by_hub:
+        return _share_by_hub(here, root)
     if rank != leader:
-        mine = Copy(Span(SHARED + rank, rank, rank + 1), Span(OUT, rank, rank + 1))
-        steps = [mine, Publish(), Await((leader,), 1), Copy(every, _at(leader, every))]
+        steps = [_show(here), Publish(), Await((leader,), 1), _take_all(here)]
         return _plan("team_whole.share", here, steps, shared=here.size)
+    among_leaders = dissemination.all_gather(here.host, len(teams))
 
-    hosts = len(teams)
-    leaders = [team[0] for team in teams]
+    def blobs(span: Span) -> tuple[Span, ...]:
+        return tuple(
+            each for host in range(span.start, span.stop) for each in _blobs_of(here, host)
+        )
+
+    steps = _collect(here)
+    steps += _between(among_leaders.steps, [team[0] for team in teams], blobs)
+    if here.mates:
+        steps.append(_show_all(here))
+    return _plan("team_whole.share", here, [*steps, Publish()], shared=here.size)
+
+
+def _share_by_hub(here: Post, root: int | None) -> Plan:
+    """By way of the first rank, in the fewest frames of all together (see `star`). Everybody's host
+    gets all blobs then, its own ones, too, but for that of `root`, whose blob is the large one.
+
+    The last rank of a team tells the hub of all of them, and its first rank hears of all: so each
+    of them has one thing to wait for, and neither is woken to pass on what another has shown.
+    """
+    teams, rank, hub = here.teams, here.rank, here.teams[0][0]
     home = None if root is None else post(teams, root).host
+    leader = here.team[0]
 
-    def blobs_of(which: Iterable[int]) -> tuple[Span, ...]:
-        return tuple(Span(OUT, owner, owner + 1) for host in which for owner in teams[host])
+    def speaker(host: int) -> int:
+        return teams[host][0 if host == home else -1]
 
     def shown_to(host: int) -> tuple[Span, ...]:
-        return blobs_of(each for each in range(hosts) if not each == host == home)
+        hosts = (each for each in range(len(teams)) if not each == host == home)
+        return tuple(span for each in hosts for span in _blobs_of(here, each))
 
-    steps = [Await(here.mates, 1)] if here.mates else []
-    steps += [
-        Copy(Span(OUT, mate, mate + 1), Span(SHARED + mate, mate, mate + 1)) for mate in here.mates
-    ]
-    hub, others = leaders[0], range(1, hosts)
-    if not by_hub:
-        among_leaders = dissemination.all_gather(here.host, hosts)
-        steps += _between(
-            among_leaders.steps, leaders, lambda span: blobs_of(range(span.start, span.stop))
-        )
-    elif rank == hub:
-        steps += [Recv(leaders[host], blobs_of([host])) for host in others]
-        steps += [Send(leaders[host], shown_to(host)) for host in others]
+    own, others = here.host, range(1, len(teams))
+    up: list[Step] = [Send(hub, _blobs_of(here, own))]
+    down: list[Step] = [Recv(hub, shown_to(own))]
+    if rank == hub:
+        steps = _collect(here)
+        steps += [Recv(speaker(host), _blobs_of(here, host)) for host in others]
+        steps += [Send(teams[host][0], shown_to(host)) for host in others]
+    elif rank == leader == speaker(own):
+        steps = [*_collect(here), *up, *down]
+    elif rank == leader:
+        steps = [_show(here), Publish(), *down]
     else:
-        steps += [Send(hub, blobs_of([here.host])), Recv(hub, shown_to(here.host))]
-    if here.mates:
-        steps.append(Copy(_at(leader, every), every))
-    return _plan("team_whole.share", here, [*steps, Publish()], shared=here.size)
+        steps = [_show(here), Publish()]
+        if own and rank == speaker(own):
+            steps += [*_collect(here), *up]
+        steps += [Await((leader,), 2), _take_all(here)]
+    if rank == leader and here.mates:
+        steps.append(_show_all(here))
+    # All publish as often, and nobody waits for what is said before it is to be known.
+    said = sum(isinstance(step, Publish) for step in steps)
+    steps = [*steps, Publish()] if said else [Publish(), *steps, Publish()]
+    return _plan("team_whole.share", here, steps, shared=here.size, publishes=2)
+
+
+def _blobs_of(here: Post, host: int) -> tuple[Span, ...]:
+    return tuple(Span(OUT, owner, owner + 1) for owner in here.teams[host])
+
+
+def _show(here: Post) -> Step:
+    """Show the own blob."""
+    own = Span(OUT, here.rank, here.rank + 1)
+    return Copy(_at(here.rank, own), own)
+
+
+def _collect(here: Post) -> list[Step]:
+    """Take the blobs that the others of the team show."""
+    steps: list[Step] = [Await(here.mates, 1)] if here.mates else []
+    own = [Span(OUT, mate, mate + 1) for mate in here.mates]
+    return [*steps, *(Copy(blob, _at(blob.start, blob)) for blob in own)]
+
+
+def _show_all(here: Post) -> Step:
+    every = Span(OUT, 0, here.size)
+    return Copy(_at(here.rank, every), every)
+
+
+def _take_all(here: Post) -> Step:
+    """Take the blobs of all ranks that the leader shows."""
+    every = Span(OUT, 0, here.size)
+    return Copy(every, _at(here.team[0], every))
 
 
 def all_reduce(rank: int, teams: Teams, length: int) -> Plan:
@@ -211,7 +262,15 @@ def _between(
     return result
 
 
-def _plan(name: str, here: Post, steps: Sequence[Step], *, shared: int, scratch: int = 0) -> Plan:
+def _plan(
+    name: str,
+    here: Post,
+    steps: Sequence[Step],
+    *,
+    shared: int,
+    scratch: int = 0,
+    publishes: int = 1,
+) -> Plan:
     return Plan(
         name,
         here.rank,
@@ -220,5 +279,5 @@ def _plan(name: str, here: Post, steps: Sequence[Step], *, shared: int, scratch:
         eager=True,
         scratch=scratch,
         shared=shared,
-        publishes=1,
+        publishes=publishes,
     )

@@ -211,6 +211,10 @@ class Lane:
         if self._waiting.woken():
             self._turns.resume()
 
+    def resume_soon(self) -> None:
+        """Go on with whose turn it is with the next turn of the loop."""
+        self._turns.resume_soon()
+
     def hurry(self) -> None:
         """Go on as far as what is there allows, without waiting: one of the others is gone."""
         self._waiting.hurries = True

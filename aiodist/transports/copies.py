@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiodist.transports.futex import address_of
-from aiodist.wire.frames import MAX_PAYLOAD
+from aiodist.wire.frames import MAX_WHOLE
 
 BLOCKS = 4
-"""Most blocks that are kept, of `MAX_PAYLOAD` bytes each."""
+"""Most blocks that are kept, of `MAX_WHOLE` bytes each."""
 
 LARGE = 128 * 1024
 """Copies of less are in memory of their own, which comes from what the process has already."""
@@ -55,7 +55,7 @@ class Copies:
         return found
 
     def _copy(self, views: Sequence[memoryview], nbytes: int) -> memoryview:
-        block = self._free() if LARGE <= nbytes <= MAX_PAYLOAD else None
+        block = self._free() if LARGE <= nbytes <= MAX_WHOLE else None
         if block is None:
             return memoryview(b"".join(views))
         copy, at = block.view()[:nbytes], 0
@@ -81,7 +81,7 @@ class _Block:
     __slots__ = ("_memory", "_view")
 
     def __init__(self) -> None:
-        self._memory = bytearray(MAX_PAYLOAD)
+        self._memory = bytearray(MAX_WHOLE)
         self._view: weakref.ref[NDArray[np.uint8]] | None = None
 
     def view(self) -> memoryview:

@@ -26,10 +26,11 @@ it goes on is a matter of who else needs the core:
   way of two event loops a hundred. It lasts for `DOZE` times as long as a poll, for it takes no
   processor time; and gets shorter like that where it is in vain, as it holds up the loop.
 - **The loop's own turn.** Operations that complete within their calls never let the loop run. Once
-  it had no turn for `TURN`, it is due: who then has what it asked for gets it with the next turn,
-  and nobody dozes, or polls for links. For stamps and posts of ranks with cores of their own there
-  is one poll all the same. The loop has its turn no sooner without it, where a program makes one
-  call after the other; but the call would have to wait, and all those behind it.
+  it had no turn for `TURN`, or for `ROUND` where frames are looked for, it is due: who then has
+  what it asked for gets it with the next turn, and nobody dozes, or polls for links. For stamps
+  and posts of ranks with cores of their own there is one poll all the same. The loop has its turn
+  no sooner without it, where a program makes one call after the other; but the call would have to
+  wait, and all those behind it.
 
 Who may not hold the loop up looks from one turn of it to the next (`linger`): so does a link in
 shared memory that has just moved something.
@@ -86,6 +87,10 @@ class Finishing(Protocol):
 
 TURN = 0.0007
 """Seconds after which the loop is due before anything else is polled for."""
+ROUND = 2e-3
+"""The same of a call that looks for frames, one after the other, and nothing else was done in that
+turn of the loop: with more ranks than cores these come once all others have had the core. To leave
+the call before that takes as long as some tenth of all of it, for nothing."""
 LONGEST = 100e-6
 """Most seconds that one poll waits while nothing comes."""
 SHORTEST = 5e-6
@@ -197,11 +202,16 @@ class Progress:
         if not self._polls:
             return False
         now = _clock()
+        if now >= self._due:
+            return True
+        self._turns_by(now + TURN)
+        return False
+
+    def _turns_by(self, due: float) -> None:
+        """The loop is due for a turn then, if not before."""
         if self._due == math.inf:
-            self._due = now + TURN
             self._loop.call_soon(self._turned)
-            return False
-        return now >= self._due
+        self._due = min(self._due, due)
 
     def finish(self, work: Finishing, result: Any, ended: float) -> None:
         """`work` is done within its call: now, or where the loop is due for a turn, after that, so
@@ -343,7 +353,9 @@ class Progress:
         """``look(a, b)``, which looks for something on `link`, until that has come: True; until
         something else comes: False; or the budget is used up: None."""
         found = look(a, b)
-        if found is None:
+        if found is None and self._polls:
+            if self._due == math.inf:
+                self._turns_by(_clock() + ROUND)
             found = self._spin(look, a, b, 1, crowded=crowded)
         if found is None and not crowded:
             found = self._doze_at(link, look, a, b)

@@ -27,7 +27,10 @@ MAX_HEADER = 0xFFFF
 """Most bytes of a header: what the 16-bit length can say."""
 
 MAX_PAYLOAD = 1024 * 1024
-"""Most payload bytes of a data frame, so that control frames and aborts fit in between."""
+"""Most payload bytes of a frame of data that is cut: control frames and aborts fit in between."""
+
+MAX_WHOLE = 1152 * 1024
+"""Most payload bytes of any frame: data of that size with all that is said of it, uncut."""
 
 PIECE = 256 * 1024
 """Payload bytes of frames of what is computed with: they stay in the cache until then."""
@@ -90,7 +93,7 @@ def parse_prefix(
 class Decoder:
     """Incremental decoder of whole frames, for any chunking of the stream."""
 
-    def __init__(self, *, max_header: int = MAX_HEADER, max_payload: int = MAX_PAYLOAD) -> None:
+    def __init__(self, *, max_header: int = MAX_HEADER, max_payload: int = MAX_WHOLE) -> None:
         self.max_header = max_header
         self.max_payload = max_payload
         self._data = bytearray()

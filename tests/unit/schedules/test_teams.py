@@ -121,6 +121,13 @@ def test_share_by_hub(teams: Teams) -> None:
             blobs = [span.start for step in sends for span in step.spans]
             assert blobs.count(root) == hosts - 1
         assert_barrier(plans)
+        home = None if root is None else post(teams, root).host
+        for plan in plans:
+            here = post(teams, plan.rank)
+            if here.host not in (0, home) and plan.rank == here.team[0] != here.team[-1]:
+                # It says what it has and hears of all, whenever its mates come.
+                waits = [step for step in plan.steps if isinstance(step, (Await, Recv))]
+                assert [type(step) for step in waits] == [Recv]
 
 
 @layouts

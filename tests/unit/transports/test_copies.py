@@ -7,7 +7,7 @@ import pytest
 
 from aiodist.transports.copies import BLOCKS, LARGE, Copies
 from aiodist.transports.kept import Kept
-from aiodist.wire.frames import MAX_PAYLOAD
+from aiodist.wire.frames import MAX_WHOLE
 
 
 def of(copies: Copies, *parts: bytes | bytearray) -> memoryview:
@@ -19,7 +19,7 @@ def address(view: memoryview) -> int:
     return where
 
 
-@pytest.mark.parametrize("nbytes", [1, LARGE - 1, LARGE, MAX_PAYLOAD, MAX_PAYLOAD + 1])
+@pytest.mark.parametrize("nbytes", [1, LARGE - 1, LARGE, MAX_WHOLE, MAX_WHOLE + 1])
 def test_it_is_a_copy(nbytes: int) -> None:
     copies = Copies()
     memory = bytearray(b"x" * nbytes)
@@ -74,7 +74,7 @@ def test_what_was_written_since_is_copied_anew() -> None:
 
 def test_links_that_have_sent_the_same_share_a_copy() -> None:
     copies = Copies()
-    memory = bytearray(b"a" * MAX_PAYLOAD)
+    memory = bytearray(b"a" * MAX_WHOLE)
     links = [Kept(copies) for _ in range(3)]
     copies.begin()
     for kept in links:
@@ -83,5 +83,5 @@ def test_links_that_have_sent_the_same_share_a_copy() -> None:
     copies.end()
     memory[:] = bytes(len(memory))
     sent = [frame.views[0] for kept in links for frame in kept.again()]
-    assert sent[0] == b"a" * MAX_PAYLOAD
+    assert sent[0] == b"a" * MAX_WHOLE
     assert all(view.obj is sent[0].obj for view in sent)

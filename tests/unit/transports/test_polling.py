@@ -111,6 +111,35 @@ async def test_the_loop_gets_its_turn(clock: Clock) -> None:
     assert not polling.is_due()
 
 
+async def test_who_looks_for_many_frames_gives_the_loop_its_turn(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asked before whether the loop is due, and others work whenever they are let: a poll
+    goes on for longer then, but not all of the polls of a call, nor those of the next one."""
+    polling = Progress(asyncio.get_running_loop())
+
+    def let_work() -> None:
+        clock.now += 20 * progress.OTHERS
+
+    monkeypatch.setattr(progress, "_yield", let_work)
+    quiet: Any = Quiet()
+    for _ in range(20):
+        assert not polling.look(quiet, quiet.look_for, b"", b"", crowded=True)
+    assert clock.now < progress.ROUND + 21 * progress.OTHERS
+    assert polling.is_due()
+    await asyncio.sleep(0)
+    assert not polling.is_due()
+
+
+async def test_what_is_done_behind_a_look_makes_the_loop_due_as_ever(clock: Clock) -> None:
+    polling = Progress(asyncio.get_running_loop())
+    quiet: Any = Quiet(3)
+    assert polling.look(quiet, quiet.look_for, b"", b"", crowded=True)
+    assert not polling.is_due()
+    clock.now += progress.TURN
+    assert polling.is_due()
+
+
 class Done:
     """What is done within its call; `fails`: a hook raises that hears of it."""
 
