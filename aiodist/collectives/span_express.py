@@ -113,7 +113,9 @@ class SpanExpress(Express[LinkGroup, SpanRecipe | SpanValues]):
             if not executor.run():
                 done = partial(self._has_waited, recipe, executor, x, flat)
                 call = SpanCall(calls, lane, work, recipe, executor, rest, seconds, done)
-                if self._records.trace is None and call.begin():
+                # Of the first calls of a kind nobody knows how long their frames are.
+                is_known = type(executor.phase.memory) is not Blobs
+                if is_known and self._records.trace is None and call.begin():
                     return work.pending_for_user()
             # Links were read in the call, and what came of this number was kept: perhaps a verdict.
             elif calls.arrivals.is_quiet((None, seq)) and recipe.is_done(executor, flat):
