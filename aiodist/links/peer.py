@@ -51,7 +51,7 @@ from aiodist.transports.copies import Copies
 from aiodist.transports.lasting import LastingLink
 from aiodist.transports.stream import StreamLink
 from aiodist.wire import kinds
-from aiodist.wire.frames import MAX_HEADER, MAX_PAYLOAD, pack_fields, unpack_fields
+from aiodist.wire.frames import MAX_HEADER, MAX_PAYLOAD, WORDS, pack_fields, unpack_fields
 from aiodist.work import Work
 
 log = logging.getLogger("aiodist.endpoint")
@@ -260,7 +260,7 @@ class Peer:
         # The peer has shown who it is: it may send frames of full size from here on.
         link.receiver = self
         link.max_header = MAX_HEADER
-        link.max_payload = MAX_PAYLOAD
+        link.max_payload = MAX_PAYLOAD + WORDS
         self.link = link  # now, for to go on means to send
         # That may find it broken already: then there has to be another call, though whoever made
         # this one has not heard yet that it was taken.

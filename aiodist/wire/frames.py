@@ -29,6 +29,9 @@ MAX_HEADER = 0xFFFF
 MAX_PAYLOAD = 1024 * 1024
 """Most payload bytes of a data frame, so that control frames and aborts fit in between."""
 
+WORDS = 64
+"""What such a payload may have beside: a few words about so many bytes."""
+
 PIECE = 256 * 1024
 """Payload bytes of frames of what is computed with: they stay in the cache until then."""
 

@@ -175,6 +175,24 @@ def test_large_reductions_are_prepared(run, posted, start, nbytes, monkeypatch):
     run(main())
 
 
+def test_a_slot_of_the_largest_size_may_be_a_frame(run, monkeypatch):
+    """With the words before it, that is more than a mebibyte."""
+
+    async def main():
+        async with sharing(2) as ranks:
+            own = ranks[0]._context.post_express._posts
+            for name, answer in (("put", False), ("put_parts", -1), ("has_room", False)):
+                monkeypatch.setattr(own, name, lambda *_, answer=answer: answer)
+            values = [np.full(2 << 17, 1.0 + group.rank) for group in ranks]
+            for result in await everyone(
+                ranks, lambda g: g.reduce_scatter(values[g.rank], tag="a")
+            ):
+                assert result.nbytes == 1 << 20
+                assert {*result} == {3.0}
+
+    run(main())
+
+
 def test_what_does_not_fit_on_one_rank_is_written_on_none(run):
     async def main():
         async with sharing(3) as ranks:
