@@ -140,8 +140,8 @@ def posting(request, lanes, monkeypatch):
     monkeypatch.setattr(posts, "NEAR", request.param // 4)
     monkeypatch.setattr(exchange, "ROOM_IN_POSTS", 170_000)
     monkeypatch.setattr(post_express, "MOST_SHOWN", 180_000)
-    if request.param > 1024:
-        monkeypatch.setattr(post_express, "FEW", 0)  # all is held where it lies
+    # In large rings all is held where it lies.
+    monkeypatch.setattr(post_express, "FEW", 1024 if request.param == 1024 else 0)
 
     def make(size, seed, **how):
         world = lanes.World(size, lanes.Chance(seed), **how)
@@ -436,14 +436,12 @@ def test_large_arrays_are_in_posts(lanes, kind, full, monkeypatch):
     for context in world.contexts:
         context.shares_memory = True
     for number in range(9):
-        if number == 6:
-            for rank in full:
-                world.contexts[rank].post_express.berths.break_off()
-        elif number == 3:
-            for rank in full:
-                own = world.contexts[rank].post_express._posts
-                for name, answer in (("put", False), ("put_parts", -1), ("has_room", False)):
-                    monkeypatch.setattr(own, name, lambda *_, answer=answer: answer)
+        for rank in full if number == 6 else ():
+            world.contexts[rank].post_express.berths.break_off()
+        for rank in full if number == 3 else ():
+            own = world.contexts[rank].post_express._posts
+            for name, answer in (("put", False), ("put_parts", -1), ("has_room", False)):
+                monkeypatch.setattr(own, name, lambda *_, answer=answer: answer)
         call = OfKind(lanes, 2 * number + 1, kind, "t", 60_000)
         for context in world.contexts:
             call.start(context, posts=True)
@@ -516,117 +514,6 @@ def test_what_a_dead_rank_has_posted_is_taken(posting):
     world.kill(1)
     world.tell_of(1)
     assert call.is_right(0, 2)
-
-
-def held(world, rank):
-    """By other rank: whether what it has posted for the one call that waits is held in its ring."""
-    context = world.contexts[rank]
-    (call,) = context.calls.waiting.by_key.values()
-    rings = {each.rank: each.ring for each in context.post_express._posts.readers}
-    rings[rank] = context.post_express._posts.ring
-    return {
-        src: type(value) is memoryview and value.obj is rings[src].obj
-        for src, value in enumerate(call.values)
-        if value is not None
-    }
-
-
-class Gathered:
-    """An all_gather of 16,000 bytes of three ranks, which is posted."""
-
-    def __init__(self, number, tag):
-        self.number = number
-        self.tag = tag
-        self.works = {}
-
-    def start(self, context):
-        x = np.full(2000, 10.0 * self.number + context.rank)
-        args = (x, None)
-        work = context.post_express.start("all_gather", values.all_gather, args, math.inf, self.tag)
-        if work is None:
-            call = values.all_gather(context, *args)
-            work = context.post_express.begin(call, args, math.inf, self.tag)
-        self.works[context.rank] = work
-
-    def is_right(self, rank):
-        due = [10.0 * self.number + src for src in range(3)]
-        return [{*each} for each in self.works[rank].result()] == [{each} for each in due]
-
-
-@pytest.fixture
-def three(lanes):
-    """Three ranks to whom such calls are known."""
-    world = lanes.World(3, lanes.Chance(0), polls=True)
-    for context in world.contexts:
-        context.shares_memory = True
-    for number in range(3):
-        known = Gathered(number, "a")
-        for context in world.contexts:
-            known.start(context)
-        world.settle()
-        assert all(map(known.is_right, range(3)))
-    return world
-
-
-def test_large_values_of_a_call_that_waits_stay_where_they_lie(three):
-    one, two, other = three.contexts
-    waits, later = Gathered(3, "a"), Gathered(4, "b")
-    waits.start(two)
-    waits.start(one)
-    assert held(three, 0) == {0: True, 1: True}
-    # Somebody posts more, and so does this rank: then they are kept elsewhere.
-    later.start(two)
-    three.settle()
-    assert held(three, 0) == {0: True, 1: False}
-    later.start(one)
-    values = one.calls.waiting.by_key["a", 3].values
-    assert [type(value) for value in values] == [bytes, bytes, type(None)]
-    waits.start(other)
-    later.start(other)
-    three.settle()
-    assert all(map(waits.is_right, range(3)))
-    assert all(map(later.is_right, range(3)))
-    check_over(three)
-
-
-def test_a_call_that_is_cancelled_holds_nothing(three):
-    one, two, other = three.contexts
-    cancelled, again = Gathered(3, "a"), Gathered(4, "b")
-    cancelled.start(two)
-    cancelled.start(one)
-    assert held(three, 0) == {0: True, 1: True}
-    assert cancelled.works[0].cancel()
-    assert not any(reader.held for reader in one.post_express._posts.readers)
-    three.settle()
-    cancelled.start(other)
-    three.settle()
-    for context in three.contexts:
-        again.start(context)
-    three.settle()
-    assert all(map(again.is_right, range(3)))
-    check_over(three)
-
-
-def test_what_is_for_a_later_call_is_left_to_it(three):
-    """A rank that has to be woken finds posts of the next call, too: they stay where they are."""
-    one, two, other = three.contexts
-    waits, last = Gathered(3, "a"), Gathered(4, "a")
-    waits.start(two)
-    waits.start(one)
-    waits.start(other)
-    two.post_express.kicked()
-    assert waits.works[1].done()
-    last.start(two)
-    last.start(other)
-    assert not waits.works[0].done()
-    one.post_express.kicked()
-    assert waits.is_right(0)
-    assert not one.calls.arrivals.early
-    last.start(one)
-    assert last.works[0].done()
-    three.settle()
-    assert all(map(last.is_right, range(3)))
-    check_over(three)
 
 
 def test_a_thousand_at_once_are_one_wake_up(posting):
