@@ -39,6 +39,11 @@ phase takes longer than to copy as many, most of all where a rank that waits has
 fit into a small area, with all that is said of them."""
 ALL_IN_MEMORY = 4 * ROOM_IN_MEMORY
 """Most bytes over all ranks there."""
+ROOM_IN_POSTS = 3136 * 1024
+"""The same of what is posted. What is not has to be agreed upon once more, and goes in several
+pieces, which takes longer. Three of these fit into the ring of a rank."""
+ALL_IN_POSTS = 2 * ROOM_IN_POSTS
+"""Most bytes over all ranks there."""
 
 ROOM_OF_HOSTS = 1088 * 1024
 """Most bytes over all ranks of what all get, in groups that span hosts: with all that is said of
@@ -106,7 +111,9 @@ def _is_large(offers: Iterable[Sequence[Offer]]) -> bool:
 
 def _room_for(place: Place, senders: int, on_lane: bool, for_all: bool) -> int:
     """Bytes of metadata and data that each of so many ranks may put into its offers."""
-    if place.shows or (on_lane and not spans_hosts(place.teams)):
+    if place.shows:
+        return min(ROOM_IN_POSTS, ALL_IN_POSTS // senders)
+    if on_lane and not spans_hosts(place.teams):
         return min(ROOM_IN_MEMORY, ALL_IN_MEMORY // senders)
     if for_all and not on_lane:
         return min(senders, EAGER_RANKS) * EAGER // senders

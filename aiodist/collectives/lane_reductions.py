@@ -64,7 +64,7 @@ class LaneRecipe(Recipe):
             out.lend(None)
         # What makes of the phase and an area a function that does it in one go; None: nothing.
         self.fused: Callable[[Phase, Lane, int], Callable[[Any], int]] | None = None
-        if phase.whole and out is None:
+        if phase.whole:
             self.fused = all_at_once
         elif phase.prepared.plan.publishes <= ONE_ROUND:
             self.fused = in_steps

@@ -44,6 +44,7 @@ from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
 from aiodist.collectives import berthed, lane_reductions, lane_values, posted_slots
 from aiodist.collectives.berthed import BerthedCall, BerthRecipe
+from aiodist.collectives.exchange import ROOM_IN_POSTS
 from aiodist.collectives.express import Express, ExpressGroup, before, failing, returning
 from aiodist.collectives.lane_reductions import LaneRecipe
 from aiodist.collectives.posted import (
@@ -51,6 +52,7 @@ from aiodist.collectives.posted import (
     InOneGo,
     Otherwise,
     Posted,
+    PostedCall,
     PostedProgram,
     PostRecipe,
     Shows,
@@ -60,7 +62,7 @@ from aiodist.collectives.posted import (
 from aiodist.collectives.posted_slots import slots_in_one_go
 from aiodist.collectives.posted_values import PostedValues, taking_in_one_go
 from aiodist.engine import waiting_calls
-from aiodist.engine.early import Key, key_of
+from aiodist.engine.early import key_of
 from aiodist.engine.operation import Operation
 from aiodist.engine.phase import Phase
 from aiodist.errors import ProtocolError
@@ -69,9 +71,8 @@ from aiodist.phases.base import Call
 from aiodist.phases.memories import SmallReductions
 from aiodist.schedules import direct_exchange
 from aiodist.shared_memory.berths import Berths
-from aiodist.shared_memory.board import SHOWN
 from aiodist.shared_memory.lane import Lane
-from aiodist.shared_memory.posts import Posts, Reader, padded
+from aiodist.shared_memory.posts import FEW, Posts, Reader, padded
 from aiodist.transports.base import deliver
 from aiodist.transports.polling import cores
 from aiodist.types import ReduceOp
@@ -83,8 +84,8 @@ MOST = 4096
 """Most calls that wait: what each has posted may have to be kept by the others."""
 MOST_BYTES = 10 << 20
 """Most bytes that these have posted."""
-MOST_SHOWN = SHOWN
-"""Most bytes that one call shows."""
+MOST_SHOWN = ROOM_IN_POSTS + 64 * 1024
+"""Most bytes that one call shows, with all that is said of them."""
 
 
 class PostingGroup(ExpressGroup, Protocol):
@@ -96,55 +97,6 @@ class PostingGroup(ExpressGroup, Protocol):
     def kick(self, peer: int) -> None:
         """Wakes `peer`, which waits for this rank in shared memory."""
         ...
-
-
-class PostedCall:
-    """One call, from its post to its end, or until it is an operation."""
-
-    __slots__ = (
-        "express", "given", "key", "missing", "nbytes", "over", "prefixes", "seconds", "values",
-        "what", "work", "x",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        express: PostExpress,
-        what: Posted,
-        key: Key,
-        work: Work[Any],
-        x: Any,
-        given: Any,
-        seconds: float,
-        prefixes: Sequence[bytes | None],
-        values: list[Any],
-        nbytes: int,
-    ) -> None:
-        self.express = express
-        self.what = what
-        self.key = key
-        self.work = work
-        self.x = x  # what is known of its result
-        self.given = given  # what it is done with: see `Express._run`
-        self.seconds = seconds  # that it had when it was called
-        # By rank, what comes before the data in its post, where that is known.
-        self.prefixes = prefixes
-        self.values = values  # by rank; None: it has not come
-        self.nbytes = nbytes  # that this rank has posted
-        self.missing = len(values) - 1  # values that have not come
-        self.over = False  # it waits no more, whatever became of it
-
-    @property
-    def call(self) -> bytes:
-        return self.what.call
-
-    def to_operation(self) -> Operation | None:
-        """It goes on as an operation."""
-        return self.express.to_operation(self)
-
-    def came(self, rank: int, data: Data) -> None:
-        """The value of `rank` is here."""
-        self.values[rank] = data
-        self.missing -= 1
 
 
 class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]):
@@ -169,6 +121,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         self._polls = lane.polls
         self._crowded = context.size > cores()
         self._bytes = 0  # that calls have posted which wait
+        self._in_ring: PostedCall | None = None  # what it shows lies in the ring of this rank
         self._broken = False  # a rank is lost: nothing is posted any more
 
     def _prepare(
@@ -280,8 +233,13 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             return work
         if done is None:
             return None
-        due, shown = what.prefixes(tag, seq), what.shown(given)
-        return self._called(work, what, x, given, seconds, due, shown, {})
+        due, rank = what.prefixes(tag, seq), self._context.rank
+        prefix = due[rank]
+        assert prefix is not None
+        shown: Data = self._posts.last(len(prefix), what.lengths[rank])
+        if not (lies := len(shown) > FEW):
+            shown = bytes(shown)
+        return self._called(work, what, x, given, seconds, due, shown, {}, lies=lies)
 
     def begin(
         self, call: Call, args: tuple[Any, ...], seconds: float, tag: object = None
@@ -333,6 +291,9 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         due = what.prefixes(tag, seq)
         prefix = due[self._context.rank]
         assert prefix is not None
+        if self._in_ring is not None:
+            self._in_ring.keep(self._context.rank)
+            self._in_ring = None
         if self._bytes + len(shown) > MOST_BYTES or not self._posts.put(prefix, shown):
             return None
         if early is not None:
@@ -355,8 +316,11 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         due: Sequence[bytes | None],
         shown: Data,
         found: Mapping[int, Data],
+        *,
+        lies: bool = False,
     ) -> Work[Any]:
-        """It is posted, and what others have posted for it may be missing."""
+        """It is posted, and what others have posted for it may be missing. `lies`: what is shown
+        lies in the ring of this rank."""
         # From here on it is called: nothing can be called before it, by whatever runs below.
         calls, rank = self._calls, self._context.rank
         waiting = calls.waiting.by_key
@@ -370,6 +334,8 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             self, what, key, work, x, what.keep(given), seconds, due, values, len(shown)
         )
         self._bytes += len(shown)
+        if lies:
+            self._in_ring = call
         for src, data in found.items():
             call.came(src, data)
         if self._broken:  # by what was heard while others were woken
@@ -475,6 +441,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         for reader in self._posts.readers:
             rank = reader.rank
             while call.values[rank] is None and reader.has_more() and not call.over:
+                self._free(reader)
                 prefix = call.prefixes[rank]
                 data = None if prefix is None else reader.shown(prefix, lengths[rank])
                 if prefix is not None and data is not None:
@@ -484,13 +451,21 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
 
     def _came(self, call: PostedCall, reader: Reader, data: memoryview, whole: int) -> None:
         """What `call` waits for of one rank lies in its ring, as a post of `whole` bytes."""
-        if call.missing > 1:
+        is_last = call.missing == 1
+        if is_last or len(data) > FEW:
+            reader.hold(whole, call)  # it is used where it lies, and not copied once more
+            call.came(reader.rank, data)
+        else:
             call.came(reader.rank, data.tobytes())
             reader.move(whole)
-        else:
-            # The last one is used where it lies: large data need not be copied once more.
-            call.came(reader.rank, data)
-            self._complete(call, lambda: reader.move(whole))
+        if is_last:
+            self._complete(call)
+
+    def _free(self, reader: Reader) -> None:
+        """Have the post that is held of one rank, if one is, kept elsewhere: there is more."""
+        if reader.holder is not None:
+            reader.holder.keep(reader.rank)
+            reader.let_go()
 
     def _wait(self, call: PostedCall) -> None:
         self._calls.waiting.wait(call)
@@ -501,9 +476,11 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         call.over = True
         del self._calls.waiting.by_key[call.key]
         self._bytes -= call.nbytes
+        if self._in_ring is call:
+            self._in_ring = None
 
-    def _complete(self, call: PostedCall, used: Callable[[], None] | None = None) -> None:
-        """Nothing is missing any more for `call`. `used`: to be called when its values were."""
+    def _complete(self, call: PostedCall) -> None:
+        """Nothing is missing any more for `call`."""
         self._leave(call)
         what, work, values = call.what, call.work, call.values
         try:
@@ -512,8 +489,9 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             result = Otherwise(None, failing(error))
         if type(result) is Otherwise:
             values = [bytes(value) for value in values]
-        if used is not None:
-            used()
+        for reader in self._posts.readers:
+            if reader.holder is call:
+                reader.let_go()
         if type(result) is Otherwise:
             self._take_over(what, values, work, call.seconds, result)
             return
@@ -529,6 +507,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
 
     def _take(self, reader: Reader) -> None:
         """Hand the next post of `reader` to whatever it is for."""
+        self._free(reader)
         try:
             post = reader.next_post()
             said = unpack_fields(post.words)
@@ -552,20 +531,24 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             wrong = error if isinstance(error, ProtocolError) else ProtocolError(str(error))
             self._context.endpoint.blame(self._context.ranks[reader.rank], wrong)
 
-    def read(self) -> None:
-        """Take all that was posted."""
-        for reader in list(self._posts.readers):
-            while reader.has_more():
+    def read(self, *, for_calls: bool = False) -> None:
+        """Take all that was posted; `for_calls`: as long as any call waits for that."""
+        # Of whom something is held comes last: others may have posted what that waits for.
+        for reader in sorted(self._posts.readers, key=lambda reader: reader.held):
+            while reader.has_more() and (not for_calls or self._is_awaited()):
                 self._take(reader)
 
+    def _is_awaited(self) -> bool:
+        """Whether anything here may wait for a post."""
+        return bool(self._calls.waiting.by_key or self._calls.ops)
+
     def rest(self) -> None:
-        """Take all that was posted, and as long as anything waits here, be woken by what comes."""
-        posts = self._posts
-        if posts.asleep:
-            return
-        self.read()
-        while (self._calls.waiting.by_key or self._calls.ops) and not posts.sleep():
-            self.read()
+        """As long as anything waits here, take what was posted, and be woken by what comes."""
+        # What is for later calls is left to these, which mostly find it as they expect it.
+        while not self._posts.asleep and self._is_awaited():
+            self.read(for_calls=True)
+            if self._is_awaited():
+                self._posts.sleep()
 
     def kicked(self) -> None:
         """Somebody has posted, or has come as far as this rank waits for on a berth."""
@@ -579,6 +562,9 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     def to_operation(self, call: PostedCall) -> Operation | None:
         """`call` goes on as an operation."""
         self._leave(call)
+        for reader in self._posts.readers:
+            if reader.holder is call:
+                self._free(reader)
         how = call.what.begun(call.x, call.given)
         return self._take_over(call.what, call.values, call.work, call.seconds, how)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -25,8 +25,9 @@ from aiodist.collectives.express import (
     returning,
 )
 from aiodist.collectives.templates import native
+from aiodist.engine.early import Key
 from aiodist.engine.executor import Executor
-from aiodist.engine.operation import Failure, Program
+from aiodist.engine.operation import Failure, Operation, Program
 from aiodist.engine.phase import Phase
 from aiodist.errors import ProtocolError
 from aiodist.links.moved import Moved
@@ -37,6 +38,7 @@ from aiodist.schedules.plan import OUT, Copy, Span
 from aiodist.shared_memory.lane import Lane
 from aiodist.shared_memory.posts import FEW, HEAD, LAP, Posts, Reader, padded, prefixes
 from aiodist.wire.frames import pack_fields
+from aiodist.work import Work
 
 KEPT_TAGS = 2048
 """Most tags of one recipe for which something is kept."""
@@ -286,9 +288,7 @@ class PostedProgram(Posted):
         try:
             for rank, value in enumerate(values):
                 if rank != self._rank:
-                    spans = (Span(OUT, rank, rank + 1),)
-                    memory.incoming(spans, len(value))[:] = value
-                    memory.arrived(spans)
+                    memory.read((Span(OUT, rank, rank + 1),), memoryview(value))
         except ProtocolError:
             return self.begun(x, given)  # which finds it, too, and says whose it is
         try:
@@ -302,6 +302,67 @@ class PostedProgram(Posted):
     def begun(self, x: Any, given: Any) -> Otherwise:
         done = len(self._memory.blobs) - 1  # all that it sends
         return Otherwise(Executor(self._phase, None, done=done), self._program)
+
+
+class TakingOver(Protocol):
+    """Whose calls they are."""
+
+    def to_operation(self, call: PostedCall) -> Operation | None:
+        """`call` is an operation from here on."""
+        ...
+
+
+class PostedCall:
+    """One call, from its post to its end, or until it is an operation."""
+
+    __slots__ = (
+        "express", "given", "key", "missing", "nbytes", "over", "prefixes", "seconds", "values",
+        "what", "work", "x",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        express: TakingOver,
+        what: Posted,
+        key: Key,
+        work: Work[Any],
+        x: Any,
+        given: Any,
+        seconds: float,
+        prefixes: Sequence[bytes | None],
+        values: list[Any],
+        nbytes: int,
+    ) -> None:
+        self.express = express
+        self.what = what
+        self.key = key
+        self.work = work
+        self.x = x  # what is known of its result
+        self.given = given  # what it is done with: see `Express._run`
+        self.seconds = seconds  # that it had when it was called
+        # By rank, what comes before the data in its post, where that is known.
+        self.prefixes = prefixes
+        self.values = values  # by rank; None: it has not come
+        self.nbytes = nbytes  # that this rank has posted
+        self.missing = len(values) - 1  # values that have not come
+        self.over = False  # it waits no more, whatever became of it
+
+    @property
+    def call(self) -> bytes:
+        return self.what.call
+
+    def to_operation(self) -> Operation | None:
+        """It goes on as an operation."""
+        return self.express.to_operation(self)
+
+    def came(self, rank: int, data: Data) -> None:
+        """The value of `rank` is here."""
+        self.values[rank] = data
+        self.missing -= 1
+
+    def keep(self, rank: int) -> None:
+        """The value of `rank` does not stay where it lies."""
+        self.values[rank] = bytes(self.values[rank])
 
 
 class Shows:

@@ -40,7 +40,7 @@ from aiodist.schedules.choose_reductions import (
 from aiodist.schedules.plan import Plan
 from aiodist.schedules.selection import EAGER_LIMIT, Choice
 from aiodist.types import ReduceOp
-from aiodist.wire.frames import MAX_PAYLOAD
+from aiodist.wire.frames import MAX_PAYLOAD, MAX_WHOLE
 
 Can = Callable[[Place, Sequence[Group]], bool]
 MAX_RANKS_LISTING_NUMBERS = 128
@@ -51,6 +51,7 @@ reduces all of it. They move no more bytes in any way that has fewer of them wai
 LEAD = bytes(LENGTH)
 """Before the numbers in the blob of a reduce_scatter. With its length, which is as long, it has
 them lie where numbers of 8 bytes are reduced at full speed."""
+assert MAX_PAYLOAD + LENGTH + len(LEAD) <= MAX_WHOLE
 
 
 def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
@@ -118,13 +119,12 @@ def shows_slots(place: Place, kernel: Kernel | CustomKernel, bounds: Sequence[in
     """The same of a reduce_scatter, of slots with these bounds."""
     if not (may_post(place) and isinstance(kernel, Kernel) and not kernel.loads and bounds[-1]):
         return False
-    room = POSTED_OF_TWO - LENGTH - len(LEAD)
     if place.size == 2:
         one, other = (b - a for a, b in itertools.pairwise(bounds))
-        return one == other and one * kernel.dtype.itemsize <= room
+        return one == other and one * kernel.dtype.itemsize <= POSTED_OF_TWO
     # All are copied once, and one of them is read: as much as on berths. As frames they would go to
     # all, so they are not many.
-    return bounds[-1] * kernel.dtype.itemsize <= min(room, place.size * EAGER_LIMIT)
+    return bounds[-1] * kernel.dtype.itemsize <= min(POSTED_OF_TWO, place.size * EAGER_LIMIT)
 
 
 def shown_by(rank: int, bounds: Sequence[int]) -> tuple[int, int]:

@@ -273,16 +273,19 @@ class Executor:
 
 
 def all_at_once(phase: Phase, lane: Lane, area: int) -> Callable[[Any], int]:
-    """What carries out a `whole` phase on one flat array, the input and the result, within a call:
-    its plan is Copy, Publish, Await and Reduce. It returns how many steps are done, or `ALL`
-    if the phase is over.
+    """What carries out a `whole` phase within a call, on one flat array that is input and result,
+    or on two: its plan is Copy, Publish, Await and Reduce. It returns how many steps are done, or
+    `ALL` if the phase is over.
 
     It does and leaves in memory what `Executor.run` does, and is here for its speed alone: small
     arrays take no longer than the look at four steps, and at the spans that they name. What it
     leaves undone an executor does, which begins with the step that is next.
     """
     memory: Any = phase.memory
-    own, reduce = memory.everyone(lane, area)
+    *_, reduction = phase.prepared.plan.steps
+    assert isinstance(reduction, Reduce)
+    _, start, stop = reduction.operands[0]
+    own, reduce = memory.everyone(lane, area, start, stop)
     _, _, shown, taken = phase.prepared
     shown, taken = shown * phase.itemsize, taken * phase.itemsize
     moved = lane.moved
@@ -291,7 +294,7 @@ def all_at_once(phase: Phase, lane: Lane, area: int) -> Callable[[Any], int]:
     few = own.dtype if own.nbytes <= FEW else None
     own_bytes = own.view(np.uint8).data
 
-    def run(x: Any) -> int:
+    def run(x: Any, out: Any = None) -> int:
         if x.dtype is few:
             own_bytes[:] = x.tobytes()
         else:
@@ -299,14 +302,14 @@ def all_at_once(phase: Phase, lane: Lane, area: int) -> Callable[[Any], int]:
         lane.publish()
         if not lane.watch(lane.others, 1):
             return 2
-        reduce(out=x)
+        reduce(out=x if out is None else out)
         if not lane.end(area):
             return 4
         moved.sent += shown
         moved.received += taken
         return ALL
 
-    return run
+    return run if len(phase.lent) == 1 else (lambda both: run(*both))
 
 
 def in_steps(phase: Phase, lane: Lane, area: int) -> Callable[[Any], int]:

@@ -84,7 +84,7 @@ class Phase(NamedTuple):
     and raises ProtocolError for such as make no sense.
 
     `whole` says that the plan is the shortest in shared memory: everyone shows all it has at once,
-    waits for all, and reduces all (see `aiodist.engine.executor.all_at_once`).
+    waits for all, and reduces what it is to have (see `aiodist.engine.executor.all_at_once`).
 
     A phase that is kept for further calls has `lent` vectors in its memory. Each call lends them
     the user's arrays, for as long as the phase runs.

@@ -229,15 +229,17 @@ class Reductions(Regions):
         self._kernel = kernel
         self._size = size
 
-    def everyone(self, lane: Lane, area: int) -> tuple[Array, Callable[..., Any]]:
-        """For `executor.all_at_once`: where this rank shows X in its area, and what reduces what
-        all ranks show there, ``reduce(out=array)``."""
+    def everyone(
+        self, lane: Lane, area: int, start: int, stop: int
+    ) -> tuple[Array, Callable[..., Any]]:
+        """For `executor.all_at_once`: where this rank shows X in its area, and what reduces these
+        elements of what all ranks show there, ``reduce(out=array)``."""
         x, kernel = self._vectors[X], self._kernel
         assert isinstance(kernel, Kernel)
-        every = [shown.arrays[0][: x.length] for shown in lane.vectors(area, x.dtype)]
-        function, operands, more = kernel.reduction_of(every)
+        every = [shown.arrays[0] for shown in lane.vectors(area, x.dtype)]
+        function, operands, more = kernel.reduction_of([shown[start:stop] for shown in every])
         reduce = functools.partial(self._quietly, function, *operands, **more)
-        return every[lane.board.rank], reduce
+        return every[lane.board.rank][: x.length], reduce
 
     def in_views(
         self, steps: Sequence[Step], lane: Lane, area: int

@@ -23,6 +23,9 @@ from aiodist.shared_memory.board import BULK, CROSSING, CROWDED_BULK, SMALL
 
 WHOLE = 128 * 1024
 """Most bytes of an array that everyone reduces for itself."""
+WHOLE_SLOTS = 8 * 1024
+"""The same of slots that are reduced each by its own rank: each rank shows one of them that nobody
+else reads."""
 WORTH = 2 * 1024 * 1024
 """Bytes more that a crowded rank moves rather than meet all others once more."""
 DEPTH = 3
@@ -166,6 +169,10 @@ def take(
 
 def reduce_scatter(place: Place, group: Group) -> Phase:
     bounds = tuple(group.bounds)
+    if group.x.nbytes <= WHOLE_SLOTS:
+        plan = prepared(pull_whole.reduce_scatter, place.rank, place.size, bounds)
+        whole = bounds[place.rank] < bounds[place.rank + 1]
+        return _reduction(place, group, plan)._replace(whole=whole)
     longest = max(b - a for a, b in itertools.pairwise(bounds))
     piece, depth = _slice_piece(place, group, longest)
     plan = prepared(pull_slices.reduce_scatter, place.rank, place.size, bounds, piece, depth)

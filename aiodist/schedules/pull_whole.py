@@ -61,6 +61,20 @@ def reduce(rank: int, size: int, root: int, length: int) -> Plan:
     return _reduction("pull_whole.reduce", rank, size, length, ranks, shown=rank != root)
 
 
+def reduce_scatter(rank: int, size: int, bounds: Sequence[int]) -> Plan:
+    """Reduce slice s of all ranks, X[bounds[s]:bounds[s + 1]], into OUT at rank s. Pull.
+
+    Everyone shows all slices, its own as well, which nobody else reads: that is one copy in place
+    of several. X must not be OUT, and is not altered.
+
+    Rounds: 1. Copied per rank: X; reduced: P times the own slice. Shared: X.
+    """
+    start, stop = bounds[rank : rank + 2]
+    operands = tuple(Span(X if q == rank else SHARED + q, start, stop) for q in range(size))
+    reduction = Reduce(Span(OUT, 0, stop - start), operands)
+    return _after_showing("pull_whole.reduce_scatter", rank, size, bounds[-1], [reduction])
+
+
 def scan(rank: int, size: int, length: int, exclusive: bool) -> Plan:
     """Reduce X[0:length] of ranks 0 … `rank` into OUT[0:length]. Pull.
 

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from aiodist.errors import ProtocolError
 from aiodist.shared_memory.board import PAGE, POSTS, Board, fence
@@ -175,6 +175,12 @@ class Posts:
         self._head += whole
         return at
 
+    def last(self, before: int, nbytes: int) -> memoryview:
+        """The data of what was put last, `nbytes` behind a prefix of `before`. It stays until
+        something else is put."""
+        stop = self._head - self._base - padded(nbytes) + nbytes
+        return self.ring[stop - nbytes : stop]
+
     def has_room(self, nbytes: int) -> bool:
         """Whether there is room for a post of that length."""
         at = self._head - self._base
@@ -247,7 +253,7 @@ class Posts:
     def met(self, readers: Sequence[Reader], _: int) -> bool | None:
         """True: there is something to read of one of them."""
         for reader in readers:
-            if reader.words[HEAD] != reader.taken:
+            if reader.words[HEAD] != reader.taken + reader.held:
                 return True
         return None
 
@@ -261,7 +267,7 @@ class Posts:
         reader = readers[0]
         self._lie_down(reader.rank + 1)
         if not self.met(readers, 0):
-            futex.wait(self._heads[reader.rank], reader.taken, seconds)
+            futex.wait(self._heads[reader.rank], reader.taken + reader.held, seconds)
         self._own[SLEEP] = 0
         return self.met(readers, 0) is True
 
@@ -300,9 +306,12 @@ class Posts:
 
 
 class Reader:
-    """The posts of `rank`, one after the other."""
+    """The posts of `rank`, one after the other. What is used later may be held where it lies, as
+    long as no further one is to be read."""
 
-    __slots__ = ("_cursor", "_own", "at", "given_up", "rank", "ring", "taken", "words")
+    __slots__ = (
+        "_cursor", "_own", "at", "given_up", "held", "holder", "rank", "ring", "taken", "words",
+    )  # fmt: skip
 
     def __init__(
         self, rank: int, memory: memoryview, words: memoryview, own: memoryview, cursor: int
@@ -315,10 +324,12 @@ class Reader:
         self.taken = 0  # bytes that were read
         self.at = 0  # where the next one lies
         self.given_up = 0  # calls that it has given up, when last asked
+        self.held = 0  # bytes of the next one, if it is held
+        self.holder: Any = None  # who uses that
 
     def has_more(self) -> bool:
-        """Whether there is one to read."""
-        return self.words[HEAD] != self.taken
+        """Whether there is one to read, beside what is held."""
+        return self.words[HEAD] != self.taken + self.held
 
     def next_at(self) -> int:
         """Where in `ring` the next post lies, which is there."""
@@ -351,7 +362,19 @@ class Reader:
     def give_up(self) -> None:
         """Read nothing more: the rank posts what makes no sense, and is lost."""
         self.words = memoryview(bytearray(PAGE)).cast("Q")
-        self.taken = 0
+        self.taken = self.held = 0
+
+    def hold(self, nbytes: int, holder: object) -> None:
+        """The next post, of so many bytes, stays where it is until `let_go`. That comes before the
+        one behind it is read."""
+        self.held = nbytes
+        self.holder = holder
+
+    def let_go(self) -> None:
+        """What was held is needed no more."""
+        held = self.held
+        self.held, self.holder = 0, None
+        self.move(held)
 
     def move(self, nbytes: int) -> None:
         """So many bytes more were read."""

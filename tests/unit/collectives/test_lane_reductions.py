@@ -98,6 +98,28 @@ def test_the_same_as_the_ordinary_way(run, inline, name, size, length):
         assert ALL in inline
 
 
+@pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter", "reduce_scatter to a new array"])
+def test_small_ones_to_another_array_are_done_at_once(run, monkeypatch, name):
+    """As the shortest plan is: in no steps."""
+    monkeypatch.setattr(lane_reductions, "in_steps", None)
+
+    async def main():
+        async with sharing(3) as ranks:
+            for number in range(4):
+                xs = [np.arange(6.0) + number + group.rank for group in ranks]
+                outs = [np.zeros(6) for _ in ranks]
+                results = await everyone(
+                    ranks,
+                    lambda g, xs=xs, outs=outs: CALLS[name](g, [xs[g.rank]], [outs[g.rank]], None),
+                )
+                total = sum(xs)
+                for rank, result in enumerate(results):
+                    is_part = name.endswith("new array")
+                    assert (result == (total[2 * rank : 2 * rank + 2] if is_part else total)).all()
+
+    run(main())
+
+
 def test_tensors_are_marked(run, inline):
     async def main():
         async with sharing(2) as ranks:

@@ -175,6 +175,58 @@ def test_large_reductions_are_prepared(run, posted, start, nbytes, monkeypatch):
     run(main())
 
 
+MEDIUM = {
+    "broadcast": lambda g, x, **k: g.broadcast(x if g.rank == 1 else None, 1, **k),
+    "all_gather": lambda g, x, **k: g.all_gather(x, **k),
+    "gather": lambda g, x, **k: g.gather(x, 1, **k),
+    "scatter": lambda g, x, **k: g.scatter([x, x] if g.rank == 1 else None, 1, **k),
+    "all_to_all": lambda g, x, **k: g.all_to_all([x, x], **k),
+    "reduce_scatter": lambda g, x, **k: g.reduce_scatter(np.concatenate([x, x]), **k),
+}
+
+
+@pytest.mark.parametrize("start", MEDIUM.values(), ids=MEDIUM)
+def test_up_to_three_mebibytes_are_posted(run, posted, start, monkeypatch):
+    """And prepared: no program is started for them, once they are known."""
+    nbytes = 1 << 20 if start is MEDIUM["reduce_scatter"] else 3 << 19
+
+    async def main():
+        async with sharing(2) as ranks:
+            for number in range(5):
+                if number == 3:
+                    monkeypatch.setattr(post_express, "PostedProgram", None)
+                values = [np.full(nbytes // 8, 1.0 + number + group.rank) for group in ranks]
+                found = await everyone(ranks, lambda g, v=values: start(g, v[g.rank], tag="a"))
+                shown = [{*np.ravel(result)[::5000]} for result in found if result is not None]
+                every = {1.0 + number, 2.0 + number}
+                if start in (MEDIUM["broadcast"], MEDIUM["scatter"]):
+                    every = {2.0 + number}
+                elif start is MEDIUM["reduce_scatter"]:
+                    every = {3.0 + 2 * number}
+                assert shown == [every] * (1 if start is MEDIUM["gather"] else 2)
+                assert posted == [("a", each) for each in range(number + 1) for _ in ranks]
+
+    run(main())
+
+
+def test_a_slot_of_the_largest_size_may_be_a_frame(run, monkeypatch):
+    """With the words before it, that is more than a mebibyte."""
+
+    async def main():
+        async with sharing(2) as ranks:
+            own = ranks[0]._context.post_express._posts
+            for name, answer in (("put", False), ("put_parts", -1), ("has_room", False)):
+                monkeypatch.setattr(own, name, lambda *_, answer=answer: answer)
+            values = [np.full(2 << 17, 1.0 + group.rank) for group in ranks]
+            for result in await everyone(
+                ranks, lambda g: g.reduce_scatter(values[g.rank], tag="a")
+            ):
+                assert result.nbytes == 1 << 20
+                assert {*result} == {3.0}
+
+    run(main())
+
+
 def test_what_does_not_fit_on_one_rank_is_written_on_none(run):
     async def main():
         async with sharing(3) as ranks:

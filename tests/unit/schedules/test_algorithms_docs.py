@@ -96,6 +96,7 @@ PULLS: dict[str, Callable[[int], Plan]] = {
         r, SIZE, LENGTH, 16, 2
     ),
     "pull_whole.reduce": lambda r: pull_whole.reduce(r, SIZE, 0, LENGTH),
+    "pull_whole.reduce_scatter": lambda r: pull_whole.reduce_scatter(r, SIZE, SLICES),
     "pull_whole.scan": lambda r: pull_whole.scan(r, SIZE, LENGTH, False),
     "pull_whole.share": lambda r: pull_whole.share(r, SIZE, 8),
     "pull_slices.all_reduce": lambda r: pull_slices.all_reduce(r, SIZE, LENGTH, 2, 2),

@@ -131,6 +131,23 @@ def test_whole_reduce(size: int, in_place: bool) -> None:
 
 
 @sizes
+def test_whole_reduce_scatter(size: int) -> None:
+    for bounds in (uneven(size), even_bounds(11 * size + 3, size), (0,) * (size + 1)):
+        outcome = run(
+            lambda rank, b=bounds: pull_whole.reduce_scatter(rank, size, b),
+            size,
+            bounds[-1],
+            [bounds[rank + 1] - bounds[rank] for rank in range(size)],
+        )
+        for rank, out in enumerate(outcome.out):
+            assert_reduced(out, range(bounds[rank], bounds[rank + 1]), range(size))
+            plan = pull_whole.reduce_scatter(rank, size, bounds)
+            assert plan.shared == bounds[-1]
+            assert len(plan.steps) == 2 + bool(bounds[-1]) + (bounds[rank] < bounds[rank + 1])
+        assert outcome.rounds <= 1
+
+
+@sizes
 @in_places
 @pytest.mark.parametrize("exclusive", [False, True])
 def test_whole_scan(size: int, in_place: bool, exclusive: bool) -> None:
@@ -250,6 +267,7 @@ def test_every_rank_publishes_also_where_there_is_nothing_to_do() -> None:
             pull_whole.all_reduce_in_pieces(rank, 3, 0, 4, 2),
             pull_slices.reduce(rank, 3, 1, 0, 4, 2),
             pull_slices.reduce_scatter(rank, 3, (0, 0, 0, 0), 4, 2),
+            pull_whole.reduce_scatter(rank, 3, (0, 0, 0, 0)),
             pull_values.broadcast(rank, 3, 1, 0, 4, 1),
             pull_values.all_gather(rank, 3, (0, 0, 0), 4, 2),
             pull_values.exchange(rank, 3, (0, 0, 0, 0), (0, 0, 0, 0), 0, 4, 2),

@@ -232,6 +232,7 @@ PIPELINES: dict[str, Callable[[int, int], Made]] = {
 WHOLES: dict[str, Made] = {
     "all_reduce": lambda r: pull_whole.all_reduce(r, SIZE, 4),
     "reduce": lambda r: pull_whole.reduce(r, SIZE, 1, 4),
+    "reduce_scatter": lambda r: pull_whole.reduce_scatter(r, SIZE, BOUNDS),
     "scan": lambda r: pull_whole.scan(r, SIZE, 4, False),
     "share": lambda r: pull_whole.share(r, SIZE, 4),
 }

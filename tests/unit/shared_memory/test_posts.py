@@ -114,6 +114,42 @@ def test_everyone_reads_all_in_order(ring, seed):
         assert not left
 
 
+def test_what_is_held_is_not_read_again(ring):
+    (one, two), _ = posting(2)
+    (reader,) = two.readers
+    prefix = prefixes(b"words", 300)(1)
+    whole = len(prefix) + padded(300)
+    assert one.put(prefix, bytes(300))
+    assert one.last(len(prefix), 300) == bytes(300)
+    assert one.put(prefix, b"x" * 300)
+    assert one.last(len(prefix), 300) == b"x" * 300
+    one.tell()
+    first = reader.shown(prefix, 300)
+    reader.hold(whole, "call")
+    assert reader.has_more()
+    assert two.met([reader], 0)
+    assert not two.sleep()
+    assert reader.holder == "call"
+    reader.let_go()
+    assert (first, reader.holder) == (bytes(300), None)
+    assert reader.shown(prefix, 300) == b"x" * 300
+    reader.hold(whole, "call")
+    assert not reader.has_more()
+    assert two.met([reader], 0) is None
+    assert two.sleep()
+    two.awake()
+    # There is no room yet for what would be written over it.
+    assert one.put(prefix, b"y" * 300)
+    assert not one.put(prefix, b"z" * 300)
+    reader.let_go()
+    assert one.put(prefix, b"z" * 300)
+    one.tell()
+    assert reader.has_more()
+    reader.hold(whole, "call")
+    reader.give_up()
+    assert not reader.has_more()
+
+
 def taken_of(reader):
     """The next post, which is needed no more."""
     number, words, data, whole = reader.next_post()

@@ -138,8 +138,10 @@ def posting(request, lanes, monkeypatch):
     """``posting(size, polls)``: ranks that post."""
     monkeypatch.setattr(posts, "SIZE", request.param)
     monkeypatch.setattr(posts, "NEAR", request.param // 4)
-    monkeypatch.setattr(exchange, "ROOM_IN_MEMORY", 170_000)
+    monkeypatch.setattr(exchange, "ROOM_IN_POSTS", 170_000)
     monkeypatch.setattr(post_express, "MOST_SHOWN", 180_000)
+    # In large rings all is held where it lies.
+    monkeypatch.setattr(post_express, "FEW", 1024 if request.param == 1024 else 0)
 
     def make(size, seed, **how):
         world = lanes.World(size, lanes.Chance(seed), **how)
@@ -176,7 +178,7 @@ def calls_of(request, lanes, monkeypatch):
         monkeypatch.setattr(reductions, "EAGER_LIMIT", 20)
         monkeypatch.setattr(reductions, "POSTED_OF_TWO", 20)
         monkeypatch.setattr(lane_reductions, "SMALL_LISTS", 20)
-        for limit, most in (("EAGER_LIMIT", 20), ("ROOM_IN_MEMORY", 2000), ("EAGER", 2000)):
+        for limit, most in (("EAGER_LIMIT", 20), ("ROOM_IN_POSTS", 2000), ("EAGER", 2000)):
             monkeypatch.setattr(exchange, limit, most)
     if request.param.startswith("all_reduce"):
         return some_calls
@@ -434,14 +436,12 @@ def test_large_arrays_are_in_posts(lanes, kind, full, monkeypatch):
     for context in world.contexts:
         context.shares_memory = True
     for number in range(9):
-        if number == 6:
-            for rank in full:
-                world.contexts[rank].post_express.berths.break_off()
-        elif number == 3:
-            for rank in full:
-                own = world.contexts[rank].post_express._posts
-                for name, answer in (("put", False), ("put_parts", -1), ("has_room", False)):
-                    monkeypatch.setattr(own, name, lambda *_, answer=answer: answer)
+        for rank in full if number == 6 else ():
+            world.contexts[rank].post_express.berths.break_off()
+        for rank in full if number == 3 else ():
+            own = world.contexts[rank].post_express._posts
+            for name, answer in (("put", False), ("put_parts", -1), ("has_room", False)):
+                monkeypatch.setattr(own, name, lambda *_, answer=answer: answer)
         call = OfKind(lanes, 2 * number + 1, kind, "t", 60_000)
         for context in world.contexts:
             call.start(context, posts=True)
@@ -486,7 +486,7 @@ def test_what_is_too_large_for_a_frame(lanes, why, has_berths, monkeypatch):
         context.shares_memory = True
         if not has_berths:
             context.post_express.berths.break_off()
-        for tag in range(16 if why == "the ring is full" else 1):
+        for tag in range(14 if why == "the ring is full" else 1):
             if why == "others have asked for it":
                 context.calls.arrivals.early[tag, 0] = Early(inquirers=(1 - context.rank,))
             x = np.full(270_000, tag + context.rank + 1.0)[::2]  # its parts lie apart
