@@ -365,24 +365,3 @@ def test_a_tensor_is_reduced_for_one_rank_while_another_is_late(run):
                 assert xs[1].tolist() == [1.0] * 3
 
     run(main())
-
-
-def test_what_was_posted_counts_wherever_the_array_lies(run):
-    """A template is of an array of one's own. One that all ranks see would travel apart, but not
-    where its data was posted already."""
-
-    async def main():
-        async with sharing(2) as ranks:
-            n = 35_000
-            shared = ranks[1].empty(n, np.float64)
-            shared[:] = 1.0
-            for late in range(6):
-                mine = shared if late > 2 else np.ones(n)
-                waiting = ranks[1].all_gather(mine, tag="t")
-                if late > 2:
-                    ranks[1]._context.calls.waiting.by_key["t", late].to_operation()
-                found = await ranks[0].all_gather(np.zeros(n), tag="t")
-                for result in (found, await waiting):
-                    assert [x[0] for x in result] == [0.0, 1.0]
-
-    run(main())
