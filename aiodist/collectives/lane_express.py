@@ -270,6 +270,8 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
                 if executor is None:
                     phase = next(program)
                     if not isinstance(phase, Phase) or phase.shared is None:
+                        if not begun:  # nothing is published that would say that it was called
+                            lane.show_entry()
                         rest = before(phase, program)
                         break
                     number = lane.next_phase() if begun else 0

@@ -181,6 +181,8 @@ def slots_of(context: ExpressGroup, call: Call, xs: Any, op: Any) -> Slots | Non
 
 
 def _joined(parts: list[Any], own: int, op: Any, is_small: bool) -> Slots | None:
+    if not parts:  # an empty list, which may be reduced like any other
+        return None
     views = [arrays.view(part, "xs") for part in parts]
     mine = views[own]
     if not is_small or mine is None or not isinstance(op, ReduceOp):

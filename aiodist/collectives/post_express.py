@@ -183,6 +183,8 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             return None
         recipe.op, recipe.call = call.op, call.text.encode()
         recipe.returns = self._context.rank == dst
+        if not recipe.returns:
+            recipe.finish = None  # there is no result, and nothing was written
         if recipe.in_one_go is not None:
             recipe.in_one_go = self._fused(in_one_go, recipe)
         return recipe

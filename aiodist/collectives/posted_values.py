@@ -18,6 +18,8 @@ from aiodist.collectives.templates import Window
 from aiodist.engine.executor import Executor
 from aiodist.engine.phase import Phase
 from aiodist.links.moved import Moved
+from aiodist.phases.memories import Blobs
+from aiodist.schedules.plan import OUT, Span
 from aiodist.shared_memory.posts import HEAD, Posts, Reader, padded, prefixes
 from aiodist.wire.frames import pack_fields
 
@@ -129,6 +131,10 @@ class PostedValues(ValueRecipe, Posted):
         with Shows(self._context):
             program = self._make(self._context, *given.args).start(False)
             phase = cast(Phase, next(program))
+        # The others go by what was posted. Made anew it may say that the data travels apart: of an
+        # array that all ranks see, where the template is of one that they do not.
+        own = Span(OUT, self._context.rank, self._context.rank + 1)
+        cast(Blobs, phase.memory).read((own,), memoryview(self.shown(given)).cast("B"))
         done = self._context.size - 1  # all that it sends
         return Otherwise(Executor(phase, None, done=done), self._rest(program, phase, given))
 

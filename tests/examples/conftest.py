@@ -22,7 +22,7 @@ from aiodist.launching import spawn
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-OTHERWISE = ("hello_world.py", "by_hand.py", "torch_multiprocessing.py")
+OTHERWISE = ("hello_world.py", "by_hand.py", "breakpoint.py", "torch_multiprocessing.py")
 """Programs that tests run as they are."""
 
 Program = tuple[str, int]

@@ -185,6 +185,25 @@ def test_by_hand(free_port: int, environment: Environment) -> None:
         ]
 
 
+@pytest.mark.long
+def test_breakpoint(environment: Environment) -> None:
+    launcher = [sys.executable, "-m", "aiodist_cli", "run", "-n", "2", "--stdin", "0"]
+    done = subprocess.run(
+        [*launcher, str(PROGRAMS / "breakpoint.py")],
+        env=environment(),
+        input="p tensor\ncontinue\n",
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 of group 'world'; the others wait" in done.stdout
+    assert "(Pdb) tensor([0.])" in done.stdout
+    assert "My rank:  0\nRank 0 has data 1.0\n" in done.stdout
+    assert "[1] Rank 1 has data 1.0\n" in done.stdout
+
+
 def test_every_program_has_its_test() -> None:
     here = Path(__file__).read_text()
     programs = sorted(path.name for path in PROGRAMS.glob("*.py"))

@@ -52,6 +52,29 @@ def test_who_comes_last_is_done_within_the_call(run, name):
     run(main())
 
 
+NOTHING = {
+    "all_reduce": lambda g, tag: g.all_reduce([], tag=tag),
+    "average": lambda g, tag: g.all_reduce([], ReduceOp.AVG, tag=tag),
+    "out": lambda g, tag: g.all_reduce([], out=[], tag=tag),
+    "reduce": lambda g, tag: g.reduce([], 1, tag=tag),
+}
+
+
+@pytest.mark.parametrize("tag", [None, "t"])
+@pytest.mark.parametrize("name", NOTHING)
+def test_an_empty_list_is_reduced_over_links_and_holds_up_nobody(run, name, tag):
+    """It publishes nothing, so its entry has to be shown by itself, or what comes next waits."""
+
+    async def main():
+        async with sharing(2) as ranks:
+            for _ in range(3):
+                found = await everyone(ranks, lambda g: NOTHING[name](g, tag))
+                assert found == ([None, []] if name == "reduce" else [[], []])
+                assert await everyone(ranks, lambda g: g.all_reduce(1)) == [2, 2]
+
+    run(main())
+
+
 def test_what_fails_after_its_first_phase(run):
     async def main():
         async with sharing(2) as ranks:

@@ -399,3 +399,21 @@ def test_a_function_that_fails_fails_the_call(run, monkeypatch):
             await everyone(ranks, lambda g: g.all_reduce(np.ones(2), tag="a"))
 
     run(main())
+
+
+def test_a_tensor_is_reduced_for_one_rank_while_another_is_late(run):
+    """Who has no result, and goes on as an operation, has no tensor that it could mark."""
+
+    async def main():
+        async with sharing(2) as ranks:
+            for late in range(3):
+                xs = [torch.ones(3) for _ in ranks]
+                waiting = ranks[1].reduce(xs[1], 0, tag="t")
+                if late:
+                    ranks[1]._context.calls.waiting.by_key["t", late].to_operation()
+                total = await ranks[0].reduce(xs[0], 0, tag="t")
+                assert total.tolist() == [2.0] * 3
+                assert await waiting is None
+                assert xs[1].tolist() == [1.0] * 3
+
+    run(main())
