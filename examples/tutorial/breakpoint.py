@@ -1,6 +1,6 @@
 """A debugger on one rank, while the others wait. That rank needs a terminal to type at::
 
-    aiodist run -n 2 --stdin 0 breakpoint.py
+aiodist run -n 2 --stdin 0 breakpoint.py
 """
 
 from __future__ import annotations
