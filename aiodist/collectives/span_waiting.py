@@ -97,9 +97,9 @@ class SpanCall:
 
     def begin(self) -> bool:
         """Whether it waits from here on."""
-        if self.seconds < 2 * LONG:
-            return False
         calls = self._calls
+        if self.seconds < 2 * LONG or calls.party.ended is not None or calls.party.lost():
+            return False
         calls.tags.take(None)
         calls.waiting.by_key[self.key] = self
         calls.waiting.takers[self.key] = self

@@ -233,7 +233,10 @@ class Calls:
             deliver(operation.message(src, 0, len(data)), (data,), len(data))
         if self._enter(operation, has_number=came is not None):
             operation.advance()
-            self.ends.review(operation)
+            # One that waited had entered before, perhaps before somebody was lost, who may have
+            # been done with it: `rank_lost`, by which it is an operation now, looks at it.
+            if came is None:
+                self.ends.review(operation)
         self._arm(operation, seconds, 0.0 if came is None else work.elapsed)
         work.pending_for_user()
         return operation
@@ -309,7 +312,8 @@ class Calls:
         operation.lane.add(operation)
         if operation.lane.is_broken and not operation.done:
             self.failed(operation, self._why_broken())
-        self.ends.review(operation)
+        if not has_number:
+            self.ends.review(operation)
         return False
 
     def _why_broken(self) -> PeerLostError:
