@@ -17,8 +17,9 @@ import numpy as np
 
 async def main():
     async with aiodist.connect(timeout=20, op_timeout=20) as group:
+        await group.all_reduce(np.ones(300_000))  # all are linked, so all hear at once who is gone
         x = np.ones(1)
-        for number in range(30):
+        for number in range(60):
             async with await group.dup() as other:
                 for call in range(1 + number % 9):
                     await other.barrier()
