@@ -288,7 +288,10 @@ class PostedProgram(Posted):
         try:
             for rank, value in enumerate(values):
                 if rank != self._rank:
-                    memory.read((Span(OUT, rank, rank + 1),), memoryview(value))
+                    # A copy, as what is made of it is needed for longer than the post is there.
+                    spans = (Span(OUT, rank, rank + 1),)
+                    memory.incoming(spans, len(value))[:] = value
+                    memory.arrived(spans)
         except ProtocolError:
             return self.begun(x, given)  # which finds it, too, and says whose it is
         try:

@@ -111,9 +111,10 @@ class PostedValues(ValueRecipe, Posted):
                         found.append(window)
                         break
             else:
+                self.release()
                 return self.begun(x, given)
         made = give(self.taking(found), given)
-        _lift(found)  # else they would keep the values
+        self.release()  # else they would keep the values, those as well that did not fit
         return x.pop() if made else self.begun(x, given)
 
     def taking(self, found: Sequence[Window]) -> Take | None:

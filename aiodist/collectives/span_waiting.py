@@ -205,6 +205,8 @@ class SpanCall:
     def _waits_no_more(self) -> None:
         waiting = self._calls.waiting
         del waiting.by_key[self.key], waiting.takers[self.key]
+        # Each would keep the other, and the group's memory, until the collector runs.
+        self._executor.hand_over(self._frames)
 
     def to_operation(self) -> Operation | None:
         """See `WaitingCall`."""
