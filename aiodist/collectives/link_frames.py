@@ -6,13 +6,13 @@ the call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from aiodist.collectives.express import ExpressGroup
 from aiodist.engine.phase import Spans
 from aiodist.schedules.plan import Plan, Recv, Send
-from aiodist.transports.base import Link
+from aiodist.transports.base import Landing, Link
 from aiodist.transports.kept import JOINED
 from aiodist.transports.polling import cores
 from aiodist.transports.stream import StreamLink
@@ -184,3 +184,27 @@ class LendingFrames(Frames):
         if self._lent:
             lent, self._lent = self._lent, []
             self._party.settle_all(lent, self)
+
+
+class Coming:
+    """A frame of `src` that a call takes itself, and that is coming, or is here: its landing."""
+
+    __slots__ = ("_came", "inflow", "is_here", "src", "view")
+
+    def __init__(self, src: int, view: memoryview, came: Callable[[int], None]) -> None:
+        self.src = src
+        self.view = view
+        self._came = came  # hears of `src` once it is here
+        self.is_here = False
+        self.inflow: Landing | None = None  # where it goes of the operation that the call is by now
+
+    @property
+    def memory(self) -> memoryview | None:
+        return self.view if self.inflow is None else self.inflow.memory
+
+    def landed(self) -> None:
+        if self.inflow is not None:
+            self.inflow.landed()
+        else:
+            self.is_here = True
+            self._came(self.src)

@@ -30,6 +30,7 @@ import numpy as np
 
 from aiodist.collectives.express import written
 from aiodist.collectives.lane_values import Given
+from aiodist.collectives.link_frames import Coming
 from aiodist.collectives.link_values import LinkValues, Route
 from aiodist.engine.calls import Calls
 from aiodist.engine.early import Key
@@ -42,27 +43,14 @@ from aiodist.wire.frames import pack_fields
 from aiodist.work import Work
 
 
-class Words:
-    """The last words of a call, which come in one frame: its landing."""
+class Words(Coming):
+    """The last words of a call, which come in one frame."""
 
-    __slots__ = ("_call", "inflow", "is_coming", "src", "view")
+    __slots__ = ("is_coming",)
 
-    def __init__(self, call: MovingCall, src: int, view: memoryview) -> None:
-        self._call = call
-        self.src = src
-        self.view = view
+    def __init__(self, src: int, view: memoryview, came: Callable[[int], None]) -> None:
+        super().__init__(src, view, came)
         self.is_coming = False
-        self.inflow: Landing | None = None  # where it goes of the operation that the call is by now
-
-    @property
-    def memory(self) -> memoryview | None:
-        return self.view if self.inflow is None else self.inflow.memory
-
-    def landed(self) -> None:
-        if self.inflow is not None:
-            self.inflow.landed()
-        else:
-            self._call.all_is_said()
 
 
 class MovingCall:
@@ -133,7 +121,7 @@ class MovingCall:
         if last is None or party.ended is not None or party.lost():
             return False
         self._done = done
-        self._words = Words(self, *last)
+        self._words = Words(*last, lambda _: self.all_is_said())
         self._wait()
         return True
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from aiodist.collectives.express import failing
-from aiodist.collectives.link_frames import LendingFrames
+from aiodist.collectives.link_frames import Coming, LendingFrames
 from aiodist.engine.calls import Calls
 from aiodist.engine.early import Key
 from aiodist.engine.executor import Executor
@@ -25,30 +25,6 @@ from aiodist.schedules.plan import Recv
 from aiodist.shared_memory.lane import DifferentCallsError, Lane
 from aiodist.transports.base import Landing
 from aiodist.work import Work
-
-
-class Coming:
-    """A frame of `src` that is coming, or is here: its landing."""
-
-    __slots__ = ("_call", "inflow", "is_here", "src", "view")
-
-    def __init__(self, call: SpanCall, src: int, view: memoryview) -> None:
-        self._call = call
-        self.src = src
-        self.view = view
-        self.is_here = False
-        self.inflow: Landing | None = None  # where it goes of the operation that the call is by now
-
-    @property
-    def memory(self) -> memoryview | None:
-        return self.view if self.inflow is None else self.inflow.memory
-
-    def landed(self) -> None:
-        if self.inflow is not None:
-            self.inflow.landed()
-        else:
-            self.is_here = True
-            self._call.came(self.src)
 
 
 class Waited(Protocol):
@@ -122,7 +98,7 @@ class SpanCall:
         for peer, (receive,) in phase.prepared.receives.items():
             view = None if peer in taken else memory.due(receive.spans)
             if view is not None and arrivals.take_early(self.key, peer, self.call, view):
-                coming = self._coming[peer] = Coming(self, peer, view)
+                coming = self._coming[peer] = Coming(peer, view, self.came)
                 coming.is_here = True
         return arrivals.is_quiet(self.key)
 
@@ -188,7 +164,7 @@ class SpanCall:
         view = memory.due(receive.spans)
         if view is None or len(view) != nbytes:
             return None
-        coming = self._coming[src] = Coming(self, src, view)
+        coming = self._coming[src] = Coming(src, view, self.came)
         return coming
 
     def came(self, src: int) -> None:
