@@ -25,8 +25,11 @@ user's, and the other ranks have heard. Only the Work is held, which is to say w
 **Why nobody waits for ever.** A Work is held while a ruling is to be expected, and that ends:
 
 * The coordinator rules 0.5 s after the first report (`membership.recovery.RULING_SECONDS`), and one
-  of the two ends is lost then, or had left or been lost before. All members are told of each of
-  these, and look again at the Works that they hold (`review`).
+  of the two ends is lost then, or had been lost before. All members are told of each of these, and
+  look again at the Works that they hold (`review`).
+* The loser may close the group, or leave, as soon as its own call has failed. That is no ruling: it
+  goes because of the loss, and who hears of both would otherwise name the rank that lived. Where
+  the other end has died, this rank has a link to it that breaks as well, a moment later.
 * If the coordinator goes away, no ruling is expected, and what was heard is what the Works fail
   with. If the group ends here, they fail with that.
 * In whatever other case (the coordinator waits for members that may come back to it, say) a timer
@@ -42,6 +45,7 @@ from typing import Any
 from aiodist.engine.failures import BELIEVED, LOST, Verdict
 from aiodist.errors import AiodistError, PeerLostError
 from aiodist.links.party import Party
+from aiodist.links.peer import LEFT, InOrder
 from aiodist.work import Work
 
 Where = Mapping[str, Any]
@@ -112,7 +116,7 @@ class Hearsay:
         """What to say where one of the two is known to be lost."""
         lost = self._party.lost()
         gone = [peer for peer in verdict.details if peer in lost]
-        if not gone and verdict.rank in lost:
+        if not gone and not isinstance(lost.get(verdict.rank, LEFT), InOrder):
             gone = [verdict.rank]
         if not gone:
             return None

@@ -1,0 +1,69 @@
+"""What a Work fails with whose operation another rank gave up for a loss that it believes in."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiodist.engine.failures import BELIEVED, Verdict
+from aiodist.engine.hearsay import Hearsay
+from aiodist.errors import PeerLostError
+from aiodist.links.peer import CLOSED, LEFT, InOrder
+from aiodist.work import Work
+
+DIED = "its process has ended"
+WHERE = {"group": "g", "epoch": 1, "op": "all_reduce", "tag": None, "seq": 8}
+BELIEF = Verdict(BELIEVED, "rank 0 is lost: connection lost", rank=1, details={0: ""})
+
+
+class Group:
+    """Rank 2 of three, to whom rank 1 has said that it believes rank 0 lost."""
+
+    def __init__(self, lost: dict[int, str]) -> None:
+        self.lost = lost
+        self.expects = True
+        endpoint = SimpleNamespace(expects_ruling=lambda: self.expects, lease=60.0)
+        loop = asyncio.get_running_loop()
+        party: Any = SimpleNamespace(rank=2, loop=loop, endpoint=endpoint, lost=lambda: self.lost)
+        self.hearsay = Hearsay(party)
+        self.work: Work[Any] = Work.begin(loop, "all_reduce", None)
+        self.hearsay.fail(self.work, BELIEF, BELIEF.error(2, "", WHERE), WHERE)
+
+    @property
+    def named(self) -> dict[int, str]:
+        """Whom its Work names, and why."""
+        with pytest.raises(PeerLostError) as caught:
+            self.work.result()
+        return dict.fromkeys(caught.value.ranks, caught.value.message)
+
+
+@pytest.mark.parametrize("goes", [CLOSED, LEFT])
+@pytest.mark.parametrize("first", [True, False])
+async def test_who_believed_it_and_goes_is_not_named_in_place_of_the_dead(
+    goes: InOrder, first: bool
+) -> None:
+    group = Group({1: goes} if first else {})
+    group.lost = {1: goes}
+    group.hearsay.review()
+    assert not group.work.done()
+    group.lost = {0: DIED, 1: goes}
+    group.hearsay.review()
+    assert group.named == {0: f"rank 0 is lost: {DIED}"}
+
+
+async def test_who_believed_it_and_is_turned_out_is_named() -> None:
+    group = Group({})
+    group.lost = {1: "it was silent"}
+    group.hearsay.review()
+    assert group.named == {1: "rank 1 is lost: it was silent"}
+
+
+async def test_its_belief_counts_where_nobody_will_rule() -> None:
+    group = Group({})
+    group.lost = {1: CLOSED}
+    group.expects = False
+    group.hearsay.review()
+    assert group.named == {0: BELIEF.text}
