@@ -96,7 +96,7 @@ class Observer(Protocol):
         ...
 
     def ended(self, record: Record, /) -> None:
-        """It had to wait, and has ended in whatever way."""
+        """An operation that had to wait has ended, in whatever way."""
         ...
 
 
@@ -134,7 +134,7 @@ class Record:
         self.ended: _Ended | None = None  # what is left of `_work` once that has ended
 
     def end(self, state: str, error: BaseException | None = None) -> None:
-        """It has ended: "done", "failed" or "cancelled"."""
+        """The operation has ended. `state`: "done", "failed" or "cancelled"."""
         assert self._work is not None
         self.ended = _of(self._work)
         self._work = None  # it may hold an array
@@ -149,7 +149,7 @@ class Record:
         self.context = None  # it may hold anything of the program's
 
     def carries(self, arrays: Sequence[object]) -> None:
-        """It is a message with these arrays, whose texts are their dtype and shape."""
+        """The operation is a message with these arrays, whose texts are their dtype and shape."""
         self.arrays = arrays[:FEW]
 
     def entry(self, now: float) -> Entry:

@@ -285,11 +285,11 @@ class Connecting:
         self.most = options.most
 
     def without_rank(self) -> Connecting:
-        """The same, asking for no rank in particular."""
+        """A copy that asks for no rank in particular."""
         return Connecting(replace(self._options, ask=replace(self._options.ask, rank=None)))
 
     def with_store(self, name: str) -> Connecting:
-        """The same, for a group whose store is that of all groups that name it."""
+        """A copy for a group whose store is that of all groups that name it."""
         return Connecting(replace(self._options, ask=replace(self._options.ask, store=name)))
 
     def __await__(self) -> Generator[Any, None, Group]:

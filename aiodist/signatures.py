@@ -305,7 +305,7 @@ class Signatures(Protocol):
 
 
 class WindowSignatures(Protocol):
-    """The same of windows."""
+    """Which type each operation of a window gives."""
 
     @overload
     def get(

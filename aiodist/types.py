@@ -206,7 +206,7 @@ Op = ReduceOp | Callable[[Any, Any], Any]
 
 
 class ReachOptions(TypedDict, total=False):
-    """Those options of `aiodist.connect` that say how a process is reached."""
+    """Options that say how a process is reached: see `aiodist.connect`."""
 
     lease: float
     ssl: tls.SSLContext | tuple[tls.SSLContext, tls.SSLContext | None] | None
@@ -217,7 +217,7 @@ class ReachOptions(TypedDict, total=False):
 
 
 class ChannelOptions(ReachOptions, total=False):
-    """Those that `aiodist.publisher` and `aiodist.subscriber` take."""
+    """Options of `aiodist.publisher` and `aiodist.subscriber`."""
 
     name: str | None
     token: str | bytes | None
@@ -225,7 +225,7 @@ class ChannelOptions(ReachOptions, total=False):
 
 
 class MemberOptions(ReachOptions, total=False):
-    """Those, and what holds in a group: for clusters, which have a name and a token for it."""
+    """`ReachOptions`, and what holds in a group: for clusters, which have its name and token."""
 
     join_window: float
     op_timeout: float
@@ -235,7 +235,7 @@ class MemberOptions(ReachOptions, total=False):
 
 
 class GroupOptions(MemberOptions, total=False):
-    """Those that every function takes that makes groups."""
+    """Options that every function takes that makes groups."""
 
     group: str | None
     name: str | None
@@ -243,13 +243,13 @@ class GroupOptions(MemberOptions, total=False):
 
 
 class JoinOptions(GroupOptions, total=False):
-    """Those, and how long to wait for the others."""
+    """`GroupOptions`, and how long to wait for the others."""
 
     timeout: float | None
 
 
 class RankOptions(JoinOptions, total=False):
-    """Those, and which rank to be, of how many."""
+    """`JoinOptions`, and which rank to be, of how many."""
 
     rank: int | None
     size: int | None

@@ -57,8 +57,8 @@ MAX_NDIM: Final = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
 
 def _little(dtype: DType) -> DType:
     """The dtype, little-endian; *native* where that is this machine's order. numpy tells "<i4" of
-    `newbyteorder` from the "=i4" that users make: buffers of the former say "<i", which memoryview,
-    Cython and C extensions refuse."""
+    `newbyteorder` from the "=i4" that users make: buffers that have "<i4" say "<i", which
+    memoryview, Cython and C extensions refuse."""
     return np.dtype(dtype.newbyteorder("<").str)
 
 

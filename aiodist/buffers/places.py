@@ -59,7 +59,7 @@ def check(places: Sequence[Any], name: str) -> None:
 
 
 def check_tree(place: Any, name: str) -> None:
-    """The same of one place."""
+    """Raise ValueError where arrays of one tree share a part of their memory: see `check`."""
     if isinstance(place, (list, tuple, dict)):
         check([place], name)
 

@@ -213,8 +213,3 @@ def unsupported_reason() -> str | None:
     except OSError as error:
         return f"the system gives no sealed memory (memfd_create: {error})"
     return None
-
-
-def supported() -> bool:
-    """Whether segments can be used here."""
-    return unsupported_reason() is None

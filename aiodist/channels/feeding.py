@@ -1,6 +1,8 @@
-"""What brings a version here goes on for a moment when nobody waits for it any more: until the part
-that is just coming is here. So calls that are cancelled again and again, or have a short timeout,
-get on by a part at least each time, and nothing is sent twice for them."""
+"""Keeps a transfer of a version going for a moment after the call that wanted it was cancelled.
+
+It goes on until the part that is just coming is here. So calls that are cancelled again and again,
+or have a short timeout, get on by a part at least each time, and nothing is sent twice for them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from aiodist.channels.participant import Participant
 
 
 class Feeding:
-    """Those versions that are being taken."""
+    """The versions that are being taken, and what takes them."""
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant

@@ -93,18 +93,18 @@ class Coming(ABC):
         return self._recalled or (self._retired and not self.is_whole)
 
     def stir(self) -> None:
-        """It has to come from somebody else from now on, which takes a moment."""
+        """The version has to come from somebody else from now on, which takes a moment."""
         self.stirs += 1
         self.tell()
 
     def starve(self) -> None:
-        """Nobody who is there has it."""
+        """Nobody who is there has the version."""
         self.starved += 1
         self.tell()
 
     @contextmanager
     def feeding(self) -> Iterator[None]:
-        """It is being taken from somebody."""
+        """While this lasts, the version is being taken from somebody."""
         self.fed += 1
         try:
             yield
@@ -113,7 +113,7 @@ class Coming(ABC):
 
     @contextmanager
     def wanting(self) -> Iterator[None]:
-        """Somebody waits for all of it."""
+        """While this lasts, somebody waits for all of the version."""
         self.wanted += 1
         try:
             yield
@@ -130,14 +130,14 @@ class Coming(ABC):
         await self._news.wait()
 
     def retire(self) -> None:
-        """It is given to nobody any more; who reads it may go on."""
+        """Give the version to nobody any more. Who reads it already may go on."""
         self._retired = True
         self.tell()
         if not self.readers:
             self._let_go()
 
     def recall(self) -> None:
-        """The same, but those who are being given it have to take the rest from others."""
+        """Retire the version, and have those who are being given it take the rest from others."""
         self._recalled = True
         self.retire()
 

@@ -51,8 +51,9 @@ class Reading:
         return self._parts.wanted(there)
 
     def read(self, found: Holding | Lot) -> Any:
-        """It is here: its tree, or None where it was written to `into`. May run in a thread. Raises
-        TypeError and ValueError, naming the place in `into`, where that does not fit."""
+        """What a user gets of a version that is here: its tree, or None where it was written to
+        `into`. May run in a thread. Raises TypeError and ValueError, naming the place in `into`,
+        where that does not fit."""
         if isinstance(found, Lot):
             if self._parts is None:
                 return found.tree()

@@ -123,7 +123,7 @@ class Lot(Coming):
         return not any(self._left[at] for at in self._of_key[leaf.key])
 
     def fill(self, piece: Piece) -> None:
-        """It is there."""
+        """Note that `piece` is here now."""
         for at in self.needed(piece):
             common = intersection(self._blocks[at].box, piece.box)
             assert common is not None
@@ -131,7 +131,7 @@ class Lot(Coming):
         self._missing -= volume(piece.box)
 
     def lack(self, parcels: Iterable[Parcel]) -> None:
-        """They do not come, and have to come from somebody else."""
+        """Note that `parcels` do not come, and have to come from somebody else."""
         for parcel in parcels:
             self.todo += parcel
 
@@ -162,7 +162,7 @@ class Lot(Coming):
         return cut(self._lying[piece.key], self.want[piece.key], piece.box)
 
     def check(self, needed: set[int]) -> None:
-        """It was, when it came."""
+        """Nothing to do: all that is in a lot was checked when it came."""
 
 
 def unpacked_parcel(data: Flat, check: int, lot: Lot, parcel: Parcel) -> None:

@@ -150,7 +150,7 @@ class _Checks:
         self._found: list[int] = []
 
     def go_on(self, end: int) -> None:
-        """It is written up to `end`: read it, unless that is little."""
+        """Read on, as memory is written up to `end` now; unless that is little."""
         if end - self._at >= CACHED:
             self._read(end)
 
@@ -178,7 +178,7 @@ class Stretches:
         self._buffers = buffers
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Those bytes; a copy where they are of several arrays."""
+        """The bytes from `start` to `stop`; a copy where they are of several arrays."""
         if stop <= len(self.front):
             return memoryview(self.front)[start:stop]
         first = max(0, bisect.bisect_right(self._starts, start) - 1)

@@ -87,7 +87,7 @@ class Block:
         return self._is_known and self._forks == _Forks.count and not self.segment.is_read
 
     def close(self) -> None:
-        """It is not used again. Who has it keeps it."""
+        """Use the block for no further version. Who has its memory keeps it."""
         if self.segment is not None:
             self.segment.close()
 
@@ -159,14 +159,14 @@ class Memory:
 
     @classmethod
     def of(cls, segment: Segment) -> Memory:
-        """That of another process, which is mapped here."""
+        """The memory of a version in another process, which is mapped here."""
         memory = cls.__new__(cls)
         memory._set(segment.memory, segment)
         return memory
 
     @classmethod
     def lent(cls, arrays: Stretches) -> Memory:
-        """That of a user."""
+        """The memory of a version that lies in arrays of a user."""
         memory = cls.__new__(cls)
         memory._set(memoryview(b""))
         memory._lent = arrays

@@ -14,15 +14,15 @@ from collections.abc import Callable
 from aiodist.channels.holding import Coming
 
 AHEAD = 1
-"""So many parts more than others."""
+"""How many parts more than the others who takes a version may have."""
 
 GRACE = 1 / 8
-"""Of the patience: for so long one is waited for."""
+"""The part of the patience for which one who is behind is waited for."""
 
 
 class Pace:
-    """That of one who takes a version. `calls`: how many are at the door, who may want some of what
-    is here."""
+    """The pace of one who takes a version. `calls`: how many are at the door, who may want some of
+    what is here."""
 
     def __init__(self, coming: Coming, calls: Callable[[], int], patience: float) -> None:
         self._coming = coming

@@ -160,12 +160,13 @@ async def take(
 
 
 async def give_manifests(pair: Group, packed: Sequence[bytes]) -> None:
-    """What is known of the shares of a version."""
+    """Send what is known of the shares of a version to the other one of a pair."""
     await pair.send(list(packed), TAKES, tag=PARTS)
 
 
 async def take_manifests(pair: Group, version: int, patience: float) -> list[bytes]:
-    """The same. Raises AiodistError, ProtocolError, NotThereError."""
+    """Ask the other one of a pair what is known of the shares of a version. Raises AiodistError,
+    ProtocolError, NotThereError."""
     await pair.send((version, "", [], False, ""), GIVES, tag=PARTS)
     match await pair.recv(src=GIVES, tag=PARTS, timeout=patience):
         case []:

@@ -212,11 +212,11 @@ class Participant:
                 holding.tell()
 
     def met_in(self, pair: Group) -> None:
-        """It is in a group of two now."""
+        """This participant is in a group of two now."""
         self._pairs.add(pair)
 
     async def leave(self, pair: Group) -> None:
-        """It leaves one. Whoever is cancelled meanwhile does not break that off."""
+        """Leave a group of two, also where who asks for that is cancelled meanwhile."""
         await asyncio.shield(self._loop.create_task(self._leave(pair), name="aiodist pair leave"))
 
     async def _leave(self, pair: Group) -> None:
@@ -317,7 +317,7 @@ class Participant:
                 await self._recover(group, error)
 
     async def _again(self, work: Callable[[Store], Awaitable[None]]) -> None:
-        """The same, without an end."""
+        """Do something with the store, as `ask` does, again and again until it is done."""
         while True:
             try:
                 await self.ask(work)

@@ -62,8 +62,8 @@ class Ration:
         return len(said) <= 1 or (self._is_quiet and max(said) <= here)
 
     def insists(self, who: str) -> bool:
-        """The same for one who wants slices: whether he was refused for long enough to have asked
-        all others."""
+        """Whether more has to be given to one who wants slices: he was refused for long enough to
+        have asked all others."""
         since = self._refused.setdefault(who, self._clock())
         return self._is_quiet and self._clock() - since >= self._said_after
 

@@ -98,7 +98,7 @@ def _manifests(participant: Participant, version: int) -> list[bytes]:
 
 
 def _source(participant: Participant, version: int, wants: str) -> tuple[Coming, Source] | None:
-    """That of which pieces are cut out that are here by that name."""
+    """What is here by the name `wants`, and what pieces of it are cut out of."""
     lot = participant.lots.get((version, wants))
     if lot is not None:
         return lot, lot

@@ -97,7 +97,7 @@ class Arrays:
                 of_shares[share] = leaf
 
     def leaf(self, key: str) -> Leaf:
-        """That of any share."""
+        """The array with that key, as any one of the shares describes it."""
         return next(leaf for leaf in self.leaves[key] if leaf is not None)
 
     def item(self, key: str) -> int:
@@ -138,7 +138,7 @@ def _described(leaf: Leaf) -> tuple[str, tuple[int, ...]]:
 
 
 class Source(Protocol):
-    """That of which pieces can be cut out, by and by."""
+    """What pieces can be cut out of while it comes: a version, or what somebody has of one."""
 
     def needed(self, piece: Piece) -> set[int]:
         """What has to be there for it. Raises ProtocolError where it will never be."""

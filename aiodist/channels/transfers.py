@@ -36,7 +36,7 @@ MOST_WAITS = 16
 source: one is told so twice in the time of `patience`."""
 
 NOT_HERE = -2
-"""It has not got that version, or not any more."""
+"""Instead of the number of a part: the source has not got that version, or not any more."""
 
 AHEAD = 4
 """Messages that are sent before the first of them has been taken."""

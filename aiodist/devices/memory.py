@@ -241,7 +241,7 @@ class DeviceMemory:
             self._tell(peer, DROP, number)
 
     def rank_lost(self, peer: int) -> None:
-        """It reads nothing any more."""
+        """Rank `peer` is lost: it reads nothing any more, so what was kept for it is free."""
         for number in list(self._limbo):
             self._flushed(peer, number)
         self.shares.rank_lost(peer)

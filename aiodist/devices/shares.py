@@ -106,7 +106,7 @@ class Shares:
                 del self._lent[number]
 
     def rank_lost(self, peer: int) -> None:
-        """It has views of nothing any more, unless it has said KEPT."""
+        """Rank `peer` is lost: it has views of nothing any more, unless it has said KEPT."""
         for number in list(self._lent):
             self._released(peer, number)
         for key in [key for key in self._borrowed if key[0] == peer]:

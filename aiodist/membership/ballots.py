@@ -135,7 +135,7 @@ class Ballots:
     def __init__(self) -> None:
         self._ballots: dict[BallotKey, Ballot] = {}
         self.voted: dict[int, dict[BallotKey, Ballot]] = {}
-        """Those of them in which a connection has voted."""
+        """The ballots in which each connection has voted."""
         self._outcomes: dict[BallotKey, tuple[tuple[str, ...] | None, Outcome]] = {}
         """With the voters of each; None: not known, it was heard of from a member."""
 

@@ -62,7 +62,7 @@ class Rejoining:
             self._seating.turn_away(conn, way.reason)
             return
         if way is Way.RESTORE:
-            if not self._has_view(conn, request, claim, size):
+            if not self._has_view(conn, request, claim):
                 return
             assert claim.view is not None
             group = self._adopt(key, size, claim.view, claim.ask)
@@ -85,7 +85,7 @@ class Rejoining:
         self._seating.judge_joiners(group)
         self._recovery.review(group)
 
-    def _has_view(self, conn: int, request: int, claim: Rejoin, size: Size) -> bool:
+    def _has_view(self, conn: int, request: int, claim: Rejoin) -> bool:
         """Whether a claim brings the view that it is about; else one member is asked for it."""
         key = (claim.ask.group, claim.ask.run_id)
         if claim.view is not None:

@@ -14,15 +14,15 @@ class Way(enum.Enum):
     """What a claim to be a member leads to."""
 
     TAKE_SEAT = enum.auto()
-    """It is a member of the view that is known here, which may be later than its own."""
+    """The claim is of a member of the view that is known here, which may be later than its own."""
 
     RESTORE = enum.auto()
-    """Its view is not known here, and newer than what is: it becomes the group's."""
+    """The view of the claim is newer than what is known here: it becomes the group's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It is a member no more."""
+    """Who claims to be a member is none any more, and the reason."""
 
     reason: str
 

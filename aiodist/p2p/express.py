@@ -264,7 +264,7 @@ class P2PExpress:
         return False
 
     def _note(self, work: Work[Any], form: Form, peer: int) -> float:
-        """It is done: the time, by the clock of the loop."""
+        """Note a message that is done. Returns the time, by the clock of the loop."""
         records, ended = self._records, self._loop.time()
         records.add((
             records.where, work.op, work.tag, None, form.text, peer, work.nbytes, work._started,

@@ -87,7 +87,7 @@ class Receiving:
     """The target for a message of such metadata, made beforehand."""
 
     def let_go(self) -> None:
-        """It fails: nothing is written to `out` that is not queued there by now."""
+        """The receive fails: nothing is written to `out` that is not queued there by now."""
         if self.target is not None and self.target.foreign is not None:
             self.target.foreign.let_go()
 

@@ -1,4 +1,5 @@
-"""What all programs share."""
+"""What the programs of all collectives are made with: where they run, what was called, and the
+phase in which every rank shows something to all."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def meet(place: Place) -> Part[bool]:
 
 
 def met(offer: Offer | None, blobs: Sequence[bytes]) -> Part[bool]:
-    """The same, with what all have told."""
+    """What `meet` does once all have told what they offer."""
     offers = read(blobs)
     if offer is None or offers is None:
         return False

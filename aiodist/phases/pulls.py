@@ -24,14 +24,14 @@ from aiodist.shared_memory.board import BULK, CROSSING, CROWDED_BULK, SMALL
 WHOLE = 128 * 1024
 """Most bytes of an array that everyone reduces for itself."""
 WHOLE_SLOTS = 8 * 1024
-"""The same of slots that are reduced each by its own rank: each rank shows one of them that nobody
-else reads."""
+"""Most bytes of all slots of a reduce_scatter in which each rank shows all of them, though nobody
+else reads its own."""
 WORTH = 2 * 1024 * 1024
 """Bytes more that a crowded rank moves rather than meet all others once more."""
 DEPTH = 3
 """Buffers through which large arrays go: one is filled, one is read, one is behind."""
 CROWDED_DEPTH = 2
-"""The same of reductions and messages where there are more ranks than cores: nobody is far behind,
+"""Buffers of reductions and messages where there are more ranks than cores: nobody is far behind,
 as all others wait for who has the core, and pieces are larger."""
 ROUNDS = 4
 """Rounds in which even small ones go, so that ranks work at the same time."""

@@ -249,7 +249,7 @@ class Context(Party):
         self.ruled()
 
     def ruled(self) -> None:
-        """It is known better who is lost, or never will be: Works wait for that."""
+        """Look at the Works that wait to know who is lost: it is known better, or never will be."""
         self.calls.ends.hearsay.review()
 
     def revoke(self, by: int) -> None:

@@ -247,7 +247,7 @@ def _pending(actor: RankActor) -> list[Work[Any]]:
 def _waiting(actor: RankActor) -> dict[tuple[bytes, str], list[int]]:
     """Of the collectives that wait: which ranks have not entered them, as far as known."""
     found = {}
-    with contextlib.suppress(RuntimeError):  # as above
+    with contextlib.suppress(RuntimeError):  # the loop goes on meanwhile, in its thread
         for one in actor.contexts:
             for op in list(one.calls.ops.values()):
                 name = name_of(op.work.op, op.tag, op.seq)

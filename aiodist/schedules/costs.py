@@ -119,7 +119,7 @@ def _farthest(members: Iterable[Sequence[str]]) -> float:
         try:
             seconds = float(text.removeprefix(TRIP))
         except ValueError:
-            continue  # as above
+            continue  # of a stranger version, or of nobody's `said`
         found += [seconds] * (0 <= seconds <= MOST)
     return round(sum(sorted(found)[-2:]), 4)
 

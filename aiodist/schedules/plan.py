@@ -1,4 +1,4 @@
-"""The vocabulary of a plan.
+"""What plans are made of: the steps of one rank, and the parts of buffers that they are about.
 
 A `Plan` is the program of one rank. Its steps are executed in order:
 

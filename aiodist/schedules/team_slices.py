@@ -172,7 +172,7 @@ class _Places:
         return Span(X, *self.blocks[k][owner])
 
     def result(self, k: int, owner: int) -> Span:
-        """The same slice in OUT."""
+        """Slice `owner` of block k in OUT."""
         start, stop = self.blocks[k][owner]
         return Span(OUT, start - self._origin, stop - self._origin)
 

@@ -10,12 +10,12 @@ no common order, which a lane needs: what is small of them is posted there (`Pos
 large has a lane of its own for as long as it takes (`Berths`).
 
 **What there is.** Each rank has, for each group, a page of 64-bit words, three areas of staging
-memory and a ring of posts: 4.3 MiB at most, however large the arrays are; and the same again, but
-for the ring, for each large collective with a tag that is under way at once. The *stamp*, one of
-the words, says how far a rank is. Whoever waits looks at the stamps of the others for some ten
-microseconds. Then it says that it sleeps: at first within the call, where the kernel wakes it for a
-word in memory (`futex`); then it lets the event loop go on. Of the ranks that a sleeper needs, the
-last one to come wakes it: it rings, or sends a frame.
+memory and a ring of posts: 20.3 MiB at most, however large the arrays are; and half of that again
+for each large collective with a tag that is under way at once, eight at most. What was never
+written takes nothing. The *stamp*, one of the words, says how far a rank is. Whoever waits looks at
+the stamps of the others for some ten microseconds. Then it says that it sleeps: at first within the
+call, where the kernel wakes it for a word in memory (`futex`); then it lets the event loop go on.
+Of the ranks that a sleeper needs, the last one to come wakes it: it rings, or sends a frame.
 
 **Nobody writes the memory of another rank.** So a rank that is cancelled, or fails, only has to say
 so by its *abort word* before it lets go of its buffers. A rank that has read from it looks at that

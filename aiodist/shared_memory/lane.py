@@ -405,7 +405,7 @@ class Lane:
         return True
 
     def _compare(self) -> dict[int, bytes]:
-        """Those of the others that have called something else."""
+        """Which of the other ranks have called something else, and what."""
         entered = self.entered(self._seq)
         calls = self.board.different(entered, self._seq, self._digest)
         self._agreed = not calls and len(entered) == len(self.others)

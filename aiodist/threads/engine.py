@@ -141,7 +141,7 @@ class Engine:
         self.loop.waiting.pending += 1
 
     def ended(self) -> None:
-        """It does no longer."""
+        """An operation that had `began` waits for no events any more."""
         self.loop.waiting.pending -= 1
 
     def wait_for(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
@@ -168,7 +168,7 @@ class Engine:
         self._endings.append(ending)
 
     def forget(self, ending: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """It is not needed any more."""
+        """Await `ending` no more: it was done before the process exits."""
         if ending in self._endings:
             self._endings.remove(ending)
 

@@ -56,7 +56,7 @@ _now = time.monotonic
 
 
 def at_once() -> bool:
-    """It is enough."""
+    """The `Until` of a visitor that waits for nothing: it is enough from the first."""
     return True
 
 
@@ -86,7 +86,7 @@ class Selector(selectors.DefaultSelector):
         self.visit: Visit | None = None
         """Of the thread that holds the lock, if that is a visitor."""
         self.timers: list[asyncio.TimerHandle] = []
-        """Those that visitors have made since the loop's own thread last looked."""
+        """Timers that visitors have made since the loop's own thread last looked."""
         self.pending = 0
         """Operations that events may bring on."""
         self._lock = lock

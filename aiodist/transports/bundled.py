@@ -71,7 +71,7 @@ class BundledLink(StreamLink):
 
 
 class BundledTlsLink(TlsLink, BundledLink):
-    """The same, encrypted: one stream of TLS over all of them."""
+    """A link over several connections, encrypted: one stream of TLS over all of them."""
 
     __slots__ = ()
 

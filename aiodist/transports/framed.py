@@ -209,8 +209,8 @@ class FramedLink(BaseLink):
         """
 
     def look_for_whole(self, whole: Whole, _: object = None) -> bool | None:
-        """The same for frames that were sent in one piece: None until all of them are there. Their
-        data is copied as it comes, but stays in the link as well until then."""
+        """Read frames that were sent in one piece, as `look_for` reads one: None until all of them
+        are there. Their data is copied as it comes, but stays in the link as well until then."""
         return False
 
     def doze(self, seconds: float) -> bool:

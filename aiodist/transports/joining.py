@@ -43,7 +43,7 @@ PATIENCE = 10.0
 """Seconds within which who has connected says the first bytes, and the other parts come."""
 
 _bundles: weakref.WeakSet[Bundle] = weakref.WeakSet()
-"""Those of this process."""
+"""The bundles of this process: each takes `PARTS` of its files."""
 
 
 def has_room() -> bool:
@@ -161,7 +161,7 @@ class BundleListener(SocketListener):
             super()._admitted(sock)
 
     def take_link(self, sock: socket.socket) -> None:
-        """It is an ordinary connection."""
+        """Make a link of a connection that is not a part of a bundle."""
         try:
             super()._admitted(sock)
         except OSError as error:  # gone again before we looked
@@ -169,7 +169,7 @@ class BundleListener(SocketListener):
             sock.close()
 
     def take_part(self, arrival: Arrival, index: int) -> None:
-        """It is the part `index` of its bundle."""
+        """Take a connection as the part `index` of its bundle. With the last part that is made."""
         assert arrival.bundle is not None
         parts = self._parts.setdefault(arrival.bundle, {})
         if index in parts:
@@ -196,11 +196,11 @@ class BundleListener(SocketListener):
         give(link, self._accept, self.address)
 
     def awaits(self, arrival: Arrival) -> bool:
-        """Whether it is still not known what becomes of it."""
+        """Whether a connection has not said yet what it is, or its other parts have not come."""
         return arrival in self._awaited
 
     def forget(self, arrival: Arrival) -> None:
-        """It is known what becomes of it."""
+        """Wait for a connection no more: it is a part or a link now, or it is gone."""
         self._awaited.pop(arrival, None)
         self._arrivals.discard(arrival)
 

@@ -325,7 +325,7 @@ class Progress:
     def _doze_at(
         self, link: FramedLink, look: Callable[[Any, Any], bool | None], a: Any, b: Any
     ) -> bool | None:
-        """The same for a link, until ``look(a, b)`` is not None."""
+        """Sleep within the call at a link, until ``look(a, b)`` is not None: what it gave then."""
         if not self._polls:
             return None
         now = _clock()

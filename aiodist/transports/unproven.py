@@ -1,4 +1,4 @@
-"""Connections that have not shown yet who they are: how many there may be at a time.
+"""Bounds how many connections may be open that have not shown yet who they are.
 
 Each of them costs a file of this process, whoever made it. Somebody who connects a thousand times
 and says nothing would take them all, and no member could connect any more. A limit alone would not

@@ -93,5 +93,5 @@ def publishers_in(value: bytes | None) -> frozenset[str]:
         return frozenset()
     try:
         return frozenset([one[0] for one in msgpack.unpackb(value) if type(one[0]) is str])
-    except Exception:  # as above
+    except Exception:  # whatever msgpack raises for what a member has written
         return frozenset()

@@ -18,7 +18,7 @@ SIZES: Final = (1 << 10, 1 << 16, 1 << 20, 1 << 26)
 """Operations are told apart by bytes of this rank: up to each of these, and more."""
 
 SECONDS: Final = tuple([1e-5 * 4**k for k in range(11)])
-"""And by how long they took: up to each of these, and more."""
+"""Operations are told apart by how long they took as well: up to each of these, and more."""
 
 MOST_TRANSPORTS: Final = 16
 MOST_TIMES: Final = 256

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import aiodist
-from aiodist.buffers.segment import supported
+from aiodist.buffers.segment import unsupported_reason
 
 SHM = {"transports": ("shm",), "op_timeout": 30.0}
 
-pytestmark = pytest.mark.skipif(not supported(), reason="needs shared memory")
+pytestmark = pytest.mark.skipif(unsupported_reason() is not None, reason="needs shared memory")
 
 
 def held() -> tuple[int, int]:
