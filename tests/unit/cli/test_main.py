@@ -69,7 +69,14 @@ def test_no_command_shows_help(invoke) -> None:
             "say with --node-rank which of the 2 nodes this one is: 0 to 1",
         ),
         (("run", "-n", "1", "--node-rank", "1", "x.py"), "--node-rank is 0 to 0 with --nnodes 1"),
+        (("run", "-n", "1", "--coordinator", "x:1", "x.py"), "the address 'x:1' has no scheme"),
+        (
+            ("run", "-n", "1", "--trace", "/nowhere/run.json", __file__),
+            "there is no folder /nowhere",
+        ),
         (("status",), "Missing argument 'ADDRESS'"),
+        (("status", "nonsense"), "the address 'nonsense' has no scheme"),
+        (("top", "http://x:1"), "has an unknown scheme 'http'"),
         (("coordinator", "extra"), "extra"),
     ],
 )
@@ -77,13 +84,6 @@ def test_wrong_usage(invoke, arguments: tuple[str, ...], problem: str) -> None:
     result, text = invoke(*arguments)
     assert result.exit_code == 2
     assert problem in text
-
-
-def test_bad_address_is_said_to_be_bad(invoke) -> None:
-    result, text = invoke("status", "nonsense")
-    assert result.exit_code == 1
-    assert "aiodist status:" in text
-    assert "nonsense" in text
 
 
 @pytest.mark.parametrize(
