@@ -510,8 +510,8 @@ class Operations:
     def _check_loop(self) -> None:
         if asyncio._get_running_loop() is not self._loop:
             raise RuntimeError(
-                f"{self!r} belongs to the event loop that made it; from other threads use "
-                "group.blocking()"
+                f"{self!r} belongs to the event loop that made it; each asyncio.run makes another "
+                "one. From other threads use group.blocking()"
             )
 
     def _start(
