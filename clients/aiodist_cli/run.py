@@ -177,8 +177,8 @@ def run(
             f"--trace is for one node: set {TRACE} to a directory on each, and join what is in "
             "them with aiodist trace"
         )
-    if trace is not None and not trace.absolute().parent.is_dir():
-        raise usage_error(f"there is no folder {trace.absolute().parent}", "--trace")
+    if trace is not None:
+        _check_writable(trace)
     node = _node(nnodes, node_rank)
     first = node * most
     if stdin is not None and stdin not in range(first, first + most):
@@ -221,6 +221,15 @@ def _page(given: str) -> Address:
         text = f"{given} can be reached from other hosts, and no token guards it: use 127.0.0.1"
         raise usage_error(text, "--http")
     return address
+
+
+def _check_writable(output: Path) -> None:
+    """Say before the run, not behind it, that a trace cannot be written. Raises a usage error."""
+    folder = output.absolute().parent
+    if not folder.is_dir():
+        raise usage_error(f"there is no folder {folder}", "--trace")
+    if not os.access(output if output.exists() else folder, os.W_OK):
+        raise usage_error(f"{output.absolute()} cannot be written", "--trace")
 
 
 @contextlib.contextmanager
