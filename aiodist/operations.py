@@ -63,7 +63,7 @@ class Operations:
             loss = await group.all_reduce(0.5, aiodist.ReduceOp.AVG)
         """
         if asyncio._get_running_loop() is not self._loop:
-            self._check_loop()
+            self._enter()
         context = self._context
         express = context.express if tag is None else context.post_express
         if out is None and express is not None:
@@ -504,14 +504,14 @@ class Operations:
 
     def _enter(self) -> None:
         if self._context.ended is not None or asyncio._get_running_loop() is not self._loop:
-            self._check_loop()
             self._context.check_open()
+            self._check_loop()
 
     def _check_loop(self) -> None:
         if asyncio._get_running_loop() is not self._loop:
             raise RuntimeError(
-                f"{self!r} belongs to the event loop that made it; from other threads use "
-                "group.blocking()"
+                f"{self!r} belongs to the event loop that made it; each asyncio.run makes another "
+                "one. From other threads use group.blocking()"
             )
 
     def _start(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import operator
 import os
 import secrets
 import ssl as tls
@@ -176,10 +177,10 @@ def connect(
     ask = JoinRequest(
         group=group or found.group or "world",
         id="",
-        rank=found.rank if rank is None else rank,
-        size=size,
-        min_size=min_size,
-        max_size=max_size,
+        rank=found.rank if rank is None else _count("rank", rank, 0),
+        size=_count("size", size, 1),
+        min_size=_count("min_size", min_size, 1),
+        max_size=_count("max_size", max_size, 1),
         join_window=join_window,
         lease=lease,
         name=name or "",
@@ -233,6 +234,20 @@ def _check_positive(**options: float) -> None:
     for name, seconds in options.items():
         if not seconds > 0:
             raise ValueError(f"{name} is more than 0 seconds, not {seconds!r}")
+
+
+def _count(name: str, given: int | None, least: int) -> int | None:
+    """A number of ranks, or of one, as an int: said at once where it is none, not once there is a
+    coordinator."""
+    if given is None:
+        return None
+    try:
+        count = operator.index(given)
+    except TypeError:
+        raise TypeError(f"{name} is an int, not {given!r}") from None
+    if not least <= count < least + MAX_MEMBERS:
+        raise ValueError(f"{name} is {least} to {least + MAX_MEMBERS - 1}, not {count}")
+    return int(count)
 
 
 def _looked_up(

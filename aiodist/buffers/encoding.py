@@ -227,9 +227,9 @@ class _Encoder:
     def _pickle(self, value: Any, where: Where) -> None:
         if not self.allow_pickle:
             raise TypeError(
-                f"{where}: a {type(value).__name__} does not travel: arrays, numbers, str, bytes, "
-                "None and list, tuple, dict of these do (anything else with allow_pickle=True "
-                "on all ranks)"
+                f"{where}: a value of type {type(value).__name__} does not travel: arrays, "
+                "numbers, str, bytes, None and list, tuple, dict of these do (anything else with "
+                "allow_pickle=True on all ranks)"
             )
         try:
             data = pickle.dumps(value, protocol=5)

@@ -226,5 +226,7 @@ class ControlClient(Line):
                     raise self.unexpected(reply)
                 text, missing = reply.text, reply.missing
         raise JoinTimeoutError(
-            f"gave up joining after {timeout:g} s: {text}", missing=missing, group=ask.group
+            f"gave up joining after {round(timeout, 2):g} s: {text}",
+            missing=missing,
+            group=ask.group,
         )

@@ -128,11 +128,12 @@ async def dial(
 
 
 def _unreachable(target: Address, spent: float, attempts: int, last: str) -> str:
-    tried = f"no coordinator answered at {target} for {spent:.1f} s ({attempts} attempts, the last "
+    tries = "1 attempt" if attempts == 1 else f"{attempts} attempts, the last one"
+    tried = f"no coordinator answered at {target} for {spent:.1f} s ({tries}: {last})"
     if last == SILENT:
-        return f"{tried}one: {last}). {_silent(target)}"
+        return f"{tried}. {_silent(target)}"
     return (
-        f"{tried}one: {last}). Is it up (rank 0 started, or `aiodist coordinator` running)? Are "
+        f"{tried}. Is it up (rank 0 started, or `aiodist coordinator` running)? Are "
         "host and port right on this rank? Does a firewall stand between?"
     )
 
@@ -261,7 +262,8 @@ class _Greeting:
             if message.kind is Failure.AUTHENTICATION:
                 raise AuthenticationError(
                     f"the coordinator at {self._target} refused this process: {message.text}. "
-                    "Give token= (or AIODIST_TOKEN) the token that the coordinator was given"
+                    "Give token= the token that the coordinator was given; AIODIST_TOKEN is for "
+                    "commands, and for ranks that are given no address"
                 )
             if message.kind is Failure.BUSY:
                 self._fail(OSError(errno.EBUSY, f"it is busy: {message.text}"))

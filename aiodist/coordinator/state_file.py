@@ -367,7 +367,8 @@ def _contents(path: Path) -> bytes | None:
         fd = os.open(path, os.O_RDONLY | _NO_WAIT | _BINARY)
     except FileNotFoundError:
         return None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):  # before `open`, which refuses folders by number
+        os.close(fd)
+        raise ValueError(f"{path} is no file that can hold a state: name another one")
     with open(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ValueError(f"{path} is no file that can hold a state: name another one")
         return file.read()

@@ -22,6 +22,10 @@ BELIEVED = "believed lost"
 """By `rank`, who has no link to those any more; but it may be the one that is turned out."""
 
 
+_DIFFERENT = "ranks called different things:"
+"""How the text of a mismatch of calls begins."""
+
+
 class OperatorError(Exception):
     """A user's operator has raised `error`, of whatever kind: one that says something else where it
     is raised by aiodist, or one that would end the loop, and not just the operation."""
@@ -96,6 +100,8 @@ class Verdict(NamedTuple):
                 **where,
             )
         if self.reason == "mismatch":
+            if not self.text.startswith(_DIFFERENT):  # what was moved does not fit: no call differs
+                return MismatchError(self.text, calls=self.details, **where)
             calls = {own_rank: own_call, **self.details}
             return MismatchError(mismatch_text(calls), calls=calls, **where)
         if self.reason in (LOST, BELIEVED):
@@ -148,7 +154,7 @@ def sayable(text: str) -> str:
 
 def mismatch_text(calls: Mapping[int, str]) -> str:
     """A small table: which ranks called what, and what differs."""
-    return f"ranks called different things:\n{differences.table(calls)}\n"
+    return f"{_DIFFERENT}\n{differences.table(calls)}\n"
 
 
 def timeout_text(seconds: float, missing: Sequence[int], seen: Mapping[int, str]) -> str:

@@ -163,6 +163,6 @@ def barrier(place: Place) -> Call:
 def check_root(place: Place, root: int, name: str) -> None:
     """Raise unless `root` is a rank."""
     if isinstance(root, bool) or not isinstance(root, int):
-        raise TypeError(f"{name} is a rank, an int, not {root!r}")
+        raise TypeError(f"{name} is a rank, a plain int, not {root!r}")
     if not 0 <= root < place.size:
         raise ValueError(f"{name}={root} is no rank of this group of {place.size}")

@@ -199,8 +199,8 @@ class RankActor:
                     event.reason,
                 )
         elif isinstance(event, CoordinatorBack):
-            log.log(
-                logging.INFO if event.kept else logging.WARNING,
+            # As loud as the word that it is away: who heard that waits for this.
+            log.warning(
                 "group %r: the coordinator at %s is back%s",
                 self.view.group,
                 self.address,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 from aiodist.collectives import values
@@ -98,7 +99,8 @@ def _id_of(parent: Context, kind: str, ranks: Sequence[int]) -> bytes:
 
 def members(parent: Context, ranks: Sequence[int]) -> list[int]:
     """The ranks of a subgroup. Raises TypeError and ValueError for what is none of this rank."""
-    ranks = list(ranks)
+    # What numpy has found travels as a plain int, as the destination of a message may be one.
+    ranks = [rank if isinstance(rank, bool) else _plain(rank) for rank in ranks]
     for rank in ranks:
         base.check_root(parent, rank, "each of ranks")
     if len(set(ranks)) != len(ranks):
@@ -109,6 +111,10 @@ def members(parent: Context, ranks: Sequence[int]) -> list[int]:
             "its members alone (split is called by all)"
         )
     return ranks
+
+
+def _plain(rank: Any) -> Any:
+    return int(rank) if isinstance(rank, Integral) else rank
 
 
 Part = tuple[str, list[int]]

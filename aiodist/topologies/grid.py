@@ -76,6 +76,8 @@ class Grid(Neighbors):
     def shift(self, axis: int, by: int = 1) -> tuple[int | None, int | None]:
         """The ranks that lie `by` places before and behind this one along an axis: in a shift, who
         to receive from and who to send to."""
+        if not -len(self.dims) <= axis < len(self.dims):
+            raise ValueError(f"axis={axis} in a grid of {len(self.dims)} axes")
         coords = list(self.coords)
         found: list[int | None] = []
         for step in (-by, by):

@@ -38,10 +38,15 @@ Role = Literal["member", "coordinator", "dialler", "listener"]
 
 
 def secret_of(token: str | bytes | None) -> bytes | None:
-    """`token` as bytes. Raises ValueError for an empty one, which would keep nobody out."""
+    """`token` as bytes. Raises ValueError for an empty one, which would keep nobody out, and
+    TypeError for what is no text (and is not shown: it may be the secret)."""
     if token is not None and not token:
         raise ValueError("the token is empty: give a token, or None for no authentication")
-    return token.encode() if isinstance(token, str) else token
+    if isinstance(token, str):
+        return token.encode()
+    if token is not None and not isinstance(token, bytes | bytearray):
+        raise TypeError(f"a token is a str or bytes, not a value of type {type(token).__name__}")
+    return token
 
 
 def make_proof(

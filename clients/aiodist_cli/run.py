@@ -24,7 +24,7 @@ from aiodist.rank.flight_recorder import VARIABLE
 from aiodist.rank.tracing import VARIABLE as TRACE
 from aiodist.wire.address import Address, parse_address
 from aiodist_cli import tls
-from aiodist_cli.errors import CommandError, usage_error
+from aiodist_cli.errors import CommandError, usable_address, usage_error
 from aiodist_cli.trace import joined
 
 EPILOG = """Four ranks of a script on this host; what stands behind the script belongs to it:
@@ -167,6 +167,8 @@ def run(
         raise usage_error("--stdin is for ranks that are started once")
     if nnodes > 1 and coordinator is None:
         raise usage_error("several nodes need a --coordinator that all of them can reach")
+    if coordinator is not None:
+        usable_address(coordinator, "--coordinator")
     if http is not None and coordinator is not None:
         raise usage_error("the page is the coordinator's: start `aiodist coordinator` with --http")
     page = None if http is None else _page(http)
@@ -175,6 +177,8 @@ def run(
             f"--trace is for one node: set {TRACE} to a directory on each, and join what is in "
             "them with aiodist trace"
         )
+    if trace is not None:
+        _check_writable(trace)
     node = _node(nnodes, node_rank)
     first = node * most
     if stdin is not None and stdin not in range(first, first + most):
@@ -217,6 +221,15 @@ def _page(given: str) -> Address:
         text = f"{given} can be reached from other hosts, and no token guards it: use 127.0.0.1"
         raise usage_error(text, "--http")
     return address
+
+
+def _check_writable(output: Path) -> None:
+    """Say before the run, not behind it, that a trace cannot be written. Raises a usage error."""
+    folder = output.absolute().parent
+    if not folder.is_dir():
+        raise usage_error(f"there is no folder {folder}", "--trace")
+    if not os.access(output if output.exists() else folder, os.W_OK):
+        raise usage_error(f"{output.absolute()} cannot be written", "--trace")
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from aiodist.errors import AiodistError
 from aiodist.membership.group import ranks_text
 from aiodist.transports.certificates import contexts_in
 from aiodist_cli import tls
-from aiodist_cli.errors import CommandError, printable
+from aiodist_cli.errors import CommandError, printable, usable_address
 
 EPILOG = """    aiodist status tcp://127.0.0.1:29500
 
@@ -58,6 +58,7 @@ def status(
 
     If the coordinator asks for a token, put it into AIODIST_TOKEN.
     """
+    usable_address(address, "ADDRESS")
     tls.use(tls_ca, tls_cert, tls_key)
     try:
         found = asyncio.run(ask(address, token_in(os.environ), timeout))
@@ -154,8 +155,9 @@ def _participant_cells(one: Mapping[str, Any]) -> list[RenderableType]:
 
 def _group_table(group: Mapping[str, Any], now: float) -> Table:
     table = Table(title=title(group), title_justify="left")
-    for column in ("rank", "name", "host", "pid", "state", "doing"):
+    for column in ("rank", "name", "host", "pid", "state"):
         table.add_column(column, justify="right" if column in ("rank", "pid") else "left")
+    table.add_column("doing", overflow="fold")  # its end is the line of the program
     for member in group["members"]:
         state = f"member for {duration(now - member['joined_at'])}"
         _add(table, member, state, doing_text(member))

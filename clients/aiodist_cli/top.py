@@ -18,7 +18,7 @@ from rich.table import Table
 from aiodist.environment import token_in
 from aiodist.errors import AiodistError
 from aiodist_cli import tls
-from aiodist_cli.errors import CommandError
+from aiodist_cli.errors import CommandError, usable_address
 from aiodist_cli.keys import pressed
 from aiodist_cli.status import (
     MOST_PARTICIPANTS,
@@ -70,6 +70,7 @@ def top(
 
     If the coordinator asks for a token, put it into AIODIST_TOKEN.
     """
+    usable_address(address, "ADDRESS")
     tls.use(tls_ca, tls_cert, tls_key)
     console = Console()
     try:

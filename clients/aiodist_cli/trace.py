@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -53,10 +53,17 @@ def _files(where: Iterable[Path]) -> list[Path]:
     ]
 
 
+def _read(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is no trace of a rank: {error}") from error
+
+
 def joined(files: Iterable[Path], output: Path) -> str:
     """Write the trace of all `files`, and say what it has. Raises CommandError."""
     try:
-        parts = [json.loads(file.read_text("utf-8")) for file in files]
+        parts = [_read(file) for file in files]
         if not parts:
             raise CommandError("no rank of aiodist has written a trace")
         found = join(parts)

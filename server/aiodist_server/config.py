@@ -114,5 +114,9 @@ class Config(BaseSettings):
         if self.tls_cert is None:
             return None
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(self.tls_cert, self.tls_key)
+        try:
+            context.load_cert_chain(self.tls_cert, self.tls_key)
+        except OSError as error:
+            files = f"{self.tls_cert}" + (f" and {self.tls_key}" if self.tls_key else "")
+            raise OSError(f"{files}: expected a certificate and its key ({error})") from error
         return context

@@ -69,7 +69,8 @@ def test_subgroups(run, groups, everyone):
             assert await everyone(parts, lambda g: g.all_gather(g.rank)) == [[0, 1, 2]] * 3
             assert [member.rank for member in parts[0].members] == [0, 1, 2]
             # They match apart from each other and from the parent.
-            again = await asyncio.gather(*[ranks[rank].subgroup(chosen) for rank in chosen])
+            found = np.array(chosen)  # by numpy: the same ranks
+            again = await asyncio.gather(*[ranks[rank].subgroup(found) for rank in chosen])
             first = [part.barrier() for part in parts]
             second = [part.all_reduce(1) for part in again]
             assert await asyncio.gather(*second) == [3, 3, 3]
@@ -81,6 +82,9 @@ def test_subgroups(run, groups, everyone):
                 await ranks[0].subgroup(chosen)
             with pytest.raises(ValueError, match="twice"):
                 await ranks[1].subgroup([1, 1])
+            for wrong in (True, 1.0, "1"):
+                with pytest.raises(TypeError, match="a plain int"):
+                    await ranks[1].subgroup([1, wrong])
 
     run(main())
 

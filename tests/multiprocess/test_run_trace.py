@@ -78,7 +78,9 @@ def test_no_trace(aiodist: Any, tmp_path: Path) -> None:
     joining = aiodist("trace", "nothing")
     _, err = joining.communicate()
     assert (joining.returncode, err) == (1, "no rank of aiodist has written a trace\n")
-    usage = aiodist("run", "-n", 1, "--nnodes", 2, "--trace", "x", "--coordinator", "y", "z.py")
+    usage = aiodist(
+        "run", "-n", 1, "--nnodes", 2, "--trace", "x", "--coordinator", "tcp://y:1", "z.py"
+    )
     _, err = usage.communicate()
     assert usage.returncode == 2
     assert "AIODIST_TRACE" in err

@@ -29,3 +29,15 @@ async def test_other_threads_are_told_what_they_may_use(call: str) -> None:
         with pytest.raises(RuntimeError, match=r"belongs to the event loop that made it; .*block"):
             await asyncio.to_thread(CALLS[call], group)
         assert await group.agree()
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "broadcast", "send"])
+async def test_what_has_ended_says_so_wherever_it_is_called(op: str) -> None:
+    """As in a forked child, which has another loop, or none: no other thread is what is amiss."""
+    async with aiodist.local(1) as (group,):
+        arguments = (1, 0) if op == "send" else (1,)
+        with pytest.raises(RuntimeError, match="belongs to the event loop that made it"):
+            await asyncio.to_thread(getattr(group, op), *arguments)
+        await group.close()
+        with pytest.raises(aiodist.GroupClosedError):
+            await asyncio.to_thread(getattr(group, op), *arguments)

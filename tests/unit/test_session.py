@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 
+import numpy as np
 import pytest
 
 import aiodist
@@ -55,3 +56,25 @@ def test_a_profile_of_costs_that_cannot_be_read_is_named(monkeypatch, tmp_path, 
         aiodist.connect("inproc://nobody", size=1, **options)
     profile.write_text(written(ONE_HOST_TCP))
     aiodist.connect("inproc://nobody", size=1, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"size": 0}, ValueError, "size is 1 to 4096, not 0"),
+        ({"size": "2"}, TypeError, "size is an int, not '2'"),
+        ({"size": 2, "rank": -1}, ValueError, "rank is 0 to 4095, not -1"),
+        ({"size": 2, "rank": 1.0}, TypeError, "rank is an int, not 1.0"),
+        ({"min_size": 0, "max_size": 2}, ValueError, "min_size is 1 to 4096, not 0"),
+    ],
+)
+def test_numbers_that_make_no_sense_wait_for_no_coordinator(options, error, text):
+    with pytest.raises(error, match=text):
+        aiodist.connect("inproc://nobody", **options)
+
+
+async def test_numbers_may_be_those_of_numpy() -> None:
+    async with aiodist.Coordinator("inproc://numbers") as coordinator:
+        options = {"rank": np.int64(0), "size": np.uint8(1)}
+        async with aiodist.connect(coordinator.address, **options) as group:
+            assert await group.all_gather(group.rank) == [0]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from idle_time import on_idle_time
 
+import aiodist
 from aiodist.control import line as control_line
 from aiodist.control.events import CoordinatorBack, CoordinatorGone
 from aiodist.coordinator.actor import Coordinator
@@ -57,6 +58,20 @@ def test_members_come_back(play: Play, machine: Any) -> None:
         assert (group["epoch"], len(group["members"]), group["absent"]) == (1, 3, [])
         await members[0].client.leave(30)
         assert await members[1].event() == MemberLeft(1, (0,))
+        await machine.coordinator.stop()
+
+
+def test_who_is_told_that_it_is_away_is_told_that_it_is_back(
+    play: Play, machine: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    @play
+    async def scenario(site: Any) -> None:
+        await machine.start()
+        async with aiodist.connect(machine.address, size=1):
+            await machine.restart()
+            with caplog.at_level(logging.WARNING, "aiodist.group"):
+                await until(lambda: "is back" in caplog.text)
+        assert ("without its state file" in caplog.text) == (machine.state is None)
         await machine.coordinator.stop()
 
 

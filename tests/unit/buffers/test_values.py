@@ -269,10 +269,10 @@ def test_subclasses_of_arrays_are_arrays(make: Any, strided: bool) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ({"a": [1, 2, 3, {4}]}, r"value\['a'\]\[3\]: a set does not travel"),
+        ({"a": [1, 2, 3, {4}]}, r"value\['a'\]\[3\]: a value of type set does not travel"),
         ((Point(1, 2),), r"value\[0\]: a Point, a named tuple, does not travel"),
         ([memoryview(np.array([None]))], "dtype object does not travel"),
-        (object(), "value: a object does not travel"),
+        (object(), "value: a value of type object does not travel"),
         ([np.array([object()])], r"value\[0\]: a numpy array of dtype object does not travel"),
         (np.zeros(2, "f4,i4"), "does not travel"),
         (np.zeros(2, "V3"), "does not travel"),
@@ -355,7 +355,7 @@ def test_dlpack_exporters_travel_as_numpy() -> None:
     assert np.array_equal(send(Exporter(np.arange(4)))[1:], [1, 2, 3])
     with pytest.raises(TypeError, match=r"value\[0\]: numpy cannot read this Exporter .*no way"):
         encode([Exporter(np.arange(4), "no way")])
-    with pytest.raises(TypeError, match="a type does not travel"):
+    with pytest.raises(TypeError, match="a value of type type does not travel"):
         encode(Exporter)
     with pytest.raises(TypeError, match="Exporter, neither a numpy array nor a torch tensor"):
         into(np.arange(4), Exporter(np.arange(4)))

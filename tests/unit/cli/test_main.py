@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -69,7 +71,14 @@ def test_no_command_shows_help(invoke) -> None:
             "say with --node-rank which of the 2 nodes this one is: 0 to 1",
         ),
         (("run", "-n", "1", "--node-rank", "1", "x.py"), "--node-rank is 0 to 0 with --nnodes 1"),
+        (("run", "-n", "1", "--coordinator", "x:1", "x.py"), "the address 'x:1' has no scheme"),
+        (
+            ("run", "-n", "1", "--trace", "/nowhere/run.json", __file__),
+            "there is no folder /nowhere",
+        ),
         (("status",), "Missing argument 'ADDRESS'"),
+        (("status", "nonsense"), "the address 'nonsense' has no scheme"),
+        (("top", "http://x:1"), "has an unknown scheme 'http'"),
         (("coordinator", "extra"), "extra"),
     ],
 )
@@ -79,11 +88,13 @@ def test_wrong_usage(invoke, arguments: tuple[str, ...], problem: str) -> None:
     assert problem in text
 
 
-def test_bad_address_is_said_to_be_bad(invoke) -> None:
-    result, text = invoke("status", "nonsense")
-    assert result.exit_code == 1
-    assert "aiodist status:" in text
-    assert "nonsense" in text
+def test_a_trace_that_may_not_be_written(
+    invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    result, text = invoke("run", "-n", "1", "--trace", str(tmp_path / "run.json"), __file__)
+    assert result.exit_code == 2
+    assert "cannot be written" in text
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,17 @@ def test_a_group_that_forms() -> None:
     assert "group g: forming, 1 of 3 here" in text
 
 
+def test_a_narrow_terminal_hides_no_line_of_a_program() -> None:
+    there = doing(places=["a_folder/of_long_names/training_loop.py:1234 in main"])
+    found = {"name": "g", "epoch": 1, "size": 1, "wanted": "1", "waiting": [], "lost": {}}
+    group = found | {"members": [member(0, joined_at=NOW, doing=there)], "left": [], "findings": []}
+    console = Console(width=70, no_color=True)
+    with console.capture() as capture:
+        console.print(status.render({"address": "a", "draining": False, "groups": [group]}, NOW))
+    lines = [line.split("│")[-2].strip() for line in capture.get().splitlines() if "│" in line]
+    assert "training_loop.py:1234" in "".join(lines)
+
+
 def test_draining_is_said() -> None:
     console = Console(width=120)
     with console.capture() as capture:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aiodist_cli import trace_join
+from aiodist_cli import trace, trace_join
+from aiodist_cli.errors import CommandError
 from aiodist_cli.trace_join import Clock
 
 CALL = "all_reduce(SUM, float32[16384])"
@@ -164,3 +166,13 @@ def test_it_is_json_and_parts_of_other_versions_are_refused() -> None:
     assert trace_join.join([part(0, complete=False)]).trace["otherData"]["incomplete"] == "0"
     with pytest.raises(ValueError, match="version 2, not 1"):
         trace_join.join([part(0, aiodist=1)])
+
+
+def test_a_file_that_is_no_trace_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "half.json"
+    file.write_text('{"group":')
+    with pytest.raises(CommandError):
+        trace.joined([file], tmp_path / "run.json")
+    assert f"{file} is no trace of a rank" in capsys.readouterr().err

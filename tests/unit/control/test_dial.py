@@ -89,6 +89,7 @@ def test_who_is_to_try_once_tries_once(reach: Dial) -> None:
     with pytest.raises(JoinError) as caught:
         reach(attempts, retry=False)
     assert not isinstance(caught.value, JoinTimeoutError)
+    assert "(1 attempt: Connection refused)" in str(caught.value)
     assert len(attempts.times) == 1
 
 

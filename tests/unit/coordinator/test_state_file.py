@@ -315,6 +315,13 @@ def test_a_long_log_is_written_anew(path: Path, monkeypatch: pytest.MonkeyPatch)
     file.close()
 
 
+@unix
+def test_a_folder_is_no_file(path: Path) -> None:
+    path.mkdir()
+    with pytest.raises(ValueError, match=rf"{path} is no file that can hold a state"):
+        StateFile(path)
+
+
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         StateFile(tmp_path / "missing" / "state")

@@ -49,6 +49,12 @@ def test_a_token_is_read_out_of_its_file(tmp_path: Path) -> None:
     assert config.read_token() == "secret"
 
 
+def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    config = Config(listen="tls://127.0.0.1:1", tls_cert=tmp_path / "cert", tls_key=tmp_path / "k")
+    with pytest.raises(OSError, match=r"cert and .*k: expected a certificate and its key"):
+        config.ssl_context()
+
+
 @pytest.mark.parametrize("given", ["127.0.0.1:80", "http://127.0.0.1:80"])
 def test_http_is_served_where_it_is_said(given: str) -> None:
     assert str(Config(http=given).http_address) == "tcp://127.0.0.1:80"

@@ -56,6 +56,8 @@ def test_coordinates() -> None:
         grids[0].rank_of((0, 0, 0))
     with pytest.raises(ValueError, match="rank 6"):
         grids[0].coords_of(6)
+    with pytest.raises(ValueError, match="axis=2 in a grid of 2 axes"):
+        grids[0].shift(2)
 
 
 def test_neighbours() -> None:

@@ -15,6 +15,9 @@ def test_a_token_is_text_or_bytes_but_not_empty() -> None:
     for empty in ("", b""):
         with pytest.raises(ValueError, match="the token is empty"):
             secret_of(empty)
+    with pytest.raises(TypeError, match="a str or bytes, not a value of type int") as caught:
+        secret_of(41)  # type: ignore[arg-type]
+    assert "41" not in str(caught.value)
 
 
 def test_the_right_token_is_proved() -> None:
