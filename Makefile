@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations bench-weights kill-times members restarts chaos chaos-weights fuzz crowd scale clean
+.PHONY: help setup demo test test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations bench-weights kill-times members restarts chaos programs chaos-weights fuzz crowd scale clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -139,6 +139,9 @@ restarts: $(READY)  ## kill and restart the coordinator under load, N times
 
 chaos: $(READY)  ## kill, stop and add ranks, and restart the coordinator: N faults
 	$(BIN)/python tests/faults/chaos.py -n $(N)
+
+programs: $(READY)  ## N random programs of processes, every result compared with numpy
+	$(BIN)/python tests/faults/programs.py -n $(N)
 
 chaos-weights: $(READY)  ## the same for who publishes and takes weights: N faults
 	$(BIN)/python tests/faults/chaos_weights.py -n $(N)

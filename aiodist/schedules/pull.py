@@ -85,7 +85,7 @@ def pipeline(
         raise ValueError(f"a pipeline has at least two buffers, not {depth}")
     lag = depth // 2
     peers = others(rank, size)
-    # The last rounds are awaited only by those who collect.
+    # Where nobody collects, nobody awaits the last rounds.
     publishes = max(1, rounds + 1 - (0 if collect else lag))
 
     def turn(k: int) -> list[Step]:
@@ -105,6 +105,9 @@ def pipeline(
     script = Script(step for k in range(min(lag, rounds)) for step in stage(k))
     script += [Publish(), Await(peers, 1)]
     script.repeat(rounds + lag, turn, (*edges, rounds), lag + 2, depth)
+    if collect and rounds and not joined(collect(rounds - 1)):
+        # Who is done may leave the group, and whoever then still waited for another would fail.
+        script.append(Await(peers, publishes))
     script += then
     shared = min(depth, rounds) * buffer
     steps = script.steps(joined)

@@ -21,8 +21,8 @@ def scan(rank: int, size: int, length: int, exclusive: bool, piece: int, depth: 
     partial results lie in shared memory, which is of the type of X and OUT: so this is for
     operators that need no wider accumulators.
 
-    Rounds: P - 1, pipelined: the time of `length` and P - 2 pieces. Copied per rank: nothing, by
-    the first `length`; reduced: twice `length`. Shared: `depth` pieces.
+    Rounds: P - 1, pipelined: the time of `length` and P - 2 pieces, on every rank. Copied per
+    rank: nothing, by the first `length`; reduced: twice `length`. Shared: `depth` pieces.
     """
     if depth < 1:
         raise ValueError(f"a scan has at least one buffer, not {depth}")
@@ -55,8 +55,9 @@ def scan(rank: int, size: int, length: int, exclusive: bool, piece: int, depth: 
     # The n-th Publish says that n - 1 prefixes are here, and as many of the rank before are read.
     steps = Script([Publish()])
     steps.repeat(len(cuts), turn, (), depth + 1, depth)
-    steps.append(Await(others(rank, size), 1))
-    shared = min(depth, len(cuts)) * width
     publishes = 1 + len(cuts)
+    # Who is done may leave the group, and whoever then still waited for another would fail for it.
+    steps.append(Await(others(rank, size), publishes))
+    shared = min(depth, len(cuts)) * width
     done = steps.steps()
     return Plan("pull_scan.scan", rank, size, done, False, shared=shared, publishes=publishes)
