@@ -53,9 +53,13 @@ class Expecting(Protocol):
 
 def is_free(context: LinkGroup) -> bool:
     """Whether nothing is under way in a group that has not ended by what was read."""
-    if context.calls.arrivals.early:
-        # If a peer has given it up already, its word may have arrived, behind its contribution.
-        context.endpoint.poll()
+    # If a peer has given it up already, its word may have arrived: behind its contribution, or over
+    # a link that the call does not need. Who was busy has read neither, and would have a result
+    # where all others have a verdict. (Where there is no link to that peer yet, there is nothing
+    # to be read before the loop has let it in: the call may be done by then.)
+    endpoint = context.endpoint
+    if context.calls.arrivals.early or endpoint.progress.is_unread():
+        endpoint.poll()
     return context.is_idle
 
 

@@ -91,6 +91,9 @@ ROUND = 2e-3
 """The same of a call that looks for frames, one after the other, and nothing else was done in that
 turn of the loop: with more ranks than cores these come once all others have had the core. To leave
 the call before that takes as long as some tenth of all of it, for nothing."""
+UNREAD = 0.0007
+"""Seconds after which links may hold something that nobody has looked for: whoever was busy for
+longer reads all of them before the next call."""
 LONGEST = 100e-6
 """Most seconds that one poll waits while nothing comes."""
 SHORTEST = 5e-6
@@ -191,6 +194,7 @@ class Progress:
         self._in_vain = 0  # polls, one after the other
         self._dozed_in_vain = 0  # the same of dozes
         self._due = math.inf  # when the loop is due for a turn; inf: nothing since the last one
+        self._read = -math.inf  # when all links were read for a call
         # What is done, and has its result with the next turn: see `finish`.
         self._late: deque[tuple[Finishing, Any, float]] = deque()
 
@@ -206,6 +210,18 @@ class Progress:
             return True
         self._turns_by(now + TURN)
         return False
+
+    def is_unread(self) -> bool:
+        """Whether the caller is to read all links now. That of who has to say something may be none
+        of those that a call needs; and it is not known when the loop has read them, since to hear
+        of each of its turns would cost more than to read them once too often."""
+        if not self._polls:
+            return False
+        now = _clock()
+        if now - self._read < UNREAD:
+            return False
+        self._read = now
+        return True
 
     def _turns_by(self, due: float) -> None:
         """The loop is due for a turn then, if not before."""

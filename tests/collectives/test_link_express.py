@@ -12,6 +12,7 @@ import aiodist
 from aiodist import ReduceOp
 from aiodist.collectives.link_express import LinkExpress, LinkRecipe
 from aiodist.engine import deadlines
+from aiodist.transports import polling
 from aiodist.transports.stream import StreamLink
 
 pytestmark = OVER_SOCKETS
@@ -272,3 +273,30 @@ async def test_at_once_sends_what_the_executor_sends(groups, monkeypatch, size):
         return sorted(sent), results
 
     assert await outcome(True) == await outcome(False)
+
+
+async def test_who_calls_late_hears_of_it_over_a_link_that_the_call_does_not_need(
+    groups, monkeypatch
+):
+    """Rank 3 gives up when the partners of rank 0, ranks 1 and 2, have sent all that it needs."""
+    monkeypatch.setattr(polling, "UNREAD", 0.0)
+    async with groups(4) as ranks:
+        x = np.arange(5.0)
+        await learn(ranks, x)
+        # So every rank is linked to all others.
+        await asyncio.gather(*[group.all_to_all([1] * 4) for group in ranks])
+        arrays = [x.copy() for _ in ranks]
+        # The loop has no turn from here to the call of rank 0: so nothing is read meanwhile.
+        others = [ranks[rank].all_reduce(arrays[rank]) for rank in (3, 2, 1)]
+        assert not any(work.done() for work in others)
+        others[0].cancel()
+        late = ranks[0].all_reduce(arrays[0])
+        for work in (late, others[1], others[2]):
+            with pytest.raises(aiodist.CollectiveAbortedError) as caught:
+                await work
+            assert caught.value.rank == 3
+        for array in arrays:
+            array[:] = x
+        await asyncio.gather(*[g.all_reduce(a) for g, a in zip(ranks, arrays, strict=True)])
+        assert all((array == 4 * x).all() for array in arrays)
+        nothing_is_left(ranks)
