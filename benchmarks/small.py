@@ -1,7 +1,8 @@
 """Small operations of every kind beside all_reduce: awaited one by one, tagged, and many at once.
 
 An order of `aiodist_cli.bench_rank`. Rounds of all kinds take turns, and of each the fastest
-counts: the machine may be busy with other things meanwhile.
+counts: the machine may be busy with other things meanwhile. Every other round has
+them in the opposite order, for what comes behind another finds memory that the other has left.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ async def small(rank: Rank, rounds: int) -> dict[str, dict[str, float]]:
     first, _ = next(iter(cases.values()))
     for turn in range(rounds + 1):
         await first()  # not timed: it comes behind a thousand at once, which take the caches
-        for name, (run, count) in cases.items():
+        for name, (run, count) in list(cases.items())[:: -1 if turn % 2 else 1]:
             await group.barrier()
             wall, cpu = time.perf_counter(), time.process_time()
             await run()

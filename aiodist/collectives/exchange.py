@@ -33,16 +33,11 @@ from aiodist.wire.frames import MAX_PAYLOAD
 
 ROOM = 64 * 1024
 """Most bytes of data that travel within the offers, over all ranks."""
-ROOM_IN_MEMORY = 1088 * 1024
-"""Most bytes of one rank where all share memory, in which it shows them once to all: a further
-phase takes longer than to copy as many, most of all where a rank that waits has to be woken. They
-fit into a small area, with all that is said of them."""
-ALL_IN_MEMORY = 4 * ROOM_IN_MEMORY
-"""Most bytes over all ranks there."""
-ROOM_IN_POSTS = 3136 * 1024
-"""The same of what is posted. What is not has to be agreed upon once more, and goes in several
-pieces, which takes longer. Three of these fit into the ring of a rank."""
-ALL_IN_POSTS = 2 * ROOM_IN_POSTS
+ROOM_IN_MEMORY = 3136 * 1024
+"""Most bytes of one rank where all share memory, in which it shows them once to all, or posts them:
+what does not fit has to be agreed upon once more, and goes in several pieces, which takes longer,
+most of all where a rank that waits has to be woken. Three of these fit into the ring of a rank."""
+ALL_IN_MEMORY = 2 * ROOM_IN_MEMORY
 """Most bytes over all ranks there."""
 
 ROOM_OF_HOSTS = 1088 * 1024
@@ -111,9 +106,7 @@ def _is_large(offers: Iterable[Sequence[Offer]]) -> bool:
 
 def _room_for(place: Place, senders: int, on_lane: bool, for_all: bool) -> int:
     """Bytes of metadata and data that each of so many ranks may put into its offers."""
-    if place.shows:
-        return min(ROOM_IN_POSTS, ALL_IN_POSTS // senders)
-    if on_lane and not spans_hosts(place.teams):
+    if place.shows or (on_lane and not spans_hosts(place.teams)):
         return min(ROOM_IN_MEMORY, ALL_IN_MEMORY // senders)
     if for_all and not on_lane:
         return min(senders, EAGER_RANKS) * EAGER // senders

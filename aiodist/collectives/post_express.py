@@ -44,7 +44,7 @@ from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
 from aiodist.collectives import berthed, lane_reductions, lane_values, posted_slots
 from aiodist.collectives.berthed import BerthedCall, BerthRecipe
-from aiodist.collectives.exchange import ROOM_IN_POSTS
+from aiodist.collectives.exchange import ROOM_IN_MEMORY
 from aiodist.collectives.express import Express, ExpressGroup, before, failing, returning
 from aiodist.collectives.lane_reductions import LaneRecipe
 from aiodist.collectives.posted import (
@@ -84,7 +84,7 @@ MOST = 4096
 """Most calls that wait: what each has posted may have to be kept by the others."""
 MOST_BYTES = 10 << 20
 """Most bytes that these have posted."""
-MOST_SHOWN = ROOM_IN_POSTS + 64 * 1024
+MOST_SHOWN = ROOM_IN_MEMORY + 64 * 1024
 """Most bytes that one call shows, with all that is said of them."""
 
 

@@ -68,10 +68,12 @@ SMALL: Final = 256 * 1024
 """Most bytes that plans put into one of the two small areas, used by turns, so that an operation
 need not wait until the others are done with the one before. More of them would push each other out
 of the caches."""
-SHOWN: Final = 1152 * 1024
-"""Bytes of each of them: there is room for all that a rank shows at once of its values. Where there
-are more ranks than cores plans put so many in: to wait for the others is to wait for their turns on
-the cores, and whoever has had that core meanwhile has filled its caches anyway."""
+CROWDED_SMALL: Final = 1152 * 1024
+"""The same where there are more ranks than cores: to wait for the others is to wait for their turns
+on the cores, and whoever has had that core meanwhile has filled its caches anyway."""
+SHOWN: Final = 3200 * 1024
+"""Bytes of each of them: there is room for all that a rank shows at once of its values. What was
+never shown takes no memory."""
 BULK: Final = 1536 * 1024
 """Most bytes that plans of one host put into the third area, for what is passed on in pieces: more
 of them would leave the caches before they are taken."""

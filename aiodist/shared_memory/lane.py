@@ -80,8 +80,8 @@ from aiodist.shared_memory.board import (
     A_PHASE,
     AN_OPERATION,
     AREAS,
+    CROWDED_SMALL,
     MAX_PHASES,
-    SHOWN,
     SMALL,
     STAMP,
     Board,
@@ -144,7 +144,7 @@ class Lane:
         self.is_broken = False  # a rank is lost, see `break_off`
         self.crowded = crowded
         # Most bytes that operations put into an area that they use by turns: see `board`.
-        self.by_turns = SHOWN if crowded else SMALL
+        self.by_turns = CROWDED_SMALL if crowded else SMALL
         self.polls = polls  # whether waiting begins with a look at memory, again and again
         self._kick = kick  # wakes a rank that sleeps
         self._turns = Turns(loop)  # whose turn it is

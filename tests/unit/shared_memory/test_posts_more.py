@@ -138,7 +138,7 @@ def posting(request, lanes, monkeypatch):
     """``posting(size, polls)``: ranks that post."""
     monkeypatch.setattr(posts, "SIZE", request.param)
     monkeypatch.setattr(posts, "NEAR", request.param // 4)
-    monkeypatch.setattr(exchange, "ROOM_IN_POSTS", 170_000)
+    monkeypatch.setattr(exchange, "ROOM_IN_MEMORY", 170_000)
     monkeypatch.setattr(post_express, "MOST_SHOWN", 180_000)
     # In large rings all is held where it lies.
     monkeypatch.setattr(post_express, "FEW", 1024 if request.param == 1024 else 0)
@@ -178,7 +178,7 @@ def calls_of(request, lanes, monkeypatch):
         monkeypatch.setattr(reductions, "EAGER_LIMIT", 20)
         monkeypatch.setattr(reductions, "POSTED_OF_TWO", 20)
         monkeypatch.setattr(lane_reductions, "SMALL_LISTS", 20)
-        for limit, most in (("EAGER_LIMIT", 20), ("ROOM_IN_POSTS", 2000), ("EAGER", 2000)):
+        for limit, most in (("EAGER_LIMIT", 20), ("ROOM_IN_MEMORY", 2000), ("EAGER", 2000)):
             monkeypatch.setattr(exchange, limit, most)
     if request.param.startswith("all_reduce"):
         return some_calls
