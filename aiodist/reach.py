@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from aiodist.coordinator.exposure import Guard
-from aiodist.rank.actor import Memory
+from aiodist.rank.actor import MemoryReach
 from aiodist.schedules.costs import said_trip
 from aiodist.transports import registry
 from aiodist.transports.base import Link, Listener, Receiver
@@ -191,9 +191,9 @@ def _kind(address: str) -> str:
     return {"unix-abstract": "unix", "tls": "tcp"}.get(scheme, scheme)
 
 
-def memory_of(member: MemberInfo) -> Memory:
+def memory_of(member: MemberInfo) -> MemoryReach:
     """Which memory `member` can share."""
     reach = endpoint_of(member, ())
     process = reach.process.rpartition("-")[0]  # without the loop
     host = f"{reach.host} {reach.user}" if "shm" in reach.addresses else ""
-    return Memory(process, "inproc" in reach.addresses, host)
+    return MemoryReach(process, "inproc" in reach.addresses, host)

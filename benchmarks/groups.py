@@ -24,7 +24,7 @@ from pathlib import Path
 
 from aiodist.wire.codec import encode_message
 from aiodist.wire.messages import MemberLost, Message
-from aiodist.wire.recovery import NextView, Purpose, Verdict, Vote
+from aiodist.wire.recovery import BallotResult, NextView, Purpose, Vote
 from benchmarks.members import (
     AT_ONCE,
     SPARE_FILES,
@@ -52,7 +52,7 @@ class Rank(Member):
     def told(self, message: Message) -> None:
         if isinstance(message, MemberLost):
             self.lost.set_result(None)
-        elif isinstance(message, Verdict):
+        elif isinstance(message, BallotResult):
             self._outcome.set_result(message)
         elif isinstance(message, NextView):
             self._outcome.set_result(message.after(self.joined.result()))

@@ -35,7 +35,7 @@ from aiodist.wire.frames import Decoder
 from aiodist.wire.limits import MAX_CONTROL_HEADER, MAX_REPLY
 from aiodist.wire.messages import Challenge, Hello, JoinRequest, Message, Proof, View, Welcome
 from aiodist.wire.proof import NONCE_BYTES, make_proof
-from aiodist.wire.recovery import Purpose, Verdict, Vote
+from aiodist.wire.recovery import BallotResult, Purpose, Vote
 
 TOKEN = b"of this benchmark"
 ONE_WAY = 0.25e-3
@@ -189,7 +189,7 @@ class _Member:
                     self._simulation.views[frame.payload] = known
                 spent = known[1]
             else:
-                assert isinstance(message, Verdict), message
+                assert isinstance(message, BallotResult), message
                 self._simulation.through += 1
                 return
             self._simulation.say(self, answer, max(spent, time.process_time() - start))

@@ -24,7 +24,7 @@ _SHOWN: Final = 4
 
 
 @dataclass(slots=True)
-class Group:
+class DtypeGroup:
     """All arrays of one dtype, joined.
 
     `x` is the input and `out` the result. Without slots they have the same length, and an array
@@ -60,7 +60,7 @@ class Operand:
         self.kind = kind
         self.signature = signature
         self.value = value
-        self.groups: list[Group] = []
+        self.groups: list[DtypeGroup] = []
         self._own: list[_Part] = []  # the arrays whose result this rank gets
         self._given: Any = None  # what `finish` returns, if that is the user's own
         self._listed = False  # whether it returns a list
@@ -145,7 +145,7 @@ class Operand:
         vector = Vector.of(flat)
         operand = Operand("arrays", str(item))
         kernel = Kernel.of(op, item.name)
-        operand.groups.append(Group(item.name, kernel, vector, vector, [0, vector.length]))
+        operand.groups.append(DtypeGroup(item.name, kernel, vector, vector, [0, vector.length]))
         operand._own.append(_Part(0, item, flat))
         operand._given = x
         return operand
@@ -225,7 +225,7 @@ def _separate(parts: list[_Part], own: list[_Part], slots: int) -> None:
             part.x = part.x.copy()
 
 
-def _group(op: ReduceOp, name: str, parts: list[_Part], own: int, slots: int) -> Group:
+def _group(op: ReduceOp, name: str, parts: list[_Part], own: int, slots: int) -> DtypeGroup:
     mine = [part for part in parts if part.slot == own]
     xs = [part.x for part in parts]
     sizes = [0] * slots
@@ -249,7 +249,7 @@ def _group(op: ReduceOp, name: str, parts: list[_Part], own: int, slots: int) ->
     x = Vector(xs, kernel.dtype)
     same = len(xs) == len(outs) == 1 and xs[0] is outs[0]
     out = x if same else Vector(outs, kernel.dtype)
-    return Group(name, kernel, x, out, [0, *accumulate(sizes)])
+    return DtypeGroup(name, kernel, x, out, [0, *accumulate(sizes)])
 
 
 def _join(parts: list[_Part], joined: Flat) -> Flat:

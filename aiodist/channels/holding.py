@@ -15,7 +15,7 @@ from aiodist.channels import manifest
 from aiodist.channels.checks import crc32
 from aiodist.channels.directory import Release
 from aiodist.channels.manifest import Leaf, Manifest
-from aiodist.channels.memory import Memory, Spare
+from aiodist.channels.memory import Spare, VersionMemory
 from aiodist.errors import ProtocolError
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Coming(ABC):
         self.wanted = 0
         """How many wait for all of it."""
         self.readers = 0
-        self.memory: Memory | None = None
+        self.memory: VersionMemory | None = None
         """Where it lies; None before there is any."""
         self.gone = asyncio.Event()
         """Nobody reads it any more, nor will."""
@@ -169,7 +169,7 @@ class Holding(Coming):
         self._manifest: Manifest | None = None
 
     @classmethod
-    def over(cls, release: Release, memory: Memory) -> Self:
+    def over(cls, release: Release, memory: VersionMemory) -> Self:
         """What lies in the memory of another one, as if all of it were there."""
         holding = cls(release)
         holding.take(memory, release.parts)
@@ -232,7 +232,7 @@ class Holding(Coming):
         elif crc32(self.part(number)) != self.manifest.checks[number - 1]:
             raise ProtocolError(f"chunk {number} of version {self.release.version} came damaged")
 
-    def take(self, memory: Memory, filled: int = 0) -> None:
+    def take(self, memory: VersionMemory, filled: int = 0) -> None:
         """From now on this is its memory, of which so many parts are there."""
         if self.memory is not None:
             self.memory.close()
@@ -265,10 +265,10 @@ class Holding(Coming):
 
 
 async def own_memory(
-    nbytes: int, before: Memory | None, end: int, *, shared: bool, spare: Spare | None
-) -> Memory:
+    nbytes: int, before: VersionMemory | None, end: int, *, shared: bool, spare: Spare | None
+) -> VersionMemory:
     """New memory, with the first `end` bytes of another's. Raises OSError, MemoryError."""
-    own = Memory(nbytes, shared=shared, spare=spare)
+    own = VersionMemory(nbytes, shared=shared, spare=spare)
     place = own.view
     view = memoryview(b"") if before is None else before.view
 

@@ -18,7 +18,7 @@ from aiodist.channels.checks import crc32
 from aiodist.channels.directory import aligned
 from aiodist.channels.holding import Coming, own_memory
 from aiodist.channels.manifest import Leaf
-from aiodist.channels.memory import Memory, Spare
+from aiodist.channels.memory import Spare, VersionMemory
 from aiodist.channels.slices import (
     Arrays,
     Parcel,
@@ -68,7 +68,7 @@ class Lot(Coming):
         self._left = [volume(block.box) for block in self._blocks]
         self._missing = sum(self._left)
         if not self._missing:
-            self.take(Memory(1, shared=False))
+            self.take(VersionMemory(1, shared=False))
 
     @property
     def is_whole(self) -> bool:
@@ -81,7 +81,7 @@ class Lot(Coming):
             for key, numbers in self._of_key.items()
         )
 
-    def take(self, memory: Memory) -> None:
+    def take(self, memory: VersionMemory) -> None:
         """From now on this is its memory."""
         if self.memory is not None:
             self.memory.close()
@@ -99,7 +99,7 @@ class Lot(Coming):
         """Have memory of its own, with what is here of another's. Raises OSError, MemoryError."""
         nbytes, before, spare = self.nbytes, self.memory, self._spare
         if before is None:
-            self.take(Memory(nbytes, shared=shared, spare=spare))
+            self.take(VersionMemory(nbytes, shared=shared, spare=spare))
         elif not before.is_own:
             self.take(await own_memory(nbytes, before, nbytes, shared=shared, spare=spare))
 

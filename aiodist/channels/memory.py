@@ -23,7 +23,7 @@ import numpy as np
 
 from aiodist.buffers.segment import Segment
 from aiodist.channels.manifest import Stretches
-from aiodist.transports.handover import Offer
+from aiodist.transports.handover import SegmentOffer
 
 NAME = "aiodist-weights"
 """What /proc/self/maps shows."""
@@ -137,7 +137,7 @@ class Spare:
         self._drop()
 
 
-class Memory:
+class VersionMemory:
     """Memory of a version: own one, which others of the host can map (`shared`), or theirs, or
     arrays of a user. `view` is all of it, empty for the last."""
 
@@ -154,18 +154,18 @@ class Memory:
         self.view = view
         self._segment = segment
         self._block = block
-        self._offer: Offer | None = None
+        self._offer: SegmentOffer | None = None
         self._lent: Stretches | None = None
 
     @classmethod
-    def of(cls, segment: Segment) -> Memory:
+    def of(cls, segment: Segment) -> VersionMemory:
         """The memory of a version in another process, which is mapped here."""
         memory = cls.__new__(cls)
         memory._set(segment.memory, segment)
         return memory
 
     @classmethod
-    def lent(cls, arrays: Stretches) -> Memory:
+    def lent(cls, arrays: Stretches) -> VersionMemory:
         """The memory of a version that lies in arrays of a user."""
         memory = cls.__new__(cls)
         memory._set(memoryview(b""))
@@ -193,7 +193,7 @@ class Memory:
         if self._offer is None:
             # Of mapped memory they get the file that this process got.
             passed = self._segment if self._block is None else self._block.for_readers()
-            self._offer = Offer(asyncio.get_running_loop(), len(self.view), NAME, passed)
+            self._offer = SegmentOffer(asyncio.get_running_loop(), len(self.view), NAME, passed)
         return self._offer.words
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from aiodist.buffers.arrays import Flat
 from aiodist.channels import lots, slices
 from aiodist.channels.holding import Coming, in_thread
 from aiodist.channels.lots import Lot
-from aiodist.channels.memory import Memory
+from aiodist.channels.memory import VersionMemory
 from aiodist.channels.participant import GIVES, TAKES
 from aiodist.channels.slices import Parcel, Piece, Source
 from aiodist.channels.transfers import (
@@ -89,7 +89,7 @@ class Mirror(NamedTuple):
     source of that."""
 
     nbytes: int
-    over: Callable[[Memory], Source]
+    over: Callable[[VersionMemory], Source]
 
 
 async def take(
@@ -109,7 +109,7 @@ async def take(
     await pair.send((lot.version, wants, asked, mirror is not None, who), GIVES, tag=PARTS)
     left = dict(enumerate(parcels))
     checking: asyncio.Task[None] | None = None  # of the one before this one
-    mapped: Memory | None = None
+    mapped: VersionMemory | None = None
     source: Source | None = None
 
     def landed(number: int) -> None:
@@ -124,7 +124,7 @@ async def take(
     try:
         if mirror is not None and (words := await word(pair, lot, patience)) is not None:
             async with asyncio.timeout(patience):
-                mapped = Memory.of(await take_segment(words, mirror.nbytes, keep=True))
+                mapped = VersionMemory.of(await take_segment(words, mirror.nbytes, keep=True))
             if lot.memory is None:
                 lot.take(mapped)
             else:

@@ -14,7 +14,7 @@ from aiodist.channels.directory import MAX_VERSION, MOST_RELEASES, MOST_SHARES, 
 from aiodist.channels.holding import Holding, in_thread
 from aiodist.channels.hosting import has_device, on_host
 from aiodist.channels.manifest import Writing
-from aiodist.channels.memory import Memory
+from aiodist.channels.memory import VersionMemory
 from aiodist.channels.participant import BEAT, GONE, PATIENCE, Participant
 from aiodist.channels.ration import Ration
 from aiodist.channels.trees import unwrapped
@@ -138,10 +138,10 @@ class Publisher:
             writing = await in_thread(lambda: Writing(encode(tree), version, extents, share))
             if lend:
                 release, arrays = await in_thread(writing.lend)
-                memory = Memory.lent(arrays)
+                memory = VersionMemory.lent(arrays)
             else:
                 nbytes, is_shared = writing.release.nbytes, bool(participant.host)
-                memory = Memory(nbytes, shared=is_shared, spare=participant.spare)
+                memory = VersionMemory(nbytes, shared=is_shared, spare=participant.spare)
                 release = writing.release  # but for its check, which comes with the bytes
             try:
                 if not lend:
@@ -167,7 +167,7 @@ class Publisher:
         await holding.gone.wait()
         self._lent.pop(version, None)
 
-    async def _announce(self, release: Release, memory: Memory) -> None:
+    async def _announce(self, release: Release, memory: VersionMemory) -> None:
         participant = self._participant
         await self._take_place()
         if (words := memory.words()) is not None:

@@ -15,7 +15,7 @@ from aiodist.channels.feeding import Feeding
 from aiodist.channels.holding import Holding
 from aiodist.channels.into import Reading
 from aiodist.channels.lots import Lot
-from aiodist.channels.memory import Memory
+from aiodist.channels.memory import VersionMemory
 from aiodist.channels.participant import Participant
 from aiodist.channels.slices import Arrays, Piece, Want, Whole
 from aiodist.channels.transfers import NotThereError, UnwantedError
@@ -203,7 +203,7 @@ class Slicing:
         if ask.place.wants:
             other = Lot(lot.arrays, ask.held)
 
-            def over(memory: Memory) -> slices.Source:
+            def over(memory: VersionMemory) -> slices.Source:
                 other.take(memory)
                 return other
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from aiodist.channels.holding import Coming, Holding, in_thread
 from aiodist.channels.manifest import Manifest
-from aiodist.channels.memory import Memory
+from aiodist.channels.memory import VersionMemory
 from aiodist.channels.pace import Pace
 from aiodist.channels.participant import GIVES, TAKES
 from aiodist.errors import ProtocolError
@@ -187,7 +187,7 @@ async def take(pair: Group, holding: Holding, patience: float, pace: Pace, *, ma
     if words is not None:
         async with asyncio.timeout(patience):
             segment = await take_segment(words, release.nbytes, keep=True)
-        holding.take(Memory.of(segment))
+        holding.take(VersionMemory.of(segment))
     elif maps:  # it is memory that was lent to it
         await holding.make_own(shared=True)
     maps = words is not None
@@ -236,7 +236,7 @@ async def take_offered(holding: Holding, patience: float) -> None:
     except ProtocolError:
         segment.close()
         raise
-    holding.take(Memory.of(segment), release.parts)
+    holding.take(VersionMemory.of(segment), release.parts)
 
 
 async def word(pair: Group, coming: Coming, patience: float) -> Any:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from aiodist.buffers.reductions import Group
+from aiodist.buffers.reductions import DtypeGroup
 from aiodist.buffers.vector import Vector
 from aiodist.collectives import lane_reductions
 from aiodist.collectives.express import ExpressGroup, Flat, Recipe, failing, rest_of
@@ -46,7 +46,7 @@ from aiodist.shared_memory.berths import Berth, Berths
 from aiodist.shared_memory.posts import prefixes
 from aiodist.wire.frames import pack_fields
 
-SHOWN = LENGTH + berths.LENGTH
+POST_BYTES = LENGTH + berths.LENGTH
 """Bytes of a post."""
 _HEAD = berths.LENGTH.to_bytes(LENGTH, "big")  # it looks like a frame of blobs
 
@@ -62,7 +62,12 @@ class BerthRecipe(Recipe):
     )  # fmt: skip
 
     def __init__(
-        self, context: ExpressGroup, offers: Berths, how: LaneRecipe, group: Group, dst: int = 0
+        self,
+        context: ExpressGroup,
+        offers: Berths,
+        how: LaneRecipe,
+        group: DtypeGroup,
+        dst: int = 0,
     ) -> None:
         super().__init__(how.op, how.call, how.phase, how.vector, how.keeps)
         self.finish, self.returns, self.unformed = how.finish, how.returns, how.unformed
@@ -81,8 +86,8 @@ class BerthRecipe(Recipe):
             self.goes_on = reduce_scatter_where
         # Whether what it publishes first is there before it posts.
         self.shows = how.phase.prepared.plan.publishes <= ONE_ROUND
-        self.lengths = [SHOWN] * context.size
-        self._begins = ByTag(lambda tag: prefixes(pack_fields(tag, self.call), SHOWN))
+        self.lengths = [POST_BYTES] * context.size
+        self._begins = ByTag(lambda tag: prefixes(pack_fields(tag, self.call), POST_BYTES))
         # By berth of this rank and area: the others' berths, and what does it there.
         self._parts: dict[tuple[int, int], tuple[Sequence[int], Parts]] = {}
 
@@ -113,7 +118,7 @@ class BerthRecipe(Recipe):
             )
         return found[1]
 
-    def of(self, given: Any) -> Group:
+    def of(self, given: Any) -> DtypeGroup:
         """What is reduced, of one call."""
         group = self.group
         if group.out is group.x:
@@ -175,7 +180,7 @@ class BerthedCall(Posted):
         return self._recipe.prefixes(tag, number)
 
     def fits(self, nbytes: int) -> bool:
-        return nbytes == SHOWN
+        return nbytes == POST_BYTES
 
     def result(self, values: Sequence[Data], x: Any, given: Any) -> Any:
         recipe, offer = self._recipe, self._offer

@@ -33,7 +33,7 @@ class Exchanged(NamedTuple):
     moves: bool = False
 
     def template_of(self, blob: bytes, rank: int) -> Template | None:
-        """That of what `rank` shows."""
+        """The template of what `rank` shows."""
         if self.number is not None:
             return numbers.template_of(blob, self.number)
         return template_of(blob, self.counts[rank], rank, moves=self.moves)

@@ -44,7 +44,7 @@ That is safe because:
   the phase gives back what was lent when it has ended (`Executor.close`).
 
 Over links (`link_express`), where links are read meanwhile, two of these have other reasons: see
-the comment above `Calls.take_over`. In groups that span hosts (`span_express`) both hold.
+the comment above `Calls.take_over`. In groups that span hosts (`multihost_express`) both hold.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from numpy.typing import NDArray
 
 from aiodist.buffers import arrays, tensors
 from aiodist.buffers.kernels import Kernel
-from aiodist.buffers.reductions import Group
+from aiodist.buffers.reductions import DtypeGroup
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.forms import WORDS, Form, said
 from aiodist.collectives.reductions import goes_on_berths, phases_of_all_reduce
@@ -162,7 +162,7 @@ class Express(ABC, Generic[G, R]):
         """The recipe of `op` with arrays like `vector`, where it is done by `phase` alone. None:
         that is nothing to be done within a call."""
 
-    def _prepare_large(self, call: bytes, group: Group, op: ReduceOp) -> R | None:
+    def _prepare_large(self, call: bytes, group: DtypeGroup, op: ReduceOp) -> R | None:
         """The recipe of an all_reduce that has berths (`reductions.goes_on_berths`)."""
         return None
 
@@ -204,7 +204,7 @@ class Express(ABC, Generic[G, R]):
         except TypeError:
             return None  # and the ordinary way raises it
         vector = Vector.of(np.empty(item.base.size, kernel.dtype))
-        group = Group(kernel.name, kernel, vector, vector, [0, vector.length])
+        group = DtypeGroup(kernel.name, kernel, vector, vector, [0, vector.length])
         call = f"all_reduce({op}, {item})".encode()
         if goes_on_berths(self._context, [group], self._on_lane):
             recipe = self._prepare_large(call, group, op)
@@ -324,7 +324,7 @@ class Express(ABC, Generic[G, R]):
         work.finish(result, self._note(work, op, call, nbytes) if work.record is None else None)
 
     def _note(self, work: Work[Any], op: str, call: bytes, nbytes: int) -> float:
-        """It ends now: when that is, by the clock of the loop."""
+        """Note a call that ends now: when that is, by the clock of the loop."""
         records, ended = self._records, self._loop.time()
         records.add(
             (records.where, op, work.tag, work.seq, call, None, nbytes, work._started, ended)

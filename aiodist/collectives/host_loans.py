@@ -26,7 +26,7 @@ from aiodist.engine.awaited import Awaited
 from aiodist.engine.operation import Failure
 from aiodist.errors import ProtocolError
 from aiodist.phases.base import Part, Place, share
-from aiodist.transports.handover import Offer, take
+from aiodist.transports.handover import SegmentOffer, take
 from aiodist.transports.surroundings import is_virtual
 
 ALIGNMENT: Final = 64
@@ -45,7 +45,7 @@ class Lent:
         self._meta = len(value.meta)
         self._parts: Sequence[memoryview] = [memoryview(value.meta), *value.buffers]
         self._starts = _starts([part.nbytes for part in self._parts])
-        self._offer: Offer | None = None
+        self._offer: SegmentOffer | None = None
 
     async def copy(self) -> bytes:
         """Make the copy: the words with which others fetch it. Raises OSError."""
@@ -53,7 +53,7 @@ class Lent:
         if sys.platform != "linux" or is_virtual(loop):
             raise OSError("there is no memory here that processes could pass on")
         nbytes = self._starts[-1]
-        self._offer = offer = Offer(loop, nbytes, "aiodist-share", all_write=True)
+        self._offer = offer = SegmentOffer(loop, nbytes, "aiodist-share", all_write=True)
         if nbytes <= AT_ONCE:
             self._fill(offer.segment.memory)
         else:

@@ -78,11 +78,11 @@ class QueuedCall:
         return self.recipe.digest
 
     def resume(self) -> None:
-        """It is its turn."""
+        """The call has its turn on the lane."""
         self.express.at_turn(self)
 
     def to_operation(self) -> Operation | None:
-        """It goes on as an operation."""
+        """Go on as an operation."""
         return self.express.to_operation(self)
 
 
@@ -147,7 +147,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
             return work
         if executor is None:
             executor, rest = self._rest(recipe, x, flat, area, done)
-            if done >= lane_values.SHOWN and executor is not None and not self._runs_others():
+            if done >= lane_values.ALL_SHOWN and executor is not None and not self._runs_others():
                 return self._go_on(work, recipe.call, executor, rest, seconds)
         else:
             rest = rest_of(recipe, x)

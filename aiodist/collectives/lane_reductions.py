@@ -16,7 +16,7 @@ import numpy as np
 from aiodist.buffers import arrays, overlaps
 from aiodist.buffers.dtypes import carrier
 from aiodist.buffers.kernels import Kernel
-from aiodist.buffers.reductions import Group, split_slots
+from aiodist.buffers.reductions import DtypeGroup, split_slots
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.express import ExpressGroup, Flat, Recipe, rest_of, written
 from aiodist.collectives.forms import Form, placing
@@ -175,7 +175,7 @@ class Slots(NamedTuple):
 
 
 def slots_of(context: ExpressGroup, call: Call, xs: Any, op: Any) -> Slots | None:
-    """Those of a reduce_scatter; None where it is not to be prepared."""
+    """The slots of a reduce_scatter; None where it is not to be prepared."""
     may_join = call.nbytes <= SMALL_LISTS or not isinstance(xs, (list, tuple))
     return _joined(split_slots(xs, context.size), context.rank, op, may_join)
 
@@ -224,8 +224,8 @@ def learn(
 
 def learn_of(
     context: ExpressGroup, op: str, make: Callable[..., Call], args: tuple[Any, ...]
-) -> tuple[LaneRecipe, Group] | None:
-    """The same, with what is reduced."""
+) -> tuple[LaneRecipe, DtypeGroup] | None:
+    """The recipe that `learn` gives, and what is reduced."""
     try:
         call = make(context, *args)
         return _learn(context, op, call, args)
@@ -235,7 +235,7 @@ def learn_of(
 
 def _learn(
     context: ExpressGroup, op: str, call: Call, args: tuple[Any, ...]
-) -> tuple[LaneRecipe, Group] | None:
+) -> tuple[LaneRecipe, DtypeGroup] | None:
     x, *more, how, out = args
     listed, scatters = isinstance(x, (list, tuple)), op == "reduce_scatter"
     is_small = call.nbytes <= SMALL_LISTS
@@ -248,7 +248,7 @@ def _learn(
     vector = result = Vector.of(np.empty(bounds[-1], kernel.dtype))
     if scatters or (out is not None and not listed):
         result = Vector.of(np.empty(stop - start, kernel.dtype))
-    group = Group(kernel.name, kernel, vector, result, bounds if scatters else [0, stop])
+    group = DtypeGroup(kernel.name, kernel, vector, result, bounds if scatters else [0, stop])
     if scatters:
         phase = pulls.reduce_scatter(context, group)
     elif op == "all_reduce":

@@ -28,11 +28,11 @@ from aiodist.engine.tags import SETUP_TAG
 from aiodist.errors import AiodistError, ProtocolError
 from aiodist.links.endpoint import Endpoint
 from aiodist.phases.base import Place, share
-from aiodist.schedules.teams import post
+from aiodist.schedules.teams import team_view
 from aiodist.shared_memory.board import LANE, SEGMENT, Board
 from aiodist.shared_memory.lane import Lane, Sharing
 from aiodist.transports import futex
-from aiodist.transports.handover import Offer, take
+from aiodist.transports.handover import SegmentOffer, take
 from aiodist.transports.polling import cores
 
 log = logging.getLogger("aiodist.group")
@@ -67,7 +67,7 @@ class LaneSetup:
         self.settling = False
         self._sharing = sharing
         self._context = context
-        self._mates = post(context.teams, context.rank).mates  # the other ranks of this host
+        self._mates = team_view(context.teams, context.rank).mates  # the other ranks of this host
         self._task: asyncio.Task[None] | None = None
         self._over = False
 
@@ -176,12 +176,12 @@ class LaneSetup:
             raise ProtocolError(f"malformed words about shared memory: {error!r}") from None
 
 
-def _offer(loop: asyncio.AbstractEventLoop) -> tuple[Offer | None, str]:
+def _offer(loop: asyncio.AbstractEventLoop) -> tuple[SegmentOffer | None, str]:
     """Memory for the others to map; or what is wrong."""
     problem = unsupported_reason()
     if problem is None:
         try:
-            return Offer(loop, SEGMENT, "aiodist"), ""
+            return SegmentOffer(loop, SEGMENT, "aiodist"), ""
         except OSError as error:
             problem = f"no memory to share ({error})"
     return None, problem

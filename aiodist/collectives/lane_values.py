@@ -45,7 +45,7 @@ from aiodist.phases.base import Call, Part
 from aiodist.phases.memories import Blobs
 from aiodist.schedules.plan import Copy
 from aiodist.shared_memory.lane import Lane
-from aiodist.shared_memory.posts import FEW
+from aiodist.shared_memory.posts import CHEAP_COPY
 
 KNOWN = 4
 """Most templates of one rank that are kept for one kind of call: those that came last."""
@@ -58,7 +58,7 @@ MOST_TAKES = 16
 """Most combinations of templates for which it is kept what to do."""
 BEGUN = 2
 """Steps that are done before a call waits: what this rank shows is copied, and published."""
-SHOWN = 3
+ALL_SHOWN = 3
 """The same where it need not wait: what all show is there."""
 
 Make = Callable[..., Call]
@@ -180,13 +180,13 @@ class ValueRecipe(Recipe):
             and not self._apart.are(place, flats[len(flats) - len(place) :])
         ):
             return None
-        shown = own.shown_of(flats) if own.length <= FEW else None
+        shown = own.shown_of(flats) if own.length <= CHEAP_COPY else None
         return result, Given(args, flats, result, own, place, shown)
 
     def form(self, args: tuple[Any, ...]) -> Form | None:
         # Of small values: what they show is copied twice. With `out=`, there is more to look at.
         own, exchanged = self._own, self._exchanged
-        if own.length > FEW or own.is_apart or exchanged.given:
+        if own.length > CHEAP_COPY or own.is_apart or exchanged.given:
             return None
         value, p, q, r, *_ = (*args, None, None, None, None)
         cls = type(value)
@@ -298,7 +298,7 @@ class ValueRecipe(Recipe):
             if made is None:
                 return steps
             if not (made and lane.end(area)):
-                return SHOWN
+                return ALL_SHOWN
             moved.sent += shown
             moved.received += taken
             return ALL
@@ -343,7 +343,7 @@ class ValueRecipe(Recipe):
         self, result: Any, given: Given, lane: Lane, area: int, done: int
     ) -> tuple[Executor, Program]:
         """What goes on with it where it has to wait, or the ordinary way."""
-        if done > SHOWN:
+        if done > ALL_SHOWN:
             return Executor(self.phase, None, lane, area, 0, done), self.moved(self.keep(given))
         if done != BEGUN:
             program = self._make(self._context, *given.args).start(True)

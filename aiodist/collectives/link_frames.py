@@ -13,8 +13,8 @@ from aiodist.collectives.express import ExpressGroup
 from aiodist.engine.phase import Spans
 from aiodist.schedules.plan import Plan, Recv, Send
 from aiodist.transports.base import Landing, Link
-from aiodist.transports.kept import JOINED
 from aiodist.transports.polling import cores
+from aiodist.transports.retransmission import JOINED
 from aiodist.transports.stream import StreamLink
 from aiodist.wire import kinds
 from aiodist.wire.frames import Stencil, pack_fields
@@ -156,7 +156,7 @@ class Frames:
 
 
 class LendingFrames(Frames):
-    """Those of which large ones are sent from where they lie, and not joined to their prefixes: of
+    """Frames whose large ones are sent from where they lie, and not joined to their prefixes. Of
     what goes to several there is one copy at most, and only of what may have to be sent again.
     `settle` comes before anything is written there, or anybody else sends."""
 

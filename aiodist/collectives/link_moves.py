@@ -115,7 +115,7 @@ class MovingCall:
         return False
 
     def begin_with(self, done: int) -> bool:
-        """So many steps of the words are done. Whether it waits for the rest of them."""
+        """So many steps of the words are done: whether the call waits for the rest of them."""
         party = self._calls.party
         last = self._recipe.last_words(done)
         if last is None or party.ended is not None or party.lost():
@@ -226,7 +226,7 @@ class MovingCall:
         return operation
 
     def becomes(self, operation: Operation | None) -> None:
-        """It is this operation from here on; None: the group has ended."""
+        """The call is this operation from here on; None: the group has ended."""
         del self._calls.waiting.takers[self.key]
         self._operation = operation
         words, self._words = self._words, None

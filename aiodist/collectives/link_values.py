@@ -62,7 +62,7 @@ class Route(NamedTuple):
 
 
 def route_of(words: Plan, data: Plan) -> Route | None:
-    """That of the plan `data`, which follows the plan `words`. None: it is none of one frame."""
+    """The route of plan `data`, which follows plan `words`. None: it is none of one frame."""
     received = Counter(step.peer for step in words.steps if isinstance(step, Recv))
     sent = Counter(step.peer for step in words.steps if isinstance(step, Send))
     if not (data.eager and data.steps):

@@ -40,7 +40,7 @@ from contextlib import nullcontext
 from typing import Any, Protocol
 
 from aiodist.buffers.kernels import Kernel
-from aiodist.buffers.reductions import Group
+from aiodist.buffers.reductions import DtypeGroup
 from aiodist.buffers.vector import Vector
 from aiodist.collectives import berthed, lane_reductions, lane_values, posted_slots
 from aiodist.collectives.berthed import BerthedCall, BerthRecipe
@@ -72,7 +72,7 @@ from aiodist.phases.memories import SmallReductions
 from aiodist.schedules import direct_exchange
 from aiodist.shared_memory.berths import Berths
 from aiodist.shared_memory.lane import Lane
-from aiodist.shared_memory.posts import FEW, Posts, Reader, padded
+from aiodist.shared_memory.posts import CHEAP_COPY, Posts, Reader, padded
 from aiodist.transports.base import deliver
 from aiodist.transports.polling import cores
 from aiodist.types import ReduceOp
@@ -134,7 +134,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         assert isinstance(kernel, Kernel)
         return PostRecipe(op, call, phase, vector, keeps, kernel)
 
-    def _prepare_large(self, call: bytes, group: Group, op: ReduceOp) -> BerthRecipe | None:
+    def _prepare_large(self, call: bytes, group: DtypeGroup, op: ReduceOp) -> BerthRecipe | None:
         phase = pulls.all_reduce(self._context, group)
         how = LaneRecipe("all_reduce", call, phase, group.x, op)
         return BerthRecipe(self._context, self.berths, how, group)
@@ -239,7 +239,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         prefix = due[rank]
         assert prefix is not None
         shown: Data = self._posts.last(len(prefix), what.lengths[rank])
-        if not (lies := len(shown) > FEW):
+        if not (lies := len(shown) > CHEAP_COPY):
             shown = bytes(shown)
         return self._called(work, what, x, given, seconds, due, shown, {}, lies=lies)
 
@@ -454,7 +454,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     def _came(self, call: PostedCall, reader: Reader, data: memoryview, whole: int) -> None:
         """What `call` waits for of one rank lies in its ring, as a post of `whole` bytes."""
         is_last = call.missing == 1
-        if is_last or len(data) > FEW:
+        if is_last or len(data) > CHEAP_COPY:
             reader.hold(whole, call)  # it is used where it lies, and not copied once more
             call.came(reader.rank, data)
         else:

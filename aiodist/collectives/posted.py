@@ -36,7 +36,7 @@ from aiodist.phases.memories import Blobs, SmallReductions
 from aiodist.schedules import direct_exchange
 from aiodist.schedules.plan import OUT, Copy, Span
 from aiodist.shared_memory.lane import Lane
-from aiodist.shared_memory.posts import FEW, HEAD, LAP, Posts, Reader, padded, prefixes
+from aiodist.shared_memory.posts import CHEAP_COPY, HEAD, LAP, Posts, Reader, padded, prefixes
 from aiodist.wire.frames import pack_fields
 from aiodist.work import Work
 
@@ -148,7 +148,7 @@ class PostRecipe(Recipe, Posted):
     def shown(self, given: Any) -> Data:
         if not given.dtype.isnative:
             given = native(given)
-        shown: Data = given.tobytes() if self.nbytes <= FEW else given.view(np.uint8).data
+        shown: Data = given.tobytes() if self.nbytes <= CHEAP_COPY else given.view(np.uint8).data
         return shown
 
     def prefixes(self, tag: object, number: int) -> Sequence[bytes]:
@@ -220,7 +220,7 @@ def in_one_go(
 
     def run(tag: object, number: int, x: Any, flat: Flat) -> bool | None:
         prefix = begins[tag](number)
-        if not put(prefix, flat.tobytes() if nbytes <= FEW else flat.view(np.uint8).data):
+        if not put(prefix, flat.tobytes() if nbytes <= CHEAP_COPY else flat.view(np.uint8).data):
             return None
         woken = tell()
         if woken and not wake(woken):
@@ -355,7 +355,7 @@ class PostedCall:
         return self.what.call
 
     def to_operation(self) -> Operation | None:
-        """It goes on as an operation."""
+        """Go on as an operation."""
         return self.express.to_operation(self)
 
     def came(self, rank: int, data: Data) -> None:

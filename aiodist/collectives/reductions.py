@@ -15,7 +15,7 @@ import numpy as np
 
 from aiodist.buffers.custom import CustomKernel
 from aiodist.buffers.kernels import Kernel
-from aiodist.buffers.reductions import Group, Operand
+from aiodist.buffers.reductions import DtypeGroup, Operand
 from aiodist.buffers.scalars import Scalar, reduce_scalars
 from aiodist.buffers.vector import align
 from aiodist.collectives.numbers import pack, unpack
@@ -42,7 +42,7 @@ from aiodist.schedules.selection import EAGER_LIMIT, Choice
 from aiodist.types import ReduceOp
 from aiodist.wire.frames import MAX_PAYLOAD, MAX_WHOLE
 
-Can = Callable[[Place, Sequence[Group]], bool]
+Can = Callable[[Place, Sequence[DtypeGroup]], bool]
 MAX_RANKS_LISTING_NUMBERS = 128
 """With more ranks, a list of numbers from each is too much for the frames of one all-gather."""
 POSTED_OF_TWO = MAX_PAYLOAD
@@ -74,15 +74,15 @@ def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
     )
 
 
-def phases_of_all_reduce(place: Place, groups: Sequence[Group], on_lane: bool) -> Part[None]:
+def phases_of_all_reduce(place: Place, groups: Sequence[DtypeGroup], on_lane: bool) -> Part[None]:
     """The one place where it is decided how an all_reduce is done."""
     if goes_on_berths(place, groups, on_lane):
         on_lane = yield from berths.meet(place)
     yield from all_reduce_where(place, groups, on_lane)
 
 
-def all_reduce_where(place: Place, groups: Sequence[Group], on_lane: bool) -> Part[None]:
-    """The same, once it is known whether it has a lane."""
+def all_reduce_where(place: Place, groups: Sequence[DtypeGroup], on_lane: bool) -> Part[None]:
+    """The phases of an all_reduce of which it is known whether it has a lane."""
     if on_lane and groups and lanes.can_reduce(place, groups):
         yield from lanes.all_reduce(place, groups)
         return
@@ -92,7 +92,7 @@ def all_reduce_where(place: Place, groups: Sequence[Group], on_lane: bool) -> Pa
 
 
 def _over_links(
-    place: Place, groups: Sequence[Group], on_lane: bool, choose: Callable[[Shape], Choice]
+    place: Place, groups: Sequence[DtypeGroup], on_lane: bool, choose: Callable[[Shape], Choice]
 ) -> Part[None]:
     """Reduce to all ranks or to one, also where the ranks share memory and have no plan there for
     such arrays and operators. `choose`: the plan of what does not go whole."""
@@ -104,7 +104,7 @@ def _over_links(
         yield from _run(place, groups, [choose(_shape(group)) for group in groups], on_lane)
 
 
-def is_posted(place: Place, groups: Sequence[Group]) -> bool:
+def is_posted(place: Place, groups: Sequence[DtypeGroup]) -> bool:
     """Whether a reduction that is on no lane is one in which everyone shows its value to all: so
     it can be posted (see `post_express`), by some ranks or by all of them."""
     if not may_post(place) or len(groups) != 1:
@@ -116,7 +116,7 @@ def is_posted(place: Place, groups: Sequence[Group]) -> bool:
 
 
 def shows_slots(place: Place, kernel: Kernel | CustomKernel, bounds: Sequence[int]) -> bool:
-    """The same of a reduce_scatter, of slots with these bounds."""
+    """Whether a reduce_scatter of slots with these bounds can be posted: see `is_posted`."""
     if not (may_post(place) and isinstance(kernel, Kernel) and not kernel.loads and bounds[-1]):
         return False
     if place.size == 2:
@@ -136,7 +136,7 @@ def shown_by(rank: int, bounds: Sequence[int]) -> tuple[int, int]:
 
 
 def has_berths(
-    place: Place, groups: Sequence[Group], on_lane: bool, can: Can = lanes.can_reduce
+    place: Place, groups: Sequence[DtypeGroup], on_lane: bool, can: Can = lanes.can_reduce
 ) -> bool:
     """Whether a reduction that is on no lane is large, and gets berths where all have some. `can`
     says whether there are plans for it there."""
@@ -145,8 +145,8 @@ def has_berths(
     return sum([group.x.nbytes for group in groups]) > EAGER_LIMIT and can(place, groups)
 
 
-def goes_on_berths(place: Place, groups: Sequence[Group], on_lane: bool) -> bool:
-    """The same, where all of it is reduced, of what is not small enough to be posted."""
+def goes_on_berths(place: Place, groups: Sequence[DtypeGroup], on_lane: bool) -> bool:
+    """Whether a reduction of whole arrays has berths, and is too large to be posted."""
     return has_berths(place, groups, on_lane) and not is_posted(place, groups)
 
 
@@ -184,7 +184,9 @@ def place_at(place: Place, x: Any, dst: int, out: Any) -> Any:
     return None
 
 
-def reduce_where(place: Place, groups: Sequence[Group], on_lane: bool, *, dst: int) -> Part[None]:
+def reduce_where(
+    place: Place, groups: Sequence[DtypeGroup], on_lane: bool, *, dst: int
+) -> Part[None]:
     """See `all_reduce_where`."""
     if on_lane and groups and lanes.can_reduce(place, groups):
         yield from lanes.reduce(place, groups, dst)
@@ -230,7 +232,7 @@ def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
     return call._replace(place=_place_of(place, operand))
 
 
-def reduce_scatter_where(place: Place, groups: Sequence[Group], on_lane: bool) -> Part[None]:
+def reduce_scatter_where(place: Place, groups: Sequence[DtypeGroup], on_lane: bool) -> Part[None]:
     """See `all_reduce_where`."""
     if on_lane and groups and lanes.can_slice(place, groups):
         yield from lanes.reduce_scatter(place, groups)
@@ -296,17 +298,17 @@ def _place_of(place: Place, operand: Operand) -> int:
     return place.heap.place_of(groups[0].x.arrays) if len(groups) == 1 else 0
 
 
-def _nbytes(groups: Sequence[Group]) -> int:
+def _nbytes(groups: Sequence[DtypeGroup]) -> int:
     """Bytes of the partial results that a small reduction sends."""
     return sum([group.x.length * group.kernel.wire_dtype.itemsize for group in groups])
 
 
-def _sliceable(groups: Sequence[Group]) -> bool:
+def _sliceable(groups: Sequence[DtypeGroup]) -> bool:
     return all(group.kernel.sliceable for group in groups)
 
 
 def _run(
-    place: Place, groups: Sequence[Group], chosen: Sequence[Choice], on_lane: bool
+    place: Place, groups: Sequence[DtypeGroup], chosen: Sequence[Choice], on_lane: bool
 ) -> Part[None]:
     """The plans that were chosen for the groups, where one does not synchronise after a phase that
     does. On a lane, what is sent must not come before it is the receiver's turn."""
@@ -320,7 +322,7 @@ def _run(
 
 def _small(
     place: Place,
-    groups: Sequence[Group],
+    groups: Sequence[DtypeGroup],
     algorithm: Callable[[int, int], Plan] = recursive_doubling.all_reduce,
 ) -> Phase:
     plan = prepared(algorithm, place.rank, place.size)
@@ -329,7 +331,7 @@ def _small(
     )
 
 
-def _shape(group: Group) -> Shape:
+def _shape(group: DtypeGroup) -> Shape:
     kernel = group.kernel
     return Shape(
         group.x.length,
@@ -340,11 +342,11 @@ def _shape(group: Group) -> Shape:
     )
 
 
-def _bytes_of(groups: Sequence[Group]) -> list[memoryview]:
+def _bytes_of(groups: Sequence[DtypeGroup]) -> list[memoryview]:
     return [view for group in groups for view in group.x.views(0, group.x.length)]
 
 
-def _fold(groups: Sequence[Group], blobs: Sequence[bytes]) -> None:
+def _fold(groups: Sequence[DtypeGroup], blobs: Sequence[bytes]) -> None:
     """Reduce the inputs of some ranks, as `_bytes_of` gives them, into `out`."""
     due = sum(group.x.nbytes for group in groups)
     if any(len(blob) != due for blob in blobs):
@@ -365,7 +367,7 @@ def _fold(groups: Sequence[Group], blobs: Sequence[bytes]) -> None:
         at += group.x.nbytes
 
 
-def _reduce_slot(group: Group, blobs: Sequence[bytes], rank: int) -> None:
+def _reduce_slot(group: DtypeGroup, blobs: Sequence[bytes], rank: int) -> None:
     """Reduce slot `rank` of all ranks, of which the others have shown `blobs`, into `out`."""
     start, stop = group.bounds[rank : rank + 2]
     slots: list[list[Any]] = []

@@ -26,7 +26,7 @@ from aiodist.buffers.values import Incoming, parse
 from aiodist.collectives import fitting
 from aiodist.collectives.offers import Offer, unpack
 from aiodist.phases import berths
-from aiodist.shared_memory.posts import FEW
+from aiodist.shared_memory.posts import CHEAP_COPY
 
 LENGTH = 4
 """Bytes before a blob in shared memory, which say how long it is: see `phases.memories.Blobs`."""
@@ -51,7 +51,7 @@ class Template(NamedTuple):
 
     @classmethod
     def of(cls, blob: bytes, gaps: Sequence[tuple[int, Spec]], *more: Any) -> Template:
-        """That of a `blob` with data in these `gaps`."""
+        """The template of a `blob` with data in these `gaps`."""
         shown = len(blob).to_bytes(LENGTH, "big") + blob
         edges = [0, *[edge for start, spec in gaps for edge in (start, start + spec.nbytes)]]
         ends = [*edges[1:], len(shown)]
@@ -61,7 +61,7 @@ class Template(NamedTuple):
         return cls(len(shown), fixed, tuple(gaps), *more)
 
     def shown(self, data: Sequence[bytes | memoryview]) -> bytes:
-        """It with `data` in its gaps."""
+        """The blob with `data` in its gaps."""
         parts: list[bytes | memoryview] = [*self.parts()]
         parts[1::2] = data
         return b"".join(parts)
@@ -73,10 +73,10 @@ class Template(NamedTuple):
         return parts
 
     def shown_of(self, flats: Sequence[NDArray[Any]]) -> bytes:
-        """It with the data of the first of these. (Where a call takes an array in place, that is
-        among them, too, and is not shown.)"""
+        """The blob with the data of the first of `flats`. (Where a call takes an array in place,
+        that is among them, too, and is not shown.)"""
         shown = map(native, flats[: len(self.gaps)])
-        if self.length <= FEW:
+        if self.length <= CHEAP_COPY:
             return self.shown([flat.tobytes() for flat in shown])
         return self.shown([flat.view(np.uint8).data for flat in shown])  # copied once
 
@@ -91,7 +91,7 @@ class Template(NamedTuple):
 
 
 def native(flat: NDArray[Any]) -> NDArray[Any]:
-    """The same numbers, in the order of bytes in which they travel."""
+    """The numbers of `flat`, in the order of bytes in which they travel."""
     return flat if flat.dtype.isnative else flat.astype(flat.dtype.newbyteorder("="))
 
 
@@ -193,7 +193,7 @@ class Window(Reading):
         self._has(template, [_Shifting(self, at, spec) for at, spec in template.gaps])
 
     def lie(self, area: memoryview, start: int) -> None:
-        """It lies there from here on."""
+        """The blob lies at `start` of `area` from here on."""
         self.area = area
         self.start = start
 
@@ -231,7 +231,7 @@ class Data(Protocol):
 
 
 class _Shifting:
-    """That of a window."""
+    """The data of one array in a `Window`."""
 
     __slots__ = ("_at", "_dtype", "_shape", "_spec", "_window")
 
@@ -259,7 +259,7 @@ class _Shifting:
 
 
 class _Data:
-    """That of an area that stays."""
+    """The data of one array in an area that stays."""
 
     __slots__ = ("_spec", "copy", "flat")
 
@@ -294,5 +294,5 @@ class _Tree:
         self._data = data
 
     def copy(self) -> object:
-        """It with arrays of its own."""
+        """The value, with arrays of its own."""
         return self._value.build([data.copy() for data in self._data])

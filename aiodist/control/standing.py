@@ -9,7 +9,7 @@ from aiodist.control.dial import ForeignServiceError
 from aiodist.errors import ProtocolError
 from aiodist.wire.limits import MAX_MEMBERS
 from aiodist.wire.messages import JoinRequest, Message, View, Welcome
-from aiodist.wire.recovery import Heard, NextView, Verdict, Void, Vote
+from aiodist.wire.recovery import BallotResult, Heard, NextView, Void, Vote
 from aiodist.wire.returning import MAX_HEARD, Rejoin
 
 
@@ -18,7 +18,7 @@ class Standing:
 
     def __init__(self, ask: JoinRequest, view: View) -> None:
         self._ask = ask
-        self._heard: OrderedDict[tuple[bytes, int], Verdict | Void] = OrderedDict()
+        self._heard: OrderedDict[tuple[bytes, int], BallotResult | Void] = OrderedDict()
         self.take(view)
 
     def take(self, view: View) -> None:
@@ -51,7 +51,7 @@ class Standing:
 
     def hears(self, vote: Message | None, reply: Message) -> None:
         """The outcome of a vote has come."""
-        if isinstance(vote, Vote) and isinstance(reply, (Verdict, Void)):
+        if isinstance(vote, Vote) and isinstance(reply, (BallotResult, Void)):
             self._heard[vote.context, vote.number] = reply
             if len(self._heard) > MAX_HEARD:
                 self._heard.popitem(last=False)
@@ -70,12 +70,12 @@ class Standing:
         )
 
 
-def _newest(heard: Iterable[tuple[tuple[bytes, int], Verdict | Void]]) -> list[Heard]:
+def _newest(heard: Iterable[tuple[tuple[bytes, int], BallotResult | Void]]) -> list[Heard]:
     """Outcomes as they are told: the newest ones, of no more ids in all than a view has members."""
     told: list[Heard] = []
     ids = 0
     for (context, number), outcome in reversed(list(heard)):
-        if isinstance(outcome, Verdict):
+        if isinstance(outcome, BallotResult):
             ids += len(outcome.members)
             one = Heard(context, number, verdict=outcome)
         else:

@@ -60,7 +60,7 @@ class Calling(Called, Protocol):
 
     @property
     def pending(self) -> list[Work[Any]]:
-        """Those of the Works that are not done."""
+        """The Works of the group that are not done."""
         ...
 
     def find(self, key: Key) -> Operation | None:
@@ -92,7 +92,7 @@ class Arrivals:
         return key not in self.verdicts and key not in self.early
 
     def take(self, key: Key) -> tuple[failures.Verdict | None, Early | None]:
-        """It is called here now: what has come of it."""
+        """What has come of a collective that is called here now."""
         verdict = self.verdicts.pop(key, None)
         if verdict is not None:
             self._verdict_bytes -= _size(key, verdict)

@@ -21,7 +21,7 @@ from aiodist.schedules.plan import Await, Copy, Grant, Publish, Recv, Reduce, Se
 from aiodist.schedules.script import Pages, ahead
 from aiodist.shared_memory.board import A_PHASE, AREAS, SMALL
 from aiodist.shared_memory.lane import Lane
-from aiodist.shared_memory.posts import FEW
+from aiodist.shared_memory.posts import CHEAP_COPY
 
 
 class Links(Protocol):
@@ -222,7 +222,7 @@ class Executor:
         return False
 
     def hand_over(self, links: Links) -> None:
-        """It is a phase of an operation from here on, whose frames are `links`."""
+        """Go on as a phase of an operation, whose frames are `links`."""
         self.links = links
         self._wait_for = self._lane and self._lane.wait_for
         self.waiting_for = None
@@ -291,7 +291,7 @@ def all_at_once(phase: Phase, lane: Lane, area: int) -> Callable[[Any], int]:
     moved = lane.moved
     # A few bytes are copied by way of an object of Python's in less time than by numpy, which looks
     # at shapes and strides; but only where no byte is another one there.
-    few = own.dtype if own.nbytes <= FEW else None
+    few = own.dtype if own.nbytes <= CHEAP_COPY else None
     own_bytes = own.view(np.uint8).data
 
     def run(x: Any, out: Any = None) -> int:
@@ -328,8 +328,8 @@ _Steps = list[tuple[int, Any, int]]
 
 
 class Parts(NamedTuple):
-    """The same in two parts: what a rank shows before it knows where the others are, and the rest,
-    which begins when that is published."""
+    """What `in_steps` does, in two parts: what a rank shows before it knows where the others are,
+    and the rest, which begins when that is published."""
 
     show: Callable[[Any], None]
     run: Callable[[Any, _Steps], int]

@@ -53,7 +53,7 @@ class Pause(ABC):
         return not self.last
 
     def belong(self, operation: Operation) -> None:
-        """It is a phase of `operation`, and begins."""
+        """Begin, as a phase of `operation`."""
         self.resume = operation.advance
 
     @abstractmethod
@@ -62,7 +62,7 @@ class Pause(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """It is over, or nobody waits any more."""
+        """The phase is over, or nobody waits for it any more."""
 
 
 class Failure(NamedTuple):
@@ -158,7 +158,7 @@ class Operation:
                 self.advance()
 
     def resume(self) -> None:
-        """It is its turn on its lane."""
+        """The operation has its turn on its lane."""
         assert self.lane is not None
         if self.done:
             return

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from aiodist.buffers.vector import Vector
-from aiodist.engine.kept import PLANS, kept
+from aiodist.engine.plan_cache import MOST_PLAN_STEPS, cached_by_weight
 from aiodist.schedules.plan import Plan, Recv, Span
 from aiodist.schedules.pull import moved
 from aiodist.schedules.script import receives_of, written_down
@@ -66,7 +66,7 @@ class Prepared(NamedTuple):
         return 1 + written_down(self.plan.steps)
 
 
-@kept(PLANS, Prepared.weight)
+@cached_by_weight(MOST_PLAN_STEPS, Prepared.weight)
 def prepared(algorithm: Callable[..., Plan], *args: Any) -> Prepared:
     """The plan ``algorithm(*args)``, kept: the same shapes tend to come again and again."""
     plan = algorithm(*args)

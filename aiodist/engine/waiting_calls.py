@@ -44,7 +44,7 @@ class WaitingCall(Protocol):
     def seconds(self) -> float: ...
 
     def to_operation(self) -> Operation | None:
-        """It is an operation from here on, and waits here no more; None: the group has ended."""
+        """Become an operation, and wait here no more; None: the group has ended."""
         ...
 
 
@@ -58,7 +58,7 @@ class Taking(WaitingCall, Protocol):
 
 
 class WaitingCalls:
-    """Those of one group."""
+    """The waiting calls of one group."""
 
     def __init__(
         self,

@@ -208,7 +208,7 @@ class Endpoint:
         return self._peers[root]
 
     def transport_to(self, root: int) -> str | None:
-        """That of the link to a peer; None: there was none, or the peer is forgotten."""
+        """The transport of the link to a peer; None: there was none, or the peer is forgotten."""
         peer = self._peers.get(root)
         return None if peer is None or peer.link is None else peer.link.kind
 
@@ -221,7 +221,7 @@ class Endpoint:
 
     @property
     def payload_by(self) -> dict[str, tuple[int, int]]:
-        """The same by transport; "memory" is shared memory."""
+        """The `payload_bytes` by transport; "memory" is shared memory."""
         found = {"memory": (self.moved.sent, self.moved.received)}
         found |= {kind: (past.sent, past.received) for kind, past in list(self._past.items())}
         for peer in list(self._peers.values()):

@@ -85,7 +85,7 @@ class Party:
             link.settle(token)
 
     def settle_all(self, to: Iterable[int], token: object) -> None:
-        """The same for several: what was sent to more than one is copied once."""
+        """Settle for several ranks: what was sent to more than one is copied once."""
         copies = self.endpoint.copies
         copies.begin()
         try:

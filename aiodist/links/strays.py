@@ -37,7 +37,7 @@ class Strays:
         return [] if len(self._kept) <= MOST_GROUPS else self._kept.popitem(last=False)[1]
 
     def take(self, context: bytes) -> list[Stray]:
-        """Those of a context that is there now, in the order in which they came."""
+        """Frames of a context that is there now, in the order in which they came."""
         return self._kept.pop(context, [])
 
     def forget(self, root: int) -> None:

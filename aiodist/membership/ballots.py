@@ -50,7 +50,7 @@ from dataclasses import dataclass, field, replace
 from aiodist.membership.seats import Seats
 from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import Failed, Failure, MemberInfo
-from aiodist.wire.recovery import MAX_BALLOTS, Cause, Purpose, Verdict, Void, Vote
+from aiodist.wire.recovery import MAX_BALLOTS, BallotResult, Cause, Purpose, Void, Vote
 
 BallotKey = tuple[bytes, int]
 """(context, number)."""
@@ -58,7 +58,7 @@ BallotKey = tuple[bytes, int]
 Members = Seats[MemberInfo]
 """Living members, by connection; those who may come back, by rank."""
 
-Outcome = Verdict | Void
+Outcome = BallotResult | Void
 
 REMEMBERED = 1024
 """Outcomes that are remembered for each group."""

@@ -46,7 +46,7 @@ class Return:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class JoinWindow:
     """Nobody has joined for a while."""
 
     group: GroupKey
@@ -95,7 +95,7 @@ class Books:
         # The last epoch of groups that have ended, the longest ended first.
         self.ended: dict[GroupKey, int] = {}
         # What is due when; each kind says of whom.
-        self.timers: Timers[Lease | Return | Window | Ruling | Answers | Ttl] = Timers()
+        self.timers: Timers[Lease | Return | JoinWindow | Ruling | Answers | Ttl] = Timers()
         self._wall_offset = wall_offset
         self._keep = keep
 

@@ -15,7 +15,7 @@ from math import inf
 from typing import Any, get_args
 
 from aiodist.membership import channels
-from aiodist.membership.books import Answers, Lease, Return, Ttl, Window
+from aiodist.membership.books import Answers, JoinWindow, Lease, Return, Ttl
 from aiodist.membership.effects import (
     Close,
     Disconnected,
@@ -204,9 +204,9 @@ class Membership:
                 continue
             group = self._groups[timer.group]
             match timer:
-                case Window() if group.may_form:
+                case JoinWindow() if group.may_form:
                     self._seating.form(group)
-                case Window():
+                case JoinWindow():
                     self._recovery.window_over(group)
                 case _:  # Ruling
                     self._recovery.rule(group)

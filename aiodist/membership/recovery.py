@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from aiodist.membership.ballots import Answer, Ballot, BallotKey
-from aiodist.membership.books import Ruling, Window
+from aiodist.membership.books import JoinWindow, Ruling
 from aiodist.membership.group import Group, ranks_text
 from aiodist.membership.rulings import losers
 from aiodist.membership.seating import Seating
 from aiodist.wire.recovery import (
+    BallotResult,
     Cause,
     GiveUpVote,
     Heard,
     Purpose,
     Unreachable,
-    Verdict,
     Void,
     Vote,
     Waiting,
@@ -63,7 +63,7 @@ class Recovery:
                 # must not decide it any more.
                 if group.gathering is not None and group.gathering.key == key:
                     group.gathering = None
-                    self._timers.cancel(Window(group.key))
+                    self._timers.cancel(JoinWindow(group.key))
             case WatchWaiting():
                 watches = group.watchers.setdefault(conn, set())
                 if len(watches) < MOST_WATCHING:
@@ -123,7 +123,7 @@ class Recovery:
                 epoch = self._seating.books.epochs.take(group.name)
                 voters = ballot.electorate(group.members)
                 ids = tuple([group.members[conn].id for conn in voters])
-            self._tell(group.ballots.close(ballot, Verdict(ballot.flag, ids, epoch)))
+            self._tell(group.ballots.close(ballot, BallotResult(ballot.flag, ids, epoch)))
 
     def _go_on(self, group: Group, ballot: Ballot, admitted: Sequence[int]) -> None:
         # All members have voted, or the ballot would not be decided: so nobody is left behind.
@@ -163,9 +163,9 @@ class Recovery:
         if count >= most:
             self._take_in(group, ballot)
         elif count >= least:
-            self._timers.set(Window(group.key), self._seating.now + group.size.window)
+            self._timers.set(JoinWindow(group.key), self._seating.now + group.size.window)
         else:
-            self._timers.cancel(Window(group.key))
+            self._timers.cancel(JoinWindow(group.key))
 
     def window_over(self, group: Group) -> None:
         """Nobody has joined for the join window."""

@@ -3,7 +3,7 @@ coordinator takes them in."""
 
 from __future__ import annotations
 
-from aiodist.membership.books import Window
+from aiodist.membership.books import JoinWindow
 from aiodist.membership.group import Group, GroupKey, Size, describe
 from aiodist.membership.recovery import Recovery
 from aiodist.membership.returning import Refused, Way, check_view, judge
@@ -121,7 +121,7 @@ class Rejoining:
             group = self._books.open(key, size, describe(ask))
         else:
             stay = self._part(group, view)
-        self._books.timers.cancel(Window(key))
+        self._books.timers.cancel(JoinWindow(key))
         group.size = size
         self._books.formed(group, view)
         self._books.expect(group, view)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aiodist.membership.books import Books, Lease, Window
+from aiodist.membership.books import Books, JoinWindow, Lease
 from aiodist.membership.effects import Close, Effect, Keep, Note, Send
 from aiodist.membership.group import Group, Joiner, Size, describe
 from aiodist.membership.seats import Seats
@@ -102,7 +102,7 @@ class Seating:
             self.form(group)
         elif group.may_form:
             window = 0.0 if group.is_full else group.size.window
-            self._timers.set(Window(group.key), max(self.now + window, self._form_after))
+            self._timers.set(JoinWindow(group.key), max(self.now + window, self._form_after))
         else:
             self.joiners_changed(group)
 
@@ -135,7 +135,7 @@ class Seating:
             self.send(conn, 0, MemberLeft(epoch, tuple(sorted(group.left))))
 
     def form(self, group: Group) -> None:
-        self._timers.cancel(Window(group.key))
+        self._timers.cancel(JoinWindow(group.key))
         waiting = list(group.joiners.values())
         view = group.form(self.books.epochs.take(group.name))
         self.books.formed(group, view)
@@ -150,7 +150,7 @@ class Seating:
         The survivors have the view that was: the context of the vote that they have cast is its
         digest. So they are told what has changed, and only the joiners the view itself.
         """
-        self._timers.cancel(Window(group.key))
+        self._timers.cancel(JoinWindow(group.key))
         before = group.view
         assert before is not None
         requests = {conn: group.joiners[conn].request for conn in admitted}
@@ -250,7 +250,7 @@ class Seating:
         # come back, and must find their seats.
         # Too few are left to form it when the window is over.
         if group.view is None and not group.may_form:
-            self._timers.cancel(Window(group.key))
+            self._timers.cancel(JoinWindow(group.key))
         if group.members or group.absent or (group.view is None and group.joiners):
             self.review(group)
             return

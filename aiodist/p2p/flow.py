@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import Key, Limits, MessageTag, ReceiverCredit
-from aiodist.p2p.mailbox import Posted
+from aiodist.p2p.mailbox import PendingReceives
 
 SETTLE_AFTER: Final = 0.02
 """Seconds after which credit below a batch is returned, so that no state of a tag stays behind."""
@@ -26,7 +26,7 @@ class Flow:
         out: wire.Wire,
         loop: asyncio.AbstractEventLoop,
         size: int,
-        posted: tuple[Posted[Any], ...],
+        posted: tuple[PendingReceives[Any], ...],
         limits: Limits,
     ) -> None:
         self._wire = out  # takes the frames that tell senders of credit and of wants

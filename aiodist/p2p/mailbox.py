@@ -35,7 +35,7 @@ R = TypeVar("R", bound=Awaiting)
 T = TypeVar("T")
 
 
-class Line(OrderedDict[int, T]):
+class NumberedQueue(OrderedDict[int, T]):
     """Items in ascending order of their numbers."""
 
     def insert(self, number: int, item: T) -> None:
@@ -52,13 +52,13 @@ class Line(OrderedDict[int, T]):
         return next(iter(self.values()))
 
 
-class Posted(Generic[R]):
+class PendingReceives(Generic[R]):
     """Receives (or probes) that wait."""
 
     __slots__ = ("_lines", "_wild")
 
     def __init__(self) -> None:
-        self._lines: dict[tuple[int | None, Key], Line[R]] = {}
+        self._lines: dict[tuple[int | None, Key], NumberedQueue[R]] = {}
         self._wild = 0  # how many of the lines have a wildcard
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class Posted(Generic[R]):
         key = (item.source, item.tag)
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = Line()
+            line = self._lines[key] = NumberedQueue()
             self._wild += None in key
         line.insert(item.number, item)
 
@@ -124,8 +124,8 @@ class _Box(Generic[M]):
     __slots__ = ("by_age", "by_tag")
 
     def __init__(self) -> None:
-        self.by_tag: dict[MessageTag, Line[M]] = {}
-        self.by_age: Line[M] = Line()
+        self.by_tag: dict[MessageTag, NumberedQueue[M]] = {}
+        self.by_age: NumberedQueue[M] = NumberedQueue()
 
 
 class Mailbox(Generic[M]):
@@ -147,7 +147,7 @@ class Mailbox(Generic[M]):
             box = self._boxes[message.source] = _Box()
         line = box.by_tag.get(message.tag)
         if line is None:
-            line = box.by_tag[message.tag] = Line()
+            line = box.by_tag[message.tag] = NumberedQueue()
         line.insert(message.number, message)
         box.by_age.insert(message.number, message)
 

@@ -18,7 +18,7 @@ from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import Key, Limits, MessageTag, cost, limits_for
 from aiodist.p2p.delivery import Delivery
 from aiodist.p2p.flow import Flow
-from aiodist.p2p.mailbox import Mailbox, Posted
+from aiodist.p2p.mailbox import Mailbox, PendingReceives
 from aiodist.p2p.messages import (
     REMEMBERED,
     Envelope,
@@ -58,9 +58,11 @@ class Receiver:
         self._ahead = (limits or limits_for(0)).ahead
         # Messages that no receive has taken.
         self._mailbox: Mailbox[Message] = Mailbox(channel.size)
-        self._receives: Posted[Receiving] = Posted()  # receives that wait for a message
-        self._probes: Posted[Probing] = Posted()  # probes that wait for one
-        self._waiting: tuple[Posted[Any], ...] = (self._receives, self._probes)
+        self._receives: PendingReceives[Receiving] = (
+            PendingReceives()
+        )  # receives that wait for a message
+        self._probes: PendingReceives[Probing] = PendingReceives()  # probes that wait for one
+        self._waiting: tuple[PendingReceives[Any], ...] = (self._receives, self._probes)
         # The credit of all senders.
         self._flow = Flow(out, loop, channel.size, self._waiting, limits or limits_for(0))
         self.took = self._flow.passed  # an eager message went straight to its receive

@@ -15,9 +15,9 @@ from aiodist.errors import AiodistError, MessageTooLargeError, ProtocolError
 from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import EAGER, Limits, MessageTag, SenderCredit, cost, limits_for
 from aiodist.p2p.device_sections import Departure
-from aiodist.p2p.mailbox import Line
+from aiodist.p2p.mailbox import NumberedQueue
 from aiodist.p2p.pieces import behind, cut
-from aiodist.p2p.shared import Offer, SharedMemory
+from aiodist.p2p.shared import ReadOffer, SharedMemory
 from aiodist.transports.base import STEADY
 from aiodist.transports.remote import Proof
 from aiodist.work import Work
@@ -64,12 +64,12 @@ class Sending:
 
 
 @dataclass(eq=False, slots=True)
-class Peer:
+class Destination:
     """One receiver."""
 
     credit: SenderCredit  # what it lets this rank send
     # Messages that there is no credit for.
-    waiting: dict[MessageTag, Line[Sending]] = field(default_factory=dict)
+    waiting: dict[MessageTag, NumberedQueue[Sending]] = field(default_factory=dict)
     announced: dict[int, Sending] = field(default_factory=dict)  # by id: what it may pull
     next_sid: int = 0  # the id of the next message that is announced
     may_push: bool = False  # it has given leave to push one
@@ -102,7 +102,7 @@ class Sender:
         self._ended = ended
         # What is known of each receiver, by rank.
         self._limits = limits or limits_for(0)
-        self._peers = [Peer(SenderCredit(self._limits)) for _ in range(channel.size)]
+        self._peers = [Destination(SenderCredit(self._limits)) for _ in range(channel.size)]
         self._number = 0  # of the last message that was not done at once
 
     @property
@@ -148,7 +148,7 @@ class Sender:
         else:
             line = peer.waiting.get(tag)
             if line is None:
-                line = peer.waiting[tag] = Line()
+                line = peer.waiting[tag] = NumberedQueue()
             line.insert(sending.number, sending)
         return None if work.done() else sending
 
@@ -196,7 +196,7 @@ class Sender:
 
     def lose(self, dst: int) -> list[Work[Any]]:
         """`dst` is gone: let go of everything; the Works that fail."""
-        peer, self._peers[dst] = self._peers[dst], Peer(SenderCredit(self._limits))
+        peer, self._peers[dst] = self._peers[dst], Destination(SenderCredit(self._limits))
         pending = [sending for line in peer.waiting.values() for sending in line.values()]
         pending += peer.announced.values()
         for sending in pending:
@@ -249,7 +249,11 @@ class Sender:
         sending.departure.when_there(partial(self._copied, peer, sending, sending.departure))
 
     def _copied(
-        self, peer: Peer, sending: Sending, departure: Departure, section: Sequence[memoryview]
+        self,
+        peer: Destination,
+        sending: Sending,
+        departure: Departure,
+        section: Sequence[memoryview],
     ) -> None:
         """A section is on the host."""
         if not sending.gone:
@@ -259,7 +263,11 @@ class Sender:
             self._wire.flush()
 
     def _move(
-        self, peer: Peer, sending: Sending, buffers: Sequence[memoryview], most: int = wire.MAX_INT
+        self,
+        peer: Destination,
+        sending: Sending,
+        buffers: Sequence[memoryview],
+        most: int = wire.MAX_INT,
     ) -> None:
         """Send the part that was pulled, or what goes `most` bytes ahead of that."""
         sending.pieces = cut(buffers)
@@ -271,7 +279,7 @@ class Sender:
             peer.moving.append(sending)
             self._pump(peer)
 
-    def _go_on(self, peer: Peer, sending: Sending) -> None:
+    def _go_on(self, peer: Destination, sending: Sending) -> None:
         """Its front has gone, or is about to: send the rest."""
         if not sending.may_go:
             peer.moving.append(sending)
@@ -333,7 +341,7 @@ class Sender:
         if self._peers[src].credit.unwant(tag):
             self._wire.send(src, (wire.NOWANT, tag))
 
-    def _find(self, peer: Peer, sid: int) -> Sending | None:
+    def _find(self, peer: Destination, sid: int) -> Sending | None:
         """The message with the id; None if it was withdrawn while the frame travelled."""
         if sid >= peer.next_sid:
             raise ProtocolError(f"a frame for message {sid}: there was none with this number")
@@ -347,7 +355,7 @@ class Sender:
         data = b"".join((meta, *encoded.buffers))
         self._wire.send(dst, (wire.EAGER, tag, wanted, len(meta)), (memoryview(data),))
 
-    def _announce(self, peer: Peer, sending: Sending, wanted: bool) -> None:
+    def _announce(self, peer: Destination, sending: Sending, wanted: bool) -> None:
         meta = sending.encoded.meta
         sid = sending.sid = peer.next_sid
         peer.next_sid = sid + 1
@@ -386,7 +394,7 @@ class Sender:
         elif sending.front:
             self._move(peer, sending, sending.encoded.buffers, sending.front)
 
-    def _front(self, peer: Peer, sending: Sending) -> int:
+    def _front(self, peer: Destination, sending: Sending) -> int:
         """Pay for what goes ahead of being pulled, whole pieces, but not all: its bytes."""
         if sending.sources is not None or sending.dst == self._wire.rank:
             return 0
@@ -401,13 +409,13 @@ class Sender:
             peer.credit.pay(sending.tag, front)
         return front
 
-    def _offer(self, sending: Sending) -> Offer | None:
+    def _offer(self, sending: Sending) -> ReadOffer | None:
         """Where the receiver may read the data."""
         if self._shared is None or sending.sources is not None or sending.dst == self._wire.rank:
             return None
         return self._shared.where(sending.dst, sending.encoded.buffers)
 
-    def _pushes(self, peer: Peer, sending: Sending) -> bool:
+    def _pushes(self, peer: Destination, sending: Sending) -> bool:
         """Whether the data goes right behind the announcement."""
         return (
             peer.may_push
@@ -417,7 +425,7 @@ class Sender:
             and not sending.is_synchronous
         )
 
-    def _drain(self, peer: Peer, tags: Sequence[MessageTag]) -> None:
+    def _drain(self, peer: Destination, tags: Sequence[MessageTag]) -> None:
         """Send what waits and may go: of `tags`, then of the tags that the total held back."""
         for tag in tags:
             self._advance(peer, tag)
@@ -428,7 +436,7 @@ class Sender:
             if first == tried:  # the total does not allow it yet
                 break
 
-    def _advance(self, peer: Peer, tag: MessageTag) -> None:
+    def _advance(self, peer: Destination, tag: MessageTag) -> None:
         while (line := peer.waiting.get(tag)) is not None:
             sending = line.head
             wanted = peer.credit.admit(tag, sending.price)
@@ -442,7 +450,7 @@ class Sender:
             else:
                 self._announce(peer, sending, wanted)
 
-    def _unqueue(self, peer: Peer, sending: Sending) -> None:
+    def _unqueue(self, peer: Destination, sending: Sending) -> None:
         line = peer.waiting[sending.tag]
         del line[sending.number]
         if not line:
@@ -451,7 +459,7 @@ class Sender:
 
     # -- transfers --------------------------------------------------------------------------------
 
-    def _pump(self, peer: Peer) -> None:
+    def _pump(self, peer: Destination) -> None:
         """Give the link pieces, of all transfers in turn."""
         moved = 0
         while peer.moving and moved < BURST and peer.in_link < BURST:
@@ -483,7 +491,7 @@ class Sender:
             return None
         return STEADY if sending.is_steady else sending
 
-    def _left(self, peer: Peer, sending: Sending, nbytes: int) -> None:
+    def _left(self, peer: Destination, sending: Sending, nbytes: int) -> None:
         """A piece has left."""
         if sending.gone:
             return
@@ -493,7 +501,7 @@ class Sender:
             self._all_left(peer, sending)
         self._wake(peer)
 
-    def _all_left(self, peer: Peer, sending: Sending, *, proved: bool = False) -> None:
+    def _all_left(self, peer: Destination, sending: Sending, *, proved: bool = False) -> None:
         """The part that was pulled last has left, or a section of it. `proved`: the receiver knows
         that it is right."""
         if sending.next_part != NOTHING:
@@ -515,7 +523,7 @@ class Sender:
         self._ended(sending.work)
         sending.work.finish(None)
 
-    def _stop(self, peer: Peer, sending: Sending) -> None:
+    def _stop(self, peer: Destination, sending: Sending) -> None:
         """Send no further pieces, and take back those that the link holds."""
         sending.gone = True
         _end_offer(sending)
@@ -534,14 +542,14 @@ class Sender:
         if sending.sources is not None:
             sending.sources.abandon((sending.dst,) if sending.words else ())
 
-    def _wake(self, peer: Peer) -> None:
+    def _wake(self, peer: Destination) -> None:
         if peer.moving and not peer.woken:
             peer.woken = True
             # Not at once, for a link with room takes piece after piece: small messages and
             # collectives get their turn of the loop in between.
             self._loop.call_soon(self._resume, peer)
 
-    def _resume(self, peer: Peer) -> None:
+    def _resume(self, peer: Destination) -> None:
         peer.woken = False
         self._pump(peer)
         self._wire.flush()

@@ -60,7 +60,7 @@ MAX_ADDRESS: Final = 2**63 - 1
 Where = int | list[Any]
 """A place, or a proof with addresses: ``[proof's address, proof, address, bytes, …]``."""
 
-Offer = tuple[Where, remote.Proof | None]
+ReadOffer = tuple[Where, remote.Proof | None]
 """Where data lies, and the proof, which is the sender's to withdraw."""
 
 
@@ -110,7 +110,7 @@ class SharedMemory:
         self._refused: set[int] = set()  # processes that could not be read
         self._unread: set[int] = set()  # ranks that could not read this process
 
-    def where(self, dst: int, buffers: Sequence[memoryview]) -> Offer | None:
+    def where(self, dst: int, buffers: Sequence[memoryview]) -> ReadOffer | None:
         """Where rank `dst` may read these bytes; None: nowhere."""
         place = self._heap.place_of(np.frombuffer(buffer, np.uint8) for buffer in buffers)
         if place:

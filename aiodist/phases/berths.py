@@ -9,7 +9,7 @@ from typing import Final
 from aiodist.engine.operation import Operation, Pause
 from aiodist.errors import ProtocolError
 from aiodist.phases.base import Part, Place, share
-from aiodist.shared_memory.berths import MOST, Offer, Offered
+from aiodist.shared_memory.berths import MOST, BerthOffer, Offered
 from aiodist.shared_memory.board import BERTHS
 
 _WORDS: Final = struct.Struct("<iqi")
@@ -21,7 +21,7 @@ MARK: Final = b"\xc2"
 """Words of an offer begin with this byte where other words follow, which do not."""
 
 
-def words_of(offer: Offer | None) -> bytes:
+def words_of(offer: BerthOffer | None) -> bytes:
     """What a rank tells the others of its offer."""
     return NOTHING if offer is None else _WORDS.pack(*offer.words)
 
@@ -38,7 +38,7 @@ def read(words: Sequence[bytes | memoryview]) -> list[Offered] | None:
     return found if len(found) == len(words) else None
 
 
-def joined(offer: Offer | None, words: bytes) -> bytes:
+def joined(offer: BerthOffer | None, words: bytes) -> bytes:
     """The first words of a rank, with what it offers, if it does."""
     return words if offer is None else b"".join((MARK, words_of(offer), words))
 
@@ -53,7 +53,7 @@ def parted(words: Sequence[bytes | memoryview]) -> tuple[list[bytes], list[bytes
 class Mooring(Pause):
     """Puts its operation on berths, where the rest of it has its phases."""
 
-    def __init__(self, offer: Offer, offers: Sequence[Offered]) -> None:
+    def __init__(self, offer: BerthOffer, offers: Sequence[Offered]) -> None:
         self._offer = offer
         self._offers = offers
 
@@ -77,7 +77,7 @@ def meet(place: Place) -> Part[bool]:
     return (yield from met(offer, blobs))
 
 
-def met(offer: Offer | None, blobs: Sequence[bytes]) -> Part[bool]:
+def met(offer: BerthOffer | None, blobs: Sequence[bytes]) -> Part[bool]:
     """What `meet` does once all have told what they offer."""
     offers = read(blobs)
     if offer is None or offers is None:

@@ -6,32 +6,32 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from aiodist.buffers.reductions import Group
+from aiodist.buffers.reductions import DtypeGroup
 from aiodist.phases import pulls, teams
 from aiodist.phases.base import Part, Place, share
 from aiodist.schedules.teams import spans_hosts
 
 
-def can_reduce(place: Place, groups: Sequence[Group]) -> bool:
+def can_reduce(place: Place, groups: Sequence[DtypeGroup]) -> bool:
     """Whether there are plans for all of them."""
     if spans_hosts(place.teams):
         return all(teams.can_reduce(place, group) for group in groups)
     return all(map(pulls.can_reduce, groups))
 
 
-def can_slice(place: Place, groups: Sequence[Group]) -> bool:
+def can_slice(place: Place, groups: Sequence[DtypeGroup]) -> bool:
     """Whether slices of all of them may be reduced piece by piece."""
     if spans_hosts(place.teams):
         return all(teams.can_slice(place, group) for group in groups)
     return all(map(pulls.can_slice, groups))
 
 
-def can_scan(place: Place, groups: Sequence[Group]) -> bool:
+def can_scan(place: Place, groups: Sequence[DtypeGroup]) -> bool:
     """Whether there are plans for the prefixes of all of them."""
     return not spans_hosts(place.teams) and all(map(pulls.can_scan, groups))
 
 
-def all_reduce(place: Place, groups: Sequence[Group]) -> Part[None]:
+def all_reduce(place: Place, groups: Sequence[DtypeGroup]) -> Part[None]:
     for group in groups:
         if spans_hosts(place.teams):
             yield teams.all_reduce(place, group)
@@ -39,7 +39,7 @@ def all_reduce(place: Place, groups: Sequence[Group]) -> Part[None]:
             yield pulls.all_reduce(place, group)
 
 
-def reduce(place: Place, groups: Sequence[Group], root: int) -> Part[None]:
+def reduce(place: Place, groups: Sequence[DtypeGroup], root: int) -> Part[None]:
     if spans_hosts(place.teams):
         if not all(map(teams.goes_whole, groups)):
             yield from share(place, b"", True)  # not all hear from all others in what follows
@@ -50,7 +50,7 @@ def reduce(place: Place, groups: Sequence[Group], root: int) -> Part[None]:
             yield pulls.reduce(place, group, root)
 
 
-def reduce_scatter(place: Place, groups: Sequence[Group]) -> Part[None]:
+def reduce_scatter(place: Place, groups: Sequence[DtypeGroup]) -> Part[None]:
     if spans_hosts(place.teams):
         if any(a == b for group in groups for a, b in itertools.pairwise(group.bounds)):
             yield from share(place, b"", True)  # whose slot is empty hears from nobody
@@ -61,7 +61,7 @@ def reduce_scatter(place: Place, groups: Sequence[Group]) -> Part[None]:
             yield pulls.reduce_scatter(place, group)
 
 
-def scan(place: Place, groups: Sequence[Group], exclusive: bool) -> Part[None]:
+def scan(place: Place, groups: Sequence[DtypeGroup], exclusive: bool) -> Part[None]:
     for group in groups:
         yield pulls.scan(place, group, exclusive)
 

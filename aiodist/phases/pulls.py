@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from aiodist.buffers.kernels import Kernel
-from aiodist.buffers.reductions import Group
+from aiodist.buffers.reductions import DtypeGroup
 from aiodist.buffers.vector import Vector
 from aiodist.engine.phase import Phase, Prepared, prepared
 from aiodist.phases.base import Place
@@ -52,7 +52,7 @@ def piece_for(
     return max(1, min(room, wanted) // itemsize)
 
 
-def _slice_piece(place: Place, group: Group, longest: int) -> tuple[int, int]:
+def _slice_piece(place: Place, group: DtypeGroup, longest: int) -> tuple[int, int]:
     """Elements of a piece, where each rank reduces a slice of up to `longest` elements, and the
     number of buffers. What fits goes in one round: to wait for the others costs more than smaller
     pieces gain."""
@@ -64,7 +64,7 @@ def _slice_piece(place: Place, group: Group, longest: int) -> tuple[int, int]:
 
 
 def _reduction(
-    place: Place, group: Group, plan: Prepared, direct: tuple[Any, ...] | None = None
+    place: Place, group: DtypeGroup, plan: Prepared, direct: tuple[Any, ...] | None = None
 ) -> Phase:
     """`direct`: the algorithm, and its arguments, where all lie in memory that all see."""
     x = group.x
@@ -83,12 +83,12 @@ def _reduction(
     return Phase(plan, memory, x.itemsize, shared, None if direct is None else choose)
 
 
-def _reduces_whole(group: Group) -> bool:
+def _reduces_whole(group: DtypeGroup) -> bool:
     """Whether everyone reduces all of it."""
     return group.x.nbytes <= WHOLE or not group.kernel.sliceable
 
 
-def _shows_whole(place: Place, group: Group) -> bool:
+def _shows_whole(place: Place, group: DtypeGroup) -> bool:
     """Whether everyone reduces all of it, though slices could be: that is to meet once, not twice.
 
     Two ranks move no more bytes for that. More do, which is worth it where some have to wait for
@@ -101,24 +101,24 @@ def _shows_whole(place: Place, group: Group) -> bool:
     return more == 0 or (place.crowded and more <= WORTH)
 
 
-def can_reduce(group: Group) -> bool:
+def can_reduce(group: DtypeGroup) -> bool:
     """Whether there is a pull plan for it: large arrays have to be sliceable."""
     return group.x.nbytes <= SMALL or group.kernel.sliceable
 
 
-def can_slice(group: Group) -> bool:
+def can_slice(group: DtypeGroup) -> bool:
     """Whether slices of it may be reduced piece by piece."""
     return group.kernel.sliceable
 
 
-def can_scan(group: Group) -> bool:
+def can_scan(group: DtypeGroup) -> bool:
     """Whether there is a pull plan for its prefixes: large ones are passed on in its own dtype."""
     return group.x.nbytes <= SMALL or (
         group.kernel.sliceable and not group.kernel.loads and not group.kernel.stores
     )
 
 
-def all_reduce(place: Place, group: Group) -> Phase:
+def all_reduce(place: Place, group: DtypeGroup) -> Phase:
     """The phase may go the direct way in place alone. Where everyone reduces all, that way is not
     worth the second wait."""
     length = group.x.length
@@ -138,7 +138,7 @@ def all_reduce(place: Place, group: Group) -> Phase:
     return _reduction(place, group, plan, (pull_direct.all_reduce, length, piece))
 
 
-def reduce(place: Place, group: Group, root: int) -> Phase:
+def reduce(place: Place, group: DtypeGroup, root: int) -> Phase:
     length = group.x.length
     if _reduces_whole(group):
         plan = prepared(pull_whole.reduce, place.rank, place.size, root, length)
@@ -167,7 +167,7 @@ def take(
     return Phase(plan, memory, 1, 0)
 
 
-def reduce_scatter(place: Place, group: Group) -> Phase:
+def reduce_scatter(place: Place, group: DtypeGroup) -> Phase:
     bounds = tuple(group.bounds)
     if group.x.nbytes <= WHOLE_SLOTS:
         plan = prepared(pull_whole.reduce_scatter, place.rank, place.size, bounds)
@@ -180,7 +180,7 @@ def reduce_scatter(place: Place, group: Group) -> Phase:
     return _reduction(place, group, plan, direct)
 
 
-def scan(place: Place, group: Group, exclusive: bool) -> Phase:
+def scan(place: Place, group: DtypeGroup, exclusive: bool) -> Phase:
     length = group.x.length
     if group.x.nbytes <= SMALL:
         plan = prepared(pull_whole.scan, place.rank, place.size, length, exclusive)

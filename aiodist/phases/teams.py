@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from aiodist.buffers.reductions import Group
+from aiodist.buffers.reductions import DtypeGroup
 from aiodist.engine.phase import Phase, Prepared, prepared
 from aiodist.phases.base import Place
 from aiodist.phases.memories import Partials, Regions
 from aiodist.schedules import team_slices, team_values, team_whole
 from aiodist.schedules.selection import SCRATCH_LIMIT, window_for
-from aiodist.schedules.teams import in_order, most_duties, post
+from aiodist.schedules.teams import in_order, most_duties, team_view
 from aiodist.shared_memory.board import CROSSING
 from aiodist.wire.frames import MAX_PAYLOAD
 
@@ -37,7 +37,7 @@ def piece_for(slots: int, itemsize: int, longest: int, widest: int = 1) -> int:
     return max(1, min(min(room, wanted) // itemsize, MAX_PAYLOAD // widest))
 
 
-def can_reduce(place: Place, group: Group) -> bool:
+def can_reduce(place: Place, group: DtypeGroup) -> bool:
     """Whether there is a plan for it: large arrays have to be sliceable, and the order of the hosts
     has to be that of the ranks, or not to matter."""
     kernel = group.kernel
@@ -45,17 +45,17 @@ def can_reduce(place: Place, group: Group) -> bool:
     return in_any_order and (goes_whole(group) or kernel.sliceable)
 
 
-def goes_whole(group: Group) -> bool:
+def goes_whole(group: DtypeGroup) -> bool:
     """Whether the first rank of each host reduces it. That synchronises all ranks."""
     return group.x.nbytes <= WHOLE
 
 
-def can_slice(place: Place, group: Group) -> bool:
+def can_slice(place: Place, group: DtypeGroup) -> bool:
     """Whether slices of it may be reduced piece by piece."""
     return can_reduce(place, group) and group.kernel.sliceable
 
 
-def all_reduce(place: Place, group: Group) -> Phase:
+def all_reduce(place: Place, group: DtypeGroup) -> Phase:
     length = group.x.length
     if goes_whole(group):
         plan = prepared(team_whole.all_reduce, place.rank, place.teams, length)
@@ -65,19 +65,19 @@ def all_reduce(place: Place, group: Group) -> Phase:
     return _reduction(place, group, plan)
 
 
-def reduce(place: Place, group: Group, root: int) -> Phase:
+def reduce(place: Place, group: DtypeGroup, root: int) -> Phase:
     """Where it is large, to be preceded by a phase that synchronises."""
     length = group.x.length
     if goes_whole(group):
         plan = prepared(team_whole.reduce, place.rank, place.teams, root, length)
     else:
-        owners = len(post(place.teams, root).team)
+        owners = len(team_view(place.teams, root).team)
         cut = _slices(place, group, -(-length // owners))
         plan = prepared(team_slices.reduce, place.rank, place.teams, root, length, *cut)
     return _reduction(place, group, plan)
 
 
-def reduce_scatter(place: Place, group: Group) -> Phase:
+def reduce_scatter(place: Place, group: DtypeGroup) -> Phase:
     """Where slots are empty, to be preceded by a phase that synchronises."""
     bounds = tuple(group.bounds)
     cut = _slices(place, group, max(b - a for a, b in itertools.pairwise(bounds)))
@@ -85,7 +85,7 @@ def reduce_scatter(place: Place, group: Group) -> Phase:
     return _reduction(place, group, plan)
 
 
-def _slices(place: Place, group: Group, longest: int) -> tuple[int, int]:
+def _slices(place: Place, group: DtypeGroup, longest: int) -> tuple[int, int]:
     """Elements of a piece, and the rounds that pieces have to cross: where hosts are far from each
     other, so many that the wire is busy all that time, as far as there is scratch. Of each slice
     that a rank is agent of, and of its own from each other host, two pieces a round have a place
@@ -100,7 +100,7 @@ def _slices(place: Place, group: Group, longest: int) -> tuple[int, int]:
     return piece, max(team_slices.LAG, min(window // 2, -(-longest // piece)))
 
 
-def _reduction(place: Place, group: Group, plan: Prepared) -> Phase:
+def _reduction(place: Place, group: DtypeGroup, plan: Prepared) -> Phase:
     memory = Partials(group.x, group.out, plan.plan.scratch, group.kernel, place.size)
     itemsize = group.x.itemsize
     return Phase(plan, memory, itemsize, plan.plan.shared * itemsize)

@@ -43,7 +43,7 @@ MOST_SHARING = 64
 taken for ranks of several hosts: each maps the memory of those of its part alone."""
 
 
-class Memory(NamedTuple):
+class MemoryReach(NamedTuple):
     """What memory a rank can share.
 
     `process` names its process; `inproc` says whether it meets others of that process there, `host`
@@ -78,7 +78,7 @@ class RankActor:
         coordinator: Served | None,
         op_timeout: float,
         people: dict[int, MemberInfo],
-        memory_of: Callable[[MemberInfo], Memory],
+        memory_of: Callable[[MemberInfo], MemoryReach],
         events: Iterable[ControlEvent] = (),
     ) -> None:
         """`people`: the members by their root, to be kept up here. `memory_of`: what memory each
@@ -97,7 +97,7 @@ class RankActor:
         self.store = Store(control, timeout=op_timeout)  # that of the group, at the coordinator
         self.context: Context | None = None  # that of the newest epoch; None: not made yet
         self._memory_of = memory_of
-        self._memories: dict[int, Memory] = {}  # what memory each member can share, by root
+        self._memories: dict[int, MemoryReach] = {}  # what memory each member can share, by root
         # Events of an epoch that is not adopted here yet.
         self._ahead: list[MemberLost | MemberLeft] = []
         self._listeners = list(listeners)  # where peers connect to this rank
@@ -408,7 +408,7 @@ def as_member(info: MemberInfo, rank: int | None = None) -> Member:
     )
 
 
-def _sharing(memories: Sequence[Memory]) -> Sharing:
+def _sharing(memories: Sequence[MemoryReach]) -> Sharing:
     """How ranks of one host may share memory."""
     if len({memory.process for memory in memories}) == len(memories):
         return Sharing.POLLED

@@ -16,8 +16,8 @@ from aiodist.collectives.express import Express
 from aiodist.collectives.lane_express import LaneExpress
 from aiodist.collectives.lane_setup import LaneSetup
 from aiodist.collectives.link_express import LinkExpress
+from aiodist.collectives.multihost_express import MultihostExpress
 from aiodist.collectives.post_express import PostExpress
-from aiodist.collectives.span_express import SpanExpress
 from aiodist.devices.memory import DeviceMemory
 from aiodist.engine.calls import Calls
 from aiodist.engine.operation import Operation
@@ -200,7 +200,7 @@ class Context(Party):
         """From number `lane.first` on, collectives without a tag run on `lane`."""
         self.calls.lane = lane
         if spans_hosts(self.teams):
-            self.express = SpanExpress(self, lane)
+            self.express = MultihostExpress(self, lane)
         else:
             self.express = LaneExpress(self, lane)
             self.post_express = self.calls.posting = PostExpress(self, lane)

@@ -32,12 +32,12 @@ from aiodist.rank.deriving import another
 from aiodist.wire.frames import pack_fields
 from aiodist.wire.limits import MAX_MEMBERS, MAX_TEXT
 from aiodist.wire.messages import Message, View
-from aiodist.wire.recovery import Cause, GiveUpVote, Purpose, Verdict, Void, Vote
+from aiodist.wire.recovery import BallotResult, Cause, GiveUpVote, Purpose, Void, Vote
 
 LAST_WORD_SECONDS = 2.0
 """How long a vote that ran out of time waits for the coordinator to say who was missing."""
 
-Outcome = View | Verdict
+Outcome = View | BallotResult
 
 
 class Recovery:
@@ -67,7 +67,7 @@ class Recovery:
         self._check()
         vote = self._new_vote(Purpose.AGREE, flag=flag)
         outcome = await self._wait(vote, self._cast(vote), seconds)
-        assert isinstance(outcome, Verdict)
+        assert isinstance(outcome, BallotResult)
         return outcome.flag
 
     def refuse(self, error: BaseException) -> None:
@@ -178,7 +178,7 @@ class Recovery:
                 self._actor.adopt(found)
             elif isinstance(found, Void):
                 raise self._error(found, vote)
-            elif not isinstance(found, Verdict):
+            elif not isinstance(found, BallotResult):
                 raise self._actor.control.unexpected(found)
             outcome.set_result(found)
         except Exception as error:
@@ -239,7 +239,7 @@ class Recovery:
         actor.context = self._make(view.context, view.epoch, actor.roots)
         return actor.context
 
-    def _of_survivors(self, verdict: Verdict) -> Context:
+    def _of_survivors(self, verdict: BallotResult) -> Context:
         """Of a group that was made of another."""
         roots = dict(zip(self._ids, self._context.ranks, strict=True))
         if self._ids[self._context.rank] not in verdict.members or {*verdict.members} - {*roots}:

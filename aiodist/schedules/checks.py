@@ -20,7 +20,7 @@ from aiodist.schedules.plan import (
     Step,
     X,
 )
-from aiodist.schedules.teams import Teams, post
+from aiodist.schedules.teams import Teams, team_view
 
 
 class PlanError(Exception):
@@ -42,7 +42,7 @@ def check(
     size = len(plans)
     for rank, plan in enumerate(plans):
         _check_head(plan, rank, plans)
-        team = post(teams, rank).team
+        team = team_view(teams, rank).team
         lengths = (inputs[rank], outputs[rank], plan.scratch, *(p.shared for p in plans))
         limits = dict(enumerate(lengths))
         for at, step in enumerate(plan.steps):

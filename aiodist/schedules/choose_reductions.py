@@ -38,7 +38,7 @@ from aiodist.schedules.selection import (
     window_for,
 )
 
-TURN: Final = 6
+RING_FRAME_COST: Final = 6
 """How many frames of an exchange with all a frame around a ring costs. It is a turn of every rank,
 one after the other: each is woken for it, and finds in the caches what another one has worked on.
 """
@@ -262,7 +262,7 @@ def _around(times: int, size: int, rows: int, row: int, wide: int) -> Tally:
 
 def _ring(x: Shape, size: int, costs: Costs) -> Choice:
     share = -(-x.length // size)
-    prices = costs._replace(frame=TURN * costs.frame)
+    prices = costs._replace(frame=RING_FRAME_COST * costs.frame)
     segment = segment_for(share * x.wide, x.wide, prices, FRAME_LIMIT)
     rows = frames_of(share, segment)
     tally = _around(2, size, rows, min(segment, share), x.wide)

@@ -46,7 +46,7 @@ from aiodist.schedules.plan import (
 )
 from aiodist.schedules.pull import joined
 from aiodist.schedules.script import Script
-from aiodist.schedules.teams import Post, Teams, most_duties, post
+from aiodist.schedules.teams import Teams, TeamView, most_duties, team_view
 
 LAG = 2
 """Rounds that partial results and results have to cross, where nothing else is said."""
@@ -76,7 +76,7 @@ def reduce(rank: int, teams: Teams, root: int, length: int, piece: int, lag: int
 
     Between H hosts cross H - 1 times `length`, which is the least possible.
     """
-    team = post(teams, root).team
+    team = team_view(teams, root).team
     bounds = [0]
     for owner in range(sum(map(len, teams))):
         bounds.append(bounds[-1] + piece * (owner in team))
@@ -127,7 +127,7 @@ def _slices(
     """
     if lag < 1:
         raise ValueError(f"a partial result takes at least one round, not {lag}")
-    here = post(teams, rank)
+    here = team_view(teams, rank)
     places = _Places(here, blocks or Series(1, lambda k: [(0, 0)] * here.size), lag, origin)
     program = _Program(here, places, lag, readers)
     return Plan(
@@ -145,7 +145,7 @@ def _slices(
 class _Places:
     """Where slices lie while they are reduced: in X and OUT, in scratch, and in shared memory."""
 
-    def __init__(self, here: Post, blocks: Series[list[Cut]], lag: int, origin: int) -> None:
+    def __init__(self, here: TeamView, blocks: Series[list[Cut]], lag: int, origin: int) -> None:
         self.rank, self.size = here.rank, here.size
         self.blocks = blocks
         self.width = max(stop - start for start, stop in blocks[0])
@@ -202,7 +202,7 @@ class _Places:
 class _Program:
     """What one rank does, round by round, as the module says."""
 
-    def __init__(self, here: Post, places: _Places, lag: int, readers: Collection[int]) -> None:
+    def __init__(self, here: TeamView, places: _Places, lag: int, readers: Collection[int]) -> None:
         self._here, self._places, self._lag = here, places, lag
         rank, size, team = here.rank, here.size, here.team
         self._staged = [owner for owner in range(size) if here.agent(here.host, owner) != rank]

@@ -27,7 +27,7 @@ from aiodist.schedules.plan import (
 )
 from aiodist.schedules.pull import joined
 from aiodist.schedules.script import Script
-from aiodist.schedules.teams import Post, Teams, most_duties, post
+from aiodist.schedules.teams import Teams, TeamView, most_duties, team_view
 
 LAG = 2
 """Rounds that pieces have to cross, where nothing else is said."""
@@ -42,7 +42,7 @@ def broadcast(rank: int, teams: Teams, root: int, length: int, piece: int) -> Pl
 
     Between H hosts cross H - 1 times `length`, which is the least possible. Shared: two blocks.
     """
-    program = _Broadcast(post(teams, rank), post(teams, root), length, piece)
+    program = _Broadcast(team_view(teams, rank), team_view(teams, root), length, piece)
     if rank == root:
         script = program.begin()
     elif program.hops:
@@ -63,7 +63,7 @@ def broadcast(rank: int, teams: Teams, root: int, length: int, piece: int) -> Pl
 class _Broadcast:
     """What one rank does in a broadcast."""
 
-    def __init__(self, here: Post, root: Post, length: int, piece: int) -> None:
+    def __init__(self, here: TeamView, root: TeamView, length: int, piece: int) -> None:
         hosts = len(here.teams)
         self.here, self._root = here, root.rank
         self._carriers = min(map(len, here.teams))
@@ -171,7 +171,7 @@ def all_gather(rank: int, teams: Teams, lengths: Sequence[int], piece: int, lag:
     Between H hosts each part crosses H - 1 times, which is the least possible. Shared: two pieces
     for each part that a rank shows.
     """
-    here = post(teams, rank)
+    here = team_view(teams, rank)
     cuts = [pieces(0, length, piece) for length in lengths]
     starts = tuple(accumulate((0 if q == rank else n for q, n in enumerate(lengths)), initial=0))
     width = min(piece, max(lengths))

@@ -26,7 +26,7 @@ from aiodist.schedules.plan import (
     X,
 )
 from aiodist.schedules.pull import joined
-from aiodist.schedules.teams import Post, Teams, post
+from aiodist.schedules.teams import Teams, TeamView, team_view
 
 
 def share(rank: int, teams: Teams, by_hub: bool = False, root: int | None = None) -> Plan:
@@ -39,7 +39,7 @@ def share(rank: int, teams: Teams, by_hub: bool = False, root: int | None = None
     in ceil(log2 H) frames of each leader (`dissemination.all_gather`). `by_hub`: see
     `_share_by_hub`. Shared: P.
     """
-    here = post(teams, rank)
+    here = team_view(teams, rank)
     leader = here.team[0]
     if by_hub:
         return _share_by_hub(here, root)
@@ -60,7 +60,7 @@ def share(rank: int, teams: Teams, by_hub: bool = False, root: int | None = None
     return _plan("team_whole.share", here, [*steps, Publish()], shared=here.size)
 
 
-def _share_by_hub(here: Post, root: int | None) -> Plan:
+def _share_by_hub(here: TeamView, root: int | None) -> Plan:
     """By way of the first rank, in the fewest frames of all together (see `star`). Everybody's host
     gets all blobs then, its own ones, too, but for that of `root`, whose blob is the large one.
 
@@ -68,7 +68,7 @@ def _share_by_hub(here: Post, root: int | None) -> Plan:
     of them has one thing to wait for, and neither is woken to pass on what another has shown.
     """
     teams, rank, hub = here.teams, here.rank, here.teams[0][0]
-    home = None if root is None else post(teams, root).host
+    home = None if root is None else team_view(teams, root).host
     leader = here.team[0]
 
     def speaker(host: int) -> int:
@@ -102,29 +102,29 @@ def _share_by_hub(here: Post, root: int | None) -> Plan:
     return _plan("team_whole.share", here, steps, shared=here.size, publishes=2)
 
 
-def _blobs_of(here: Post, host: int) -> tuple[Span, ...]:
+def _blobs_of(here: TeamView, host: int) -> tuple[Span, ...]:
     return tuple(Span(OUT, owner, owner + 1) for owner in here.teams[host])
 
 
-def _show(here: Post) -> Step:
+def _show(here: TeamView) -> Step:
     """Show the own blob."""
     own = Span(OUT, here.rank, here.rank + 1)
     return Copy(_at(here.rank, own), own)
 
 
-def _collect(here: Post) -> list[Step]:
+def _collect(here: TeamView) -> list[Step]:
     """Take the blobs that the others of the team show."""
     steps: list[Step] = [Await(here.mates, 1)] if here.mates else []
     own = [Span(OUT, mate, mate + 1) for mate in here.mates]
     return [*steps, *(Copy(blob, _at(blob.start, blob)) for blob in own)]
 
 
-def _show_all(here: Post) -> Step:
+def _show_all(here: TeamView) -> Step:
     every = Span(OUT, 0, here.size)
     return Copy(_at(here.rank, every), every)
 
 
-def _take_all(here: Post) -> Step:
+def _take_all(here: TeamView) -> Step:
     """Take the blobs of all ranks that the leader shows."""
     every = Span(OUT, 0, here.size)
     return Copy(every, _at(here.team[0], every))
@@ -142,7 +142,7 @@ def all_reduce(rank: int, teams: Teams, length: int) -> Plan:
     of `length`; between 2 hosts `length` crosses each way, which is the least possible. Shared:
     `length`.
     """
-    name, here = "team_whole.all_reduce", post(teams, rank)
+    name, here = "team_whole.all_reduce", team_view(teams, rank)
     leader = here.team[0]
     result = Span(OUT, 0, length)
     if rank != leader:
@@ -171,8 +171,8 @@ def reduce(rank: int, teams: Teams, root: int, length: int) -> Plan:
     Between H hosts cross H - 1 times `length`, which is the least possible. Scratch: at `root` H
     times `length`, at other leaders `length`.
     """
-    name, here = "team_whole.reduce", post(teams, rank)
-    home = post(teams, root).host
+    name, here = "team_whole.reduce", team_view(teams, rank)
+    home = team_view(teams, root).host
     leaders = [root if host == home else team[0] for host, team in enumerate(teams)]
     leader = leaders[here.host]
     if rank != leader:
@@ -197,7 +197,7 @@ def broadcast(rank: int, teams: Teams, root: int, length: int) -> Plan:
 
     Between H hosts cross H - 1 times `length`, which is the least possible. Shared: `length`.
     """
-    here, home = post(teams, rank), post(teams, root).host
+    here, home = team_view(teams, rank), team_view(teams, root).host
     leaders = [root if host == home else team[0] for host, team in enumerate(teams)]
     leader, result = leaders[here.host], Span(OUT, 0, length)
     if rank != leader:
@@ -211,7 +211,7 @@ def broadcast(rank: int, teams: Teams, root: int, length: int) -> Plan:
     return _plan("team_whole.broadcast", here, [*steps, Publish()], shared=length)
 
 
-def _lead(here: Post, length: int, partial: Span) -> list[Step]:
+def _lead(here: TeamView, length: int, partial: Span) -> list[Step]:
     """Reduce the arrays of the team."""
     operands = tuple(
         Span(X if mate == here.rank else SHARED + mate, 0, length) for mate in here.team
@@ -220,7 +220,7 @@ def _lead(here: Post, length: int, partial: Span) -> list[Step]:
     return [*waiting, Reduce(partial, operands, final=False)]
 
 
-def _follow(here: Post, leader: int, length: int, result: Span | None) -> list[Step]:
+def _follow(here: TeamView, leader: int, length: int, result: Span | None) -> list[Step]:
     """Show the leader the own array, wait for it, and take the result."""
     shown = Copy(Span(SHARED + here.rank, 0, length), Span(X, 0, length))
     steps: list[Step] = [shown, Publish(), Await((leader,), 1)]
@@ -264,7 +264,7 @@ def _between(
 
 def _plan(
     name: str,
-    here: Post,
+    here: TeamView,
     steps: Sequence[Step],
     *,
     shared: int,

@@ -48,7 +48,7 @@ def in_order(teams: Teams) -> bool:
     return ranks == sorted(ranks)
 
 
-class Post(NamedTuple):
+class TeamView(NamedTuple):
     """Where a rank stands among `teams`."""
 
     teams: Teams
@@ -81,12 +81,12 @@ class Post(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def post(teams: Teams, rank: int) -> Post:
+def team_view(teams: Teams, rank: int) -> TeamView:
     """The post of `rank`."""
     for host, team in enumerate(teams):
         if rank in team:
             at = team.index(rank)
-            return Post(teams, rank, host, team, team[at + 1 :] + team[:at], _seats(teams))
+            return TeamView(teams, rank, host, team, team[at + 1 :] + team[:at], _seats(teams))
     raise ValueError(f"rank {rank} is in none of the teams {teams}")
 
 

@@ -14,7 +14,7 @@ links: so whatever holds berths (a rank that never calls, one that is busy) hold
 and the order of tags is of no matter.
 
 What a rank would show first on its berth, it may show before it posts: then the post says that as
-well, and there is one wait less (`Offer.show`).
+well, and there is one wait less (`BerthOffer.show`).
 
 **Numbers.** Each rank offers a number with its berth, higher than all that this berth has had. The
 highest of those offered is that of the operation. So the stamps of each berth grow, and are the
@@ -145,10 +145,10 @@ class Berth(Lane):
         """Whether it may be offered."""
         return self.offered < 0 and self.board.is_quit(self._quit)
 
-    def offer(self) -> Offer:
+    def offer(self) -> BerthOffer:
         """Offer it to the others."""
         self.offered = self._number
-        return Offer(self, Offered(self.index, self._number))
+        return BerthOffer(self, Offered(self.index, self._number))
 
     def withdraw(self) -> None:
         """Nothing comes of the offer. Any thread may do this: it is free with the last step."""
@@ -206,7 +206,7 @@ class Berth(Lane):
         self._berths.now(self, moored=False)
 
 
-class Offer:
+class BerthOffer:
     """A berth that is offered for one call. It is withdrawn when nobody has the offer any more,
     unless it was moored."""
 
@@ -261,7 +261,7 @@ class Berths:
         self._all: list[Berth] = []  # made when first needed
         self._moored: list[Berth] = []  # those with an operation
 
-    def offer(self, first: int = 0) -> Offer | None:
+    def offer(self, first: int = 0) -> BerthOffer | None:
         """Offer a berth that is free; None: there is none. Where ranks give the same number as
         `first`, they mostly offer the same, so that views of these are at hand."""
         if not self.is_broken:

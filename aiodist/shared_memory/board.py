@@ -71,7 +71,7 @@ of the caches."""
 CROWDED_SMALL: Final = 1152 * 1024
 """The same where there are more ranks than cores: to wait for the others is to wait for their turns
 on the cores, and whoever has had that core meanwhile has filled its caches anyway."""
-SHOWN: Final = 3200 * 1024
+SMALL_AREA: Final = 3200 * 1024
 """Bytes of each of them: there is room for all that a rank shows at once of its values. What was
 never shown takes no memory."""
 BULK: Final = 1536 * 1024
@@ -85,12 +85,16 @@ CROSSING: Final = 8 * 1024 * 1024
 another host as well, and what a frame costs beside its bytes is most of what small ones cost. So do
 messages of more ranks than cores, of which each round is a turn of all ranks, too."""
 _FIRST: Final = PAGE + PAGE // 2
-AREAS: Final = ((_FIRST, SHOWN), (_FIRST + SHOWN, SHOWN), (_FIRST + 2 * SHOWN, CROSSING))
+AREAS: Final = (
+    (_FIRST, SMALL_AREA),
+    (_FIRST + SMALL_AREA, SMALL_AREA),
+    (_FIRST + 2 * SMALL_AREA, CROSSING),
+)
 """Where each area begins, and its size: in the middle of a page. A processor compares addresses by
 where they are in their pages: what is copied to 1 to 15 bytes behind where it comes from, by that,
 may be copied at a twelfth of the speed. Large arrays begin 16 or 64 bytes behind the begin of a
 page, and what is shown comes some 60 bytes behind that of its area."""
-POSTS: Final = (2 * PAGE + 2 * SHOWN + CROSSING, 10240 * 1024)
+POSTS: Final = (2 * PAGE + 2 * SMALL_AREA + CROSSING, 10240 * 1024)
 """Where the ring of what a rank posts begins, and its size: see `aiodist.shared_memory.posts`."""
 LANE: Final = sum(POSTS)
 """Bytes of all of this."""

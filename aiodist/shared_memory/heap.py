@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from aiodist.buffers import arrays
 from aiodist.buffers.dtypes import carrier
 from aiodist.errors import ProtocolError
-from aiodist.transports.handover import Offer, take
+from aiodist.transports.handover import SegmentOffer, take
 from aiodist.wire import kinds
 
 log = logging.getLogger("aiodist.group")
@@ -63,7 +63,7 @@ class Block:
 
     __slots__ = ("missing", "number", "offer", "start", "stop")
 
-    def __init__(self, number: int, start: int, offer: Offer, missing: set[int]) -> None:
+    def __init__(self, number: int, start: int, offer: SegmentOffer, missing: set[int]) -> None:
         self.number = number
         self.start = start
         self.stop = start + offer.segment.nbytes
@@ -99,7 +99,7 @@ class Heap:
     def _allocate(self, nbytes: int) -> Bytes:
         """New memory, all zero, which the others will see in due course. Raises OSError."""
         context = self._context
-        offer = Offer(context.loop, nbytes, "aiodist-array")
+        offer = SegmentOffer(context.loop, nbytes, "aiodist-array")
         memory = np.frombuffer(offer.segment.memory, np.uint8)
         number = self._next
         self._next += 1

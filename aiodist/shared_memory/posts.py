@@ -72,7 +72,7 @@ _UNIT: Final = 32
 NEAR: Final = 512 * 1024
 """Behind this, posts go back to the beginning of the ring as soon as there is room: what was used a
 short while ago is in the caches."""
-FEW: Final = 1024
+CHEAP_COPY: Final = 1024
 """Of so few bytes a copy is made sooner than a view."""
 
 
@@ -149,7 +149,7 @@ class Posts:
             if at < 0:
                 return False
         ring = self.ring
-        if nbytes <= FEW:
+        if nbytes <= CHEAP_COPY:
             ring[at : at + length + nbytes] = prefix + data
         else:
             ring[at : at + length] = prefix

@@ -20,9 +20,15 @@ from collections.abc import Sequence
 from aiodist.buffers.copying import copy
 from aiodist.errors import ProtocolError
 from aiodist.transports.base import Done, Landing, Receiver, wrong_size
-from aiodist.transports.kept import JOINED, OWN_PAYLOAD, OWN_SIZE, Kept, read_own
-from aiodist.transports.link import TURN, BaseLink
+from aiodist.transports.link import POLL_BUDGET, BaseLink
 from aiodist.transports.outbox import Outgoing
+from aiodist.transports.retransmission import (
+    JOINED,
+    OWN_PAYLOAD,
+    OWN_SIZE,
+    RetransmissionBuffer,
+    read_own,
+)
 from aiodist.wire.frames import parse_prefix, prefix
 
 BYE = prefix(b"", 0)
@@ -70,7 +76,9 @@ class FramedLink(BaseLink):
         self._accepts = True  # what cannot be sent now is queued
         self._busy = False  # inside a write or a `done`
         self._broken: OSError | None = None  # writing failed; what has arrived is still read
-        self._kept: Kept | None = None  # what may have to be sent again; None: nothing will be
+        self._kept: RetransmissionBuffer | None = (
+            None  # what may have to be sent again; None: nothing will be
+        )
         # Receiving.
         self._landing: Landing | None = None  # of the payload under way; None: it is skipped
         self._arrived = 0  # payload bytes of the frame under way that are here
@@ -255,7 +263,7 @@ class FramedLink(BaseLink):
         outbox = self._outbox
         kept = self._kept
         self._busy = True
-        budget = TURN
+        budget = POLL_BUDGET
         moved = False
         try:
             while outbox.backlog:

@@ -7,8 +7,8 @@ Lanes, links through shared memory, arrays of `Group.empty` and of `Group.share`
     other    says whether it has it ──> the owner closes the Offer: the file and the socket
 
 **Who offers.** The process that owns the memory makes it (`Segment.create`), and with it an
-`Offer`: a socket at a random abstract name. Name and key are its *words*, which travel to the
-others by a way of the caller's choice. Two ends of a connection need neither: each passes its
+`SegmentOffer`: a socket at a random abstract name. Name and key are its *words*, which travel to
+the others by a way of the caller's choice. Two ends of a connection need neither: each passes its
 segment on over the connection itself (`pass_on`, `received`).
 
 **Who maps.** Whoever has the words (`take`). It may have to wait, as the owner may compute; there
@@ -22,8 +22,8 @@ are), or by ending the connection (links: another transport is taken). Nobody ha
 anybody: a file that is under way to a dead process is closed by the system.
 
 **When files are closed.** Mapped memory needs no file. Who maps closes it at once; the owner when
-all have answered, by `Offer.close`, and in any case when the group or the operation ends. The
-memory lasts until its last view is gone, in whatever process.
+all have answered, by `SegmentOffer.close`, and in any case when the group or the operation ends.
+The memory lasts until its last view is gone, in whatever process.
 
 **Strangers.** The other end must run as the same user: both ask the kernel (`peer_pid`). Another
 user's connection is closed and logged, now and then; so is one that shows a wrong key. Who says
@@ -119,7 +119,7 @@ class Callers(Acceptor):
         self._callers.clear()
 
 
-class Offer(Callers):
+class SegmentOffer(Callers):
     """Memory of this process, for everybody who has the `words`, until it is closed."""
 
     def __init__(
@@ -159,7 +159,7 @@ class Offer(Callers):
 
 
 async def take(words: object, nbytes: object, *, writes: bool = False) -> memoryview:
-    """The memory of an `Offer` with these words, mapped: `nbytes` bytes, to be read, or to be
+    """The memory of a `SegmentOffer` with these words, mapped: `nbytes` bytes, to be read, or to be
     written as well. Waits for as long as the other side takes. Raises what `take_segment` does."""
     with closing(await take_segment(words, nbytes, writes=writes)) as segment:
         return segment.memory

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from aiodist.errors import ProtocolError
 from aiodist.transports.base import Done, Link, Listener, Receiver, deliver
-from aiodist.transports.link import FRAME, TURN, BaseLink, log
+from aiodist.transports.link import FRAME, POLL_BUDGET, BaseLink, log
 from aiodist.transports.outbox import Outgoing
 from aiodist.wire.frames import OVERHEAD
 
@@ -96,7 +96,7 @@ class InprocLink(BaseLink):
 
     def _read(self) -> bool:
         peer = self._peer
-        budget = TURN
+        budget = POLL_BUDGET
         while peer._outbox.backlog and budget > 0 and not self._closed:
             frame = peer._outbox.pop()
             budget -= frame.left + FRAME
@@ -113,7 +113,7 @@ class InprocLink(BaseLink):
                     peer._failed(error)
             if peer._closed and not self._closed:
                 self._lost()
-        return budget < TURN
+        return budget < POLL_BUDGET
 
     def _deliver(self, frame: Outgoing) -> None:
         nbytes = frame.nbytes

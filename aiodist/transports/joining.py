@@ -23,7 +23,7 @@ from aiodist.transports.base import Link
 from aiodist.transports.bundle import Bundle
 from aiodist.transports.framed import FramedLink
 from aiodist.transports.sockets import SocketListener, give, log
-from aiodist.transports.unproven import UnprovenConnections, most_unproven
+from aiodist.transports.unproven import UnprovenConnections, most_connections
 
 PARTS = 8
 """Connections of a bundle. With 0.1 % lost and 20 ms there and back, one of CUBIC takes a fifth of
@@ -49,7 +49,7 @@ _bundles: weakref.WeakSet[Bundle] = weakref.WeakSet()
 def has_room() -> bool:
     """Whether this process can afford the files of one bundle more."""
     there = sum(not bundle.is_closed for bundle in _bundles)
-    return (there + 1) * PARTS <= most_unproven(files_share=FILES_SHARE)
+    return (there + 1) * PARTS <= most_connections(files_share=FILES_SHARE)
 
 
 def new_bundle(loop: asyncio.AbstractEventLoop, socks: Sequence[socket.socket]) -> Bundle:

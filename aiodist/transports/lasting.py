@@ -53,8 +53,15 @@ from collections.abc import Callable
 from aiodist.transports.base import Done, Receiver
 from aiodist.transports.copies import Copies
 from aiodist.transports.framed import FramedLink
-from aiodist.transports.kept import ACK, ASK, OWN, OWN_SIZE, Kept, own_frame
 from aiodist.transports.outbox import Outgoing
+from aiodist.transports.retransmission import (
+    ACK,
+    ASK,
+    OWN,
+    OWN_SIZE,
+    RetransmissionBuffer,
+    own_frame,
+)
 
 Keeper = Callable[["LastingLink", BaseException], None]
 """Told of a link that is severed, and why; by the loop."""
@@ -80,7 +87,7 @@ class LastingLink(FramedLink):
         count."""
         self._keeper = keeper
         self._lasts = True
-        self._kept = Kept(copies)
+        self._kept = RetransmissionBuffer(copies)
         self._came = 0
         self._outbox.mark(OWN)
 

@@ -20,7 +20,7 @@ from aiodist.wire.frames import MAX_HEADER_BEFORE_HELLO
 
 log = logging.getLogger("aiodist.transport")
 
-TURN = 1024 * 1024
+POLL_BUDGET = 1024 * 1024
 """Bytes that one `poll` or one wake-up moves each way, at most: then the loop gets its turn."""
 
 FRAME = 4096

@@ -26,11 +26,11 @@ it goes on is a matter of who else needs the core:
   way of two event loops a hundred. It lasts for `DOZE` times as long as a poll, for it takes no
   processor time; and gets shorter like that where it is in vain, as it holds up the loop.
 - **The loop's own turn.** Operations that complete within their calls never let the loop run. Once
-  it had no turn for `TURN`, or for `ROUND` where frames are looked for, it is due: who then has
-  what it asked for gets it with the next turn, and nobody dozes, or polls for links. For stamps
-  and posts of ranks with cores of their own there is one poll all the same. The loop has its turn
-  no sooner without it, where a program makes one call after the other; but the call would have to
-  wait, and all those behind it.
+  it had no turn for `LOOP_DUE`, or for `LOOP_DUE_FRAMES` where frames are looked for, it is due:
+  who then has what it asked for gets it with the next turn, and nobody dozes, or polls for links.
+  For stamps and posts of ranks with cores of their own there is one poll all the same. The loop has
+  its turn no sooner without it, where a program makes one call after the other; but the call would
+  have to wait, and all those behind it.
 
 Who may not hold the loop up looks from one turn of it to the next (`linger`): so does a link in
 shared memory that has just moved something.
@@ -85,9 +85,9 @@ class Finishing(Protocol):
         ...
 
 
-TURN = 0.0007
+LOOP_DUE = 0.0007
 """Seconds after which the loop is due before anything else is polled for."""
-ROUND = 2e-3
+LOOP_DUE_FRAMES = 2e-3
 """The same of a call that looks for frames, one after the other, and nothing else was done in that
 turn of the loop: with more ranks than cores these come once all others have had the core. To leave
 the call before that takes as long as some tenth of all of it, for nothing."""
@@ -208,7 +208,7 @@ class Progress:
         now = _clock()
         if now >= self._due:
             return True
-        self._turns_by(now + TURN)
+        self._turns_by(now + LOOP_DUE)
         return False
 
     def is_unread(self) -> bool:
@@ -371,7 +371,7 @@ class Progress:
         found = look(a, b)
         if found is None and self._polls:
             if self._due == math.inf:
-                self._turns_by(_clock() + ROUND)
+                self._turns_by(_clock() + LOOP_DUE_FRAMES)
             found = self._spin(look, a, b, 1, crowded=crowded)
         if found is None and not crowded:
             found = self._doze_at(link, look, a, b)

@@ -22,10 +22,10 @@ from aiodist.errors import ProtocolError
 from aiodist.transports import futex
 from aiodist.transports.base import Receiver
 from aiodist.transports.framed import FramedLink, Whole
-from aiodist.transports.kept import JOINED
-from aiodist.transports.link import FRAME, TURN
+from aiodist.transports.link import FRAME, POLL_BUDGET
 from aiodist.transports.polling import linger, others_compute
 from aiodist.transports.processes import open_behind
+from aiodist.transports.retransmission import JOINED
 from aiodist.transports.shm_rings import PIECE, RING, Rings
 from aiodist.wire.frames import MAX_HEADER, OVERHEAD, parse_prefix
 
@@ -218,7 +218,7 @@ class ShmLink(FramedLink):
     def _read(self) -> bool:
         rings = self._rings
         ring = rings.incoming
-        budget = TURN
+        budget = POLL_BUDGET
         came = self._came
         while True:
             have = rings.available()
@@ -252,7 +252,7 @@ class ShmLink(FramedLink):
                 break
             if count == have and have < PIECE and not self._to_come:
                 break  # little traffic: the next poll is soon enough to look again
-        return budget < TURN
+        return budget < POLL_BUDGET
 
     def look_for(self, prefix: bytes, into: memoryview) -> bool | None:
         if self._to_come or self._polling or self._closed or self._peer_ended:

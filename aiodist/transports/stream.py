@@ -16,11 +16,11 @@ import sys
 from collections.abc import Sequence
 
 from aiodist.transports.base import Receiver
-from aiodist.transports.kept import JOINED
 from aiodist.transports.lasting import LastingLink
-from aiodist.transports.link import FRAME, TURN
+from aiodist.transports.link import FRAME, POLL_BUDGET
 from aiodist.transports.outbox import MOST_BUFFERS, Outgoing
 from aiodist.transports.processes import open_behind
+from aiodist.transports.retransmission import JOINED
 from aiodist.transports.silence import is_unanswered, probe_when_idle, unacknowledged
 from aiodist.wire.frames import MAX_HEADER, OVERHEAD
 
@@ -154,7 +154,7 @@ class StreamLink(LastingLink):
 
     def _read(self) -> bool:
         sock = self._socket
-        budget = TURN
+        budget = POLL_BUDGET
         came = self._came
         while True:
             landing = self._landing
@@ -203,7 +203,7 @@ class StreamLink(LastingLink):
                 break
         if self._to_come > JOINED or self._enough > 1:
             self._wait_for_enough()
-        return budget < TURN
+        return budget < POLL_BUDGET
 
     def _wait_for_enough(self) -> None:
         """Have the loop woken when more of the payload under way is there than a few packets."""

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 from aiodist.transports.base import Receiver
-from aiodist.transports.kept import JOINED
-from aiodist.transports.link import FRAME, TURN
+from aiodist.transports.link import FRAME, POLL_BUDGET
+from aiodist.transports.retransmission import JOINED
 from aiodist.transports.stream import SCRATCH, StreamLink
 
 RECORDS = 256 * 1024
@@ -178,13 +178,13 @@ class TlsLink(StreamLink):
     # ---- receiving ----
 
     def _read(self) -> bool:
-        budget = TURN
+        budget = POLL_BUDGET
         came = self._came
         while budget > FRAME * (self._came - came):
             try:
                 data = self._socket.recv(RECORDS)
             except (BlockingIOError, InterruptedError):
-                return budget < TURN
+                return budget < POLL_BUDGET
             except OSError as error:
                 self._lost(self._broken or error)
                 return True

@@ -52,7 +52,7 @@ class UnprovenConnections(Generic[S]):
     def __init__(
         self, logger: logging.Logger, most: int | None = None, *, moment: float = 0.0
     ) -> None:
-        self.most = most_unproven() if most is None else most
+        self.most = most_connections() if most is None else most
         self._logger = logger
         self._moment = moment
         # In the order in which they came: dicts keep it, so the first one is the oldest.
@@ -105,7 +105,7 @@ class UnprovenConnections(Generic[S]):
         connection.drop()
 
 
-def most_unproven(most: int = MOST, files_share: int = FILES_SHARE) -> int:
+def most_connections(most: int = MOST, files_share: int = FILES_SHARE) -> int:
     """How many unproven connections this process can afford: at most `most`, and at most this part
     of the files that it may open."""
     if sys.platform == "win32":

@@ -79,7 +79,7 @@ class GiveUpVote(Message, code=51):
     text: Text = ""
 
 
-class Verdict(Message, code=52):
+class BallotResult(Message, code=52):
     """The answer to Vote where the ballot is decided: the AND of the flags of all who are alive. Of
     a shrink also `members`, who are alive, in the order of the vote, and `epoch`, the next of the
     group's name; of an agreement none, and that of the group."""
@@ -163,11 +163,11 @@ class Heard(schema.Struct):
 
     context: ContextId
     number: Number
-    verdict: Annotated[Verdict | None, schema.optional(schema.struct(Verdict))] = None
+    verdict: Annotated[BallotResult | None, schema.optional(schema.struct(BallotResult))] = None
     void: Annotated[Void | None, schema.optional(schema.struct(Void))] = None
 
     @property
-    def outcome(self) -> Verdict | Void | None:
+    def outcome(self) -> BallotResult | Void | None:
         return self.verdict or self.void
 
 

@@ -14,7 +14,7 @@ from typing import cast
 
 from aiohttp import web
 
-from aiodist.transports.unproven import UnprovenConnections, most_unproven
+from aiodist.transports.unproven import UnprovenConnections, most_connections
 
 logger = logging.getLogger("aiodist.daemon")
 
@@ -32,7 +32,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def most_visits() -> int:
     """How many connections this process can afford."""
-    return most_unproven(MOST, FILES_SHARE)
+    return most_connections(MOST, FILES_SHARE)
 
 
 class Visits:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from channel_stage import ChannelStage
 
-from aiodist.transports.kept import Lent
+from aiodist.transports.retransmission import Lent
 
 FLOATS = 40_000
 """Of each of the arrays of a version: it comes in several parts, each of several packets."""

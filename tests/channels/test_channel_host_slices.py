@@ -15,7 +15,7 @@ from channel_stage import ChannelStage
 import aiodist
 from aiodist.channels import manifest, participant
 from aiodist.channels.lots import Lot
-from aiodist.channels.memory import Memory
+from aiodist.channels.memory import VersionMemory
 from aiodist.channels.slicing import Slicing
 from aiodist.schedules.resharding import volume
 
@@ -237,7 +237,7 @@ def test_what_crosses_to_each_host_is_the_union_of_what_its_ranks_want(monkeypat
     at: dict[str, str] = {}
     monkeypatch.setattr(participant, "memory_of", memory_of)
     monkeypatch.setattr(Slicing, "_take", take_counted)
-    monkeypatch.setattr(Memory, "words", lambda memory: None)
+    monkeypatch.setattr(VersionMemory, "words", lambda memory: None)
 
     async def publish():
         async with stage.publisher() as out:

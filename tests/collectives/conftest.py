@@ -89,4 +89,4 @@ def everyone() -> Callable[..., Awaitable[list[Any]]]:
 @pytest.fixture
 def no_turn_is_due(monkeypatch):
     """However slow the machine is."""
-    monkeypatch.setattr(polling, "TURN", 3600.0)
+    monkeypatch.setattr(polling, "LOOP_DUE", 3600.0)

@@ -291,7 +291,7 @@ def test_what_is_made_of_an_array_that_was_taken_back(run, groups, transport, mo
             for array in arrays:
                 array[...] = 1
             first = ranks[0].reduce_scatter(arrays[0], plus)
-            monkeypatch.setattr(progress, "TURN", -1.0)
+            monkeypatch.setattr(progress, "LOOP_DUE", -1.0)
             second = ranks[1].reduce_scatter(arrays[1], plus)
             assert pieces
             assert sum(pieces) < len(arrays[1]) // 2

@@ -28,7 +28,7 @@ from aiodist.devices import shares as device_shares
 from aiodist.engine import tags
 from aiodist.engine.tags import SETUP_TAG
 from aiodist.p2p import frames as p2p_frames
-from aiodist.transports import kept
+from aiodist.transports import retransmission
 from aiodist.wire import kinds, limits
 from aiodist.wire.codec import encode_message
 from aiodist.wire.frames import encode, pack_fields, prefix, unpack_fields
@@ -93,7 +93,7 @@ WORDS = (
 )
 """What is said in DEVICE frames."""
 
-OWN = (kept.ASK, kept.ACK)
+OWN = (retransmission.ASK, retransmission.ACK)
 """What links say to each other, below the frames of ranks."""
 
 AHEAD = (kinds.MESSAGE, kinds.GRANT)
@@ -325,7 +325,7 @@ class Corpus:
     def own(self, came: int | None = None) -> bytes:
         """What a link says to another; `came`: a number that may be right."""
         number = came if came is not None and self.rng.random() < 0.8 else self._int() % 2**64
-        return kept.own_frame(self.pick([*OWN, self.rng.randrange(256)]), number)
+        return retransmission.own_frame(self.pick([*OWN, self.rng.randrange(256)]), number)
 
     def _field(self, name: str) -> Any:
         if name.isdigit():

@@ -20,7 +20,7 @@ from aiodist.links.greeting import Claim, Identity
 from aiodist.membership.machine import Membership
 from aiodist.p2p import frames as p2p_frames
 from aiodist.rank import deriving
-from aiodist.transports.kept import ACK, ASK, own_frame, read_own
+from aiodist.transports.retransmission import ACK, ASK, own_frame, read_own
 from aiodist.wire import codec, kinds, messages
 from aiodist.wire.frames import Decoder, Frame, encode, pack_fields, unpack_fields
 from aiodist.wire.messages import Leave, MemberInfo, View

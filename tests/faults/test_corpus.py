@@ -15,7 +15,7 @@ from aiodist.devices import memory as device_memory
 from aiodist.devices import shares as device_shares
 from aiodist.engine import tags
 from aiodist.p2p import frames as p2p_frames
-from aiodist.transports import kept
+from aiodist.transports import retransmission
 from aiodist.wire import kinds
 from aiodist.wire.codec import decode_message
 from aiodist.wire.frames import Decoder, unpack_fields
@@ -96,9 +96,9 @@ def test_all_words_are_said() -> None:
 
 
 def test_links_say_what_they_can_say() -> None:
-    source = Path(kept.__file__).with_name("lasting.py").read_text()
+    source = Path(retransmission.__file__).with_name("lasting.py").read_text()
     names = set(re.findall(r"code == ([A-Z]+)", source))
-    assert {getattr(kept, name) for name in names} == {*corpus.OWN}
+    assert {getattr(retransmission, name) for name in names} == {*corpus.OWN}
 
 
 def test_a_field_of_a_new_name_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aiodist.buffers.segment import unsupported_reason
-from aiodist.channels.memory import Block, Memory, Spare
+from aiodist.channels.memory import Block, Spare, VersionMemory
 
 SIZE = 1000
 LINUX = pytest.mark.skipif(unsupported_reason() is not None, reason=str(unsupported_reason()))
@@ -29,13 +29,13 @@ def spare() -> Iterator[Spare]:
     made.close()
 
 
-def address(one: Memory) -> int:
+def address(one: VersionMemory) -> int:
     return np.frombuffer(one.view, np.uint8).ctypes.data
 
 
 def over(spare: Spare, shared: bool) -> int:
     """Where the memory of a version was that is over."""
-    one = Memory(SIZE, shared=shared, spare=spare)
+    one = VersionMemory(SIZE, shared=shared, spare=spare)
     found = address(one)
     one.close()
     return found
@@ -44,10 +44,10 @@ def over(spare: Spare, shared: bool) -> int:
 def test_memory_is_used_again(spare: Spare, shared: bool) -> None:
     before = over(spare, shared)
     assert spare.nbytes == SIZE
-    with closing(Memory(SIZE, shared=shared, spare=spare)) as again:
+    with closing(VersionMemory(SIZE, shared=shared, spare=spare)) as again:
         assert address(again) == before
         assert spare.nbytes == 0
-        with closing(Memory(SIZE, shared=shared, spare=spare)) as other:
+        with closing(VersionMemory(SIZE, shared=shared, spare=spare)) as other:
             assert address(other) != before
 
 
@@ -63,11 +63,11 @@ def test_memory_is_used_again(spare: Spare, shared: bool) -> None:
 def test_memory_of_which_a_user_has_a_view_is_not(
     spare: Spare, shared: bool, made: Callable[[memoryview], object]
 ) -> None:
-    one = Memory(SIZE, shared=shared, spare=spare)
+    one = VersionMemory(SIZE, shared=shared, spare=spare)
     before = address(one)
     view = made(one.view)
     one.close()
-    with closing(Memory(SIZE, shared=shared, spare=spare)) as other:
+    with closing(VersionMemory(SIZE, shared=shared, spare=spare)) as other:
         assert address(other) != before
     assert view is not None
     del view
@@ -75,7 +75,7 @@ def test_memory_of_which_a_user_has_a_view_is_not(
 
 
 def test_it_is_once_that_view_is_gone(spare: Spare, shared: bool) -> None:
-    one = Memory(SIZE, shared=shared, spare=spare)
+    one = VersionMemory(SIZE, shared=shared, spare=spare)
     before, view = address(one), one.view[3:]
     one.close()
     del view
@@ -84,7 +84,7 @@ def test_it_is_once_that_view_is_gone(spare: Spare, shared: bool) -> None:
 
 def test_memory_of_another_size_or_kind_is_not(spare: Spare) -> None:
     over(spare, shared=False)
-    with closing(Memory(SIZE + 1, shared=False, spare=spare)) as larger:
+    with closing(VersionMemory(SIZE + 1, shared=False, spare=spare)) as larger:
         assert len(larger.view) == SIZE + 1
         assert spare.nbytes == 0  # of no use from now on
 
@@ -152,7 +152,7 @@ def test_one_block_is_kept_and_rather_one_that_is_free(spare: Spare) -> None:
 
 def test_nothing_is_kept_of_who_has_left(shared: bool) -> None:
     spare = Spare()
-    one = Memory(SIZE, shared=shared, spare=spare)
+    one = VersionMemory(SIZE, shared=shared, spare=spare)
     over(spare, shared)
     spare.close()
     one.close()

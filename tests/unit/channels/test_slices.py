@@ -15,7 +15,7 @@ from aiodist.channels import lots, manifest, slices
 from aiodist.channels.holding import Holding
 from aiodist.channels.lots import Lot
 from aiodist.channels.manifest import Writing
-from aiodist.channels.memory import Memory
+from aiodist.channels.memory import VersionMemory
 from aiodist.channels.slices import Arrays, Piece, Whole
 from aiodist.channels.trees import unwrapped
 from aiodist.errors import ProtocolError
@@ -31,7 +31,7 @@ def held(tree, share=0, shares=1, version=1):
     """A share of a version, whole."""
     plain, extents = unwrapped(tree, shares=shares)
     writing = Writing(encode(plain), version, extents, (share, shares))
-    memory = Memory(writing.release.nbytes, shared=False)
+    memory = VersionMemory(writing.release.nbytes, shared=False)
     holding = Holding(writing.write(memory.view))
     holding.take(memory, holding.release.parts)
     return holding
@@ -44,7 +44,7 @@ def arrays_of(*holdings):
 def bring(lot, sources, asks):
     """What was asked of each source comes."""
     if lot.memory is None:
-        lot.take(Memory(lot.nbytes, shared=False))
+        lot.take(VersionMemory(lot.nbytes, shared=False))
     for source, asked in zip(sources, asks, strict=True):
         for parcel in slices.parcels(asked, lot.arrays):
             data, check = slices.packed_parcel(source, parcel)
@@ -159,7 +159,7 @@ def test_a_damaged_parcel_is_noticed():
     lot = Lot(arrays_of(share), lot_all := {"['w']": ((0, 8),)})
     parcel = [Piece("['w']", lot_all["['w']"])]
     data, check = slices.packed_parcel(Whole(share), parcel)
-    lot.take(Memory(lot.nbytes, shared=False))
+    lot.take(VersionMemory(lot.nbytes, shared=False))
     with pytest.raises(ProtocolError, match="a parcel of version 1 came damaged"):
         lots.unpacked_parcel(data, check ^ 1, lot, parcel)
 
@@ -185,14 +185,14 @@ def test_what_lies_in_the_memory_of_another_one_is_copied():
     share = held({"a": np.arange(5), "w": w})
     arrays = arrays_of(share)
     theirs = Lot(arrays, {"['a']": ((0, 5),), "['w']": ((0, 6), (1, 8))})
-    theirs.take(Memory(theirs.nbytes, shared=False))
+    theirs.take(VersionMemory(theirs.nbytes, shared=False))
     lots.copy(Whole(share), theirs, [Piece(key, box) for key, box in theirs.want.items()])
     mirror = Lot(arrays, theirs.want)
     mirror.take(theirs.memory)
     other = Holding.over(share.release, share.memory)
     for source in (mirror, Whole(other)):
         lot = Lot(arrays, {"['w']": ((2, 5), (3, 7))})
-        lot.take(Memory(lot.nbytes, shared=False))
+        lot.take(VersionMemory(lot.nbytes, shared=False))
         lots.copy(source, lot, lot.todo)
         assert np.array_equal(lot.lying(lot.leaves()[0]), w[2:5, 3:7])
 

@@ -10,4 +10,4 @@ from aiodist.transports import polling
 @pytest.fixture
 def no_turn_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is."""
-    monkeypatch.setattr(polling, "TURN", 3600.0)
+    monkeypatch.setattr(polling, "LOOP_DUE", 3600.0)

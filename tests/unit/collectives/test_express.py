@@ -449,7 +449,7 @@ def test_the_loop_gets_its_turn(run, taken, monkeypatch):
             await everyone(ranks, lambda g: g.all_reduce(np.ones(4)))
             arrays = [np.ones(4), np.ones(4)]
             waiting = ranks[0].all_reduce(arrays[0])
-            monkeypatch.setattr(progress, "TURN", -1.0)
+            monkeypatch.setattr(progress, "LOOP_DUE", -1.0)
             has_turned(ranks[1])
             work = ranks[1].all_reduce(arrays[1])
             assert taken[-1]

@@ -271,9 +271,9 @@ def test_a_rank_whose_system_has_none(run, monkeypatch, caplog):
 
 
 def test_a_rank_without_memory_to_spare(run, monkeypatch, caplog):
-    real = lane_setup.Offer
+    real = lane_setup.SegmentOffer
     monkeypatch.setattr(
-        lane_setup, "Offer", once(real, raising(OSError(12, "Cannot allocate memory")))
+        lane_setup, "SegmentOffer", once(real, raising(OSError(12, "Cannot allocate memory")))
     )
     run(use_sockets(3))
     assert sum("Cannot allocate memory" in line for line in warnings(caplog)) == 1

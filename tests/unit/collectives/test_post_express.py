@@ -34,7 +34,7 @@ async def sharing(size):
 @pytest.fixture(autouse=True)
 def no_turn_is_due(monkeypatch):
     """However slow the machine is."""
-    monkeypatch.setattr(polling, "TURN", 3600.0)
+    monkeypatch.setattr(polling, "LOOP_DUE", 3600.0)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from aiodist.control.standing import Standing, check_successor
 from aiodist.errors import ProtocolError
 from aiodist.wire.limits import MAX_MEMBERS
 from aiodist.wire.messages import JoinRequest, MemberInfo, View, Welcome
-from aiodist.wire.recovery import Cause, Purpose, Verdict, Void, Vote, Waiting
+from aiodist.wire.recovery import BallotResult, Cause, Purpose, Void, Vote, Waiting
 from aiodist.wire.returning import MAX_HEARD
 
 ASK = JoinRequest(group="g", id="me", size=3)
@@ -26,8 +26,8 @@ def vote(number: int) -> Vote:
     return Vote(b"context!", number, Purpose.SHRINK)
 
 
-def verdict(*members: str) -> Verdict:
-    return Verdict(True, members, 2)
+def verdict(*members: str) -> BallotResult:
+    return BallotResult(True, members, 2)
 
 
 @pytest.fixture

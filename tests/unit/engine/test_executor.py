@@ -11,7 +11,7 @@ from aiodist.engine.phase import Phase, Prepared, prepared
 from aiodist.links.moved import Moved
 from aiodist.schedules import pull_direct, pull_slices, pull_whole
 from aiodist.schedules.plan import Await, Copy, Plan, Publish, Reduce, Span
-from aiodist.shared_memory.board import A_PHASE, CROSSING, MAX_PHASES, SHOWN, SMALL
+from aiodist.shared_memory.board import A_PHASE, CROSSING, MAX_PHASES, SMALL, SMALL_AREA
 from aiodist.shared_memory.lane import DifferentCallsError
 
 
@@ -183,8 +183,8 @@ def test_areas_take_turns():
     assert {area_for(SMALL + 1, seq, phase) for seq in range(3) for phase in range(3)} == {2}
     assert area_for(CROSSING, 0, 0) == 2
     # Where there are more ranks than cores, larger ones do so, too.
-    assert [area_for(SHOWN, seq, 0, SHOWN) for seq in range(3)] == [0, 1, 0]
-    assert area_for(SHOWN + 1, 0, 0, SHOWN) == 2
+    assert [area_for(SMALL_AREA, seq, 0, SMALL_AREA) for seq in range(3)] == [0, 1, 0]
+    assert area_for(SMALL_AREA + 1, 0, 0, SMALL_AREA) == 2
     with pytest.raises(ValueError, match=f"{CROSSING + 1} bytes"):
         area_for(CROSSING + 1, 0, 0)
 

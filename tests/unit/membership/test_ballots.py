@@ -5,10 +5,10 @@ from __future__ import annotations
 from aiodist.membership.ballots import Answer, Ballots
 from aiodist.membership.seats import Seats
 from aiodist.wire.messages import Failed, MemberInfo
-from aiodist.wire.recovery import MAX_BALLOTS, Cause, Purpose, Verdict, Void, Vote
+from aiodist.wire.recovery import MAX_BALLOTS, BallotResult, Cause, Purpose, Void, Vote
 
 KEY = (b"context!", 0)
-YES = Verdict(True, (), 1)
+YES = BallotResult(True, (), 1)
 
 
 def seats(*ids: str) -> Seats[MemberInfo]:

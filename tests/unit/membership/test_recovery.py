@@ -24,11 +24,11 @@ from aiodist.wire.messages import (
 )
 from aiodist.wire.recovery import (
     MAX_BALLOTS,
+    BallotResult,
     Cause,
     GiveUpVote,
     Purpose,
     Unreachable,
-    Verdict,
     Void,
     Vote,
     Waiting,
@@ -92,7 +92,7 @@ def test_a_ballot_ends_when_the_last_that_it_waits_for_is_gone(world: Any) -> No
     world.cut(3)
     lost, verdict = world.read(1)
     assert isinstance(lost, MemberLost)
-    assert verdict == Verdict(False, (), 1)
+    assert verdict == BallotResult(False, (), 1)
     assert world.read(2)[1] == verdict
 
 
@@ -102,7 +102,7 @@ def test_a_voter_that_is_gone_has_no_say(world: Any) -> None:
     world.say(3, Leave())
     world.mail.clear()
     world.say(1, vote(Purpose.AGREE))
-    assert world.say(2, vote(Purpose.AGREE)) == Verdict(True, (), 1)
+    assert world.say(2, vote(Purpose.AGREE)) == BallotResult(True, (), 1)
 
 
 def test_what_is_void_stays_void(world: Any) -> None:
@@ -144,7 +144,7 @@ def test_who_gives_up_and_is_gone_before_the_others_have_answered(world: Any, le
     world.say(3, Activity(), request=0)
     world.pass_time(10.0)
     assert world.mail == {}  # the ballot of the others goes on
-    assert world.say(3, vote(Purpose.AGREE)) == Verdict(True, (), 1)
+    assert world.say(3, vote(Purpose.AGREE)) == BallotResult(True, (), 1)
 
 
 def test_who_votes_while_it_is_asked_saves_the_ballot(world: Any) -> None:
@@ -154,7 +154,7 @@ def test_who_votes_while_it_is_asked_saves_the_ballot(world: Any) -> None:
     world.say(1, GiveUpVote(CONTEXT, 0, Cause.TIMEOUT, "too late"))
     world.read(3)
     verdict = world.say(3, vote(Purpose.AGREE))
-    assert isinstance(verdict, Verdict)
+    assert isinstance(verdict, BallotResult)
     assert world.read(1) == verdict
     world.pass_time(10.0)
     assert world.read(1) == []
@@ -167,7 +167,7 @@ def test_a_missing_voter_that_dies_while_it_is_asked_decides_the_ballot(world: A
     world.say(1, GiveUpVote(CONTEXT, 0, Cause.TIMEOUT, "too late"))
     world.cut(3)
     world.pass_time(0.0)
-    assert [type(message) for message in world.read(1)] == [MemberLost, Verdict]
+    assert [type(message) for message in world.read(1)] == [MemberLost, BallotResult]
 
 
 def test_giving_up_what_is_not_under_way_does_nothing(world: Any) -> None:
@@ -220,11 +220,11 @@ def test_votes_of_some_members(world: Any) -> None:
     some = ("id-4", "id-2")
     world.say(2, vote(members=some))
     verdict = world.say(4, vote(members=some))
-    assert verdict == Verdict(True, some, 2)
+    assert verdict == BallotResult(True, some, 2)
     assert world.group()["epoch"] == 1  # that of the group; no number is used twice
     world.say(2, vote(Purpose.AGREE, 1, members=some))
     world.cut(4)
-    assert world.read(2)[1] == Verdict(True, (), 1)
+    assert world.read(2)[1] == BallotResult(True, (), 1)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_votes_of_some_members_outlive_the_epoch(world: Any) -> None:
     for conn in (1, 2, 3):
         world.say(conn, vote())
     world.mail.clear()
-    assert world.say(2, vote(Purpose.AGREE, 7, members=some)) == Verdict(True, (), 2)
+    assert world.say(2, vote(Purpose.AGREE, 7, members=some)) == BallotResult(True, (), 2)
 
 
 def test_who_votes_late_in_an_epoch_that_is_over(world: Any) -> None:

@@ -12,12 +12,12 @@ from aiodist.membership.machine import Membership
 from aiodist.membership.records import decode_records
 from aiodist.wire.messages import Evicted, JoinRequest, MemberLost, StoreGet, StoreSet, View
 from aiodist.wire.recovery import (
+    BallotResult,
     Cause,
     GiveUpVote,
     Heard,
     Purpose,
     Unreachable,
-    Verdict,
     Void,
     Vote,
 )
@@ -170,7 +170,7 @@ def test_a_verdict_is_told_again(world: Any) -> None:
     for conn, vote in enumerate(votes, 1):
         world.say(conn, vote)
     verdict = world.read(1)
-    assert verdict == Verdict(False, (), 1)
+    assert verdict == BallotResult(False, (), 1)
     restart(world, state=True)
     world.say(12, two.claim())
     assert world.say(12, votes[1]) == []  # the others may have heard, or not
@@ -182,7 +182,7 @@ def test_a_verdict_is_told_again(world: Any) -> None:
 
 def test_a_verdict_that_a_member_brings_along_is_told_to_who_votes_then(world: Any) -> None:
     one, two, _ = form(world)
-    verdict = Verdict(False, (), 1)
+    verdict = BallotResult(False, (), 1)
     restart(world, state=True)
     nothing = Heard(one.view.context, 1)
     world.say(11, one.claim(heard=(nothing, Heard(one.view.context, 0, verdict))))
@@ -205,7 +205,7 @@ def test_a_vote_that_nobody_heard_of_is_counted_anew(world: Any) -> None:
         world.say(conn, StoreGet("k"))
     world.pass_time(0.2)  # the third has not come back
     lost, verdict = world.read(11)
-    assert (lost.ranks, verdict) == ((2,), Verdict(True, (), 1))
+    assert (lost.ranks, verdict) == ((2,), BallotResult(True, (), 1))
 
 
 def test_votes_wait_for_those_who_may_come_back(world: Any) -> None:
@@ -231,7 +231,7 @@ def test_some_do_not_wait_for_others(world: Any) -> None:
     world.say(11, one.claim())
     assert world.say(11, one.vote(Purpose.AGREE, members=both)) == []
     world.say(12, two.claim())
-    assert world.say(12, two.vote(Purpose.AGREE, members=both)) == Verdict(True, (), 1)
+    assert world.say(12, two.vote(Purpose.AGREE, members=both)) == BallotResult(True, (), 1)
 
 
 def test_an_agreement_of_the_epoch_before_waits_for_who_may_know(world: Any) -> None:

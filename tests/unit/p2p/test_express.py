@@ -43,7 +43,7 @@ async def pair(transport, **options):
 def short(monkeypatch):
     """By call: the name of what went the short way, or None."""
     seen = []
-    monkeypatch.setattr(progress, "TURN", 60.0)  # a slow test is not due for a turn of the loop
+    monkeypatch.setattr(progress, "LOOP_DUE", 60.0)  # a slow test is not due for a turn of the loop
     for name in ("send", "recv"):
         real = getattr(P2PExpress, name)
 
@@ -397,7 +397,7 @@ async def test_the_loop_gets_its_turn_with_a_send(transport, short, monkeypatch)
         for _ in range(2):
             await ranks[0].send(x, 1)
             await ranks[1].recv(src=0)
-        monkeypatch.setattr(progress, "TURN", -1.0)
+        monkeypatch.setattr(progress, "LOOP_DUE", -1.0)
         polling = ranks[0]._context.endpoint.progress
         polling._turned()
         assert not polling.is_due()

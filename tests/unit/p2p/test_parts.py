@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from aiodist.errors import ProtocolError
 from aiodist.p2p import credit
 from aiodist.p2p.credit import ReceiverCredit, SenderCredit, cost
-from aiodist.p2p.mailbox import Line
+from aiodist.p2p.mailbox import NumberedQueue
 from aiodist.p2p.pieces import Pieces, cut
 
 
@@ -44,7 +44,7 @@ def test_what_far_ranks_send_is_limited_as_well() -> None:
 
 @given(st.lists(st.integers(0, 20), unique=True))
 def test_a_line_is_always_in_order(numbers: list[int]) -> None:
-    line: Line[int] = Line()
+    line: NumberedQueue[int] = NumberedQueue()
     for number in numbers:
         line.insert(number, number)
     assert list(line) == sorted(numbers)

@@ -10,7 +10,7 @@ import pytest
 
 from aiodist.buffers.custom import CustomKernel
 from aiodist.buffers.kernels import Kernel
-from aiodist.buffers.reductions import Group
+from aiodist.buffers.reductions import DtypeGroup
 from aiodist.buffers.vector import Vector
 from aiodist.phases import pulls
 from aiodist.shared_memory.board import BULK, CROSSING, CROWDED_BULK
@@ -25,7 +25,7 @@ OWN = CustomKernel(ReduceOp.custom(np.add, elementwise=True), "float32", ())
 def names(kernel: Any, nbytes: int, size: int, crowded: bool) -> set[tuple[str, int]]:
     """The plan of each rank, and how often it publishes."""
     x = Vector([np.empty(nbytes // kernel.dtype.itemsize, kernel.dtype)], kernel.dtype)
-    group = Group("", kernel, x, x, [0, x.length])
+    group = DtypeGroup("", kernel, x, x, [0, x.length])
     found = set()
     for rank in range(size):
         place: Any = SimpleNamespace(rank=rank, size=size, crowded=crowded)

@@ -12,7 +12,7 @@ from plans import assert_reduced, outcome_of
 from aiodist.schedules import team_slices, team_values, team_whole
 from aiodist.schedules.plan import OUT, TMP, Await, Copy, Plan, Publish, Recv, Reduce, Send, Span, X
 from aiodist.schedules.simulator import Outcome, Unit
-from aiodist.schedules.teams import Teams, in_order, parted, post, spans_hosts, teams_of
+from aiodist.schedules.teams import Teams, in_order, parted, spans_hosts, team_view, teams_of
 
 LAYOUTS: list[Teams] = [
     ((0, 1), (2, 3)),
@@ -39,7 +39,7 @@ def run(
     plans = [plan(rank) for rank in range(size)]
     assert plans == [plan(rank) for rank in range(size)], "plans must be pure"
     for made in plans:
-        team = post(teams, made.rank).team
+        team = team_view(teams, made.rank).team
         assert not any(isinstance(s, Send) and s.peer in team for s in made.steps)
     return outcome_of(plans, inputs, outputs, seed=size, teams=teams, **options)
 
@@ -80,15 +80,15 @@ def test_hosts_with_many_ranks_fall_into_parts() -> None:
 def test_every_rank_has_one_agent_on_each_host(teams: Teams) -> None:
     for host, team in enumerate(teams):
         for rank in ranks_of(teams):
-            agent = post(teams, team[0]).agent(host, rank)
-            assert [mate for mate in team if rank in post(teams, mate).duties(mate)] == [agent]
+            agent = team_view(teams, team[0]).agent(host, rank)
+            assert [mate for mate in team if rank in team_view(teams, mate).duties(mate)] == [agent]
         for mate in team:
-            assert post(teams, mate).agent(host, mate) == mate
+            assert team_view(teams, mate).agent(host, mate) == mate
 
 
 def test_who_is_in_no_team() -> None:
     with pytest.raises(ValueError, match="rank 3 is in none of the teams"):
-        post(((0, 1), (2,)), 3)
+        team_view(((0, 1), (2,)), 3)
 
 
 # -- whole values -----------------------------------------------------------------------------
@@ -121,9 +121,9 @@ def test_share_by_hub(teams: Teams) -> None:
             blobs = [span.start for step in sends for span in step.spans]
             assert blobs.count(root) == hosts - 1
         assert_barrier(plans)
-        home = None if root is None else post(teams, root).host
+        home = None if root is None else team_view(teams, root).host
         for plan in plans:
-            here = post(teams, plan.rank)
+            here = team_view(teams, plan.rank)
             if here.host not in (0, home) and plan.rank == here.team[0] != here.team[-1]:
                 # It says what it has and hears of all, whenever its mates come.
                 waits = [step for step in plan.steps if isinstance(step, (Await, Recv))]

@@ -26,7 +26,7 @@ from aiodist.links.moved import Moved
 from aiodist.phases import base
 from aiodist.rank.context import Context
 from aiodist.recorder import Recorder
-from aiodist.schedules.teams import Teams, post
+from aiodist.schedules.teams import Teams, team_view
 from aiodist.shared_memory.board import SEGMENT, Board
 from aiodist.shared_memory.lane import Lane, Layout, Sharing
 from aiodist.transports.base import deliver
@@ -213,7 +213,7 @@ class World:
     def _lane(self, rank: int, polls: bool, first: int) -> Lane:
         context = self.contexts[rank]
         endpoint = context.endpoint
-        others = {r: self.memories[r].toreadonly() for r in post(self.teams, rank).mates}
+        others = {r: self.memories[r].toreadonly() for r in team_view(self.teams, rank).mates}
         board = Board(rank, self.memories[rank], others)
         return Lane(
             board,

@@ -17,7 +17,7 @@ from aiodist.errors import GroupClosedError, ProtocolError
 from aiodist.links.moved import Moved
 from aiodist.phases import berths as meeting
 from aiodist.shared_memory import berths
-from aiodist.shared_memory.berths import BerthBoard, Berths, Offer, Offered
+from aiodist.shared_memory.berths import BerthBoard, BerthOffer, Berths, Offered
 from aiodist.shared_memory.board import BERTH, stamp_of
 from aiodist.types import SUM, ReduceOp
 
@@ -31,7 +31,7 @@ class Voyage:
         self.user = user
         self.seq = seq
         self.phases = phases
-        self.offer: Offer | None = user.berths.offer()
+        self.offer: BerthOffer | None = user.berths.offer()
         self.rider: Rider | None = None
         self.outcome = ""
 

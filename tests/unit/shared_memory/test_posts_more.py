@@ -141,7 +141,7 @@ def posting(request, lanes, monkeypatch):
     monkeypatch.setattr(exchange, "ROOM_IN_MEMORY", 170_000)
     monkeypatch.setattr(post_express, "MOST_SHOWN", 180_000)
     # In large rings all is held where it lies.
-    monkeypatch.setattr(post_express, "FEW", 1024 if request.param == 1024 else 0)
+    monkeypatch.setattr(post_express, "CHEAP_COPY", 1024 if request.param == 1024 else 0)
 
     def make(size, seed, **how):
         world = lanes.World(size, lanes.Chance(seed), **how)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aiodist.transports.copies import BLOCKS, LARGE, Copies
-from aiodist.transports.kept import Kept
+from aiodist.transports.retransmission import RetransmissionBuffer
 from aiodist.wire.frames import MAX_WHOLE
 
 
@@ -75,7 +75,7 @@ def test_what_was_written_since_is_copied_anew() -> None:
 def test_links_that_have_sent_the_same_share_a_copy() -> None:
     copies = Copies()
     memory = bytearray(b"a" * MAX_WHOLE)
-    links = [Kept(copies) for _ in range(3)]
+    links = [RetransmissionBuffer(copies) for _ in range(3)]
     copies.begin()
     for kept in links:
         kept.lend(b"head", (memoryview(memory),), len(memory), "token")

@@ -15,7 +15,7 @@ import pytest
 from aiodist.buffers.segment import Segment, unsupported_reason
 from aiodist.transports import handover as module
 from aiodist.transports import processes
-from aiodist.transports.handover import KEY_BYTES, Offer, take, take_segment
+from aiodist.transports.handover import KEY_BYTES, SegmentOffer, take, take_segment
 from aiodist.transports.unix import SCHEME, bound_socket
 
 pytestmark = pytest.mark.skipif(unsupported_reason() is not None, reason=str(unsupported_reason()))
@@ -27,9 +27,9 @@ SIZE = 5
 
 
 @contextmanager
-def offered() -> Iterator[Offer]:
+def offered() -> Iterator[SegmentOffer]:
     """Memory of five bytes, offered."""
-    offer = Offer(asyncio.get_running_loop(), SIZE, "handed over")
+    offer = SegmentOffer(asyncio.get_running_loop(), SIZE, "handed over")
     offer.segment.memory[:] = b"hello"
     try:
         yield offer
@@ -37,7 +37,7 @@ def offered() -> Iterator[Offer]:
         offer.close()
 
 
-def got(offer: Offer) -> Coroutine[Any, Any, memoryview]:
+def got(offer: SegmentOffer) -> Coroutine[Any, Any, memoryview]:
     return asyncio.wait_for(take(offer.words, SIZE), TIMEOUT)
 
 
@@ -57,7 +57,7 @@ async def ended(sock: socket.socket) -> bytes:
             came += part
 
 
-def connect(offer: Offer) -> socket.socket:
+def connect(offer: SegmentOffer) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.connect("\0" + offer.address.removeprefix(SCHEME))
     return sock
@@ -82,7 +82,7 @@ def test_who_got_it_may_offer_it_again(run: Any) -> None:
     async def main() -> None:
         with offered() as offer:
             segment = await take_segment(offer.words, SIZE, keep=True)
-        again = Offer(asyncio.get_running_loop(), SIZE, "handed on", segment)
+        again = SegmentOffer(asyncio.get_running_loop(), SIZE, "handed on", segment)
         try:
             assert await got(again) == b"hello"
         finally:
@@ -186,7 +186,7 @@ class CredentialsOf:
 
 @asynccontextmanager
 async def impostor(answer: Callable[[socket.socket], None]) -> AsyncIterator[str]:
-    """Listens like an `Offer`, and answers the first caller's key as it likes."""
+    """Listens like a `SegmentOffer`, and answers the first caller's key as it likes."""
     loop = asyncio.get_running_loop()
     listening, address = bound_socket("aiodist-mem", SCHEME)
 
@@ -299,5 +299,5 @@ async def test_a_full_table_of_descriptors_frees_the_memory(
     before = open_files()
     monkeypatch.setattr(module, "bound_socket", full)
     with pytest.raises(OSError, match="Too many open files"):
-        Offer(asyncio.get_running_loop(), SIZE, "handed over")
+        SegmentOffer(asyncio.get_running_loop(), SIZE, "handed over")
     assert open_files() == before

@@ -202,7 +202,7 @@ async def test_who_listens_and_knows_no_bundles_gets_one_connection() -> None:
 
 
 def test_bundles_have_a_part_of_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "most_unproven", lambda files_share: 3 * PARTS)
+    monkeypatch.setattr(joining, "most_connections", lambda files_share: 3 * PARTS)
 
     class Open:
         is_closed = False

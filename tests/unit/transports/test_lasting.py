@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from aiodist.transports.kept import Kept
 from aiodist.transports.lasting import LastingLink
 from aiodist.transports.outbox import Outbox
+from aiodist.transports.retransmission import RetransmissionBuffer
 
 
 class Sending:
@@ -13,7 +13,7 @@ class Sending:
     deliver = LastingLink.deliver
 
     def __init__(self) -> None:
-        self._kept: Kept | None = Kept()
+        self._kept: RetransmissionBuffer | None = RetransmissionBuffer()
         self._kept.frames += (b"a", b"b")
         self._outbox = Outbox()
         self._closed = False

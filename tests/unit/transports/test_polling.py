@@ -103,7 +103,7 @@ async def test_something_else_ends_it(clock: Clock) -> None:
 async def test_the_loop_gets_its_turn(clock: Clock) -> None:
     polling = Progress(asyncio.get_running_loop())
     assert not polling.is_due()
-    clock.now += progress.TURN
+    clock.now += progress.LOOP_DUE
     assert polling.is_due()
     quiet: Any = Quiet()
     assert not polling.look(quiet, quiet.look_for, b"", b"", crowded=False)
@@ -125,7 +125,7 @@ async def test_who_looks_for_many_frames_gives_the_loop_its_turn(
     quiet: Any = Quiet()
     for _ in range(20):
         assert not polling.look(quiet, quiet.look_for, b"", b"", crowded=True)
-    assert clock.now < progress.ROUND + 21 * progress.OTHERS
+    assert clock.now < progress.LOOP_DUE_FRAMES + 21 * progress.OTHERS
     assert polling.is_due()
     await asyncio.sleep(0)
     assert not polling.is_due()
@@ -136,7 +136,7 @@ async def test_what_is_done_behind_a_look_makes_the_loop_due_as_ever(clock: Cloc
     quiet: Any = Quiet(3)
     assert polling.look(quiet, quiet.look_for, b"", b"", crowded=True)
     assert not polling.is_due()
-    clock.now += progress.TURN
+    clock.now += progress.LOOP_DUE
     assert polling.is_due()
 
 
@@ -161,7 +161,7 @@ async def test_what_is_done_while_the_loop_is_due_has_its_result_after_that(
     heard: list[Any] = []
     polling.finish(Done(heard), "a", 1.0)
     assert heard == [("a", 1.0)]  # at once, as long as it is not due
-    clock.now += progress.TURN
+    clock.now += progress.LOOP_DUE
     with monkeypatch.context() as patched:
         calls: list[Any] = []
         patched.setattr(loop, "call_soon", calls.append)
@@ -183,7 +183,7 @@ async def test_a_hook_that_raises_is_no_matter_of_what_is_done_beside_it(clock: 
     loop.set_exception_handler(lambda _, context: told.append(str(context["exception"])))
     heard: list[Any] = []
     assert not polling.is_due()
-    clock.now += progress.TURN
+    clock.now += progress.LOOP_DUE
     polling.finish(Done(heard, fails=True), "a", 1.0)
     polling.finish(Done(heard), "b", 1.0)
     for _ in range(2):
@@ -244,7 +244,7 @@ async def test_a_link_of_this_loop_is_not_waited_for(clock: Clock) -> None:
 async def test_the_loop_gets_its_turn_though_more_and_more_comes(clock: Clock) -> None:
     polling = Progress(asyncio.get_running_loop())
     polling._turned()
-    assert inline(polling, Busy(1), math.inf) == pytest.approx(progress.TURN / STEP, abs=3)
+    assert inline(polling, Busy(1), math.inf) == pytest.approx(progress.LOOP_DUE / STEP, abs=3)
 
 
 class Peer:
@@ -306,7 +306,7 @@ async def test_a_doze_ends_when_the_loop_is_due(clock: Clock) -> None:
     peer.wakes = True  # again and again, for nothing
     polling._turned()
     assert not polling.is_due()
-    due = clock.now + progress.TURN
+    due = clock.now + progress.LOOP_DUE
     clock.now = due - 50 * STEP
     assert not polling.watch(peer, [1], 1, crowded=False)
     assert max(peer.dozed, default=0.0) <= 50 * STEP
@@ -317,7 +317,7 @@ async def test_while_the_loop_is_due_ranks_are_looked_for_once_more(clock: Clock
     """As long as ever, but nobody dozes; and not where others may need this core."""
     polling = Progress(asyncio.get_running_loop())
     assert not polling.is_due()
-    clock.now += progress.TURN
+    clock.now += progress.LOOP_DUE
     late = Peer(clock, 300)
     assert polling.watch(late, [1], 1, crowded=False)
     for k in range(3):

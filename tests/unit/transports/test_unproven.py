@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from aiodist.transports import unproven
-from aiodist.transports.unproven import UnprovenConnections, most_unproven
+from aiodist.transports.unproven import UnprovenConnections, most_connections
 
 
 class Caller:
@@ -88,4 +88,4 @@ def test_the_limit_of_open_files_is_respected(monkeypatch: pytest.MonkeyPatch) -
         (resource.RLIM_INFINITY, 4096),
     ):
         monkeypatch.setattr(unproven.resource, "getrlimit", limit(files))
-        assert most_unproven() == most
+        assert most_connections() == most

@@ -59,7 +59,7 @@ BY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
     r.GiveUpVote: st.builds(
         r.GiveUpVote, st.binary(max_size=8), st.integers(0, 2**62), st.sampled_from(r.Cause), texts
     ),
-    r.Verdict: st.builds(r.Verdict, st.booleans(), addresses, epochs),
+    r.BallotResult: st.builds(r.BallotResult, st.booleans(), addresses, epochs),
     r.Void: st.builds(r.Void, st.sampled_from(r.Cause), texts, names, trees),
     r.WatchWaiting: st.builds(r.WatchWaiting),
     r.Waiting: st.builds(r.Waiting, ranks),
@@ -135,7 +135,7 @@ BY_TYPE[returning.Rejoin] = st.builds(
     views,
     st.lists(
         st.builds(r.Heard, st.binary(max_size=8), st.integers(0, 2**62), void=BY_TYPE[r.Void])
-        | st.builds(r.Heard, st.binary(max_size=8), st.integers(0, 2**62), BY_TYPE[r.Verdict]),
+        | st.builds(r.Heard, st.binary(max_size=8), st.integers(0, 2**62), BY_TYPE[r.BallotResult]),
         max_size=2,
     ).map(tuple),
 )

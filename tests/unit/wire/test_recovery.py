@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from aiodist.wire.messages import MemberInfo, View
-from aiodist.wire.recovery import Cause, Heard, NextView, Purpose, Verdict, Void, Vote
+from aiodist.wire.recovery import BallotResult, Cause, Heard, NextView, Purpose, Void, Vote
 
 
 def member(rank: int, name: str) -> MemberInfo:
@@ -65,7 +65,7 @@ def test_what_was_called_is_said_in_words() -> None:
 
 
 def test_an_outcome_is_a_verdict_or_void() -> None:
-    verdict, void = Verdict(False, (), 1), Void(Cause.TIMEOUT, "late", "a")
+    verdict, void = BallotResult(False, (), 1), Void(Cause.TIMEOUT, "late", "a")
     assert Heard(b"context!", 0, verdict=verdict).outcome is verdict
     assert Heard(b"context!", 0, void=void).outcome is void
     assert Heard(b"context!", 0).outcome is None

@@ -12,7 +12,7 @@ import pytest
 
 from aiodist.errors import ProtocolError
 from aiodist.transports import shm_rings
-from aiodist.transports.link import TURN
+from aiodist.transports.link import POLL_BUDGET
 from aiodist.transports.shm_rings import RING
 from aiodist.wire import frames
 
@@ -215,7 +215,7 @@ async def test_a_turn_takes_more_of_a_large_payload_that_comes_at_the_same_time(
 ) -> None:
     """A peer that writes while this side reads is not left alone for each MiB."""
     async with wired() as w:
-        data = memoryview(frames.encode(b"h", bytes(6 * TURN)))
+        data = memoryview(frames.encode(b"h", bytes(6 * POLL_BUDGET)))
 
         def write() -> None:
             nonlocal data
@@ -232,7 +232,7 @@ async def test_a_turn_takes_more_of_a_large_payload_that_comes_at_the_same_time(
         monkeypatch.setattr(rings.__class__, "taken", lambda rings, count: refill(count))
         write()
         assert w.link.poll()
-        assert 3 * TURN < rings.read <= 5 * TURN
+        assert 3 * POLL_BUDGET < rings.read <= 5 * POLL_BUDGET
         while not w.seen.frames:
             w.link.poll()
-        assert len(w.seen.frames[0][1]) == 6 * TURN
+        assert len(w.seen.frames[0][1]) == 6 * POLL_BUDGET

@@ -7,7 +7,7 @@ runs a plan that has both kinds of steps, and who takes over gets it as it is. W
 is that of the ordinary way, stamps and frames alike, so each rank for itself may go either way.
 
 Most calls wait for other hosts. Those of known kinds have their words, frames and places ready, and
-wait as what they are (`span_waiting`); others are operations by then.
+wait as what they are (`multihost_waiting`); others are operations by then.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from aiodist.collectives.express import (
 )
 from aiodist.collectives.link_express import KEPT_KINDS, Known, learning
 from aiodist.collectives.link_frames import Frames, LendingFrames, LinkGroup, is_free
-from aiodist.collectives.span_values import SpanValues
-from aiodist.collectives.span_waiting import SpanCall
+from aiodist.collectives.multihost_values import MultihostValues
+from aiodist.collectives.multihost_waiting import MultihostCall
 from aiodist.engine.executor import Executor, area_of, begin_area
 from aiodist.engine.operation import Failure, Program
 from aiodist.engine.phase import Phase
@@ -40,7 +40,7 @@ from aiodist.shared_memory.lane import Lane
 from aiodist.work import Work
 
 
-class SpanRecipe(Recipe):
+class MultihostRecipe(Recipe):
     """A reduction that is one phase."""
 
     __slots__ = ("frames",)
@@ -52,7 +52,7 @@ class SpanRecipe(Recipe):
         self.frames = LendingFrames(context, call, phase.prepared.plan)
 
     def enter(self, x: Any, flat: Any, lane: Lane, area: int) -> tuple[Executor, Program]:
-        """It has entered: what does it, within the call, and what comes after that."""
+        """What does a call that has entered, within it, and what comes after that."""
         self.vector.lend(flat)
         self.frames.memory = self.phase.memory
         executor = Executor(self.phase, self.frames, lane, area, within=True)
@@ -63,7 +63,7 @@ class SpanRecipe(Recipe):
         return True
 
 
-class SpanExpress(Express[LinkGroup, SpanRecipe | SpanValues]):
+class MultihostExpress(Express[LinkGroup, MultihostRecipe | MultihostValues]):
     """The recipes of a group that spans hosts, whose ranks share memory where they can."""
 
     _on_lane = True
@@ -75,15 +75,15 @@ class SpanExpress(Express[LinkGroup, SpanRecipe | SpanValues]):
 
     def _prepare(
         self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
-    ) -> SpanRecipe | None:
+    ) -> MultihostRecipe | None:
         if not (vector.length and phase.prepared.plan.eager and phase.shared is not None):
             return None
-        return SpanRecipe(self._context, op, call, phase, vector, keeps)
+        return MultihostRecipe(self._context, op, call, phase, vector, keeps)
 
     def _learn_other(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
-    ) -> SpanValues | None:
-        return lane_values.learn(SpanValues, self._context, op, make, args)
+    ) -> MultihostValues | None:
+        return lane_values.learn(MultihostValues, self._context, op, make, args)
 
     def _may_enter(self) -> bool:
         """Whether nothing is under way here."""
@@ -91,7 +91,7 @@ class SpanExpress(Express[LinkGroup, SpanRecipe | SpanValues]):
 
     def _run(
         self,
-        recipe: SpanRecipe | SpanValues,
+        recipe: MultihostRecipe | MultihostValues,
         x: Any,
         flat: Any,
         seconds: float,
@@ -112,7 +112,7 @@ class SpanExpress(Express[LinkGroup, SpanRecipe | SpanValues]):
             executor, rest = recipe.enter(x, flat, lane, area)
             if not executor.run():
                 done = partial(self._has_waited, recipe, executor, x, flat)
-                call = SpanCall(calls, lane, work, recipe, executor, rest, seconds, done)
+                call = MultihostCall(calls, lane, work, recipe, executor, rest, seconds, done)
                 # Of the first calls of a kind nobody knows how long their frames are.
                 is_known = type(executor.phase.memory) is not Blobs
                 if is_known and self._records.trace is None and call.begin():
@@ -135,11 +135,11 @@ class SpanExpress(Express[LinkGroup, SpanRecipe | SpanValues]):
 
     def _has_waited(
         self,
-        recipe: SpanRecipe | SpanValues,
+        recipe: MultihostRecipe | MultihostValues,
         executor: Executor,
         x: Any,
         flat: Any,
-        call: SpanCall,
+        call: MultihostCall,
     ) -> bool:
         """All steps of a call that has waited are done. Whether it is."""
         if not recipe.is_done(executor, flat):

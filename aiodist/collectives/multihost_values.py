@@ -24,7 +24,7 @@ from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase, Spans
 from aiodist.phases.memories import Blobs
 from aiodist.schedules.plan import SHARED, Copy, Send
-from aiodist.schedules.teams import post
+from aiodist.schedules.teams import team_view
 from aiodist.shared_memory.lane import Lane
 
 Areas = Mapping[int, memoryview]
@@ -167,7 +167,7 @@ class PlacedBlobs(Blobs):
                 self.read(spans, memoryview(b"".join(pieces)))
 
 
-class SpanValues(LinkValues):
+class MultihostValues(LinkValues):
     """A recipe of a group that spans hosts, for values of known shapes."""
 
     on_lane = True
@@ -179,7 +179,7 @@ class SpanValues(LinkValues):
     def __init__(self, context: LinkGroup, *args: Any) -> None:
         super().__init__(context, *args)
         self.frames = LendingFrames(context, self.call, self.phase.prepared.plan)
-        self._leader = post(context.teams, context.rank).team[0]
+        self._leader = team_view(context.teams, context.rank).team[0]
         self._gathers = any(isinstance(step, Send) for step in self.phase.prepared.plan.steps)
         self._places: dict[int, Places | None] = {}  # by area
 
@@ -206,7 +206,7 @@ class SpanValues(LinkValues):
         return places
 
     def enter(self, x: Any, given: Given, lane: Lane, area: int) -> tuple[Executor, Program]:
-        """See `SpanRecipe.enter`."""
+        """See `MultihostRecipe.enter`."""
         places, given = self._places_in(lane, area), self.keep(given)
         if places is None:
             program = self._make(self._context, *given.args).start(True)
@@ -234,7 +234,7 @@ class SpanValues(LinkValues):
         return taken
 
     def is_done(self, executor: Executor, given: Given) -> bool:
-        """See `SpanRecipe.is_done`."""
+        """See `MultihostRecipe.is_done`."""
         memory = executor.phase.memory
         return isinstance(memory, PlacedBlobs) and self._made(memory, given)
 

@@ -91,7 +91,7 @@ class _Waiting(NamedTuple):
     done: Done
 
 
-class Kept:
+class RetransmissionBuffer:
     """The frames that were sent and not acknowledged. `acknowledged`: how many were."""
 
     __slots__ = (

@@ -6,26 +6,35 @@ import pytest
 
 from aiodist.errors import ProtocolError
 from aiodist.transports.base import STEADY
-from aiodist.transports.kept import COPIED, JOINED, MANY, MUCH, OWN, Kept, own_frame, read_own
 from aiodist.transports.outbox import Outbox, Outgoing
+from aiodist.transports.retransmission import (
+    COPIED,
+    JOINED,
+    MANY,
+    MUCH,
+    OWN,
+    RetransmissionBuffer,
+    own_frame,
+    read_own,
+)
 
 LARGE = 2 * COPIED
 
 
-def lend(kept: Kept, name: bytes, token: object, size: int = LARGE) -> bytearray:
+def lend(kept: RetransmissionBuffer, name: bytes, token: object, size: int = LARGE) -> bytearray:
     memory = bytearray(name * (size // len(name)))
     kept.lend(b"<%s>" % name, (memoryview(memory),), len(memory), token)
     return memory
 
 
-def again(kept: Kept) -> bytes:
+def again(kept: RetransmissionBuffer) -> bytes:
     outbox = Outbox()
     outbox.adopt(Outbox(), kept.again(), OWN)
     return b"".join(outbox.gather())
 
 
 def test_what_was_acknowledged_is_not_sent_again() -> None:
-    kept = Kept()
+    kept = RetransmissionBuffer()
     for name in (b"a", b"b", b"c"):
         kept.frames.append(name)
     assert kept.acknowledge(2) == []
@@ -35,7 +44,7 @@ def test_what_was_acknowledged_is_not_sent_again() -> None:
 
 @pytest.mark.parametrize("count", [0, 4])
 def test_an_acknowledgement_that_cannot_be(count: int) -> None:
-    kept = Kept()
+    kept = RetransmissionBuffer()
     kept.frames += (b"a", b"b", b"c")
     kept.acknowledge(1)
     assert not kept.can_go_on(count)
@@ -44,7 +53,7 @@ def test_an_acknowledgement_that_cannot_be(count: int) -> None:
 
 
 def test_memory_is_read_until_it_is_settled() -> None:
-    kept = Kept()
+    kept = RetransmissionBuffer()
     memory = lend(kept, b"x", "token")
     memory[:1] = b"y"
     assert again(kept)[:4] == b"<x>y"
@@ -52,7 +61,7 @@ def test_memory_is_read_until_it_is_settled() -> None:
 
 @pytest.mark.parametrize("underway", [1, LARGE, None])
 def test_what_may_be_lost_is_copied(underway: int | None) -> None:
-    kept = Kept()
+    kept = RetransmissionBuffer()
     memory = lend(kept, b"x", "token")
     kept.settle("token", underway)
     memory[:] = bytes(len(memory))
@@ -62,7 +71,7 @@ def test_what_may_be_lost_is_copied(underway: int | None) -> None:
 
 
 def test_what_the_system_of_the_peer_has_is_let_go() -> None:
-    kept = Kept()
+    kept = RetransmissionBuffer()
     lend(kept, b"x", "token")
     second = lend(kept, b"y", "token")
     kept.frames.append(b"small")
@@ -75,7 +84,7 @@ def test_what_the_system_of_the_peer_has_is_let_go() -> None:
 
 
 def test_nothing_is_on_its_way() -> None:
-    kept = Kept()
+    kept = RetransmissionBuffer()
     lend(kept, b"x", "token")
     kept.settle("token", 0)
     assert not kept.can_go_on(0)
@@ -83,14 +92,14 @@ def test_nothing_is_on_its_way() -> None:
 
 
 def test_a_little_is_copied_whatever_the_system_says() -> None:
-    kept = Kept()
+    kept = RetransmissionBuffer()
     lend(kept, b"x", "token", COPIED)
     kept.settle("token", 0)
     assert kept.can_go_on(0)
 
 
 def test_only_the_memory_of_the_token_is_settled() -> None:
-    kept = Kept()
+    kept = RetransmissionBuffer()
     lend(kept, b"x", "one")
     other = lend(kept, b"y", "two")
     kept.settle("one", None)
@@ -99,7 +108,7 @@ def test_only_the_memory_of_the_token_is_settled() -> None:
 
 
 def test_what_is_steady_is_kept_as_it_is_and_nobody_is_asked_for_it() -> None:
-    kept = Kept()
+    kept = RetransmissionBuffer()
     memory = lend(kept, b"x", STEADY, MUCH)
     assert not kept.has_lent and kept.limit
     kept.settle(STEADY, None)
@@ -108,7 +117,7 @@ def test_what_is_steady_is_kept_as_it_is_and_nobody_is_asked_for_it() -> None:
 
 
 def test_when_the_peer_is_asked() -> None:
-    kept = Kept()
+    kept = RetransmissionBuffer()
     assert kept.limit == MANY
     kept.hold(bytes(MUCH - 1))
     assert kept.limit
@@ -119,7 +128,7 @@ def test_when_the_peer_is_asked() -> None:
 
 
 def test_who_waits_is_called_once_all_has_come() -> None:
-    kept = Kept()
+    kept = RetransmissionBuffer()
     kept.frames.append(b"a")
     called: list[str] = []
     kept.wait(1, lambda: called.append("done"))
@@ -137,7 +146,7 @@ def test_who_waits_is_called_once_all_has_come() -> None:
 
 
 def test_frames_that_were_queued() -> None:
-    kept = Kept()
+    kept = RetransmissionBuffer()
     small, large = bytes(JOINED), bytearray(b"l" * (JOINED + 1))
     kept.finished(Outgoing(b"<s>", (memoryview(small),), len(small), None, "t"))
     kept.finished(Outgoing(b"<l>", (memoryview(large),), len(large), None, "t"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aiodist.engine.kept import PLANS, kept
 from aiodist.engine.phase import prepared
+from aiodist.engine.plan_cache import MOST_PLAN_STEPS, cached_by_weight
 from aiodist.schedules.plan import Copy, Plan, Span, X
 
 
@@ -14,7 +14,7 @@ def recording(most: int) -> tuple[Callable[[int], list[int]], list[int]]:
     kept."""
     calls: list[int] = []
 
-    @kept(most, len)
+    @cached_by_weight(most, len)
     def make(n: int) -> list[int]:
         calls.append(n)
         return [n] * n
@@ -59,7 +59,7 @@ def test_the_last_one_is_kept_however_heavy_it_is() -> None:
 def test_what_another_thread_has_made_meanwhile_counts_once() -> None:
     inner: list[int] = []
 
-    @kept(4, len)
+    @cached_by_weight(4, len)
     def make(n: int) -> list[int]:
         if n == 2 and not inner:
             inner.append(n)
@@ -87,6 +87,6 @@ def test_plans_are_kept_by_their_steps() -> None:
         for count in small:
             prepared(plan, count)
     assert made == list(small)
-    prepared(plan, PLANS)  # nothing else is kept beside it
+    prepared(plan, MOST_PLAN_STEPS)  # nothing else is kept beside it
     prepared(plan, 200)
-    assert made == [*small, PLANS, 200]
+    assert made == [*small, MOST_PLAN_STEPS, 200]

@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-PLANS = 50_000
+MOST_PLAN_STEPS = 50_000
 """Most steps of the plans that are kept: some 10 MiB."""
 
 
-def kept(most: int, weigh: Callable[[T], int]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+def cached_by_weight(
+    most: int, weigh: Callable[[T], int]
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Keeps the results of a function of hashable arguments. It is by their weight, not by their
     number, that the oldest are dropped: all together they weigh at most `most`. The newest stays,
     whatever it weighs."""

@@ -35,7 +35,7 @@ class Waited(Protocol):
     frames: LendingFrames
 
 
-class SpanCall:
+class MultihostCall:
     """One call that waits. It is the `Links` of its executor, the `Rider` of its lane, and `Taking`
     its frames."""
 
@@ -54,7 +54,7 @@ class SpanCall:
         executor: Executor,
         program: Program,
         seconds: float,
-        finish: Callable[[SpanCall], bool],
+        finish: Callable[[MultihostCall], bool],
     ) -> None:
         assert work.seq is not None
         self._calls = calls

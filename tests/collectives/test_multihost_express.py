@@ -19,7 +19,7 @@ from aiodist import (
     PeerLostError,
     ReduceOp,
 )
-from aiodist.collectives.span_express import SpanExpress
+from aiodist.collectives.multihost_express import MultihostExpress
 
 pytestmark = [pytest.mark.strength(2), pytest.mark.usefixtures("no_turn_is_due")]
 
@@ -84,7 +84,7 @@ async def called(ranks, start, order=None):
 
 def express_of(group):
     express = group._context.express
-    assert isinstance(express, SpanExpress)
+    assert isinstance(express, MultihostExpress)
     return express
 
 
