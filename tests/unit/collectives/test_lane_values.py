@@ -565,11 +565,11 @@ def test_how_many_kinds_are_known_of_one_rank(run, monkeypatch, count):
 
 
 @pytest.mark.parametrize("op", ["broadcast", "all_gather", "gather"])
-@pytest.mark.parametrize(("size", "most"), [(2, 1088), (8, 544)])
+@pytest.mark.parametrize(("size", "most"), [(2, 3136), (8, 784)])
 def test_what_is_shown_at_once(run, inline, op, size, most):
     """Up to `most` KiB, less what is said of it; where all show something, all together as many as
-    four show at most."""
-    most = 1088 if op == "broadcast" else most
+    two show at most."""
+    most = 3136 if op == "broadcast" else most
 
     async def calls(ranks, kib):
         x = np.arange(kib * 128.0)
