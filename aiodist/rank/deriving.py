@@ -99,8 +99,7 @@ def _id_of(parent: Context, kind: str, ranks: Sequence[int]) -> bytes:
 
 def members(parent: Context, ranks: Sequence[int]) -> list[int]:
     """The ranks of a subgroup. Raises TypeError and ValueError for what is none of this rank."""
-    # What numpy has found travels as a plain int, as the destination of a message may be one.
-    ranks = [rank if isinstance(rank, bool) else _plain(rank) for rank in ranks]
+    ranks = [_plain(rank) for rank in ranks]
     for rank in ranks:
         base.check_root(parent, rank, "each of ranks")
     if len(set(ranks)) != len(ranks):
@@ -114,7 +113,8 @@ def members(parent: Context, ranks: Sequence[int]) -> list[int]:
 
 
 def _plain(rank: Any) -> Any:
-    return int(rank) if isinstance(rank, Integral) else rank
+    """A rank that numpy has found travels as a plain int. A bool is left to be refused."""
+    return int(rank) if isinstance(rank, Integral) and not isinstance(rank, bool) else rank
 
 
 Part = tuple[str, list[int]]

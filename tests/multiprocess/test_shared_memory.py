@@ -478,3 +478,39 @@ def test_a_sender_that_dies_while_it_is_read(run):
                 assert await heard(receiver) == [[0], True]
 
     run(main())
+
+
+ANEW = """
+async def program(group):
+    rank = group.rank
+    await settled(group)
+
+    def gather(x):
+        return group.all_gather(x, tag="t")
+
+    for _ in range(4):
+        await gather(np.full(50_000, float(rank)))
+    x = group.empty(50_000, np.float64)
+    x[:] = 7 + rank
+    await gather(x)  # from here on it lies where the other rank sees it
+    for theirs in (np.full(50_000, 8.0), x, x.copy()):
+        if rank == 0:
+            work = gather(x)
+            group._context.calls.waiting.settle()  # as all do that have waited for long
+            await group.send(None, 1)
+        else:
+            await group.recv(src=0)
+            work = gather(theirs)
+        say([float(each[0]) for each in await work])
+"""
+
+
+def test_an_array_that_all_see_and_that_was_posted_is_not_offered_once_more(run):
+    async def main():
+        async with ranks_of(ANEW, 2) as ranks:
+            for process in ranks:
+                assert [await heard(process) for _ in range(3)] == [[7.0, 8.0]] * 3
+            for process in ranks:
+                assert await ends(process) == ""
+
+    run(main())
