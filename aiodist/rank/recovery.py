@@ -219,6 +219,8 @@ class Recovery:
         text = void.text
         if void.cause is Cause.TIMEOUT:
             text += missing_text(details)
+        elif void.cause is Cause.MISMATCH:
+            text = failures.mismatch_text({self._context.rank: vote.call, **details})
         verdict = failures.Verdict(void.cause.value, text, ranks[void.by], details)
         where = {
             "group": self._context.group,
