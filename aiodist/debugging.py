@@ -14,6 +14,7 @@ from typing import Any
 
 from aiodist.errors import AiodistError
 from aiodist.group import Group
+from aiodist.phases.base import as_rank
 from aiodist.work import Work
 
 TAG = "aiodist.breakpoint"
@@ -37,17 +38,18 @@ def breakpoint(group: Group, rank: int = 0) -> Coroutine[Any, Any, None]:
     The debugger reads the standard input of its process. ``aiodist run --stdin RANK`` hands that of
     the command to one rank; other ranks of `aiodist run`, and those of `aiodist.run`, have none.
 
-    Raises ValueError for what is no rank; RuntimeError on `rank`, where that has no input, and
-    CollectiveAbortedError on the others then.
+    Raises TypeError and ValueError for what is no rank; RuntimeError on `rank`, where that has no
+    input, and CollectiveAbortedError on the others then.
 
     For example::
 
         await aiodist.breakpoint(group, rank=2)  # all ranks call it, and rank 2 stops here
     """
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < group.size:
-        error = ValueError(f"rank={rank!r} is no rank of this group of {group.size}")
+    try:
+        rank = as_rank(rank, group.size, "rank")
+    except (TypeError, ValueError) as error:
         group._forgo(error, TAG)
-        raise error
+        raise
     return _debug(group, sys._getframe(1)) if group.rank == rank else _wait(group)
 
 

@@ -329,7 +329,7 @@ class Operations:
     def _send(
         self, x: Any, dst: int, tag: str | int, timeout: float | None, **how: bool
     ) -> Work[None]:
-        base.check_root(self._context, dst, "dst")
+        dst = base.as_rank(dst, self._context.size, "dst")
         work = self._context.p2p.send(x, dst, tag=tag, **how)
         return self._deadline(work, timeout, self._context.op_timeout, (dst,))
 
@@ -386,7 +386,7 @@ class Operations:
             at_once = self._context.p2p_express.recv(src, tag, out)
             if at_once is not None:
                 return at_once
-        self._check_source(src)
+        src = self._as_source(src)
         work = self._context.p2p.recv(src=src, tag=tag, out=out, partial=partial)
         missing = () if src is ANY_SOURCE else (src,)
         context = self._context
@@ -455,7 +455,7 @@ class Operations:
             value = await group.recv(src=found.source, tag=found.tag)
         """
         self._enter()
-        self._check_source(src)
+        src = self._as_source(src)
         deadlines.check_timeout(timeout)
         work = self._context.p2p.probe(src=src, tag=tag)
         missing = () if src is ANY_SOURCE else (src,)
@@ -472,7 +472,7 @@ class Operations:
                 value = await group.recv()
         """
         self._enter()
-        self._check_source(src)
+        src = self._as_source(src)
         return self._context.p2p.iprobe(src=src, tag=tag)
 
     async def messages(
@@ -577,9 +577,8 @@ class Operations:
         # A send needs nobody to look at it: what it sends arrives, or its failure is reported.
         return work if work.op == "send" else work.pending_for_user()
 
-    def _check_source(self, src: int | AnySource) -> None:
-        if src is not ANY_SOURCE:
-            base.check_root(self._context, src, "src")
+    def _as_source(self, src: int | AnySource) -> int | AnySource:
+        return src if src is ANY_SOURCE else base.as_rank(src, self._context.size, "src")
 
 
 def send_steady(group: Operations, x: Any, dst: int, tag: str | int) -> Work[None]:

@@ -25,7 +25,7 @@ from aiodist.engine.operation import Failure, Program, Start
 from aiodist.engine.phase import Phase, prepared
 from aiodist.errors import ProtocolError
 from aiodist.phases import berths, lanes
-from aiodist.phases.base import Call, Part, Place, check_root, may_post, share
+from aiodist.phases.base import Call, Part, Place, may_post, share
 from aiodist.phases.memories import Partials, Reductions, SmallReductions
 from aiodist.schedules import direct_exchange, recursive_doubling
 from aiodist.schedules.choose_reductions import (
@@ -176,7 +176,6 @@ def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
 
 def place_at(place: Place, x: Any, dst: int, out: Any) -> Any:
     """Where the reduction of `x` goes on this rank; None where it goes nowhere."""
-    check_root(place, dst, "dst")
     if place.rank == dst:
         return x if out is None else out
     if out is not None:

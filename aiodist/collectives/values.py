@@ -32,7 +32,7 @@ from aiodist.collectives.exchange import (
 from aiodist.collectives.offers import Offer
 from aiodist.engine.operation import Program
 from aiodist.errors import MismatchError
-from aiodist.phases.base import Call, Place, check_root, may_post
+from aiodist.phases.base import Call, Place, as_rank, may_post
 from aiodist.schedules.choose_values import (
     choose_all_gather,
     choose_all_to_all,
@@ -44,7 +44,7 @@ from aiodist.schedules.selection import Choice
 
 def broadcast(place: Place, x: Any, src: int) -> Call:
     """`x` of rank `src`; elsewhere `x` (if not None) is where it goes."""
-    check_root(place, src, "src")
+    src = as_rank(src, place.size, "src")
     transfer = DeviceTransfer(place)
     own = transfer.encode(x) if place.rank == src else None
     want = fitting.NOTHING
@@ -95,7 +95,7 @@ def all_gather(place: Place, x: Any, out: Any) -> Call:
 
 def gather(place: Place, x: Any, dst: int, out: Any) -> Call:
     """`x` of every rank, by rank, at `dst`."""
-    check_root(place, dst, "dst")
+    dst = as_rank(dst, place.size, "dst")
     if out is not None and place.rank != dst:
         raise ValueError(f"out= is for rank dst={dst}; this is rank {place.rank}")
     return _gathered(place, "gather", f"gather(dst={dst})", x, dst, out)
@@ -152,7 +152,7 @@ def _gathered(place: Place, op: str, text: str, x: Any, dst: int | None, out: An
 
 def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
     """``xs[rank]`` of rank `src`."""
-    check_root(place, src, "src")
+    src = as_rank(src, place.size, "src")
     here = place.rank == src
     if not here and xs is not None:
         raise ValueError(f"xs is for rank src={src}; this is rank {place.rank}: pass None here")

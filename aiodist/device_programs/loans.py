@@ -21,7 +21,7 @@ from aiodist.collectives.offers import agree, pack_offers
 from aiodist.devices import device_of
 from aiodist.engine.operation import Program
 from aiodist.errors import ProtocolError
-from aiodist.phases.base import Call, Place, check_root, share
+from aiodist.phases.base import Call, Place, as_rank, share
 
 
 class _Mapper:
@@ -46,7 +46,7 @@ _ON_HOST = b"host"
 
 def loan(place: Place, x: Any, src: int) -> Call:
     """`x` of rank `src`, an array or a tree of them; elsewhere the same memory."""
-    check_root(place, src, "src")
+    src = as_rank(src, place.size, "src")
     here = place.rank == src
     if not here and x is not None:
         raise ValueError(f"x is for rank src={src}; this is rank {place.rank}: pass None here")

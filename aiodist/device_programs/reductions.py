@@ -26,7 +26,7 @@ from aiodist.devices import device_of
 from aiodist.devices.base import Device
 from aiodist.devices.values import check_place, device_among, several
 from aiodist.devices.work import READY, RECORDED
-from aiodist.phases.base import Call, Part, Place, share
+from aiodist.phases.base import Call, Part, Place, as_rank, share
 from aiodist.schedules.cuts import even_bounds, pieces
 from aiodist.types import Op, ReduceOp
 
@@ -49,6 +49,7 @@ def all_reduce(place: Place, x: Any, op: Op, out: Any) -> Call:
 
 def reduce(place: Place, x: Any, dst: int, op: Op, out: Any) -> Call:
     """The reduction of `x`, at `dst`."""
+    dst = as_rank(dst, place.size, "dst")
     op, host = operator(op), partial(reductions.reduce, place, dst=dst)
     device = _device_of_all(x, out)
     if device is None:

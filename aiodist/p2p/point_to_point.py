@@ -57,7 +57,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -74,6 +73,7 @@ from aiodist.p2p.messages import Envelope, Receiving
 from aiodist.p2p.receiver import Receiver
 from aiodist.p2p.sender import Sender, Sending
 from aiodist.p2p.shared import SharedMemory
+from aiodist.phases.base import as_int, as_rank
 from aiodist.recorder import Records
 from aiodist.transports.base import Landing, deliver
 from aiodist.types import ANY_SOURCE, ANY_TAG, AnySource, AnyTag
@@ -165,7 +165,7 @@ class PointToPoint:
         if self._closed is not None:
             raise self._closed
         tag = as_tag(tag)
-        dst = self._as_rank(dst, "dst")
+        dst = as_rank(dst, self._size, "dst")
         sources = None if self._device_memory is None else Sources(self._device_memory)
         encoded = encode(value, allow_pickle=self._channel.allow_pickle, foreign=sources)
         if sources is not None and sources.device_work is None:
@@ -398,14 +398,8 @@ class PointToPoint:
     def _peer_lost(self, work: Work[Any], text: str, ranks: Iterable[int]) -> AiodistError:
         return self._channel.error(PeerLostError, text, op=work.op, tag=work.tag, ranks=ranks)
 
-    def _as_rank(self, value: Any, name: str) -> int:
-        rank = value if type(value) is int else _as_int(value, f"{name} is a rank, an int")
-        if not 0 <= rank < self._size:
-            raise ValueError(f"{name}={rank}: the ranks of this group are 0 to {self._size - 1}")
-        return rank
-
     def _as_source(self, src: int | AnySource) -> int | None:
-        return None if src is ANY_SOURCE else self._as_rank(src, "src")
+        return None if src is ANY_SOURCE else as_rank(src, self._size, "src")
 
     def _as_key(self, tag: MessageTag | AnyTag) -> Key:
         return None if tag is ANY_TAG else as_tag(tag)
@@ -426,7 +420,7 @@ def as_tag(tag: Any) -> MessageTag:
         if len(plain.encode()) > MAX_TAG:
             raise ValueError(f"a tag of {len(plain)} characters: at most {MAX_TAG} bytes in UTF-8")
         return plain
-    number = _as_int(tag, "a tag is a str or an int")
+    number = as_int(tag, "a tag is a str or an int")
     if not wire.is_tag(number):
         raise ValueError(f"tag={number}: an int that is a tag has at most 64 bits, with its sign")
     return number
@@ -434,15 +428,6 @@ def as_tag(tag: Any) -> MessageTag:
 
 def _loss_text(rank: int, reason: str) -> str:
     return f"rank {rank} is lost: {reason}"
-
-
-def _as_int(value: Any, expected: str) -> int:
-    if not isinstance(value, bool):
-        try:
-            return operator.index(value)
-        except TypeError:
-            pass
-    raise TypeError(f"{expected}, not {value!r}")
 
 
 __all__ = ["Channel", "Envelope", "MessageTag", "PointToPoint", "as_tag"]

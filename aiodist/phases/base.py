@@ -4,6 +4,7 @@ phase in which every rank shows something to all."""
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import Generator, Iterable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -160,9 +161,20 @@ def barrier(place: Place) -> Call:
     return Call("barrier", "barrier()", program, 0, shares_first=may_post(place))
 
 
-def check_root(place: Place, root: int, name: str) -> None:
-    """Raise unless `root` is a rank."""
-    if isinstance(root, bool) or not isinstance(root, int):
-        raise TypeError(f"{name} is a rank, a plain int, not {root!r}")
-    if not 0 <= root < place.size:
-        raise ValueError(f"{name}={root} is no rank of this group of {place.size}")
+def as_rank(value: Any, size: int, name: str) -> int:
+    """`value` as one of `size` ranks, a plain int. Raises TypeError and ValueError for others."""
+    rank = value if type(value) is int else as_int(value, f"{name} is a rank, an int")
+    if not 0 <= rank < size:
+        raise ValueError(f"{name}={rank} is no rank of this group of {size}")
+    return rank
+
+
+def as_int(value: Any, expected: str) -> int:
+    """An integer of any type, as numpy finds them, as a plain int: so it travels, and so it is
+    compared. Raises TypeError for what is none, and for a bool."""
+    if not isinstance(value, bool):
+        try:
+            return int(operator.index(value))
+        except TypeError:
+            pass
+    raise TypeError(f"{expected}, not {value!r}")

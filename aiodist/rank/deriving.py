@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Sequence
-from numbers import Integral
 from typing import Any
 
 from aiodist.collectives import values
@@ -99,9 +98,7 @@ def _id_of(parent: Context, kind: str, ranks: Sequence[int]) -> bytes:
 
 def members(parent: Context, ranks: Sequence[int]) -> list[int]:
     """The ranks of a subgroup. Raises TypeError and ValueError for what is none of this rank."""
-    ranks = [_plain(rank) for rank in ranks]
-    for rank in ranks:
-        base.check_root(parent, rank, "each of ranks")
+    ranks = [base.as_rank(rank, parent.size, "each of ranks") for rank in ranks]
     if len(set(ranks)) != len(ranks):
         raise ValueError(f"ranks has a rank twice: {ranks}")
     if parent.rank not in ranks:
@@ -110,11 +107,6 @@ def members(parent: Context, ranks: Sequence[int]) -> list[int]:
             "its members alone (split is called by all)"
         )
     return ranks
-
-
-def _plain(rank: Any) -> Any:
-    """A rank that numpy has found travels as a plain int. A bool is left to be refused."""
-    return int(rank) if isinstance(rank, Integral) and not isinstance(rank, bool) else rank
 
 
 Part = tuple[str, list[int]]
@@ -131,7 +123,7 @@ async def parts(
     """The ranks that gave the same color, ordered by (key, rank); None for the color None. Raises
     TypeError. `decline` is called where this fails though others may go on with that part."""
     try:
-        _check(color, key)
+        color, key = _plain(color, key)
         deadlines.check_timeout(timeout)
         call = values.all_gather(parent, [color, parent.rank if key is None else key], None)
     except (TypeError, ValueError) as error:
@@ -161,11 +153,14 @@ async def parts(
     return part
 
 
-def _check(color: object, key: object) -> None:
-    if color is not None and (isinstance(color, bool) or not isinstance(color, (str, int))):
-        raise TypeError(f"color is a str, an int or None, not {color!r}")
-    if key is not None and (isinstance(key, bool) or not isinstance(key, int)):
-        raise TypeError(f"key is an int or None, not {key!r}")
+def _plain(color: Any, key: Any) -> tuple[str | int | None, int | None]:
+    """Color and key as they travel, and as the ranks of one color name it alike: a group that is
+    made of them has its id by that. Raises TypeError."""
+    if isinstance(color, str):
+        color = str.__str__(color)
+    elif color is not None:
+        color = base.as_int(color, "color is a str, an int or None")
+    return color, None if key is None else base.as_int(key, "key is an int or None")
 
 
 def decline(

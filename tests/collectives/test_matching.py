@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import random
 
 import numpy as np
@@ -60,6 +61,54 @@ def test_what_a_work_tells(run, groups, everyone):
     run(main())
 
 
+class Place(enum.IntEnum):
+    """Ranks by name."""
+
+    FIRST = 0
+    LAST = 1
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, Place])
+def test_ranks_that_are_integers_of_other_types(run, groups, everyone, kind):
+    """As numpy finds them, for one: they are what the plain ints are that others give."""
+
+    async def main():
+        async with groups(2) as ranks:
+
+            async def each(call):
+                """The results of calls with rank 1 as `kind` at rank 0, as an int at rank 1."""
+                return await everyone(ranks, lambda g: call(g, kind(1) if g.rank == 0 else 1))
+
+            x = np.ones(3)
+            assert await each(lambda g, one: g.broadcast(g.rank, one)) == [1, 1]
+            assert await each(lambda g, one: g.reduce(5, one)) == [None, 10]
+            total = await each(lambda g, one: g.reduce(x * (g.rank + 1), dst=one))
+            assert total[0] is None
+            assert total[1].tolist() == [3, 3, 3]
+            assert await each(lambda g, one: g.gather(g.rank, one)) == [None, [0, 1]]
+            xs = [None, ["a", "b"]]
+            assert await each(lambda g, one: g.scatter(xs[g.rank], one)) == ["a", "b"]
+            for send in ("send", "ssend"):
+                sent = getattr(ranks[0], send)("c", kind(1))
+                assert await ranks[1].probe(src=kind(0)) is not None
+                assert ranks[1].iprobe(src=kind(0)) is not None
+                work = ranks[1].recv(src=kind(0))
+                assert await work == "c"
+                assert type(work.source) is int
+                await sent
+            exchanged = [
+                g.sendrecv(x * g.rank, kind(1 - g.rank), src=kind(1 - g.rank)) for g in ranks
+            ]
+            assert [values[0] for values in await asyncio.gather(*exchanged)] == [1, 0]
+            parts = await each(lambda g, one: g.split(one, key=-one if g.rank else kind(1)))
+            assert [part.rank for part in parts] == [1, 0]
+            colors = [np.str_("a"), "a"]
+            parts = await everyone(ranks, lambda g: g.split(colors[g.rank]))
+            assert [part.size for part in parts] == [2, 2]
+
+    run(main())
+
+
 def test_subgroups(run, groups, everyone):
     async def main():
         async with groups(5) as ranks:
@@ -83,7 +132,7 @@ def test_subgroups(run, groups, everyone):
             with pytest.raises(ValueError, match="twice"):
                 await ranks[1].subgroup([1, 1])
             for wrong in (True, 1.0, "1"):
-                with pytest.raises(TypeError, match="a plain int"):
+                with pytest.raises(TypeError, match="each of ranks is a rank, an int"):
                     await ranks[1].subgroup([1, wrong])
 
     run(main())

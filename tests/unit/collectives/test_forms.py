@@ -178,6 +178,20 @@ def test_roots_are_told_apart_from_what_is_equal(run, wrong):
     run(main())
 
 
+def test_roots_by_numpy(run):
+    """Of the same call as plain ones of the other rank, whichever way that goes by then."""
+
+    async def main():
+        async with sharing(2) as ranks:
+            x, roots = np.ones(2), [np.int64(1), 1]
+            for _ in range(4):
+                await everyone(ranks, lambda g: g.broadcast(x, roots[g.rank]))
+                found = await everyone(ranks, lambda g: g.gather(g.rank, roots[g.rank]))
+                assert found == [None, [0, 1]]
+
+    run(main())
+
+
 def test_numbers_that_do_not_fit(run):
     async def main():
         async with sharing(2) as ranks:
