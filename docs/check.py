@@ -14,6 +14,8 @@ Python, and commands, that are not run here say why: ``not-run="needs a GPU"`` b
 or for all commands of a page in a comment, ``<!-- commands are not run: they need a cluster -->``.
 All that is not run is listed at the end. Python that is not run has to compile.
 
+The pages that follow the rules for text are held to them (see `words`).
+
 ``check.py --write`` brings the parts that are made of the code up to date.
 """
 
@@ -34,6 +36,7 @@ from pathlib import Path
 
 import names
 import running
+import words
 import written
 
 import examples
@@ -210,6 +213,7 @@ def main() -> int:
         problems += check_page(page)
         print(f"{page.relative_to(ROOT)} {time.monotonic() - begun:.1f} s")
     problems += examples.check()
+    problems += words.check()
     for page in PAGES:
         for block, why in not_run(page):
             print(f"not run: {block.place}: {why}")

@@ -1,4 +1,5 @@
-"""The pictures of docs/concepts.md: what each rank has before an operation, and after it.
+"""The pictures of README.md, the parts of a group, and of docs/concepts.md: what each rank has
+before an operation, and after it.
 
 What stands behind the arrow is what the operation gave: it is run here, by three ranks. So a
 picture cannot say what is not so.
@@ -57,6 +58,7 @@ def files(root: Path) -> Iterator[tuple[Path, str]]:
     """Each picture, and where it is kept."""
     for name, (before, after) in asyncio.run(_results()).items():
         yield root / "docs" / "images" / "operations" / f"{name}.svg", _drawn(name, before, after)
+    yield root / "docs" / "images" / "overview.svg", _overview()
 
 
 async def _results() -> dict[str, tuple[list[Any], list[Any]]]:
@@ -87,6 +89,48 @@ def _drawn(name: str, before: list[Any], after: list[Any]) -> str:
     parts.append(
         f'<path d="M{middle} {center} h96 m-8 -6 l8 6 l-8 6" fill="none" stroke="#37474f"/>'
     )
+    return _svg(width, height, parts)
+
+
+def _overview() -> str:
+    """Four ranks on two hosts, the links between them, and the coordinator."""
+    width, height, side = 640, 290, 110
+    parts = [f'<rect width="{width}" height="{height}" rx="8" fill="#fff" stroke="#cfd8dc"/>']
+    places = []
+    for host in range(2):
+        left = 20 + host * 330
+        parts.append(
+            f'<rect x="{left}" y="112" width="270" height="164" rx="8" fill="none"'
+            ' stroke="#90a4ae" stroke-dasharray="5 4"/>'
+        )
+        parts.append(_text(left + 12, 266, f"host {host}", "start"))
+        places += [(left + 14, 2 * host), (left + 146, 2 * host + 1)]
+    for left, _ in places:
+        x = left + side / 2
+        parts.append(f'<path d="M{x} 132 L{x + (320 - x) / 4} 66" stroke="#90a4ae"/>')
+    parts.append('<rect x="110" y="14" width="420" height="52" rx="6" fill="#eceff1"/>')
+    parts.append(_text(320, 36, "coordinator"))
+    parts.append(_text(320, 55, "knows the members; no tensor passes through it"))
+    links = (
+        (144, 166, 195, "shared memory", 155),
+        (474, 496, 195, "shared memory", 485),
+        (276, 364, 195, "TCP", 320),
+    )
+    for start, end, y, words, middle in links:
+        arrow = f"M{start} {y} h{end - start} m-5 -4 l5 4 l-5 4 M{start + 5} {y - 4} l-5 4 l5 4"
+        parts.append(f'<path d="{arrow}" fill="none" stroke="#37474f"/>')
+        parts.append(_text(middle, y + (52 if words == "shared memory" else -8), words))
+    for left, rank in places:
+        parts.append(
+            f'<rect x="{left}" y="132" width="{side}" height="96" rx="6"'
+            f' fill="{(*COLORS[:3], "#f8bbd0")[rank]}"/>'
+        )
+        for y, words in ((158, f"rank {rank}"), (182, "event loop"), (204, "your program")):
+            parts.append(_text(left + side / 2, y, words))
+    return _svg(width, height, parts)
+
+
+def _svg(width: float, height: float, parts: list[str]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
     size = f'width="{width}" height="{height}" role="img" '
     style = 'font-family="sans-serif" font-size="14" fill="#212121">'

@@ -3,7 +3,7 @@
 A page is written to be read where it is, also without the site: it links to files of the
 repository, and says behind the language of a code block how `make docs` runs it. For the site,
 those files become pages of their own, in ``source/``, and only the language is left of a block's
-first line.
+first line. The first page of the site is README.md, so that there is one text for both.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+FRONT = ROOT / "README.md"
 
 FENCE = re.compile(r"^(```\w+)[^\n`]*$", re.MULTILINE)
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -29,10 +30,12 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".sh": "bash"}
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Add a page for each file of the repository that a page links to, and for what these link
-    to."""
+    """Add the first page, and a page for each file of the repository that a page links to, and for
+    what these link to."""
     waiting = [Path(file.abs_src_path) for file in files.documentation_pages() if file.abs_src_path]
-    seen: set[Path] = set()
+    waiting.append(FRONT)
+    files.append(File.generated(config, _page_of(FRONT), content=_text(FRONT)))
+    seen = {FRONT}
     while waiting:
         page = waiting.pop()
         for target in _targets(page):
@@ -77,6 +80,8 @@ def _entries(folder: Path) -> list[Path]:
 
 def _page_of(target: Path) -> str:
     """Where the page about a file of the repository is in the site."""
+    if target == FRONT:
+        return "index.md"
     if target.is_relative_to(DOCS):
         return target.relative_to(DOCS).as_posix()
     name = target.relative_to(ROOT).as_posix()

@@ -322,3 +322,37 @@ def test_a_page_that_is_not_in_the_navigation_fails_the_site(tmp_path: Path) -> 
     assert built.returncode != 0
     assert "stray.md" in built.stderr
     assert "linked.md" not in built.stderr
+
+
+def test_text_is_counted_as_a_reader_reads_it(check: Any) -> None:
+    """Without code, a cell of a table for itself, and comments as one text."""
+    words = check.words
+    page = "# A title\n\nUse it where you can. Who waits?\n\n```python\nwho = 1\n```\n| a | b c |\n"
+    assert words.of_page(page) == ["A title", "Use it where you can.", "Who waits?", "a", "b c"]
+    source = (
+        '"""Do it.\n\nSo that::\n\n    who()\n"""\n# This is\n# one text.\n\n# `Who`: another.\n'
+    )
+    assert words.of_module(source) == [
+        "Do it.",
+        "So that::",
+        "This is one text.",
+        "code: another.",
+    ]
+    count = words.Count.of([*words.of_page(page), "word " * 31])
+    assert (count.hits["where"], count.hits["who"], count.hits["you"]) == (1, 1, 1)
+    assert (count.words, count.too_long) == (43, 1)
+
+
+def test_a_page_that_breaks_the_rules_is_found(
+    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = check.words
+    monkeypatch.setattr(words, "ROOT", tmp_path)
+    monkeypatch.setattr(words, "WRITTEN", ["page.md"])
+    (tmp_path / "page.md").write_text("You do this because it helps you.\n")
+    assert words.check() == []
+    bad = f"Nobody starts where it is raised. Who reads on? {'word ' * 31}.\n"
+    (tmp_path / "page.md").write_text(bad)
+    assert [problem.split(" ")[1] for problem in words.check()] == [
+        *("31", "25.00", "25.00", "25.00", "0.00", "0.00")
+    ]

@@ -1,0 +1,203 @@
+"""Counts how text reads, and says which text reads badly.
+
+Some words show that a sentence has to be read twice: *where* in place of *if*, *who* without a
+noun, *nobody* and *somebody* as subjects. Other words show that a text helps: *because* gives a
+reason, *you* speaks to the reader. `check` counts both in the pages that are written by these
+rules (`WRITTEN`), and names each sentence of more than 30 words there.
+
+``words.py`` prints the rates of every page, and of the docstrings and comments of every room.
+``words.py FILE …`` prints the sentences that a writer should look at.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import textwrap
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+# The pages that follow the rules, so that the check fails if they stop to. Add a page here when it
+# is rewritten.
+WRITTEN = ["README.md", "docs/quickstart.md"]
+
+LONGEST = 30
+"""The words a sentence may have."""
+
+WORD = re.compile(r"[A-Za-z][\w'’-]*")
+# A "where" of place stays: "is where", "where it lives" cannot be told apart without a parser, but
+# "from where", "to where" and questions can.
+PATTERNS = {
+    "where": r"(?<!from )(?<!to )(?<!of )(?<!is )(?<!know )(?<!says )\bwhere\b(?! to\b)(?![^.]*\?)",
+    "who": r"(?:^|[.;:(,] |\b(?:and|or|of|for|to|by|than|as|with|from|if) )(?:who|whoever|whom)\b",
+    "nobody": r"\b(?:no|some|every)body\b",
+    "because": r"\b(?:because|since|so that)\b",
+    "you": r"\byou(?:r|rs|rself)?\b",
+}
+AT_MOST = {"where": 0.4, "who": 0.05, "nobody": 0.2}
+AT_LEAST = {"because": 1.5, "you": 5.0}
+
+
+@dataclass(frozen=True)
+class Count:
+    """What is found in some text: the words in all, and each pattern's hits."""
+
+    words: int
+    hits: dict[str, int]
+    too_long: int
+
+    @classmethod
+    def of(cls, sentences: list[str]) -> Count:
+        found = dict.fromkeys(PATTERNS, 0)
+        for sentence in sentences:
+            for name, pattern in PATTERNS.items():
+                found[name] += len(re.findall(pattern, sentence, re.IGNORECASE))
+        lengths = [len(WORD.findall(sentence)) for sentence in sentences]
+        return cls(sum(lengths), found, sum(length > LONGEST for length in lengths))
+
+    def rate(self, name: str) -> float:
+        """How often, for each 1,000 words."""
+        return 1000 * self.hits[name] / max(self.words, 1)
+
+
+def of_page(markdown: str) -> list[str]:
+    """The sentences of a page, without its code. A cell of a table counts as a sentence."""
+    text = re.sub(r"^```.*?^```$", "\n", markdown, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"<!--.*?-->", "\n", text, flags=re.DOTALL)
+    text = re.sub(r"!\[([^\]]*)\]\([^)]*\)", r"\1.\n", text)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(
+        r"^\|(.*)$", lambda row: "\n\n".join(row[1].split("|")) + "\n", text, flags=re.MULTILINE
+    )
+    text = re.sub(r"^#+ (.*)$", r"\n\1\n", text, flags=re.MULTILINE)
+    text = re.sub(r"^\s*(?:[-*]|\d+\.) ", "\n\n", text, flags=re.MULTILINE)
+    return _sentences(text)
+
+
+def of_module(source: str) -> list[str]:
+    """The sentences of the docstrings and comments of a module, without examples."""
+    sentences = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            sentences += _sentences(_without_examples(ast.get_docstring(node) or ""))
+    sentences += [one for block in _comments(source) for one in _sentences(block)]
+    return sentences
+
+
+def _comments(source: str) -> Iterator[str]:
+    """Comments on lines that follow each other are one text."""
+    block: list[str] = []
+    last = -1
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT or re.match(
+            r"#\s*(?:noqa|type:|pyright:|!)", token.string
+        ):
+            continue
+        if token.start[0] != last + 1 and block:
+            yield "\n".join(block)
+            block = []
+        block.append(token.string.lstrip("#: "))
+        last = token.start[0]
+    yield "\n".join(block)
+
+
+def _without_examples(docstring: str) -> str:
+    text = re.sub(r"^```.*?^```$", "\n", docstring, flags=re.MULTILINE | re.DOTALL)
+    kept, inside = [], False
+    for line in textwrap.dedent(text).splitlines():
+        if inside and line.strip() and not line.startswith(" "):
+            inside = False
+        if not inside and not line.lstrip().startswith((">>>", "...")):
+            kept.append(line)
+        inside = inside or line.rstrip().endswith("::")
+    # A line of "Args:" is a text of its own.
+    return re.sub(r"^(\s+\w+): ", r"\n\n\1.\n\n", "\n".join(kept), flags=re.MULTILINE)
+
+
+def _sentences(text: str) -> list[str]:
+    text = re.sub(r"``[^`]*``|`[^`]*`", "code", text)
+    found = []
+    for paragraph in re.split(r"\n\s*\n", text):
+        flat = " ".join(paragraph.split())
+        found += [one for one in re.split(r"(?<=[.!?])\)?\s+", flat) if one]
+    return found
+
+
+def check() -> list[str]:
+    """What is wrong with the pages that are written by the rules."""
+    problems, everything = [], []
+    for name in WRITTEN:
+        sentences = of_page((ROOT / name).read_text())
+        everything += sentences
+        for sentence in sentences:
+            length = len(WORD.findall(sentence))
+            if length > LONGEST:
+                problems.append(f"{name}: {length} words in one sentence: {sentence[:70]} …")
+    count = Count.of(everything)
+    for name, most in AT_MOST.items():
+        if count.rate(name) > most:
+            problems.append(
+                f"docs: {count.rate(name):.2f} of {name!r} in 1,000 words, {most} are allowed:"
+                f" `docs/words.py {' '.join(WRITTEN)}` shows them"
+            )
+    for name, least in AT_LEAST.items():
+        if count.rate(name) < least:
+            problems.append(
+                f"docs: {count.rate(name):.2f} of {name!r} for each 1,000 words, at least {least}"
+                " are asked"
+            )
+    return problems
+
+
+def _show(name: str, count: Count) -> None:
+    rates = "".join(f"{count.rate(pattern):8.2f}" for pattern in PATTERNS)
+    print(f"{name:40} {count.words:7}{rates} {count.too_long:6}")
+
+
+def _all_pages() -> list[Path]:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [page for page in pages if "api" not in page.parts]
+
+
+def main(names: list[str]) -> None:
+    if names:
+        for name in names:
+            path = ROOT / name
+            read = of_module if path.suffix == ".py" else of_page
+            for sentence in read(path.read_text()):
+                bad = [key for key in AT_MOST if re.search(PATTERNS[key], sentence, re.IGNORECASE)]
+                if len(WORD.findall(sentence)) > LONGEST:
+                    bad.append("long")
+                if bad:
+                    print(f"{name}: {', '.join(bad)}: {sentence}")
+        return
+    print(f"{'':40} {'words':>7}{''.join(f'{name:>8}' for name in PATTERNS)}   long")
+    everything = []
+    for page in _all_pages():
+        sentences = of_page(page.read_text())
+        everything += sentences
+        _show(str(page.relative_to(ROOT)), Count.of(sentences))
+    _show("all pages", Count.of(everything))
+    everything = []
+    roots = ("aiodist", "server", "clients")
+    modules = [path for root in roots for path in sorted((ROOT / root).rglob("*.py"))]
+    for room in sorted({path.parent for path in modules}):
+        sentences = [
+            sentence
+            for path in modules
+            if path.parent == room
+            for sentence in of_module(path.read_text())
+        ]
+        everything += sentences
+        _show(str(room.relative_to(ROOT)), Count.of(sentences))
+    _show("all code", Count.of(everything))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
