@@ -28,7 +28,7 @@ RATIOS = [
 EXAMPLES = """\
 examples:
   python -m benchmarks                              all_reduce beside Gloo and MPI
-  python -m benchmarks collectives --markdown       other collectives, as in docs/benchmarks.md
+  python -m benchmarks collectives --markdown       other collectives, as in benchmarks/README.md
   python -m benchmarks figures --only all_reduce,citizen
   python -m benchmarks hosts --hosts 2x1,4x2 --cases all_reduce:64MiB,broadcast --rounds 3
   python -m benchmarks links                        the transports alone, without the engine

@@ -43,6 +43,7 @@ import examples
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+PAGES += [ROOT / "benchmarks" / "README.md"]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")

@@ -65,7 +65,7 @@ class Report:
         return [f"{where}: {error}" for error, where in first.items()]
 
     def as_json(self, machine: Mapping[str, Any]) -> dict[str, Any]:
-        """Times in seconds, bandwidth in bytes per second; see docs/benchmarks.md."""
+        """Times in seconds, bandwidth in bytes per second; see docs/commands.md."""
         return {
             "schema": SCHEMA,
             "machine": dict(machine),
