@@ -93,7 +93,7 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
     assert isinstance(shown, str)
     assert "# aiodist\n" in shown
     assert f"(https://pypi.org/project/aiodist/{aiodist.__version__}/#files)" in shown
-    assert "- Quickstart (`docs/quickstart.md`)\n" in shown
+    assert " Quickstart (`docs/quickstart.md`), then " in shown
     assert relative_links(shown) == []
     required = [r for r in metadata.get_all("Requires-Dist", []) if "extra ==" not in r]
     names = {re.split(r"[^\w-]", requirement)[0] for requirement in required}
