@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
+from aiodist import timeouts
 from aiodist.blocking.calls import Home
 from aiodist.blocking.group import BlockingGroup
 from aiodist.control.store import Store
-from aiodist.engine import deadlines, failures
+from aiodist.engine import failures
 from aiodist.errors import GroupClosedError, GroupRevokedError
 from aiodist.operations import Operations
 from aiodist.rank import deriving
@@ -208,7 +209,7 @@ class Group(Operations):
         parent = self._context
         try:
             parent.check_open()
-            deadlines.check_timeout(timeout)
+            timeouts.check_timeout(timeout)
         except (TypeError, ValueError, GroupRevokedError) as error:
             self._decline((kind, ranks), error)
             raise
@@ -326,7 +327,7 @@ class Group(Operations):
         return self._line.newest
 
     def _seconds(self, timeout: float | None) -> float:
-        deadlines.check_timeout(timeout)
+        timeouts.check_timeout(timeout)
         return self._context.op_timeout if timeout is None else timeout
 
     # -- memory -----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
+from aiodist import timeouts
 from aiodist.buffers import places
 from aiodist.collectives import resharding, values
 from aiodist.device_programs import loans
@@ -69,7 +70,7 @@ class Operations:
         if out is None and express is not None:
             # Not None: the group has not ended.
             seconds = context.op_timeout if timeout is None else timeout
-            if timeout is None or deadlines.is_timeout(timeout):
+            if timeout is None or timeouts.is_timeout(timeout):
                 tag = tag if tag is None else as_tag(tag)
                 work = express.all_reduce(x, op, seconds, tag)
                 if work is not None:
@@ -320,7 +321,7 @@ class Operations:
         """
         self._enter()
         if timeout is not None:
-            deadlines.check_timeout(timeout)
+            timeouts.check_timeout(timeout)
         at_once = self._context.p2p_express.send(x, dst, tag)
         if at_once is not None:
             return at_once
@@ -347,7 +348,7 @@ class Operations:
                 await group.recv(src=0)
         """
         self._enter()
-        deadlines.check_timeout(timeout)
+        timeouts.check_timeout(timeout)
         return self._send(x, dst, tag, timeout, synchronous=True)
 
     @typed(Signatures.recv)
@@ -379,7 +380,7 @@ class Operations:
         """
         self._enter()
         if timeout is not None:
-            deadlines.check_timeout(timeout)
+            timeouts.check_timeout(timeout)
         if partial:
             _check_partial(out)
         else:
@@ -425,7 +426,7 @@ class Operations:
         if recv_tag is None:
             recv_tag = tag
         if timeout is not None:
-            deadlines.check_timeout(timeout)
+            timeouts.check_timeout(timeout)
         sending = self._context.p2p_express.send(x, dst, tag)
         if sending is None:
             # Then it is read until it has left, while what comes is written.
@@ -456,7 +457,7 @@ class Operations:
         """
         self._enter()
         src = self._as_source(src)
-        deadlines.check_timeout(timeout)
+        timeouts.check_timeout(timeout)
         work = self._context.p2p.probe(src=src, tag=tag)
         missing = () if src is ANY_SOURCE else (src,)
         return self._deadline(work, timeout, math.inf, missing)
@@ -532,7 +533,7 @@ class Operations:
             tag, express = as_tag(tag), context.post_express
         seconds = context.op_timeout
         if timeout is not None:
-            if deadlines.is_timeout(timeout):
+            if timeouts.is_timeout(timeout):
                 seconds = timeout
             else:
                 express = None
@@ -541,7 +542,7 @@ class Operations:
             if work is not None:
                 return work
         try:
-            deadlines.check_timeout(timeout)
+            timeouts.check_timeout(timeout)
             call = make(context, *args)
         except BaseException as error:
             context.calls.forgo(op, tag, error)

@@ -19,7 +19,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Unpack
 
-from aiodist import environment
+from aiodist import environment, timeouts
 from aiodist.control.client import ControlClient
 from aiodist.control.events import ControlEvent
 from aiodist.coordinator import finding
@@ -232,8 +232,7 @@ def _contexts(
 
 def _check_positive(**options: float) -> None:
     for name, seconds in options.items():
-        if not seconds > 0:
-            raise ValueError(f"{name} is more than 0 seconds, not {seconds!r}")
+        timeouts.check_seconds(name, seconds)
 
 
 def _count(name: str, given: int | None, least: int) -> int | None:

@@ -12,6 +12,7 @@ its bytes are copied, in order.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from operator import is_
 from typing import Any
@@ -32,11 +33,17 @@ Form = Callable[..., tuple[Any, Any] | None]
 None: the call is not like those."""
 
 
+_float_bits = struct.Struct("d").pack
+_complex_bits = struct.Struct("dd").pack
+
+
 def said(word: Any) -> Any:
-    """Something that is equal where `word`, which is one of WORDS, is the same."""
-    # As texts, 0.0 and -0.0 are not equal.
+    """Something that is equal if `word`, which is one of WORDS, is the same."""
+    # By their bits, because 0.0 and -0.0 are equal as numbers, and all NaNs alike as texts.
     cls = type(word)
-    return word.hex() if cls is float else repr(word) if cls is complex else word
+    if cls is float:
+        return _float_bits(word)
+    return _complex_bits(word.real, word.imag) if cls is complex else word
 
 
 def showing(

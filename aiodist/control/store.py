@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
+from aiodist import timeouts
 from aiodist.control.client import ControlClient
 from aiodist.errors import AiodistError, CollectiveTimeoutError, MessageTooLargeError
 from aiodist.wire.limits import MAX_VALUE
@@ -38,8 +39,9 @@ class Store:
     Every call takes `timeout` in seconds; None is the group's `op_timeout`, `math.inf` none. They
     raise CollectiveTimeoutError (a TimeoutError) after it, GroupClosedError after the group was
     closed, CoordinatorLostError when the coordinator is gone, ValueError for a key that is not
-    1 to 1024 characters. A value has at most 1 MiB, all keys and values of a group 64 MiB, and
-    there are at most 65536 keys: MessageTooLargeError (a ValueError).
+    1 to 1024 characters, or a timeout that is not more than 0. A value has at most 1 MiB, all keys
+    and values of a group 64 MiB, and there are at most 65536 keys: MessageTooLargeError (a
+    ValueError).
 
     `ttl`: seconds after which the key is deleted, counted from the last write; a write without
     keeps it for good.
@@ -115,6 +117,7 @@ class Store:
         value, call this first and `get` second. `timeout` bounds the wait for each change. A reader
         who is more than 1024 changes behind misses the oldest.
         """
+        timeouts.check_timeout(timeout)
         return Watch(self._client, key, math.inf if timeout is None else timeout)
 
     async def _ask(
@@ -125,6 +128,7 @@ class Store:
     async def _call(
         self, op: str, what: str, message: Message, timeout: float | None
     ) -> bytes | int | bool | None:
+        timeouts.check_timeout(timeout)
         seconds = self._timeout if timeout is None else timeout
         try:
             reply = await self._client.request(message, None if seconds == math.inf else seconds)

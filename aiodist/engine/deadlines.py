@@ -160,21 +160,6 @@ def missing(calls: Collectives, op: Operation) -> list[int]:
     return sorted(set(range(calls.party.size)) - entered)
 
 
-def is_timeout(timeout: float) -> bool:
-    """Whether it is a number of seconds from now."""
-    return type(timeout) in (int, float) and timeout > 0
-
-
-def check_timeout(timeout: float | None) -> None:
-    """Raises TypeError and ValueError for what is no deadline."""
-    if timeout is None:
-        return
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout is a number of seconds or None, not {timeout!r}")
-    if not timeout > 0:
-        raise ValueError(f"timeout is more than 0 seconds, not {timeout!r}")
-
-
 def arm_message(
     party: Party,
     messages: Failing,

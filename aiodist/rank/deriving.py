@@ -13,8 +13,8 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from aiodist import timeouts
 from aiodist.collectives import values
-from aiodist.engine import deadlines
 from aiodist.errors import AiodistError, GroupClosedError, GroupRevokedError, ProtocolError
 from aiodist.phases import base
 from aiodist.rank.context import Context
@@ -124,7 +124,7 @@ async def parts(
     TypeError. `decline` is called where this fails though others may go on with that part."""
     try:
         color, key = _plain(color, key)
-        deadlines.check_timeout(timeout)
+        timeouts.check_timeout(timeout)
         call = values.all_gather(parent, [color, parent.rank if key is None else key], None)
     except (TypeError, ValueError) as error:
         # Twice, for a split is two collectives, and the others count both.

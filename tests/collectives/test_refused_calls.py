@@ -19,6 +19,9 @@ READ_ONLY = np.ones(3)
 READ_ONLY.flags.writeable = False
 
 # By name: the call as rank 1 makes it, and as all others do.
+NO_FLOAT = 10**400
+"""Seconds that no timer can wait for."""
+
 REFUSED: dict[str, tuple[Any, Any]] = {
     "all_reduce objects": (
         lambda g: g.all_reduce(np.array([NOTHING])),
@@ -79,6 +82,11 @@ REFUSED: dict[str, tuple[Any, Any]] = {
     ),
     "exscan x": (lambda g: g.exscan("x"), lambda g: g.exscan(np.ones(3))),
     "barrier timeout": (lambda g: g.barrier(timeout="soon"), lambda g: g.barrier()),
+    "all_reduce long timeout": (
+        lambda g: g.all_reduce(np.ones(3), timeout=NO_FLOAT),
+        lambda g: g.all_reduce(np.ones(3)),
+    ),
+    "barrier long timeout": (lambda g: g.barrier(timeout=NO_FLOAT), lambda g: g.barrier()),
     "share nothing": (lambda g: g.share(1, 1), lambda g: g.share(None, 1)),
 }
 
@@ -261,6 +269,7 @@ def test_blocking_calls(run, groups):
         lambda g: g.split(1.5),
         lambda g: g.split(1, key="first"),
         lambda g: g.split(1, timeout=0),
+        lambda g: g.split(1, timeout=NO_FLOAT),
     ],
 )
 def test_a_refused_split(run, groups, everyone, refused):
@@ -296,20 +305,21 @@ def test_a_cancelled_split_uses_up_no_more_than_one(run, groups, everyone):
     run(main())
 
 
-def test_a_refused_dup(run, groups, everyone):
+@pytest.mark.parametrize("timeout", [-1, NO_FLOAT])
+def test_a_refused_dup(run, groups, everyone, timeout):
     async def main():
         async with groups(2) as ranks:
             early = asyncio.ensure_future(ranks[0].dup())
             await asyncio.sleep(0)
             with pytest.raises(ValueError, match="timeout"):
-                await ranks[1].dup(timeout=-1)
+                await ranks[1].dup(timeout=timeout)
             await heard(early)
             await in_step(await everyone(ranks, lambda g: g.dup()))
 
     run(main())
 
 
-@pytest.mark.parametrize("arguments", [{"flag": 1}, {"timeout": -1}])
+@pytest.mark.parametrize("arguments", [{"flag": 1}, {"timeout": -1}, {"timeout": NO_FLOAT}])
 def test_a_refused_agreement(run, groups, everyone, arguments):
     async def main():
         async with groups(3) as ranks:
@@ -320,6 +330,25 @@ def test_a_refused_agreement(run, groups, everyone, arguments):
             await heard(early)
             await heard(ranks[2].agree())
             assert await everyone(ranks, lambda g: g.agree()) == [True] * 3
+
+    run(main())
+
+
+@pytest.mark.parametrize("name", ["send", "ssend", "recv", "sendrecv", "probe"])
+def test_a_message_with_a_timeout_that_is_none(run, groups, name):
+    """It is refused before anything is sent or taken."""
+
+    async def main():
+        async with groups(2) as ranks:
+            a, b = ranks
+            options = {"send": {"x": 1, "dst": 1}, "recv": {"src": 1}, "probe": {}}
+            options["ssend"] = options["send"]
+            options["sendrecv"] = {"x": 1, "dst": 1, "src": 1}
+            with pytest.raises(ValueError, match="timeout is at most"):
+                getattr(a, name)(**options[name], timeout=NO_FLOAT)
+            for x, y in ((a, b), (b, a)):
+                x.send("next", y.rank)
+                assert await y.recv(src=x.rank) == "next"
 
     run(main())
 

@@ -75,6 +75,8 @@ def told(value):
         return [(type(key), key, told(each)) for key, each in value.items()]
     if isinstance(value, np.ndarray):
         return value.dtype, value.shape, value.tobytes()
+    if isinstance(value, (float, complex)):  # the bits of a NaN, too
+        return type(value), np.array(value).tobytes()
     return type(value), repr(value)
 
 
@@ -141,12 +143,19 @@ def test_places_that_come_after_others(run):
     run(main())
 
 
+NANS = np.arange(0x7FF8000000000001, 0x7FF8000000000005).view(np.float64).tolist()
+"""NaNs of different bits, with equal texts."""
+
 TREES = [
     {"a": np.ones(2), "b": 1}, {"a": np.ones(2), "b": True}, {"a": np.ones(2), "b": 1.0},
     {"a": np.ones(2), "b": 0.0}, {"a": np.ones(2), "b": -0.0}, {"b": 1, "a": np.ones(2)},
     {"a": np.ones(2)}, {"a": [np.ones(2)], "b": 1}, {"a": (np.ones(2),), "b": 1},
     {"".join(["a"]): np.ones(2), "b": 1}, {"a": np.ones(2), "b": None}, {"a": np.ones(2), "b": "1"},
     {"a": np.ones(2), "b": b"1"}, {"a": np.ones(2), "b": 1 + 0j}, {"a": np.ones(2), "c": 1},
+    *[{"a": np.ones(2), "b": nan} for nan in NANS],
+    *[{"a": np.ones(2), "b": complex(nan, 1.0)} for nan in NANS],
+    *[{"a": np.ones(2), "b": complex(1.0, nan)} for nan in NANS],
+    {"a": np.ones(2), "b": complex(0.0, -0.0)}, {"a": np.ones(2), "b": complex(-0.0, 0.0)},
 ]  # fmt: skip
 
 
@@ -158,6 +167,30 @@ def test_trees_that_come_after_others(run):
             for tree in TREES:
                 for x in (tree, tree, tree, TREES[0]):
                     await check(ranks, CALLS["broadcast"], x)
+
+    run(main())
+
+
+@pytest.mark.parametrize("start", ["broadcast", "all_gather", "gather", "scatter", "all_to_all"])
+def test_each_nan_arrives_with_its_bits(run, start):
+    """By itself and in a list, by every way: also the first calls of a kind, and with a tag."""
+
+    def call(g, x, tag):
+        if start == "scatter":
+            x = None if g.rank else [x] * g.size
+        return getattr(g, start)([x] * g.size if start == "all_to_all" else x, tag=tag)
+
+    async def main():
+        async with sharing(2) as ranks:
+            for wrap in (lambda x: x, lambda x: [x], lambda x: {"a": complex(1.0, x)}):
+                for nan in NANS * 2:
+                    value = wrap(nan)
+                    for tag in (None, "tag"):
+                        found = await everyone(ranks, lambda g, x=value, t=tag: call(g, x, t))
+                        due = value if start in ("broadcast", "scatter") else [value] * 2
+                        for rank, one in enumerate(found):
+                            if start != "gather" or rank == 0:
+                                assert told(one) == told(due)
 
     run(main())
 

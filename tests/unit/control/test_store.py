@@ -113,6 +113,15 @@ async def test_deadlines(client: Client, store: Store) -> None:
     assert caught.value.group == "g"
 
 
+@pytest.mark.parametrize("timeout", [0, -1.0, math.nan, 10**400])
+async def test_a_timeout_that_is_none(client: Client, store: Store, timeout: float) -> None:
+    with pytest.raises(ValueError, match="timeout"):
+        await store.get("k", timeout=timeout)
+    with pytest.raises(ValueError, match="timeout"):
+        store.watch("k", timeout=timeout)
+    assert client.asked == []
+
+
 @pytest.mark.parametrize("reply", [Left(), Result("text"), Result(1)])
 async def test_an_answer_that_makes_no_sense(client: Client, store: Store, reply: Any) -> None:
     client.reply = reply
