@@ -10,11 +10,12 @@ rank/size  JOB_COMPLETION_INDEX/AIODIST_SIZE; AIODIST_RANK/_SIZE; RANK/WORLD_SIZ
            OMPI_COMM_WORLD_RANK/_SIZE; PMI_RANK/_SIZE of mpiexec; SLURM_PROCID/_NTASKS; other PMI_…
 run id     AIODIST_RUN_ID; TORCHELASTIC_RUN_ID with TORCHELASTIC_RESTART_COUNT; the job id, with
            an address that was made from it
-others     AIODIST_GROUP, AIODIST_TOKEN, AIODIST_TRANSPORTS; AIODIST_TIMEOUT; of an elastic
-           group AIODIST_MIN_SIZE, AIODIST_MAX_SIZE
+others     AIODIST_GROUP, AIODIST_TRANSPORTS; of an elastic group AIODIST_MIN_SIZE,
+           AIODIST_MAX_SIZE. Also if the address is given: AIODIST_TOKEN, AIODIST_TIMEOUT
 =========  ======================================================================================
 
-An empty variable counts as not set, but for AIODIST_TOKEN: who set that wanted one.
+An empty variable counts as not set. Only an empty AIODIST_TOKEN is an error, because a program that
+sets it wants a token.
 """
 
 from __future__ import annotations
@@ -51,7 +52,6 @@ class Settings:
     min_size: int | None = None
     max_size: int | None = None
     group: str | None = None
-    token: str | None = None
     transports: tuple[str, ...] | None = None
     run_id: str = ""
     listen: str = ""
@@ -123,7 +123,6 @@ _POD = _Launcher(
 
 def settings_from(environ: Mapping[str, str]) -> Settings:
     """Read the settings. Raises ValueError naming the variable, its value, what was expected."""
-    token = token_in(environ)
     environ = {name: value.strip() for name, value in environ.items() if value.strip()}
     # Several launchers may be above each other: `aiodist run` within a job of Slurm, torchrun
     # within MPI. The innermost knows the process best, and the list is in that order. Rank and size
@@ -155,7 +154,6 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         min_size=_integer(environ, "AIODIST_MIN_SIZE", 1),
         max_size=_integer(environ, "AIODIST_MAX_SIZE", 1),
         group=environ.get("AIODIST_GROUP"),
-        token=token,
         transports=transports,
         run_id=run_id,
         # What serves TLS to all is a coordinator of its own.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import operator
 import os
 import secrets
 import ssl as tls
@@ -29,6 +28,7 @@ from aiodist.errors import CoordinatorLostError, JoinTimeoutError
 from aiodist.group import Group
 from aiodist.links.endpoint import Endpoint
 from aiodist.links.greeting import Identity
+from aiodist.phases.base import as_int
 from aiodist.rank import flight_recorder, telemetry, tracing
 from aiodist.rank.actor import RankActor
 from aiodist.rank.context import Context
@@ -103,7 +103,7 @@ def connect(
     """Join a group: ``group = await connect(…)``, or ``async with connect(…) as group:``.
 
     `address`: the coordinator's, ``tcp://host:port``, ``tls://host:port``, ``unix:///path`` or
-    ``inproc://name``. None takes address, rank, size, group and token from the environment:
+    ``inproc://name``. None takes address, rank, size and group from the environment:
     AIODIST_ADDRESS, …, or MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE, or what Slurm, Open MPI,
     MPICH and Kubernetes set (docs/launchers.md). Then rank 0 serves the address itself if nobody
     else does: at what it names on its host, and at nothing else; with a token on all interfaces,
@@ -117,8 +117,9 @@ def connect(
     environment gives the address, as under launchers, whose ranks may come minutes apart, and 30
     elsewhere). `op_timeout`: the default deadline of
     operations, in seconds. `lease`: after how many seconds of silence a member counts as lost.
-    `token`: the secret that the coordinator asks for (it is not sent). It proves who connects, and
-    protects nothing that is sent then: who is on the way between hosts can change tensors. `ssl`:
+    `token`: the secret that the coordinator asks for (None: AIODIST_TOKEN, if it is set; it is not
+    sent). It proves who connects, and protects nothing that is sent then: who is on the way between
+    hosts can change tensors. `ssl`:
     contexts for TLS, ``(client side, server side)``: then all that leaves this host is encrypted
     and authenticated, what ranks send each other, too; all ranks have to do the same. None, with a
     ``tls://`` address: those that AIODIST_TLS_CA, AIODIST_TLS_CERT, AIODIST_TLS_KEY (files) make.
@@ -170,7 +171,7 @@ def connect(
         size, min_size, max_size = found.size, found.min_size, found.max_size
     for where in (bind, advertise):
         parse_endpoint(where or "")
-    secret = secret_of(found.token if token is None else token)
+    secret = secret_of(environment.token_in(os.environ) if token is None else token)
     client, server = _contexts(ssl, address)
     is_tls = client is not None or parse_address(address).scheme == "tls"
     guard = Guard.of(secret, server, allow_pickle=allow_pickle)
@@ -240,13 +241,10 @@ def _count(name: str, given: int | None, least: int) -> int | None:
     coordinator."""
     if given is None:
         return None
-    try:
-        count = operator.index(given)
-    except TypeError:
-        raise TypeError(f"{name} is an int, not {given!r}") from None
+    count = as_int(given, f"{name} is an int")
     if not least <= count < least + MAX_MEMBERS:
         raise ValueError(f"{name} is {least} to {least + MAX_MEMBERS - 1}, not {count}")
-    return int(count)
+    return count
 
 
 def _looked_up(

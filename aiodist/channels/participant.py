@@ -109,10 +109,7 @@ class Participant:
         self.own: Callable[[], list[Release]] = list
         self.stay: Callable[[], Awaitable[object]] | None = None
         if address is None:
-            found = environment.settings_from(os.environ)
-            address = found.address
-            if found.token is not None:
-                options = {"token": found.token, **options}
+            address = environment.settings_from(os.environ).address
         self._address = address
         self._options = options
         self._timeout: float = options.get("timeout") or 30.0  # seconds to be let in

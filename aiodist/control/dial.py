@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from aiodist.control.connection import ControlSocket
 from aiodist.errors import AuthenticationError, JoinError, JoinTimeoutError, ProtocolError
 from aiodist.transports import inproc_names
+from aiodist.transports.certificates import CA, CERT
 from aiodist.transports.silence import round_trip
 from aiodist.transports.surroundings import (
     chooser_on,
@@ -230,8 +231,10 @@ _TLS_BROKEN = (tls.SSLEOFError, tls.SSLZeroReturnError, tls.SSLSyscallError)
 
 def _no_tls(target: Address, error: tls.SSLError) -> JoinError:
     return JoinError(
-        f"no TLS connection to {target}: {error.reason or error}. Is it a tls:// coordinator, is "
-        "its certificate one that the given ssl context trusts, and does it ask for one of ours?"
+        f"no TLS connection to {target}: {error.reason or error}. Is it a tls:// coordinator? Is "
+        "its certificate from an authority that this process trusts? Name that authority by "
+        f"{CA} (commands: --tls-ca), or pass ssl= to connect. Does it ask for a certificate? "
+        f"Name one by {CERT} (commands: --tls-cert)"
     )
 
 
@@ -262,8 +265,8 @@ class _Greeting:
             if message.kind is Failure.AUTHENTICATION:
                 raise AuthenticationError(
                     f"the coordinator at {self._target} refused this process: {message.text}. "
-                    "Give token= the token that the coordinator was given; AIODIST_TOKEN is for "
-                    "commands, and for ranks that are given no address"
+                    "Set AIODIST_TOKEN to the token that the coordinator was given. A program may "
+                    "pass it to connect instead, as token="
                 )
             if message.kind is Failure.BUSY:
                 self._fail(OSError(errno.EBUSY, f"it is busy: {message.text}"))
@@ -288,7 +291,8 @@ class _Greeting:
         if self._token is not None and not challenge.token_needed:
             raise AuthenticationError(
                 f"a token was given, but the coordinator at {self._target} asks for none, so "
-                "it cannot show that it is the right one: start it with the token, or give none"
+                "it cannot show that it is the right one: start it with the token, or pass no "
+                "token= and unset AIODIST_TOKEN"
             )
         mac = b""
         if self._token is not None:

@@ -24,6 +24,7 @@ from aiodist.coordinator.entrance import Entrance
 from aiodist.coordinator.journal import Journal
 from aiodist.coordinator.state_file import StateFile
 from aiodist.coordinator.totals import Totals
+from aiodist.environment import token_in
 from aiodist.errors import CoordinatorLostError
 from aiodist.membership.effects import (
     Close,
@@ -69,8 +70,9 @@ class Coordinator:
     """Keeps track of who is a member of which group. An async context manager.
 
     `address`: where to listen: ``tcp://host:port`` (port 0 picks a free one), ``tls://``,
-    ``unix:///path``, ``inproc://name``. `token`: what members have to prove to have (it is never
-    sent). `ssl`: a server-side context; makes ``tcp://`` the same as ``tls://``.
+    ``unix:///path``, ``inproc://name``. `token`: what members have to prove to have (None:
+    AIODIST_TOKEN, if it is set, as in `connect`; it is never sent). `ssl`: a server-side context;
+    makes ``tcp://`` the same as ``tls://``.
 
     `state`: a file (made if need be, for this user only) that keeps groups, epochs and stores over
     restarts: what a member was told is on disk before it is told. Two coordinators cannot share
@@ -110,7 +112,7 @@ class Coordinator:
             if wanted.scheme not in ("tcp", "tls"):
                 raise ValueError(f"ssl= is for tcp:// and tls:// addresses, not for {address}")
             wanted = Address("tls", wanted.host, wanted.port)
-        self.token = secret_of(token)
+        self.token = secret_of(token_in(os.environ) if token is None else token)
         self._wanted = wanted  # where to listen; `_address` has the port that it got
         self._address: Address | None = None
         self._ssl = ssl

@@ -25,16 +25,21 @@ def contexts_in(
     if parse_address(address).scheme != "tls" or not (ca or cert or key):
         return None, None
     if key and not cert:
-        raise ValueError(f"{KEY} is set, but {CERT} is not: expected the certificate of that key")
+        raise ValueError(
+            f"{KEY} (--tls-key) is set, but {CERT} (--tls-cert) is not: expected the certificate "
+            "of that key"
+        )
     if not ca:
         raise ValueError(
-            f"{CERT} is set, but {CA} is not: expected the certificate of the authority that has "
-            "issued those of all ranks"
+            f"{CERT} (--tls-cert) is set, but {CA} (--tls-ca) is not: expected the certificate of "
+            "the authority that has issued those of all ranks"
         )
     try:
         client = ssl.create_default_context(cafile=ca)
     except OSError as error:
-        raise ValueError(f"{CA}={ca}: expected a file of certificates ({error})") from None
+        raise ValueError(
+            f"{CA}={ca} (--tls-ca): expected a file of certificates ({error})"
+        ) from None
     if not cert:
         return client, None
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
@@ -43,7 +48,7 @@ def contexts_in(
         for context in (client, server):
             context.load_cert_chain(cert, key or None)
     except OSError as error:
-        names = f"{CERT}={cert}" + (f" and {KEY}={key}" if key else "")
+        names = f"{CERT}={cert} (--tls-cert)" + (f" and {KEY}={key} (--tls-key)" if key else "")
         raise ValueError(f"{names}: expected a certificate and its key ({error})") from None
     return client, server
 

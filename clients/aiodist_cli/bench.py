@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 EPILOG = """Two operations beside Gloo and every MPI that is installed, as table, JSON and plot:
 
-    aiodist bench --ops all_reduce,broadcast --sizes 8B,1MiB..8MiB --ranks 2,4
+    aiodist bench --ops all_reduce,broadcast --sizes 8B,1MiB..8MiB -n 2,4
     --compare gloo,mpi --json out.json --plot out.svg
 
 Times are those of rank 0: the median of all rounds, the 99th percentile, and the mean (all time
@@ -44,7 +44,9 @@ def bench(
     sizes: Annotated[
         str, typer.Option(help="Bytes of each rank's input; 1MiB..8MiB doubles from 1 to 8 MiB.")
     ] = "8B,64KiB,1MiB,16MiB",
-    ranks: Annotated[str, typer.Option(help="Numbers of ranks, on this host.")] = "2",
+    ranks: Annotated[
+        str, typer.Option("-n", "--ranks", help="Numbers of ranks, on this host.")
+    ] = "2",
     transports: Annotated[
         str, typer.Option(help="What aiodist uses: auto (its own choice), unix, tcp.")
     ] = "auto",

@@ -64,7 +64,7 @@ def run(
         str,
         typer.Option(
             "-n",
-            "--nprocs",
+            "--ranks",
             metavar="N|MIN:MAX",
             help="Ranks to start on this node. MIN:MAX: so many at most, of an elastic group that "
             "goes on for as long as MIN are left.",
@@ -257,7 +257,7 @@ def _sizes(nprocs: str) -> tuple[int, int]:
         sizes = 0, 0
     if not 1 <= sizes[0] <= sizes[1]:
         text = f"expected a number of ranks, as 4, or the least and the most, as 2:8, not {nprocs}"
-        raise usage_error(text, "--nprocs")
+        raise usage_error(text, "--ranks")
     return sizes
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import aiodist
-from aiodist.environment import token_in
 from aiodist.threads.engine import Engine
 from aiodist.wire.address import Address, parse_address
 from aiodist_torch import rendezvous
@@ -78,7 +77,7 @@ class Membership:
                     size=size,
                     timeout=seconds,
                     op_timeout=seconds,
-                    token=token_in(os.environ) if meeting.token is None else meeting.token,
+                    token=meeting.token,
                 )
             except BaseException:
                 if coordinator is not None:

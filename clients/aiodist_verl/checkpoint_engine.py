@@ -9,7 +9,6 @@ a thread of its own, for verl's workers call from more than one.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any, TypeVar
 
@@ -17,7 +16,6 @@ import torch
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
 import aiodist
-from aiodist import environment
 from aiodist.threads.engine import engine
 
 T = TypeVar("T")
@@ -48,11 +46,7 @@ class ChannelCheckpointEngine(CheckpointEngine):
     ) -> None:
         self._is_master = is_master
         self._channel = channel
-        self._options = {
-            "address": address,
-            "token": environment.token_in(os.environ),
-            **options,
-        }
+        self._options = {"address": address, **options}
         self._device = device or _accelerator()
         self._timeout = timeout
         self._out: aiodist.Publisher | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -14,7 +13,6 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 import aiodist
-from aiodist import environment
 from aiodist.threads.engine import engine
 from aiodist_vllm import BACKEND
 
@@ -59,8 +57,7 @@ class ChannelTrainer(TrainerWeightTransferEngine[TrainerInfo]):
         return trainer
 
     def _enter(self, info: TrainerInfo) -> None:
-        options = {"token": environment.token_in(os.environ), **info.options}
-        out = aiodist.publisher(info.channel, address=info.address, **options)
+        out = aiodist.publisher(info.channel, address=info.address, **info.options)
         engine().wait_for(out.__aenter__())
         engine().at_exit(self._leave)
         self._out = out

@@ -8,7 +8,6 @@ so to the trainer, and the next update mends it.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,7 +19,6 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 import aiodist
-from aiodist import environment
 from aiodist.threads.engine import engine
 
 
@@ -52,8 +50,7 @@ class ChannelEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         self.shutdown()
-        token = environment.token_in(os.environ)
-        weights = aiodist.subscriber(init_info.channel, address=init_info.address, token=token)
+        weights = aiodist.subscriber(init_info.channel, address=init_info.address)
         engine().wait_for(weights.__aenter__())
         engine().at_exit(self._leave)
         self._weights, self._timeout = weights, init_info.timeout

@@ -17,6 +17,7 @@ from aiodist.coordinator.actor import Coordinator
 from aiodist.coordinator.exposure import Guard, narrow_hint
 from aiodist.coordinator.listening import own_address
 from aiodist.reach import Reach
+from aiodist.testing import Simulation
 from aiodist.transports.registry import Endpoint
 from aiodist.transports.tcp import PATIENCE
 from aiodist.transports.tls import TlsContexts
@@ -288,6 +289,60 @@ def test_an_empty_token_of_the_environment_is_refused(
     monkeypatch.setenv("AIODIST_TOKEN", "")
     with pytest.raises(ValueError, match="AIODIST_TOKEN is set, but empty"):
         aiodist.connect()
+
+
+async def test_the_token_of_the_environment_is_shown_at_an_address_that_is_given(
+    names: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By ranks, by participants of channels, and by status; and `token=` goes first."""
+    async with aiodist.Coordinator("tcp://127.0.0.1:0", token="secret") as coordinator:
+        at = coordinator.address
+        monkeypatch.setenv("AIODIST_TOKEN", "secret")
+        async with aiodist.connect(at, size=1) as group:
+            await group.barrier()
+        async with (
+            aiodist.publisher("policy", address=at),
+            aiodist.subscriber("policy", address=at),
+        ):
+            pass
+        with pytest.raises(aiodist.AuthenticationError, match=r"Set AIODIST_TOKEN to .* token="):
+            await aiodist.connect(at, size=1, token="another")
+        monkeypatch.setenv("AIODIST_TOKEN", "another")
+        async with aiodist.connect(at, size=1, token="secret") as group:
+            await group.barrier()
+
+
+async def test_the_token_of_the_environment_is_asked_for(
+    names: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a coordinator that is given none, so that it and its ranks agree."""
+    monkeypatch.setenv("AIODIST_TOKEN", "secret")
+    async with aiodist.local(2) as ranks:
+        assert await asyncio.gather(*(rank.all_reduce(1) for rank in ranks)) == [2, 2]
+    async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+        async with aiodist.connect(coordinator.address, size=1) as group:
+            await group.barrier()
+        monkeypatch.delenv("AIODIST_TOKEN")
+        with pytest.raises(aiodist.AuthenticationError):
+            await aiodist.connect(coordinator.address, size=1)
+
+
+async def test_a_token_for_a_coordinator_that_asks_for_none(
+    names: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+        monkeypatch.setenv("AIODIST_TOKEN", "secret")
+        with pytest.raises(aiodist.AuthenticationError, match="unset AIODIST_TOKEN"):
+            await aiodist.connect(coordinator.address, size=1)
+
+
+def test_a_simulation_under_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIODIST_TOKEN", "secret")
+
+    async def main(group: aiodist.Group) -> int:
+        return await group.all_reduce(1)
+
+    assert Simulation(2).run(main) == [2, 2]
 
 
 @pytest.fixture

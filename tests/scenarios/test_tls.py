@@ -296,10 +296,13 @@ async def test_without_a_certificate_ranks_of_one_host_still_meet(authority: Aut
 @pytest.mark.parametrize(
     ("environ", "says"),
     [
-        ({"AIODIST_TLS_KEY": "x"}, "AIODIST_TLS_CERT is not"),
-        ({"AIODIST_TLS_CERT": "x"}, "AIODIST_TLS_CA is not"),
-        ({"AIODIST_TLS_CA": "/nowhere"}, "AIODIST_TLS_CA=/nowhere"),
-        ({"AIODIST_TLS_CA": "CA", "AIODIST_TLS_CERT": "/nowhere"}, "AIODIST_TLS_CERT=/nowhere"),
+        ({"AIODIST_TLS_KEY": "x"}, r"AIODIST_TLS_CERT \(--tls-cert\) is not"),
+        ({"AIODIST_TLS_CERT": "x"}, r"AIODIST_TLS_CA \(--tls-ca\) is not"),
+        ({"AIODIST_TLS_CA": "/nowhere"}, r"AIODIST_TLS_CA=/nowhere \(--tls-ca\)"),
+        (
+            {"AIODIST_TLS_CA": "CA", "AIODIST_TLS_CERT": "/nowhere"},
+            r"AIODIST_TLS_CERT=/nowhere \(--tls-cert\)",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_named(
@@ -310,6 +313,14 @@ def test_what_makes_no_sense_is_named(
     with pytest.raises(ValueError, match=says):
         contexts_in(environ, "tls://127.0.0.1:5")
     assert contexts_in(environ, "tcp://127.0.0.1:5") == (None, None)
+
+
+async def test_a_certificate_that_is_not_trusted_names_what_to_trust(authority: Authority) -> None:
+    _, server = authority.contexts("unknown", mutual=False)
+    async with aiodist.Coordinator("tls://127.0.0.1:0", ssl=server) as coordinator:
+        with pytest.raises(aiodist.JoinError, match=r"AIODIST_TLS_CA .*--tls-ca.* ssl=") as caught:
+            await status.ask(coordinator.address, None, 5.0)
+        assert "certificate verify failed" in str(caught.value).replace("_", " ").lower()
 
 
 def test_options_of_commands_are_for_all_that_they_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,6 @@ def test_our_own_variables_give_everything() -> None:
             "AIODIST_RANK": "2",
             "AIODIST_SIZE": "4",
             "AIODIST_GROUP": "train",
-            "AIODIST_TOKEN": "secret",
             "AIODIST_TRANSPORTS": "tcp, unix,",
             "AIODIST_RUN_ID": "run",
         }
@@ -44,7 +43,6 @@ def test_our_own_variables_give_everything() -> None:
         rank=2,
         size=4,
         group="train",
-        token="secret",
         transports=("tcp", "unix"),
         run_id="run",
         listen="unix:///run/a.sock",
@@ -112,8 +110,6 @@ def test_empty_variables_count_as_not_set() -> None:
 
 @pytest.mark.parametrize("empty", ["", " ", "\n"])
 def test_an_empty_token_is_refused(empty: str) -> None:
-    with pytest.raises(ValueError, match="AIODIST_TOKEN is set, but empty"):
-        settings_from({**ADDRESS, "AIODIST_TOKEN": empty})
     with pytest.raises(ValueError, match="AIODIST_TOKEN is set, but empty"):
         token_in({"AIODIST_TOKEN": empty})
 

@@ -52,7 +52,7 @@ def test_no_command_shows_help(invoke) -> None:
         (("no-such-command",), "No such command 'no-such-command'"),
         (("run", "-n", "1", "no_such.py"), "there is no script 'no_such.py' here"),
         (("run", "-n", "1", "no.mod"), "for a module: aiodist run … -m no.mod"),
-        (("run", "-n", "0", "x.py"), "expected a number of ranks, as 4, or the least and the most"),
+        (("run", "--ranks", "0", "x.py"), "expected a number of ranks, as 4, or the least and"),
         (("run", "-n", "3:2", "x.py"), "expected a number of ranks, as 4, or the least and the"),
         (("run", "-n", "2:", "x.py"), "expected a number of ranks, as 4, or the least and the"),
         (
@@ -60,7 +60,7 @@ def test_no_command_shows_help(invoke) -> None:
             "--stdin is for ranks that are started once",
         ),
         (("run", "-n", "2:3", "--nnodes", "2", "x.py"), "--max-restarts are for one node"),
-        (("run", "x.py"), "Missing option '-n' / '--nprocs'"),
+        (("run", "x.py"), "Missing option '-n' / '--ranks'"),
         (("run", "-n", "1"), "Missing argument 'SCRIPT'"),
         (
             ("run", "-n", "1", "--nnodes", "2", "--node-rank", "0", "x.py"),
