@@ -38,10 +38,12 @@ def first_tensor(value: Any) -> Tensor | None:
 
 
 def backends_of(group: Any) -> dict[str, str]:
-    """The backends of a group by type of device, as the program has named them."""
-    # torch says it to nobody while it makes the group, nor of groups that it has not made.
+    """The backends of a process group of aiodist, by type of device. "cpu" is always aiodist's."""
+    # torch has no entry for a group while it makes it, nor for groups that it has not made.
     config = dist.distributed_c10d._world.pg_backend_config.get(group, "cpu:aiodist")
-    return dict(pair.split(":") for pair in config.split(","))
+    # The entry holds the names that the program gave. Those need not be ours: a process can have
+    # aiodist answer for Gloo (see `replacing`), and the group is one of aiodist's all the same.
+    return dict(pair.split(":") for pair in config.split(",")) | {"cpu": "aiodist"}
 
 
 def backend_for(group: Any, device: torch.device) -> str:
