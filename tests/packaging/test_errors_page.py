@@ -37,6 +37,6 @@ def test_no_other_error_is_on_the_page() -> None:
 def test_defaults_are_those_of_connect() -> None:
     parameters = inspect.signature(aiodist.connect).parameters
     assert f"`lease` ({parameters['lease'].default:g} s)" in PAGE
-    assert f"`timeout` ({_PATIENCE[False]:g} s, or {_PATIENCE[True]:g} s where" in PAGE
+    assert f"`timeout` ({_PATIENCE[False]:g} s, or {_PATIENCE[True]:g} s if" in PAGE
     limit = parameters["max_message_bytes"].default >> 30
     assert f"`max_message_bytes` ({limit} GiB)" in PAGE
