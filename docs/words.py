@@ -35,6 +35,7 @@ WRITTEN = [
     "docs/errors.md",
     "docs/glossary.md",
     "docs/performance.md",
+    "docs/security.md",
 ]
 
 LONGEST = 30
