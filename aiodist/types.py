@@ -130,9 +130,10 @@ class ReduceOp:
         """An operator of your own: `function(a, b)`, `a` from the lower ranks.
 
         It gets whole arrays of the caller's kind and shape and returns the result (or writes it
-        into `a` and returns `a`). With `elementwise=True` it may get any pieces of them. Whatever
-        it raises on a rank, that rank's Work fails with it, and those of all others with
-        `CollectiveAbortedError`: none is done before the calls on all ranks have ended well.
+        into `a` and returns `a`). With `elementwise=True` it may get any pieces of them. It runs in
+        the context (`contextvars`) of the call that it was given to. Whatever it raises on a rank,
+        that rank's Work fails with it, and those of all others with `CollectiveAbortedError`: none
+        is done before the calls on all ranks have ended well.
 
         For example::
 
