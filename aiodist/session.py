@@ -448,7 +448,7 @@ async def local(size: int, **options: Unpack[JoinOptions]) -> AsyncIterator[list
         # Tasks of their own and no TaskGroup: if one rank cannot join, those that have are members,
         # and have to leave with a reason, or the next group of that name would meet them.
         joining = [
-            asyncio.ensure_future(connect(name, rank=rank, size=size, **options))
+            asyncio.ensure_future(connect(name, rank=rank, size=size, **options))  # pyright: ignore[reportArgumentType]
             for rank in range(size)
         ]
         try:
