@@ -22,7 +22,7 @@ from aiodist.p2p.point_to_point import Envelope, as_tag
 from aiodist.phases import base
 from aiodist.rank.context import Context
 from aiodist.signatures import Signatures, typed
-from aiodist.types import ANY_SOURCE, ANY_TAG, SUM, AnySource, AnyTag, Op, Tag
+from aiodist.types import ANY_SOURCE, ANY_TAG, SUM, AnySource, AnyTag, Op, Tag, unexpected
 from aiodist.work import Work, both
 
 T = TypeVar("T")
@@ -87,6 +87,7 @@ class Operations:
         out: Any = None,
         tag: Tag = None,
         timeout: float | None = None,
+        **unknown: Any,
     ) -> Work[Any]:
         """Reduce `x` of all ranks at `dst` (in `x`, or in `out`); None elsewhere, where `x` is
         never altered.
@@ -95,11 +96,19 @@ class Operations:
 
             total = await group.reduce(group.rank, dst=0)  # None at the other ranks
         """
+        if unknown:
+            raise self._refused("reduce", tag, unknown, root="dst")
         return self._start("reduce", tag, timeout, device_reductions.reduce, x, dst, op, out)
 
     @typed(Signatures.broadcast)
     def broadcast(
-        self, x: Any = None, src: int = 0, *, tag: Tag = None, timeout: float | None = None
+        self,
+        x: Any = None,
+        src: int = 0,
+        *,
+        tag: Tag = None,
+        timeout: float | None = None,
+        **unknown: Any,
     ) -> Work[Any]:
         """The value `x` of rank `src`, on every rank. Elsewhere an `x` given (an array, or a tree
         of arrays) receives it in place, and asserts dtype and shape: where it does not fit on one
@@ -109,6 +118,8 @@ class Operations:
 
             name = await group.broadcast("a" if group.rank == 0 else None)
         """
+        if unknown:
+            raise self._refused("broadcast", tag, unknown, root="src")
         return self._start("broadcast", tag, timeout, values.broadcast, x, src)
 
     @typed(Signatures.all_gather)
@@ -137,6 +148,7 @@ class Operations:
         out: Any = None,
         tag: Tag = None,
         timeout: float | None = None,
+        **unknown: Any,
     ) -> Work[Any]:
         """The list of all ranks' `x` at `dst`; None elsewhere. `out` as for `all_gather`.
 
@@ -145,6 +157,8 @@ class Operations:
             x = np.arange(group.rank + 1)  # lengths may differ
             xs = await group.gather(x, dst=0)
         """
+        if unknown:
+            raise self._refused("gather", tag, unknown, root="dst")
         return self._start("gather", tag, timeout, values.gather, x, dst, out)
 
     @typed(Signatures.scatter)
@@ -156,6 +170,7 @@ class Operations:
         out: Any = None,
         tag: Tag = None,
         timeout: float | None = None,
+        **unknown: Any,
     ) -> Work[Any]:
         """``xs[rank]`` of rank `src`; `xs` is a list of one value a rank there, None elsewhere.
 
@@ -166,6 +181,8 @@ class Operations:
             xs = [n * n for n in range(group.size)] if group.rank == 0 else None
             x = await group.scatter(xs)
         """
+        if unknown:
+            raise self._refused("scatter", tag, unknown, root="src")
         return self._start("scatter", tag, timeout, values.scatter, xs, src, out)
 
     @typed(Signatures.reduce_scatter)
@@ -561,6 +578,14 @@ class Operations:
             nbytes=call.nbytes,
             place=call.place,
         ).pending_for_user()
+
+    def _refused(self, op: str, tag: Tag, unknown: dict[str, Any], **instead: str) -> TypeError:
+        """The error of a collective with arguments that it does not have: see `unexpected`. As for
+        other arguments that make no sense, it uses up its number, and the others hear why."""
+        self._enter()
+        error = unexpected(op, unknown, **instead)
+        self._context.calls.forgo(op, None if tag is None else as_tag(tag), error)
+        return error
 
     def _forgo(self, error: BaseException, tag: Tag = None) -> None:
         """A collective was not called, for want of arguments that make sense, as `error` says: it

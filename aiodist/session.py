@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Never, Unpack
 
 from aiodist import environment, timeouts
 from aiodist.control.client import ControlClient
@@ -38,7 +38,7 @@ from aiodist.schedules.costs import parse, said
 from aiodist.transports import registry
 from aiodist.transports.base import Listener
 from aiodist.transports.certificates import both, contexts_in
-from aiodist.types import JoinOptions
+from aiodist.types import JoinOptions, unexpected
 from aiodist.wire.address import parse_address, parse_endpoint
 from aiodist.wire.limits import MAX_MEMBERS
 from aiodist.wire.messages import JoinRequest, MemberInfo
@@ -99,6 +99,7 @@ def connect(
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     allow_pickle: bool = False,
     costs: str | PathLike[str] | None = None,
+    **unknown: Never,
 ) -> Connecting:
     """Join a group: ``group = await connect(…)``, or ``async with connect(…) as group:``.
 
@@ -158,6 +159,8 @@ def connect(
         ):
             await group.barrier()
     """
+    if unknown:
+        raise unexpected("connect", unknown, run_id="group")
     if max_message_bytes < 1:
         raise ValueError(f"max_message_bytes is at least 1, not {max_message_bytes!r}")
     by_environment = address is None
@@ -445,7 +448,7 @@ async def local(size: int, **options: Unpack[JoinOptions]) -> AsyncIterator[list
         # Tasks of their own and no TaskGroup: if one rank cannot join, those that have are members,
         # and have to leave with a reason, or the next group of that name would meet them.
         joining = [
-            asyncio.ensure_future(connect(name, rank=rank, size=size, **options))
+            asyncio.ensure_future(connect(name, rank=rank, size=size, **options))  # pyright: ignore[reportArgumentType]
             for rank in range(size)
         ]
         try:

@@ -130,9 +130,10 @@ class ReduceOp:
         """An operator of your own: `function(a, b)`, `a` from the lower ranks.
 
         It gets whole arrays of the caller's kind and shape and returns the result (or writes it
-        into `a` and returns `a`). With `elementwise=True` it may get any pieces of them. Whatever
-        it raises on a rank, that rank's Work fails with it, and those of all others with
-        `CollectiveAbortedError`: none is done before the calls on all ranks have ended well.
+        into `a` and returns `a`). With `elementwise=True` it may get any pieces of them. It runs in
+        the context (`contextvars`) of the call that it was given to. Whatever it raises on a rank,
+        that rank's Work fails with it, and those of all others with `CollectiveAbortedError`: none
+        is done before the calls on all ranks have ended well.
 
         For example::
 
@@ -151,7 +152,8 @@ class ReduceOp:
             return op
         if callable(op):
             return ReduceOp.custom(op)
-        raise TypeError(f"op must be a ReduceOp or a function of two arguments, not {op!r}")
+        members = ", ".join([f"ReduceOp.{name}" for name in _MEMBERS])
+        raise TypeError(f"op is {members}, or a function of two arguments, not {op!r}")
 
     def __repr__(self) -> str:
         if self.factor is not None:
@@ -189,7 +191,12 @@ def _located(a: Any, b: Any, better: Any) -> Any:
     return pairs.reshape(a.shape)
 
 
-for _name in ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR", "LAND", "LOR", "LXOR"):
+_MEMBERS = (
+    *("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR", "LAND", "LOR", "LXOR"),
+    *("MINLOC", "MAXLOC"),
+)
+
+for _name in _MEMBERS[:-2]:
     setattr(ReduceOp, _name, ReduceOp(_name))
 
 # Whole arrays, for a piece of one may have values without their locations.
@@ -203,6 +210,14 @@ Average = NewType("Average", ReduceOp)
 
 Op = ReduceOp | Callable[[Any, Any], Any]
 """What operations take as their operator: a plain function stands for a custom one."""
+
+
+def unexpected(call: str, unknown: Mapping[str, Any], **instead: str) -> TypeError:
+    """The error of a `call` with arguments that it does not have, as Python words it. `instead`
+    maps names that users of other libraries expect to the argument of `call` that they mean."""
+    name = next(iter(unknown))
+    hint = f": use {instead[name]}=" if name in instead else ""
+    return TypeError(f"{call}() got an unexpected keyword argument {name!r}{hint}")
 
 
 class ReachOptions(TypedDict, total=False):

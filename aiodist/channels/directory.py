@@ -23,6 +23,7 @@ died had not handed on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import field
 from typing import Annotated, Any, TypeVar
 
 import msgpack
@@ -55,7 +56,8 @@ class Release(schema.Struct):
     `nbytes` in all. It goes in parts: the manifest, and then chunks of `chunk` bytes. `check`: the
     CRC-32 of the manifest, which has those of the chunks. `lent`: the publisher has it in memory
     that nobody can map. Else those of its `host` fetch that from there: `offer` and `key` are the
-    words (`aiodist.transports.handover`)."""
+    words (`aiodist.transports.handover`). Releases are equal if their bytes are, wherever these
+    lie: one that is published again after a failure may lie elsewhere."""
 
     version: Annotated[int, schema.integer(0, MAX_VERSION)]
     manifest: Size
@@ -64,10 +66,10 @@ class Release(schema.Struct):
     check: Annotated[int, schema.integer(0, 2**32 - 1)]
     share: Annotated[int, schema.integer(0, MOST_SHARES - 1)] = 0
     shares: Annotated[int, schema.integer(1, MOST_SHARES)] = 1
-    lent: Annotated[bool, schema.flag] = False
-    host: Name = ""
-    offer: Annotated[str, schema.text(128)] = ""
-    key: Annotated[bytes, schema.blob(64)] = b""
+    lent: Annotated[bool, schema.flag] = field(default=False, compare=False)
+    host: Name = field(default="", compare=False)
+    offer: Annotated[str, schema.text(128)] = field(default="", compare=False)
+    key: Annotated[bytes, schema.blob(64)] = field(default=b"", compare=False)
 
     @property
     def data(self) -> int:
@@ -122,8 +124,12 @@ def aligned(nbytes: int) -> int:
 PUBLISHER = channels.PUBLISHER
 """Who publishes: a list of `Seat`."""
 
-RELEASES = "releases"
+RELEASES = channels.RELEASES
 """The versions that there are: a list of `Release`, by version and share."""
+
+PUBLISHED = channels.PUBLISHED
+"""What was published last, also if the channel was empty since: a list of the first fields of
+`Release`. See `published`."""
 
 
 def door(who: str) -> str:
@@ -164,6 +170,15 @@ def unpacked(cls: type[T], value: bytes | None) -> list[T]:
         raise ProtocolError(f"the store of a channel holds no {cls.__name__}: {error}") from None
 
 
+def published(value: bytes | None) -> list[Release]:
+    """What was published last. Raises ProtocolError."""
+    try:
+        values: Any = [] if value is None else msgpack.unpackb(value)
+        return [schema.build(Release, [*one, False, "", "", b""]) for one in values]
+    except Exception as error:  # msgpack raises half a dozen unrelated types
+        raise ProtocolError(f"the store of a channel holds no {PUBLISHED}: {error}") from None
+
+
 # Decisions.
 
 
@@ -191,21 +206,34 @@ def check_higher(known: Sequence[Release], version: int, share: int = 0) -> None
     whole = {release for shares in versions(known) for release in shares}
     taken = [one.version for one in known if one.share == share or one in whole]
     if taken and version <= max(taken):
+        again = ", and its bytes are others" if version in taken else ""
         raise ValueError(
-            f"version {version} cannot be published: the newest is {max(taken)}, and"
-            " versions only grow"
+            f"version {version} cannot be published: the newest is {max(taken)}{again}. Versions"
+            " only grow: publish a higher one, or begin anew with `publisher(restart=True)`"
         )
 
 
-def with_release(known: list[Release], new: Release, keep: int) -> list[Release]:
+def may_be_again(known: Sequence[Release], version: int, share: int) -> bool:
+    """Whether this share of a version was published before: then its bytes decide."""
+    return any((one.version, one.share) == (version, share) for one in known)
+
+
+def with_release(
+    known: Sequence[Release], new: Release, keep: int, before: Sequence[Release] = ()
+) -> list[Release]:
     """The releases that there are once `new` is published: `keep` versions are kept, and as many
-    newer ones whose other shares are still to come. Raises ValueError for one that is not
-    higher."""
-    if new not in known:  # else it was, and the answer was lost
-        check_higher(known, new.version, new.share)
-        # A version whose number of shares is another one was begun by publishers that are gone.
-        begun = [one for one in known if one.version != new.version or one.shares == new.shares]
-        known = [*begun, new]
+    newer ones whose other shares are still to come. `before`: what was published before the channel
+    was empty. Raises ValueError for one that is not higher, unless it is one of these again."""
+    if new not in known and new not in before:
+        check_higher([*before, *known], new.version, new.share)
+    # One that is published again lies elsewhere now. A version whose number of shares is another
+    # one was begun by publishers that are gone.
+    others = [
+        one
+        for one in known
+        if one.version != new.version or (one.shares == new.shares and one.share != new.share)
+    ]
+    known = _sorted([*others, new])
     whole = [shares[0].version for shares in versions(known)][-keep:]
     last = whole[-1] if whole else -1
     begun_since = sorted({one.version for one in known if one.version > last})[-keep:]

@@ -415,9 +415,11 @@ class Participant:
                 value = await store.get(key, timeout=self.patience)
                 before = directory.unpacked(cls, value)
                 after = work(before)
-                if after is None or after == before:
+                if after is None:
                     return before
                 new = directory.packed(after)
+                if new == value:
+                    return before
                 if await store.compare_set(key, value, new, timeout=self.patience):
                     return after
                 # Where hundreds want the same, all would try again, and all but one in vain.

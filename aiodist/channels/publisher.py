@@ -28,6 +28,7 @@ def publisher(
     address: str | None = None,
     keep: int = 2,
     part: tuple[int, int] = (0, 1),
+    restart: bool = False,
     patience: float = PATIENCE,
     **options: Unpack[ChannelOptions],
 ) -> Publisher:
@@ -43,8 +44,11 @@ def publisher(
     version: ``part=(group.rank, group.size)``. Each may have other arrays, and parts of arrays
     (`aiodist.Shard`, DTensors). A version is there when all of them have published theirs.
 
-    Entering raises what `connect` does, and JoinError where another publisher of the channel is
-    alive, of this part or of another number of parts.
+    `restart`: numbers begin anew. Without it they only grow, over restarts of publishers and while
+    the channel is empty, because subscribers never go back.
+
+    Entering raises what `connect` does, and JoinError if another publisher of the channel is alive,
+    of this part or of another number of parts, or if `restart` is asked for while subscribers live.
 
     For example::
 
@@ -61,7 +65,8 @@ def publisher(
     if not 1 <= keep <= MOST_RELEASES:
         raise ValueError(f"keep is 1 to {MOST_RELEASES} versions, not {keep!r}")
     share, shares = _checked(part)
-    return Publisher(Participant(channel, address, patience, options), keep, share, shares)
+    participant = Participant(channel, address, patience, options)
+    return Publisher(participant, keep, (share, shares), restart=restart)
 
 
 def _checked(part: Any) -> tuple[int, int]:
@@ -74,10 +79,14 @@ def _checked(part: Any) -> tuple[int, int]:
 class Publisher:
     """Publishes versions. Made by `aiodist.publisher`, for use by ``async with``."""
 
-    def __init__(self, participant: Participant, keep: int, share: int, shares: int) -> None:
+    def __init__(
+        self, participant: Participant, keep: int, part: tuple[int, int], *, restart: bool
+    ) -> None:
         self._participant = participant
         self._keep = keep
-        self._share, self._shares = share, shares
+        self._share, self._shares = part
+        self._restart = restart
+        self._before: list[Release] = []  # what was published before this one came
         self._publishing = asyncio.Lock()
         self._lent: dict[int, Holding] = {}  # those that somebody may be reading
         participant.met = lambda name: serving.meet(participant, name)
@@ -88,7 +97,7 @@ class Publisher:
     async def __aenter__(self) -> Publisher:
         await self._participant.open()
         try:
-            await self._participant.entering(lambda: self._take_place(enters=True))
+            await self._participant.entering(self._enter)
         except BaseException:
             await self._participant.close()
             raise
@@ -98,11 +107,49 @@ class Publisher:
     async def __aexit__(self, *_: object) -> None:
         await self._participant.close()
 
+    async def _enter(self) -> None:
+        participant = self._participant
+        await self._take_place(enters=True)
+        if self._restart:
+            await self._begin_anew()
+        self._before = directory.published(
+            await participant.ask(
+                lambda store: store.get(directory.PUBLISHED, timeout=participant.patience)
+            )
+        )
+
+    async def _begin_anew(self) -> None:
+        """Forget what was published. Raises JoinError while subscribers live."""
+        participant = self._participant
+        try:
+            await self._forget_published()
+        except JoinError as error:
+            raise JoinError(
+                f"the numbers of the channel {participant.channel!r} cannot begin anew: {error}."
+                " End the subscribers first, or publish to a channel of another name"
+            ) from error
+        old = await participant.look()
+        await participant.delete(directory.RELEASES)
+        # What this one knows comes after that: the old numbers are gone from here, too.
+        while {*old} & {*participant.releases}:
+            participant.changed.clear()
+            participant.check()
+            await participant.changed.wait()
+
+    async def _forget_published(self) -> None:
+        try:
+            await self._participant.delete(directory.PUBLISHED)
+        except JoinError:
+            # Publishers of other parts that are just entering have not said yet that they are no
+            # subscribers.
+            await asyncio.sleep(GONE)
+            await self._participant.delete(directory.PUBLISHED)
+
     @property
     def newest(self) -> int | None:
-        """The newest version that the channel has, also of a publisher before this one; None: it
-        has none."""
-        return directory.newest(self._participant.releases)
+        """The highest version that was ever published in the channel, also by publishers before
+        this one, and if nobody has it any more; None: there was none."""
+        return directory.newest([*self._before, *self._participant.releases])
 
     @property
     def bytes_sent(self) -> int:
@@ -111,8 +158,9 @@ class Publisher:
 
     async def publish(self, params: Any, *, version: int, lend: bool = False) -> None:
         """Publish `params`, a tree of arrays, as `version`, which has to be higher than all before
-        it. Returns as soon as `params` may change again: it is copied, from devices, too.
-        Subscribers are not waited for.
+        it, or has the same bytes as a version that was published under that number (a retry).
+        Returns as soon as `params` may change again: it is copied, from devices, too. Subscribers
+        are not waited for.
 
         `lend`: arrays of the host are not copied. They may not be written, resized or freed until
         `take_back` has returned, or this publisher is closed; what is written before that, others
@@ -129,7 +177,9 @@ class Publisher:
         participant = self._participant
         participant.check()
         async with self._publishing:
-            directory.check_higher(participant.releases, version, self._share)
+            known = [*self._before, *participant.releases]
+            if not directory.may_be_again(known, version, self._share):
+                directory.check_higher(known, version, self._share)
             # In threads, for arrays that are not contiguous are copied by this.
             tree, extents = await in_thread(lambda: unwrapped(params, shares=self._shares))
             if await in_thread(lambda: has_device(tree)):
@@ -148,7 +198,8 @@ class Publisher:
                     release = await in_thread(lambda: writing.write(memory.view))
                 await self._announce(release, memory)
             except BaseException:
-                if version not in participant.holdings:
+                held = participant.holdings.get(version)
+                if held is None or held.memory is not memory:
                     memory.close()
                 raise
 
@@ -172,6 +223,12 @@ class Publisher:
         await self._take_place()
         if (words := memory.words()) is not None:
             release = replace(release, host=participant.host, offer=words[0], key=words[1])
+        held = participant.holdings.get(release.version)
+        if held is not None and held.release == release:
+            memory.close()  # it is published already
+            return
+        if held is not None:
+            directory.check_higher([held.release], release.version, self._share)
         holding = Holding(release)
         holding.take(memory, release.parts)
         clock = asyncio.get_running_loop().time
@@ -180,12 +237,9 @@ class Publisher:
         self._lent = {old: one for old, one in self._lent.items() if not one.gone.is_set()}
         if release.lent:
             self._lent[release.version] = holding
+        adding = partial(directory.with_release, new=release, keep=self._keep, before=self._before)
         try:
-            known = await participant.change(
-                directory.RELEASES,
-                Release,
-                lambda known: directory.with_release(known, release, self._keep),
-            )
+            known = await participant.change(directory.RELEASES, Release, adding)
         except BaseException:
             # Whether the coordinator has it is not known: then nobody finds it here.
             participant.holdings.pop(release.version).retire()

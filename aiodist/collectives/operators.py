@@ -7,8 +7,8 @@ operation ends on all ranks: so none completes before the calls on all of them h
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from aiodist.engine.failures import OperatorError
@@ -17,10 +17,16 @@ from aiodist.types import Op, ReduceOp
 
 
 def operator(op: Op) -> ReduceOp:
-    """`op`, which raises nothing but OperatorError where it is a function of the user. Raises
-    TypeError for what is no operator."""
+    """`op` for one call. If it is a function of the user, it raises nothing but OperatorError, and
+    runs in the context of the call. Raises TypeError for what is no operator."""
     op = ReduceOp.of(op)
-    return op if op.function is None else replace(op, function=partial(_call, op.function))
+    function = op.function
+    if function is None:
+        return op
+    # The operation may go on in a callback of the loop, or within the call of another task, whose
+    # context variables are not those of this caller.
+    context = copy_context()
+    return replace(op, function=lambda a, b: context.run(_call, function, a, b))
 
 
 def _call(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:

@@ -16,6 +16,7 @@ from aiodist.membership.records import (
     EpochGiven,
     Formed,
     Gone,
+    Published,
     Record,
     Stored,
 )
@@ -23,6 +24,7 @@ from aiodist.membership.seats import Seats
 from aiodist.membership.silence import RETURN_SECONDS, is_cut_off
 from aiodist.membership.store import KeyValueStore
 from aiodist.membership.timers import Timers
+from aiodist.wire import channels
 from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import MemberInfo, Result, View
 
@@ -92,6 +94,8 @@ class Books:
         self.groups: dict[GroupKey, Group] = {}
         # Stores that groups have in common, by their name and the run id of those groups.
         self._shared: dict[GroupKey, _Shared] = {}
+        # Of each of these that is a channel's, also when nobody has it: what was published last.
+        self.published: dict[GroupKey, bytes] = {}
         # The last epoch of groups that have ended, the longest ended first.
         self.ended: dict[GroupKey, int] = {}
         # What is due when; each kind says of whom.
@@ -116,17 +120,26 @@ class Books:
     def share(self, group: Group, name: str) -> None:
         """From now on the group has the store `name` in common with all that ask for it, instead of
         one of its own ("": it keeps what it has). It lives as long as one of them does."""
-        # It is not written down: what is in it tells of members that live, who say it again to a
-        # coordinator that comes back, and who may be others by then. Which store a group shares is
-        # not written down, either: each of its members says it when it comes back.
+        # It is not written down, but for what was published last: what is in it tells of members
+        # that live, who say it again to a coordinator that comes back, and who may be others by
+        # then. Which store a group shares is not written down, either: each of its members says it
+        # when it comes back.
         if not name or group.shares:
             return
         key = (name, group.run_id)
         if key not in self._shared:
-            self._shared[key] = _Shared(self._new_store(partial(Ttl, key, shared=True)), set())
+            store = self._new_store(partial(Ttl, key, shared=True))
+            store.restore(channels.PUBLISHED, self.published.get(key))
+            store.changed = partial(self._on_shared, key)
+            self._shared[key] = _Shared(store, set())
         group.shares = name
         group.store, users = self._shared[key]
         users.add(group.key)
+
+    def sharing(self, group: Group) -> list[Group]:
+        """All that have their store in common with a group, itself included."""
+        key = (group.shares, group.run_id)
+        return [self.groups[user] for user in self._shared[key].users] if group.shares else [group]
 
     def expire(self, ttl: Ttl) -> list[Send]:
         """A key has lived its time: who is told."""
@@ -166,6 +179,7 @@ class Books:
         store, users = self._shared[key]
         users.discard(group.key)
         if not users:
+            store.changed = lambda key, value: None  # what was published last stays
             store.clear()
             del self._shared[key]
 
@@ -221,6 +235,8 @@ class Books:
             yield EpochGiven(name, epoch)
         for key, epoch in self.ended.items():
             yield Ended(*key, epoch)
+        for key, value in self.published.items():
+            yield Published(*key, value)
         for group in self.groups.values():
             if group.view is not None:
                 yield from self._records_of(group, group.view)
@@ -280,6 +296,8 @@ class Books:
                 store.restore(key, value)
                 left = None if expires is None else expires - self._wall_offset - self.now
                 store.set_ttl(key, left)
+            case Published(store_name, run_id, value):
+                self._set_published((store_name, run_id), value)
             case _:
                 store = self.groups[record.group, record.run_id].store
                 store.remember(record.member, record.request, record.result)
@@ -294,6 +312,24 @@ class Books:
                 group.left.add(rank)
             else:
                 group.lost[rank] = reason
+
+    def _set_published(self, key: GroupKey, value: bytes | None) -> None:
+        self.published.pop(key, None)
+        if value is not None:
+            self.published[key] = value
+            if len(self.published) > REMEMBERED:
+                del self.published[next(iter(self.published))]
+
+    def _on_shared(self, shared: GroupKey, key: str, value: bytes | None) -> None:
+        before = self.published.get(shared)
+        if key == channels.RELEASES and value is not None:
+            value = channels.published(before, value)
+            self._shared[shared].store.restore(channels.PUBLISHED, value)
+        elif key != channels.PUBLISHED:
+            return
+        if value != before:
+            self._set_published(shared, value)
+            self._write(Published(*shared, value))
 
     def _write(self, record: Record) -> None:
         if self._keep is not None:

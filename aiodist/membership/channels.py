@@ -27,18 +27,37 @@ def status(groups: Iterable[Group]) -> list[dict[str, Any]]:
     return [_channel(key, participants) for key, participants in found.items()]
 
 
+def subscribers(groups: Iterable[Group]) -> list[Group]:
+    """Those of the participants of a channel that do not publish, and are connected."""
+    return [
+        group
+        for group in groups
+        if group.members
+        and (known := channels.participant_in(group.name)) is not None
+        and not _publishes(group, known[1], channels.said_in(_at(group, known[1])))
+    ]
+
+
+def _at(group: Group, who: str) -> bytes | None:
+    return group.store.values.get(channels.at(who))
+
+
+def _publishes(group: Group, who: str, said: channels.Said | None) -> bool:
+    # One that is silent has said before that it publishes.
+    publishers = channels.publishers_in(group.store.values.get(channels.PUBLISHER))
+    return who in publishers if said is None else said.publishes
+
+
 def _participant(group: Group, who: str) -> dict[str, Any]:
     assert group.view is not None
     [member] = group.view.members
-    values = group.store.values
-    said = channels.said_in(values.get(channels.at(who)))
-    fields = None if said is None else asdict(said)
-    # One that is silent has said before that it publishes.
-    publishes = who in channels.publishers_in(values.get(channels.PUBLISHER))
+    said = channels.said_in(_at(group, who))
     return {
         **{name: getattr(member, name) for name in ("id", "name", "host", "pid")},
-        "publishes": publishes if fields is None else fields.pop("publishes"),
-        "said": fields,
+        "publishes": _publishes(group, who, said),
+        "said": None
+        if said is None
+        else {name: value for name, value in asdict(said).items() if name != "publishes"},
     }
 
 

@@ -32,6 +32,7 @@ from aiodist.membership.seating import DRAINING, Seating
 from aiodist.membership.silence import RETURN_SECONDS
 from aiodist.membership.store import StoreMessage
 from aiodist.wire.activity import Activity, SeenRequest
+from aiodist.wire.channels import PUBLISHED
 from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import (
     Abort,
@@ -46,6 +47,7 @@ from aiodist.wire.messages import (
     Status,
     StatusRequest,
     StoreCancel,
+    StoreDelete,
     Withdraw,
     Withdrawn,
 )
@@ -273,6 +275,12 @@ class Membership:
             group.watchers.get(conn, set()).discard(message.request)
         if group is not None and conn in group.members:
             member = group.members[conn]
+            if isinstance(message, StoreDelete) and message.key == PUBLISHED:
+                takers = channels.subscribers(self._books.sharing(group))
+                if group.shares and takers:
+                    text = f"there are subscribers ({len(takers)}), which wait for higher numbers"
+                    self._seating.send(conn, request, Failed(Failure.INVALID, text))
+                    return
             self._seating.effects += group.store.handle(conn, request, message, member.id)
         elif not isinstance(message, StoreCancel):
             self._not_a_member(conn, request, "the store is for members of a group")

@@ -78,7 +78,16 @@ class Answered(schema.Struct):
     result: Annotated[Result, schema.struct(Result)]
 
 
-Record = EpochGiven | Formed | Gone | Ended | Stored | Answered
+class Published(schema.Struct):
+    """What was published last in a channel, whose store has this name (None: it begins anew). See
+    `aiodist.wire.channels.PUBLISHED`."""
+
+    store: NonEmptyName
+    run_id: Name
+    value: Annotated[bytes | None, schema.optional(schema.blob(MAX_VALUE))] = field(repr=False)
+
+
+Record = EpochGiven | Formed | Gone | Ended | Stored | Answered | Published
 
 _CLASSES: tuple[type[Any], ...] = get_args(Record)
 _CODES = {cls: code for code, cls in enumerate(_CLASSES)}

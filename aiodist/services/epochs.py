@@ -53,7 +53,7 @@ def epochs(
     Raises what `connect` does, and CollectiveTimeoutError if an epoch does not form: `.missing` are
     those who live and do not come.
     """
-    connecting = connect(address, min_size=min_size, max_size=max_size, **options)
+    connecting = connect(address, min_size=min_size, max_size=max_size, **options)  # pyright: ignore[reportArgumentType]
     return _epochs(Keeper(connecting, admit=admit, patience=patience))
 
 

@@ -3,6 +3,10 @@
 Each array is a segment of its own. The others are told where to fetch it, map it, and say so; from
 then on collectives may read it where it lies. It ends with its last view.
 
+The system hands out the address of a dropped array again at once, while the others may still map
+the old memory. So the own arrays are looked up by address only after the dropped ones were removed.
+Ranks name arrays to each other by number, because a number is never given twice.
+
 Where an array lies is said with the call, or in what is offered. If the array of one rank lies
 elsewhere, all ranks use staging memory instead. The plans that read arrays where they lie are those
 of `aiodist.schedules.pull_direct`.
@@ -14,6 +18,7 @@ import asyncio
 import logging
 import math
 import weakref
+from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -79,6 +84,7 @@ class Heap:
         self._shares = shares  # all ranks can map memory of each other
         self._blocks: dict[int, Block] = {}  # arrays of this rank, by number
         self._next = 0  # the number of the next one
+        self._dead: deque[int] = deque()  # numbers of arrays whose last view is gone
         self._mapped: dict[tuple[int, int], Bytes] = {}  # arrays of others, by (rank, number)
         self._coming: dict[tuple[int, int], asyncio.Task[None]] = {}  # those that are being mapped
         self.shows_any = False
@@ -98,6 +104,7 @@ class Heap:
 
     def _allocate(self, nbytes: int) -> Bytes:
         """New memory, all zero, which the others will see in due course. Raises OSError."""
+        self._drop_dead()
         context = self._context
         offer = SegmentOffer(context.loop, nbytes, "aiodist-array")
         memory = np.frombuffer(offer.segment.memory, np.uint8)
@@ -107,13 +114,14 @@ class Heap:
         self._blocks[number] = Block(number, address_of(memory), offer, missing)
         # The user decides how long an array lives, by views of it that this class never sees. A
         # weak reference to the heap, for the array may outlive the group.
-        weakref.finalize(memory, _drop_soon, context.loop, weakref.ref(self), number).atexit = False
+        weakref.finalize(memory, _dropped, weakref.ref(self), number).atexit = False
         for peer in missing:
             context.tell(peer, kinds.REGION, number, *offer.words, nbytes)
         return memory
 
     def locate(self, address: int, nbytes: int) -> int:
         """Where these bytes lie, as `find` takes it; 0 if not all others see them."""
+        self._drop_dead()
         for block in self._blocks.values():
             if block.start <= address and address + nbytes <= block.stop:
                 if block.missing:
@@ -147,16 +155,24 @@ class Heap:
             # All have it: nobody else may fetch it any more. The memory stays.
             block.offer.close()
 
-    def drop(self, number: int) -> None:
-        """The last view of an array is gone."""
-        block = self._blocks.pop(number, None)
-        if block is None:
-            return
-        block.offer.close()
-        self.shows_any = any(not block.missing for block in self._blocks.values())
-        for peer in range(self._context.size):
-            if peer != self._context.rank:
-                self._context.tell(peer, kinds.UNMAP, number)
+    def dropped(self, number: int) -> None:
+        """The last view of an array is gone. Any thread may call this, amid anything."""
+        self._dead.append(number)
+        if not self._context.loop.is_closed():
+            self._context.loop.call_soon_threadsafe(self._drop_dead)
+
+    def _drop_dead(self) -> None:
+        """Forget arrays whose last view is gone, and tell the others."""
+        while self._dead:
+            number = self._dead.popleft()
+            block = self._blocks.pop(number, None)
+            if block is None:  # the group has ended
+                continue
+            block.offer.close()
+            self.shows_any = any(not block.missing for block in self._blocks.values())
+            for peer in range(self._context.size):
+                if peer != self._context.rank:
+                    self._context.tell(peer, kinds.UNMAP, number)
 
     # -- arrays of others -------------------------------------------------------------------------
 
@@ -222,8 +238,7 @@ def address_of(memory: NDArray[Any]) -> int:
     return address
 
 
-def _drop_soon(loop: asyncio.AbstractEventLoop, heap: weakref.ref[Heap], number: int) -> None:
-    """Called by whichever thread lets go of the last view."""
+def _dropped(heap: weakref.ref[Heap], number: int) -> None:
     found = heap()
-    if found is not None and not loop.is_closed():
-        loop.call_soon_threadsafe(found.drop, number)
+    if found is not None:
+        found.dropped(number)

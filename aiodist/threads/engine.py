@@ -17,6 +17,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextvars import copy_context
+from functools import partial
 from multiprocessing import util as processes
 from typing import Any, Protocol, TypeVar
 
@@ -97,7 +99,8 @@ class Engine:
         # call is in the queue it may be made, and be over, in another thread.
         if not self._lock.acquire(blocking=False):
             later()
-            self._queue.append(call)
+            # In the context of this thread, because another one will make it.
+            self._queue.append(partial(copy_context().run, call))
             self.loop.call_soon_threadsafe(self._drain)
             return
         if asyncio._get_running_loop() is not None:

@@ -9,11 +9,13 @@ looks at the coordinator costs the participants nothing, and who is gone says no
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections import Counter
+from typing import Annotated, Any
 
 import msgpack
 
 from aiodist.wire import schema
+from aiodist.wire.limits import MAX_VALUE
 
 _OWN = re.compile(r"channel (?P<channel>.+)/(?P<who>[0-9a-f]{24})", re.DOTALL)
 _PAIR = re.compile(r"channel (?P<channel>.+)/[0-9a-f]{24}/[0-9a-f]{16}", re.DOTALL)
@@ -23,6 +25,17 @@ _Bytes = Annotated[int, schema.integer(0, 2**62)]
 
 PUBLISHER = "publisher"
 """The key with those who publish: a list of arrays, the first field of which is an id."""
+
+RELEASES = "releases"
+"""The key with the versions that there are: a list of arrays, which begin with the fields of
+`aiodist.channels.directory.Release`."""
+
+PUBLISHED = "published"
+"""The key with what was published last, as in RELEASES. The coordinator writes it and keeps it when
+the channel is empty, because numbers only grow. It is deleted to begin anew."""
+
+_CHECK = 5
+"""So many fields of a release say what it is. The next two say which share it is, of how many."""
 
 
 class Said(schema.Struct):
@@ -85,6 +98,24 @@ def said_in(value: bytes | None) -> Said | None:
     except Exception:  # msgpack raises half a dozen unrelated types, for what a member has written
         return None
     return said
+
+
+def published(before: bytes | None, releases: bytes) -> bytes | None:
+    """The value of PUBLISHED once there are these `releases`: the newest version of which all
+    shares were published, and shares of newer ones. It never goes back."""
+    found: dict[tuple[int, int, int], Any] = {}
+    try:
+        for value in (before, releases):
+            for one in [] if value is None else msgpack.unpackb(value):
+                version, (share, shares) = one[0], one[_CHECK : _CHECK + 2]
+                found[int(version), int(shares), int(share)] = one[: _CHECK + 2]
+    except Exception:  # whatever msgpack raises for what a member has written
+        return before
+    there = Counter((version, shares) for version, shares, _ in found)
+    whole = max((one[0] for one, count in there.items() if count == one[1]), default=-1)
+    last = {key[1:]: one for key, one in sorted(found.items()) if key[0] > whole}  # of each share
+    packed = schema.pack([*(one for key, one in found.items() if key[0] == whole), *last.values()])
+    return packed if len(packed) <= MAX_VALUE else before
 
 
 def publishers_in(value: bytes | None) -> frozenset[str]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from aiodist_cli import bench, coordinator, doctor, run, status, top, trace
+from aiodist_cli import bench, coordinator, doctor, run, status, top, trace, weights
 
 app = typer.Typer(
     name="aiodist",
@@ -45,3 +45,4 @@ app.command(epilog=top.EPILOG)(top.top)
 app.command(epilog=trace.EPILOG)(trace.trace)
 app.command(epilog=bench.EPILOG)(bench.bench)
 app.command(epilog=doctor.EPILOG)(doctor.doctor)
+app.add_typer(weights.app)

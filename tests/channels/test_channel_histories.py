@@ -141,7 +141,7 @@ def test_a_restarted_publisher_goes_on_with_higher_versions():
         async with stage.publisher() as out:
             assert out.newest == 5
             with pytest.raises(ValueError, match="the newest is 5"):
-                await out.publish(tree(5), version=5)
+                await out.publish(tree(4), version=5)
             await out.publish(tree(6), version=6)
             await asyncio.sleep(20)
 

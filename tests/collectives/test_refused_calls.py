@@ -53,11 +53,13 @@ REFUSED: dict[str, tuple[Any, Any]] = {
         lambda g: g.all_reduce(np.ones(3)),
     ),
     "reduce dst": (lambda g: g.reduce(np.ones(3), 7), lambda g: g.reduce(np.ones(3), 0)),
+    "reduce root": (lambda g: g.reduce(1, root=0), lambda g: g.reduce(1, 0)),
     "reduce out": (
         lambda g: g.reduce(np.ones(3), 0, out=np.ones(3)),
         lambda g: g.reduce(np.ones(3), 0),
     ),
     "broadcast src": (lambda g: g.broadcast(None, -1), lambda g: g.broadcast(1, 0)),
+    "broadcast root": (lambda g: g.broadcast(None, root=0), lambda g: g.broadcast(1, 0)),
     "broadcast leaf": (lambda g: g.broadcast([NOTHING], 1), lambda g: g.broadcast(None, 1)),
     "all_gather leaf": (lambda g: g.all_gather({"a": NOTHING}), lambda g: g.all_gather(1)),
     "all_gather out": (
@@ -372,3 +374,16 @@ def test_a_rank_that_is_far_ahead_of_refusals(run, groups):
             await in_step(ranks)
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("op", "instead"),
+    [("broadcast", "src"), ("reduce", "dst"), ("gather", "dst"), ("scatter", "src")],
+)
+async def test_the_root_by_another_name(op: str, instead: str) -> None:
+    async with aiodist.local(1) as [group]:
+        with pytest.raises(TypeError, match=rf"{op}\(\) .* argument 'root': use {instead}=$"):
+            await getattr(group, op)([1], root=0)
+        with pytest.raises(TypeError, match=rf"{op}\(\) got an .* argument 'rot'$"):
+            await getattr(group, op)([1], tag="t", rot=0)
+        assert await group.all_reduce(1) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import mmap
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from aiodist import CollectiveAbortedError, GroupClosedError, MismatchError, ReduceOp
 from aiodist.phases.pulls import PAUSE
 from aiodist.shared_memory.board import AREAS
+from aiodist.shared_memory.heap import address_of
 from aiodist.transports import polling as progress
 
 pytestmark = pytest.mark.strength(2)
@@ -32,6 +34,11 @@ async def until(condition):
     async with asyncio.timeout(20):
         while not condition():
             await turn()
+
+
+def is_seen(group, array):
+    """Whether all others have mapped an array of `Group.empty`."""
+    return group._context.heap.place_of([array]) > 0
 
 
 def turn():
@@ -323,6 +330,64 @@ def test_memory_lives_as_long_as_its_last_view(run, groups, everyone, transport)
             del view
             await until(lambda: not mapped())
             assert not any(g._context.heap.shows_any for g in ranks)
+
+    run(main())
+
+
+async def all_to_all(group, x):
+    return np.concatenate(await group.all_to_all(list(x.reshape(group.size, -1))))
+
+
+async def passed_on(group, x):
+    return (await group.sendrecv(x, 1 - group.rank, src=1 - group.rank))[0]
+
+
+@pytest.mark.parametrize("fresh", ["empty", "plain", "tensor"])
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda group, x: group.all_reduce(x), lambda rank: 21),
+        (lambda group, x: group.all_reduce(x, tag="t"), lambda rank: 21),
+        (lambda group, x: group.reduce_scatter(x.reshape(2, -1)), lambda rank: 21),
+        (lambda group, x: group.broadcast(x, 0), lambda rank: 10),
+        (all_to_all, lambda rank: np.repeat([10, 11], MANY)),
+        (lambda group, x: group.all_gather(x), lambda rank: [[10], [11]]),
+        (passed_on, lambda rank: 11 - rank),
+    ],
+)
+@pytest.mark.parametrize("transport", ["shm"])
+def test_an_array_at_the_address_of_one_that_was_dropped(run, groups, fresh, call, expected):
+    """The system gives the address again at once, where the others still map what was there."""
+
+    def at(address, make):
+        tried = []  # kept, so that no two of them get the same address
+        while len(tried) < 50 and (not tried or address_of(tried[-1]) != address):
+            tried.append(make())
+        return tried.pop()
+
+    async def main():
+        async with groups(2) as ranks:
+            arrays = [group.empty(2 * MANY, np.float64) for group in ranks]
+            kept = ranks[0].empty(1, np.float64)  # so that the group has something to look up
+            await shown(ranks)
+            await until(lambda: all(map(is_seen, [ranks[0], *ranks], [kept, *arrays])))
+            for x in arrays:
+                x[:] = -1
+            del x
+            address = address_of(arrays.pop(0))
+            # The loop does not turn from here on.
+            nbytes = arrays[0].nbytes
+            if fresh == "empty":
+                x = at(address, lambda: ranks[0].empty(2 * MANY, np.float64))
+            else:
+                x = at(address, lambda: np.frombuffer(mmap.mmap(-1, nbytes), np.float64))
+            arrays.insert(0, torch.from_numpy(x) if fresh == "tensor" else x)
+            for rank, x in enumerate(arrays):
+                x[:] = 10 + rank
+            works = [call(g, x) for g, x in zip(ranks, arrays, strict=True)]
+            for rank, result in enumerate(await asyncio.gather(*works)):
+                found = np.stack(result) if isinstance(result, list) else np.asarray(result)
+                assert (found == expected(rank)).all()
 
     run(main())
 

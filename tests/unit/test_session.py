@@ -65,12 +65,21 @@ def test_a_profile_of_costs_that_cannot_be_read_is_named(monkeypatch, tmp_path, 
         ({"size": "2"}, TypeError, "size is an int, not '2'"),
         ({"size": 2, "rank": -1}, ValueError, "rank is 0 to 4095, not -1"),
         ({"size": 2, "rank": 1.0}, TypeError, "rank is an int, not 1.0"),
+        ({"size": True}, TypeError, "size is an int, not True"),
+        ({"size": 2, "rank": False}, TypeError, "rank is an int, not False"),
         ({"min_size": 0, "max_size": 2}, ValueError, "min_size is 1 to 4096, not 0"),
     ],
 )
 def test_numbers_that_make_no_sense_wait_for_no_coordinator(options, error, text):
     with pytest.raises(error, match=text):
         aiodist.connect("inproc://nobody", **options)
+
+
+def test_an_argument_that_there_is_not_is_named_with_what_to_use():
+    with pytest.raises(TypeError, match=r"connect\(\) got .* argument 'run_id': use group=$"):
+        aiodist.connect("inproc://nobody", size=1, run_id="7")
+    with pytest.raises(TypeError, match=r"connect\(\) got an unexpected .* 'world_size'$"):
+        aiodist.connect("inproc://nobody", world_size=1)
 
 
 async def test_numbers_may_be_those_of_numpy() -> None:

@@ -69,6 +69,13 @@ def test_what_is_no_operator(make: Any) -> None:
         make("sum")
 
 
+def test_what_is_no_operator_names_those_that_there_are() -> None:
+    with pytest.raises(
+        TypeError, match=r"ReduceOp\.SUM, .*ReduceOp\.AVG, .*MAXLOC, or .* not 'avg'"
+    ):
+        ReduceOp.of("avg")  # type: ignore[arg-type]
+
+
 def test_wildcards() -> None:
     assert (repr(ANY_SOURCE), repr(ANY_TAG)) == ("ANY_SOURCE", "ANY_TAG")
     assert pickle.loads(pickle.dumps(ANY_TAG)) is ANY_TAG

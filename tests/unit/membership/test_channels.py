@@ -7,9 +7,19 @@ from typing import Any
 
 import msgpack
 
+from aiodist.membership.records import decode_records
 from aiodist.wire import channels, schema
 from aiodist.wire.channels import Said
-from aiodist.wire.messages import Leave, StoreSet, View
+from aiodist.wire.messages import (
+    Failed,
+    Failure,
+    Leave,
+    Result,
+    StoreDelete,
+    StoreGet,
+    StoreSet,
+    View,
+)
 
 SAID = Said(False, 5, 7, 1000, 300, 2.5, 2000, 10, 20)
 
@@ -83,3 +93,64 @@ def test_groups_that_only_have_such_a_name(world: Any) -> None:
     [channel] = known(world)
     assert (channel["name"], channel["newest"]) == ("other", None)
     assert [one["said"] for one in channel["participants"]] == [None]
+
+
+def _release(version: int, share: int = 0, shares: int = 1, check: int = 7) -> list[Any]:
+    return [version, 10, 100, 64, check, share, shares, False, "host", "offer", b"key"]
+
+
+def _published(*releases: list[Any], before: bytes | None = None) -> Any:
+    value = channels.published(before, msgpack.packb(releases))
+    return value and [(one[0], one[5]) for one in msgpack.unpackb(value)]
+
+
+def test_what_was_published_last_never_goes_back() -> None:
+    assert _published(_release(1), _release(3)) == [(3, 0)]
+    three = channels.published(None, msgpack.packb([_release(3)]))
+    assert three is not None
+    assert b"offer" not in three
+    assert _published(_release(2), before=three) == [(3, 0)]
+    assert _published(before=three) == [(3, 0)]
+    # Of two shares, and of those that were begun since, the last one of each share.
+    two = [_release(4, 0, 2), _release(4, 1, 2), _release(5, 0, 2), _release(6, 0, 2)]
+    assert _published(*two, before=three) == [(4, 0), (4, 1), (6, 0)]
+    for nonsense in (b"\xc1", b"\x07", msgpack.packb([[]]), msgpack.packb([["x"] * 11])):
+        assert channels.published(three, nonsense) == three
+
+
+def test_what_was_published_outlives_the_channel_and_the_coordinator(world: Any) -> None:
+    first = type(world)(keep=True)
+    come(first, 1)
+    first.say(1, StoreSet(channels.RELEASES, msgpack.packb([_release(7)])))
+    first.say(1, Leave())
+    again = type(world)(keep=True)
+    again.machine.restore(decode_records(first.kept), 0.0)
+    compacted = type(world)(keep=True)
+    compacted.machine.restore(first.machine.records(), 0.0)
+    for one in (first, again, compacted):
+        come(one, 2)
+        assert one.say(2, StoreGet(channels.RELEASES)) == Result(None)
+        value = one.say(2, StoreGet(channels.PUBLISHED)).value
+        assert msgpack.unpackb(value) == [_release(7)[:7]]
+    come(first, 3, channel="another")
+    assert first.say(3, StoreGet(channels.PUBLISHED)) == Result(None)
+
+
+def test_it_is_forgotten_when_nobody_takes_anything(world: Any) -> None:
+    world = type(world)(keep=True)
+    me = come(world, 1)
+    world.say(1, StoreSet(channels.PUBLISHER, msgpack.packb([[me, "h"]])))
+    world.say(1, StoreSet(channels.RELEASES, msgpack.packb([_release(7)])), request=2)
+    come(world, 2)
+    refused = world.say(1, StoreDelete(channels.PUBLISHED))
+    assert refused == Failed(
+        Failure.INVALID, "there are subscribers (1), which wait for higher numbers"
+    )
+    world.cut(2)  # it may come back, and is not there
+    assert world.say(1, StoreDelete(channels.PUBLISHED), request=3) == Result(True)
+    world.say(1, Leave())
+    after = type(world)()
+    after.machine.restore(decode_records(world.kept), 0.0)
+    for one in (world, after):
+        come(one, 3)
+        assert one.say(3, StoreGet(channels.PUBLISHED)) == Result(None)

@@ -10,6 +10,7 @@ from aiodist.membership.records import (
     EpochGiven,
     Formed,
     Gone,
+    Published,
     Stored,
     decode_records,
     encode_record,
@@ -26,6 +27,8 @@ RECORDS = [
     Stored("g", "run", "k", b"v", 12.5),
     Stored("g", "run", "k", None, None),
     Answered("g", "run", "a", 7, Result(True)),
+    Published("channel policy", "run", b"v"),
+    Published("channel policy", "run", None),
 ]
 
 

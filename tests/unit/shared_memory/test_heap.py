@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from aiodist.errors import ProtocolError
 from aiodist.shared_memory import heap as heaps
-from aiodist.shared_memory.heap import Heap
+from aiodist.shared_memory.heap import Heap, address_of
 from aiodist.wire import kinds
 
 
@@ -22,13 +23,15 @@ class Party:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.endpoint = self
+        self.told: list[tuple[int, int, int]] = []  # peer, kind, number of the array
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = self.loop.create_task(coroutine, name=name)
         task.cancel()
         return task
 
-    def tell(self, peer: int, kind: int, *fields: Any) -> None: ...
+    def tell(self, peer: int, kind: int, *fields: Any) -> None:
+        self.told.append((peer, kind, fields[0]))
 
 
 async def test_a_peer_shares_so_many_arrays_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,3 +54,34 @@ async def test_a_peer_shares_so_many_arrays_and_each_once(monkeypatch: pytest.Mo
     shared(1, 3)
     heap.close()
     await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("by_thread", [False, True])
+async def test_a_dropped_array_is_not_found_by_its_address(by_thread: bool) -> None:
+    """The next array may get that address before the loop has turned."""
+    party: Any = Party()
+    heap = Heap(party, shares=True)
+
+    def shared() -> Any:
+        array = heap.empty(1000, "f8", None)
+        for peer in (1, 2):
+            heap.heard(peer, [kinds.MAPPED, 0, party.told[-1][2]])
+        return array
+
+    kept, dropped = shared(), [shared()]
+    (first, second), address = map(heap.place_of, ([kept], dropped)), address_of(dropped[0])
+    assert 0 < first != second > 0
+    view = dropped[0][10:20]
+    dropped.clear()
+    assert heap.locate(address, 8000) == second  # a view is enough
+    del view
+    if by_thread:
+        views = [shared()]
+        address = address_of(views[0])
+        thread = threading.Thread(target=views.clear)
+        thread.start()
+        thread.join()
+    assert not heap.locate(address, 8000)
+    assert heap.place_of([kept]) == first
+    assert party.told[-2:] == [(peer, kinds.UNMAP, 1 + by_thread) for peer in (1, 2)]
+    heap.close()

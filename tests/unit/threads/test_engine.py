@@ -7,6 +7,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar, copy_context
 
 import pytest
 
@@ -75,6 +76,23 @@ def test_calls_keep_their_order_while_the_engine_is_busy() -> None:
     engine().submit(lambda: seen.append("c"))
     settled()
     assert seen == ["later", "a", "b", "c"]
+
+
+def test_a_call_is_made_in_the_context_of_its_thread() -> None:
+    calm()
+    caller = ContextVar("caller", default="nobody")
+    seen: list[str] = []
+
+    def submit(name: str) -> None:
+        caller.set(name)
+        engine().submit(lambda: seen.append(caller.get()))
+
+    copy_context().run(submit, "a")
+    with Blocked():
+        copy_context().run(submit, "b")
+        copy_context().run(submit, "c")
+    settled()
+    assert seen == ["a", "b", "c"]
 
 
 def test_what_is_to_be_called_soon_is_called_by_the_visitor() -> None:

@@ -1,0 +1,153 @@
+"""Numbers of versions only grow, whoever is there. On simulated hosts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from channel_stage import ChannelStage
+
+import aiodist
+
+
+def tree(version):
+    return {"w": np.full(1000, version)}
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_they_grow_while_nobody_is_in_the_channel(restarts):
+    stage = ChannelStage(2, durable=restarts)
+
+    async def main():
+        async with stage.publisher() as out:
+            assert out.newest is None
+            for version in (49, 50):
+                await out.publish(tree(version), version=version)
+        if restarts:
+            stage.sim.restart_coordinator(0.5)
+        async with stage.publisher(keep=1) as out:
+            assert out.newest == 50
+            with pytest.raises(ValueError, match="the newest is 50"):
+                await out.publish(tree(7), version=7)
+            with pytest.raises(ValueError, match="its bytes are others"):
+                await out.publish(tree(7), version=50)
+            await out.publish(tree(50), version=50)
+        async with stage.publisher() as out:
+            await out.publish(tree(51), version=51)
+            assert out.newest == 51
+
+    stage.play({0: main()})
+
+
+def test_a_version_that_is_there_is_published_again():
+    """By the same publisher, and by the next one. Who has it already is given nothing new."""
+    stage = ChannelStage(3)
+    given = []
+
+    async def follow():
+        async with stage.subscriber() as weights:
+            async for version, got in weights:
+                given.append(version)
+                assert np.array_equal(got["w"], tree(version)["w"])
+                if version == 6:
+                    break
+
+    async def main():
+        for _ in range(2):
+            async with stage.publisher() as out:
+                for _ in range(2):
+                    await out.publish(tree(5), version=5)
+                    await asyncio.sleep(1)
+                with pytest.raises(ValueError, match="its bytes are others"):
+                    await out.publish(tree(4), version=5)
+        async with stage.publisher() as out:
+            # One that comes now gets the bytes of before.
+            await out.publish(tree(5), version=5)
+            async with stage.subscriber() as late:
+                assert (await late.latest())[0] == 5
+            await out.publish(tree(6), version=6)
+            await asyncio.sleep(5)
+
+    stage.play({0: main(), 1: follow()})
+    assert given == [5, 6]
+
+
+def test_what_is_published_again_in_shares():
+    stage = ChannelStage(2)
+
+    async def publish(share):
+        async with stage.publisher(part=(share, 2)) as out:
+            assert out.newest is None
+            await out.publish({str(share): tree(3)}, version=3)
+            await asyncio.sleep(1)
+        await asyncio.sleep(share)
+        async with stage.publisher(part=(share, 2)) as out:
+            assert out.newest == 3
+            await out.publish({str(share): tree(3)}, version=3)
+            with pytest.raises(ValueError, match="the newest is 3"):
+                await out.publish({str(share): tree(2)}, version=2)
+            await out.publish({str(share): tree(4)}, version=4)
+            await asyncio.sleep(3)
+            assert out.newest == 4
+
+    stage.play({0: publish(0), 1: publish(1)})
+
+
+@pytest.mark.parametrize("shares", [1, 2])
+def test_they_begin_anew_when_no_subscriber_lives(shares):
+    stage = ChannelStage(2 + shares)
+    may_go, gone = asyncio.Event(), asyncio.Event()
+
+    async def follow():
+        async with stage.subscriber() as weights:
+            assert (await weights.latest())[0] == 50
+            may_go.set()
+            await asyncio.sleep(12)
+        gone.set()
+        await asyncio.sleep(10)
+        async with stage.subscriber() as weights:
+            version, got = await weights.latest()
+            assert np.array_equal(got["0"]["w"], tree(0)["w"])
+            return version
+
+    async def publish(share):
+        part = (share, shares)
+        async with stage.publisher(part=part) as out:
+            await out.publish({str(share): tree(50)}, version=50)
+            await may_go.wait()
+        with pytest.raises(aiodist.JoinError, match=r"there are subscribers \(1\)"):
+            async with stage.publisher(part=part, restart=True):
+                pass
+        await gone.wait()
+        async with stage.publisher(part=part, restart=True) as out:
+            assert out.newest is None
+            await out.publish({str(share): tree(0)}, version=0)
+            await asyncio.sleep(5)
+            assert out.newest == 0
+            await asyncio.sleep(20)
+
+    outcomes = stage.play({0: follow(), **{1 + share: publish(share) for share in range(shares)}})
+    assert outcomes[0] == 0
+
+
+def test_a_subscriber_that_was_killed_is_no_hindrance():
+    stage = ChannelStage(2)
+    has = asyncio.Event()
+
+    async def follow():
+        async with stage.subscriber() as weights:
+            await weights.latest()
+            has.set()
+            stage.sim.nodes[0].kill()
+            await asyncio.sleep(60)
+
+    async def publish():
+        async with stage.publisher() as out:
+            await out.publish(tree(50), version=50)
+            await has.wait()
+        await asyncio.sleep(0.5)
+        async with stage.publisher(restart=True) as out:
+            await out.publish(tree(0), version=0)
+
+    stage.play({0: follow(), 1: publish()})
