@@ -36,6 +36,12 @@ WRITTEN = [
     "docs/glossary.md",
     "docs/performance.md",
     "docs/security.md",
+    "docs/dask.md",
+    "docs/gpu.md",
+    "docs/launchers.md",
+    "docs/resharding.md",
+    "docs/scale.md",
+    "docs/windows.md",
 ]
 
 LONGEST = 30
