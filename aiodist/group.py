@@ -270,7 +270,7 @@ class Group(Operations):
 
             try:
                 await group.barrier()
-            except (aiodist.PeerLostError, aiodist.GroupRevokedError):
+            except aiodist.GroupBrokenError:
                 group = await group.shrink()
         """
         self._check_loop()
