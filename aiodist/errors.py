@@ -8,12 +8,13 @@
     │   └── JoinTimeoutError       (also TimeoutError) not all came, or no coordinator was reached
     ├── AuthenticationError        no or wrong token
     ├── ProtocolError              bytes that no aiodist peer would send; ends one connection
-    ├── PeerLostError              .ranks died, or their connection broke
+    ├── GroupBrokenError           the group cannot go on as it is; its survivors can: `shrink`
+    │   ├── PeerLostError          .ranks died, or their connection broke
+    │   └── GroupRevokedError      some rank revoked the group
     ├── CollectiveTimeoutError     (also TimeoutError) .missing did not arrive by the deadline
     ├── CollectiveAbortedError     .rank gave up the operation, for .reason
     ├── MismatchError              .calls: ranks called different things
     ├── MessageTooLargeError       (also ValueError) a message is over max_message_bytes
-    ├── GroupRevokedError          some rank revoked the group
     ├── GroupClosedError           the group was closed, here
     └── CoordinatorLostError       the coordinator is gone for good
 
@@ -107,7 +108,15 @@ class ProtocolError(AiodistError):
     """The other side sent bytes that no aiodist peer would send. The connection is closed."""
 
 
-class PeerLostError(AiodistError):
+class GroupBrokenError(AiodistError):
+    """The group cannot go on as it is: a rank is lost, or the group was revoked.
+
+    Every rank on which an operation ends because a member is lost gets one of the two subclasses.
+    The survivors go on with ``group = await group.shrink()``.
+    """
+
+
+class PeerLostError(GroupBrokenError):
     """Ranks died, or the connection to them broke. `ranks`: which, ascending."""
 
     def __init__(self, message: str, *, ranks: Iterable[int], **where: Any) -> None:
@@ -156,7 +165,7 @@ class MessageTooLargeError(AiodistError, ValueError):
     """A peer announced a message over `max_message_bytes`."""
 
 
-class GroupRevokedError(AiodistError):
+class GroupRevokedError(GroupBrokenError):
     """Some rank revoked the group; pending and later operations fail."""
 
 

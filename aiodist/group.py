@@ -270,7 +270,7 @@ class Group(Operations):
 
             try:
                 await group.barrier()
-            except (aiodist.PeerLostError, aiodist.GroupRevokedError):
+            except aiodist.GroupBrokenError:
                 group = await group.shrink()
         """
         self._check_loop()
@@ -342,8 +342,8 @@ class Group(Operations):
         `broadcast`, `all_gather`, `gather`, `scatter` and `all_to_all` move. For that all ranks
         whose data others need give such arrays, and the group is on one host, with 64 ranks at
         most. A message of over 64 KiB is read where it lies, too, and copied once: into the memory
-        of the receive. Everywhere else they are arrays like others. The memory lives as long as the
-        array or a view of it.
+        of the receive. Everywhere else they are arrays like others, and so are those beyond 4,096
+        at a time. The memory lives as long as the array or a view of it.
 
         Raises TypeError for a dtype that does not travel, ValueError for a negative shape, OSError
         where the system has no memory to give.

@@ -140,7 +140,7 @@ async def train(rank: int) -> None:
         try:
             await load_batch(rank, random)
             await group.all_reduce(gradients, aiodist.ReduceOp.MAX)
-        except (aiodist.PeerLostError, aiodist.GroupRevokedError):
+        except aiodist.GroupBrokenError:
             group = await group.shrink()
 
 

@@ -22,7 +22,7 @@ from aiodist.engine.executor import Executor
 from aiodist.engine.operation import Operation, Program, Start, refused
 from aiodist.engine.tags import SETUP_TAG, Sends, TagCounts
 from aiodist.engine.waiting_calls import WaitingCalls
-from aiodist.errors import AiodistError, CollectiveAbortedError, PeerLostError
+from aiodist.errors import AiodistError, CollectiveAbortedError
 from aiodist.links.party import Party
 from aiodist.recorder import Records
 from aiodist.schedules.teams import Teams, spans_hosts
@@ -297,12 +297,11 @@ class Calls:
             return False
         if operation.done:  # given up while it waited for its number
             error = operation.work.error
-            rank = self.party.rank
             if error is None:
-                verdict = failures.cancelled(rank)
+                self.ends.cancelled(operation, operation.work)
             else:
-                verdict = failures.verdict_of(error, rank)
-            self.ends.give_up(operation, verdict, None)
+                verdict = failures.verdict_of(error, self.party.rank)
+                self.ends.give_up(operation, verdict, None)
             return False
         if early is not None and not self.arrivals.replay(operation, early):
             return False
@@ -311,15 +310,12 @@ class Calls:
             return True
         operation.lane.add(operation)
         if operation.lane.is_broken and not operation.done:
-            self.failed(operation, self._why_broken())
+            error = self.party.why_broken()
+            assert error is not None
+            self.failed(operation, error)
         if not has_number:
             self.ends.review(operation)
         return False
-
-    def _why_broken(self) -> PeerLostError:
-        lost = self.party.lost()
-        text = "; ".join(f"rank {rank} is lost: {reason}" for rank, reason in lost.items())
-        return PeerLostError(text, ranks=list(lost))
 
     def undefer(self) -> None:
         """Let those in whose tag is free again."""
@@ -459,7 +455,7 @@ class Calls:
                 self.ends.withdraw(op)
                 op.work.fail(copy.copy(error))
         self.ends.hearsay.close(error)
-        self.ends.relay.leave()
+        self.ends.relay.leave(abort=abort)
 
     def clear(self) -> None:
         """The group has ended here: let go of everything."""

@@ -80,6 +80,11 @@ class Ends:
         """The Work of `op` was cancelled by its user."""
         if op.seq < 0:
             op.close()  # it waits for its number, under which the others will be told
+        elif (loss := self.party.why_broken()) is not None:
+            # Programs cancel what is pending because one operation has failed by the loss. The
+            # others are told of the loss, because it is what they are to go on after.
+            verdict = self.hearsay.own(failures.verdict_of(loss, self.party.rank))
+            self.give_up(op, verdict, None)
         else:
             self.give_up(op, failures.cancelled(self.party.rank), None)
 

@@ -109,6 +109,9 @@ class Verdict(NamedTuple):
                 text = f"rank {self.rank} has lost the connection to this rank"
                 return PeerLostError(text, ranks=[self.rank], **where)
             return PeerLostError(self.text, ranks=self.details, **where)
+        if self.reason == "aborted":
+            text = f"rank {self.rank} is lost: {self.text}"
+            return PeerLostError(text, ranks=[self.rank], **where)
         return CollectiveAbortedError(
             f"rank {self.rank} gave up the operation: {self.text}",
             rank=self.rank,

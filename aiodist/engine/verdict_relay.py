@@ -49,12 +49,14 @@ class VerdictRelay:
         for key, verdict in self._heard.pop(src, ()):
             self._tell(key, verdict, range(self._party.size))
 
-    def leave(self) -> None:
+    def leave(self, *, abort: bool) -> None:
         """This rank leaves the group, and has not told the others yet."""
+        # Without `abort` those without a link are left out, because a rank that leaves in order
+        # waits until all that it has said was taken, and they may be busy.
         if self._last is not None:
             party = self._party
-            linked = [peer for peer in range(party.size) if party.link(peer) is not None]
-            self._tell(*self._last, linked)
+            peers = [peer for peer in range(party.size) if abort or party.link(peer) is not None]
+            self._tell(*self._last, [peer for peer in peers if not party.has_lost(peer)])
 
     def clear(self) -> None:
         """The group has ended here."""

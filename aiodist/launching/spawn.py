@@ -11,18 +11,9 @@ import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from aiodist.errors import (
-    AiodistError,
-    CollectiveAbortedError,
-    GroupRevokedError,
-    PeerLostError,
-)
+from aiodist.errors import AiodistError, CollectiveAbortedError, GroupBrokenError
 
-CONSEQUENCES: tuple[type[AiodistError], ...] = (
-    PeerLostError,
-    CollectiveAbortedError,
-    GroupRevokedError,
-)
+CONSEQUENCES: tuple[type[AiodistError], ...] = (GroupBrokenError, CollectiveAbortedError)
 """What ranks raise because another one failed: not the cause that a user looks for."""
 
 SETTLE = 3.0

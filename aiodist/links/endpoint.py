@@ -351,14 +351,19 @@ class Endpoint:
 
     def abort(self, reason: str) -> None:
         """Leave at once, telling the peers why. Await `aborted` next."""
-        self.closing = True
         farewell = pack_fields(kinds.FAREWELL, b"", reason[:1000])
         for peer in self._peers.values():
-            if peer.link is not None:
-                peer.link.send(farewell, urgent=True)
+            if peer.link is not None or peer.dialing is not None:
+                peer.send(farewell, urgent=True)
+        self.closing = True
 
     async def aborted(self) -> None:
         """Wait until everything is closed after `abort`."""
+        # A rank that finds a mismatch may have no links yet, and leave by that error. The verdict
+        # waits for the links then. Without it the others would only hear that a rank is lost.
+        dialing = [peer.dialing for peer in self._peers.values() if peer.dialing is not None]
+        if dialing:
+            await asyncio.wait(dialing, timeout=FAREWELL_TIMEOUT)
         await self.finish(FAREWELL_TIMEOUT)
 
     def close_in_child(self) -> None:

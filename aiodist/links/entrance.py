@@ -87,7 +87,8 @@ class Entrance:
         assert identity is not None
         self._greeters.pop(greeter, None)
         peer = self._peers[rank]
-        if rank in endpoint.lost or endpoint.closing:
+        # A rank that leaves still takes a link for what it has to say.
+        if rank in endpoint.lost or (endpoint.closing and peer.dialing is None):
             why = (
                 "it is leaving"
                 if endpoint.closing

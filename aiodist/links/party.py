@@ -128,6 +128,12 @@ class Party:
             return None
         return PeerLostError(f"rank {peer} is lost: {reason}", ranks=[peer])
 
+    def why_broken(self) -> PeerLostError | None:
+        """Why no collective can be completed any more: the ranks that are lost; None: none is."""
+        lost = self.lost()
+        text = "; ".join(f"rank {rank} is lost: {reason}" for rank, reason in lost.items())
+        return PeerLostError(text, ranks=lost) if lost else None
+
     def error(self, cls: type[AiodistError], message: str, **fields: Any) -> AiodistError:
         """An error that says where it happened."""
         return cls(message, group=self.group, epoch=self.epoch, **fields)

@@ -350,17 +350,18 @@ class RankActor:
             return
         self.endpoint.abort(reason)
         self._close_contexts(error or self._end_with(f"aborted: {reason}"))
-        self._close_listeners()
         self._leaving = self.loop.create_task(self._stop(reason), name="aiodist abort")
         self._leaving.add_done_callback(_stopped)  # not all who abort wait for it
         self._tell_changed()
 
     async def _stop(self, reason: str) -> None:
-        # Peers first: they hear the reason from us, behind all that we had sent them.
+        # Peers first: they hear the reason from us, behind all that we had sent them. Some connect
+        # to us while we connect to them, so we listen until then.
         try:
             await self.endpoint.aborted()
             await self.control.leave(FAREWELL_TIMEOUT, aborts=reason)
         finally:  # the loop may end before that
+            self._close_listeners()
             self.control.abort(reason)
         await self.control.closed()
         if self._coordinator is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import bdb
+import linecache
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -74,6 +75,16 @@ def of_tasks(loop: asyncio.AbstractEventLoop, pending: Sequence[Work[Any]] = ())
     if len(distinct) > MOST_LINES:
         distinct[MOST_LINES - 1 :] = [f"and {len(distinct) - MOST_LINES + 1} other places"]
     return tuple(distinct)
+
+
+def of_task(task: asyncio.Task[Any]) -> str:
+    """The innermost line of the user's that a task waits at, with its text; "" if there is none."""
+    places = [place for place in _awaited(task.get_coro()) if not _is_ours(place[0])]
+    if not places:
+        return ""
+    code, line = places[-1]
+    text = linecache.getline(code.co_filename, line).strip()[:MOST_TEXT]
+    return f"{_place(code, line)}: {text}" if text else _place(code, line)
 
 
 def _waits_at(coroutine: Any) -> tuple[str | None, bool]:

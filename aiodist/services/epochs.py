@@ -30,7 +30,7 @@ def epochs(
     The block ends in one of three ways:
 
     - It is over (also by ``break`` or ``return``): this rank leaves in order, and the loop ends.
-    - A rank was lost, or another one has ended the epoch: `PeerLostError`, `GroupRevokedError`,
+    - A rank was lost, or another one has ended the epoch: `GroupBrokenError`,
       `CollectiveAbortedError`, `CoordinatorLostError`, `GroupClosedError` of a rank that was turned
       out, or an exception group of these alone. The block swallows it, and the loop goes on with
       the next group, of all who live and who wait to join.

@@ -15,9 +15,8 @@ from aiodist.errors import (
     CollectiveAbortedError,
     CollectiveTimeoutError,
     CoordinatorLostError,
+    GroupBrokenError,
     GroupClosedError,
-    GroupRevokedError,
-    PeerLostError,
     RankTakenError,
 )
 from aiodist.group import Group
@@ -26,7 +25,7 @@ from aiodist.types import View
 
 log = logging.getLogger("aiodist.services")
 
-_RECOVERABLE = (PeerLostError, CollectiveAbortedError, GroupRevokedError, CoordinatorLostError)
+_RECOVERABLE = (GroupBrokenError, CollectiveAbortedError, CoordinatorLostError)
 """After these there is a next epoch. Deadlines and mismatches are none of them: they come back in
 every epoch."""
 

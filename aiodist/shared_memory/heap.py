@@ -35,7 +35,10 @@ log = logging.getLogger("aiodist.group")
 
 MOST = 4096
 """Most arrays of one peer that are mapped, or about to be, at a time."""
-_OFFSET_BITS = 44
+OFFSET_BITS = 38
+"""Of a location: the byte within an array, up to 256 GiB. The bits above them are its number."""
+NUMBERS = (1 << 63 - OFFSET_BITS) - 1
+"""Numbers of arrays that fit into a location, which is below 2**63: some 33 million."""
 
 Bytes = NDArray[np.uint8]
 
@@ -99,12 +102,17 @@ class Heap:
         if any(size < 0 for size in sizes):
             raise ValueError(f"shape has a negative size: {sizes}")
         nbytes = math.prod(sizes) * carrier(name).itemsize
-        memory = self._allocate(nbytes) if nbytes and self._shares else np.zeros(nbytes, np.uint8)
+        memory = self._allocate(nbytes) if self._may_share(nbytes) else np.zeros(nbytes, np.uint8)
         return arrays.over(memory, kind, name, sizes)
+
+    def _may_share(self, nbytes: int) -> bool:
+        """Whether the others may map one more array. They refuse more than `MOST` of one rank."""
+        self._drop_dead()
+        has_number = len(self._blocks) < MOST and self._next < NUMBERS
+        return self._shares and has_number and 0 < nbytes <= 1 << OFFSET_BITS
 
     def _allocate(self, nbytes: int) -> Bytes:
         """New memory, all zero, which the others will see in due course. Raises OSError."""
-        self._drop_dead()
         context = self._context
         offer = SegmentOffer(context.loop, nbytes, "aiodist-array")
         memory = np.frombuffer(offer.segment.memory, np.uint8)
@@ -126,7 +134,7 @@ class Heap:
             if block.start <= address and address + nbytes <= block.stop:
                 if block.missing:
                     return 0
-                return (block.number << _OFFSET_BITS | address - block.start) + 1
+                return (block.number << OFFSET_BITS | address - block.start) + 1
         return 0
 
     def place_of(self, parts: Iterable[NDArray[Any]]) -> int:
@@ -178,7 +186,7 @@ class Heap:
 
     def find(self, peer: int, location: int, nbytes: int) -> Bytes:
         """The bytes of `peer` at a location that it gave. Raises ProtocolError."""
-        number, offset = divmod(location - 1, 1 << _OFFSET_BITS)
+        number, offset = divmod(location - 1, 1 << OFFSET_BITS)
         memory = self._mapped.get((peer, number))
         if memory is None or offset + nbytes > len(memory):
             raise ProtocolError(f"rank {peer} names shared memory that it does not share")

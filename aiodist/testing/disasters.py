@@ -73,13 +73,14 @@ def _kill_in_operation(simulation: Simulation, disaster: Disaster) -> None:
         points += ("entered", "phase")
     point = points[disaster.choice // 8 % len(points)]
     action: Action = "kill" if disaster.choice & 1 else "unplug"
-    simulation.faults.fail_at(disaster.victim, op, point, action)
+    simulation.faults.fail_at(disaster.victim, op, point, action, required=False)
 
 
 def _raise_in_operation(simulation: Simulation, disaster: Disaster) -> None:
     op = ("all_reduce", "all_gather", "broadcast", "barrier")[disaster.choice % 4]
     error = AiodistError("injected")
-    simulation.faults.fail_at(disaster.victim, op, "phase", error, nth=disaster.choice // 4 % 6)
+    nth = disaster.choice // 4 % 6
+    simulation.faults.fail_at(disaster.victim, op, "phase", error, nth=nth, required=False)
 
 
 def _stop(simulation: Simulation, disaster: Disaster) -> None:

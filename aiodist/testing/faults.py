@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from aiodist.coordinator.totals import OPS
 from aiodist.trace import Scope
 
 Point = Literal["start", "entered", "phase", "before_complete", "failed", "cancelled"]
-Action = (
-    Callable[[Any], None] | BaseException | Literal["kill", "unplug", "cancel", "stop", "block"]
-)
+Named = Literal["kill", "unplug", "cancel", "stop", "block"]
+Action = Callable[[Any], None] | BaseException | Named
+
+_MESSAGES = frozenset({"send", "ssend", "recv", "probe"})
+_OF_COLLECTIVES = frozenset({"entered", "phase"})
+"""Points that messages do not come to."""
+_TRACED_AS = {
+    "isend": "send",
+    "issend": "ssend",
+    "irecv": "recv",
+    "sendrecv": "recv",
+    "dup": "subgroup",
+}
+"""Methods whose operations go by the names of others."""
 
 
 @dataclass
@@ -24,7 +36,9 @@ class Fault:
     action: Action
     nth: int
     seconds: float
+    required: bool = True
     happened: bool = False
+    came: int = 0  # how often the rank came to that point
 
 
 @dataclass
@@ -46,6 +60,7 @@ class FaultInjector:
         *,
         nth: int = 0,
         seconds: float = 1.0,
+        required: bool = True,
     ) -> Fault:
         """When `rank` comes to `point` of an operation `op` for the `nth` time (0: the first):
 
@@ -56,15 +71,23 @@ class FaultInjector:
         - an exception: it is raised there (at the point "phase" only);
         - a function: it is called with the Work.
 
-        What is returned tells, as `happened`, whether it came to that.
+        A fault that does not happen fails the simulation, because the test then tries nothing.
+        With `required=False` it need not happen; `happened` of what is returned tells whether it
+        did. Raises ValueError for points, operations and actions that there are not.
         """
-        if isinstance(action, BaseException) and point != "phase":
-            raise ValueError(
-                f"an exception can be raised at the point 'phase' only, not at {point!r}"
-            )
-        fault = Fault(rank, op, point, action, nth, seconds)
+        _check(op, point, action)
+        fault = Fault(rank, op, point, action, nth, seconds, required)
         self.faults.append(fault)
         return fault
+
+    def problems(self) -> list[str]:
+        """The faults that were to happen and did not, one a line."""
+        return [
+            f"a fault did not happen: rank {fault.rank} came to {fault.point!r} of {fault.op!r} "
+            f"{fault.came} times, not {fault.nth + 1}. If it need not happen: required=False"
+            for fault in self.faults
+            if fault.required and not fault.happened
+        ]
 
     def __call__(self, scope: Scope, point: str, work: Any, value: Any) -> None:
         for fault in self.faults:
@@ -73,8 +96,8 @@ class FaultInjector:
                 continue
             # Counted here and not by the operation: `nth` is about calls of this rank that come to
             # this point, in the order in which they do.
-            if fault.nth:
-                fault.nth -= 1
+            fault.came += 1
+            if fault.came <= fault.nth:
                 continue
             fault.happened = True
             if isinstance(fault.action, BaseException):
@@ -83,3 +106,25 @@ class FaultInjector:
                 fault.action(work)
             else:
                 self.do(fault.action, scope.rank, work, fault.seconds)
+
+
+def _check(op: str, point: str, action: object) -> None:
+    """Raise ValueError for a fault that could never happen."""
+    if op not in OPS:
+        hint = f": its operation is {_TRACED_AS[op]!r}" if op in _TRACED_AS else ""
+        raise ValueError(f"op is one of {_listed(OPS)}, not {op!r}{hint}")
+    points = get_args(Point)
+    if op in _MESSAGES:
+        points = tuple(one for one in points if one not in _OF_COLLECTIVES)
+    if point not in points:
+        raise ValueError(f"a {op} comes to the points {_listed(points)}, not to {point!r}")
+    if isinstance(action, BaseException) and point != "phase":
+        raise ValueError(f"an exception can be raised at the point 'phase' only, not at {point!r}")
+    if isinstance(action, str) and action not in get_args(Named):
+        raise ValueError(
+            f"action is {_listed(get_args(Named))}, an exception or a function, not {action!r}"
+        )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names)))

@@ -224,8 +224,7 @@ class Simulation:
         return task.result()
 
     def _waiting(self) -> str:
-        tasks = [task for task in asyncio.all_tasks(self.loop) if not task.done()]
-        lines = sorted(f"{task.get_name()}: {task.get_coro()}" for task in tasks)
+        lines = self.loop.waiting()
         lines += [str(entry) for entry in self.history.entries if entry.end == "start"]
         return "\n  ".join(["", *lines])
 
@@ -242,8 +241,8 @@ class Simulation:
     def check(self) -> None:
         """Raise InvariantError for whatever happened that must not have happened.
 
-        The history (see `History.problems`), errors that nobody handled, and what live nodes left
-        behind: tasks, sockets.
+        The history (see `History.problems`), errors that nobody handled, faults that did not
+        happen (see `FaultInjector.fail_at`), and what live nodes left behind: tasks, sockets.
         """
         alive = {node.name: node.alive for node in self.network.nodes.values()}
         gc.collect()  # a failed Work that nobody has seen says so when it goes
@@ -254,6 +253,7 @@ class Simulation:
             problems = [text for text in problems if "never retrieved" not in text]
         stopped = {node.name: node.stopped_seconds for node in self.network.nodes.values()}
         problems += self.history.problems(is_alive=alive.__getitem__, stopped=stopped.__getitem__)
+        problems += self.faults.problems()
         problems += self.extra_problems()
         if problems:
             raise InvariantError(problems)

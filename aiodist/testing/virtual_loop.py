@@ -19,6 +19,8 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
+from aiodist.rank.whereabouts import of_task
+
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
@@ -52,6 +54,7 @@ class Process:
         self.context.run(_current.set, self)
         self._held: list[_Call] = []  # what came due while it did not run
         self._since = 0.0  # when it was stopped
+        loop.processes.append(self)
         # All that it has started.
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
@@ -287,6 +290,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._virtual = VirtualSelector(Random(f"loop {seed}"))
         self._virtual.idle_error = self._stuck
         self.errors: list[str] = []
+        self.processes: list[Process] = []
         self.chooser = Random(f"library {seed}")
         """Where the library gets what nobody can guess."""
         super().__init__(self._virtual)
@@ -324,12 +328,22 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.make_socket(family, kind, proto)
 
     def _stuck(self) -> BaseException:
-        waiting = [task for task in asyncio.all_tasks(self) if not task.done()]
-        names = ", ".join(sorted(f"{task.get_name()} ({task.get_coro()})" for task in waiting))
+        waiting = self.waiting()
         return DeadlockError(
             f"at {self.time():.6f} s nothing is ready and no timer is set: {len(waiting)} tasks "
-            f"wait for ever: {names or 'none'}"
+            + "\n  ".join(["wait for ever:", *waiting])
         )
+
+    def waiting(self) -> list[str]:
+        """Each task that is not over, with the line of the program that it waits at. Tasks of
+        processes that have ended are left out, because they never go on."""
+        ended = {task for one in self.processes if not one.alive for task in one.tasks}
+        lines: list[str] = []
+        for task in asyncio.all_tasks(self) - ended:
+            coroutine: Any = task.get_coro()
+            place = of_task(task) or f"in {coroutine.__qualname__}"
+            lines.append(f"{task.get_name()}: {place}")
+        return sorted(lines)
 
     def _note_error(self, loop: asyncio.AbstractEventLoop, what: dict[str, Any]) -> None:
         error = what.get("exception")

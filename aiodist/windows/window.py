@@ -27,11 +27,10 @@ from aiodist.engine.failures import sayable
 from aiodist.errors import (
     AiodistError,
     CollectiveAbortedError,
+    GroupBrokenError,
     GroupClosedError,
-    GroupRevokedError,
     MessageTooLargeError,
     MismatchError,
-    PeerLostError,
     ProtocolError,
 )
 from aiodist.operations import Operations
@@ -244,7 +243,7 @@ class Window:
                 await self._group.send(answer, origin, tag=request.number, timeout=math.inf)
             except (MessageTooLargeError, ProtocolError):
                 continue  # it was dropped, and its sender has been told
-            except (PeerLostError, GroupClosedError, GroupRevokedError):
+            except (GroupBrokenError, GroupClosedError):
                 return
 
     def _served(self, task: asyncio.Task[None]) -> None:

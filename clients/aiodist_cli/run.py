@@ -146,7 +146,7 @@ def run(
         str | None,
         typer.Option(
             metavar="BACKEND",
-            help="gloo: where ranks ask torch.distributed for Gloo, they get aiodist.",
+            help="gloo or tcp: ranks that ask torch.distributed for this backend get aiodist.",
         ),
     ] = None,
 ) -> None:
@@ -275,9 +275,9 @@ def _node(nodes: int, given: int | None) -> int:
 def _replaceable(backend: str) -> str:
     """The backend of torch that aiodist is to answer for. Raises a usage error."""
     name = backend.strip().lower()
-    if name != "gloo":
+    if name not in ("gloo", "tcp"):
         raise usage_error(
-            f"aiodist can answer for gloo, not for {backend!r}", "--torch-backend-for"
+            f"aiodist can answer for gloo or tcp, not for {backend!r}", "--torch-backend-for"
         )
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         raise usage_error(

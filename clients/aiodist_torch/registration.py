@@ -18,7 +18,7 @@ def register() -> None:
 
     if dist.is_available() and not hasattr(dist.Backend, "AIODIST"):
         dist.Backend.register_backend("aiodist", _create, extended_api=True, devices=["cpu"])
-        replace_backend()
+        replace_backend(_create)
 
 
 def _create(options: Any, backend_options: Any) -> Any:

@@ -32,7 +32,7 @@ class Worker:
         while True:
             try:
                 return await self.group.all_reduce(value), self.group.epoch
-            except (aiodist.PeerLostError, aiodist.GroupRevokedError):
+            except aiodist.GroupBrokenError:
                 self.group = await self.group.rendezvous()
 
     async def pid(self) -> int:

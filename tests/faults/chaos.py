@@ -95,8 +95,7 @@ async def member():
                 try:
                     if not await turns(group, lambda: seen[0]):
                         return
-                except (aiodist.PeerLostError, aiodist.GroupRevokedError,
-                        aiodist.CollectiveTimeoutError):
+                except (aiodist.GroupBrokenError, aiodist.CollectiveTimeoutError):
                     group.revoke()
                 group = await group.rendezvous(min_size=1, timeout=60)
         finally:

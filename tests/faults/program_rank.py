@@ -474,7 +474,7 @@ async def main(plan: dict[str, Any], address: str, rank: int) -> None:
         try:
             while True:
                 await batches(group, f"{seed} {act}", many, 0, ways, 1)
-        except (aiodist.PeerLostError, aiodist.GroupRevokedError):
+        except aiodist.GroupBrokenError:
             ways.counts["losses"] += 1
         await asyncio.sleep(ways.late())
         group = await group.shrink()

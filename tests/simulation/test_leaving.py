@@ -164,6 +164,69 @@ def test_who_aborts_is_no_alarm(how: str, caplog: pytest.LogCaptureFixture) -> N
     assert sorted(said) == [0, 1, 2]  # theirs is a PeerLostError that nobody has caught
 
 
+@pytest.mark.parametrize("size", [2, 3, 4, 6])
+@pytest.mark.parametrize("calls_before", [0, 1])
+def test_a_mismatch_that_no_rank_catches(size: int, calls_before: int) -> None:
+    """The rank that finds it leaves at once, perhaps before it has links to all others."""
+
+    async def body(group: aiodist.Group) -> None:
+        for _ in range(calls_before):
+            await group.barrier()
+        await group.all_reduce(np.ones(4 if group.rank else 5))
+
+    for seed in range(5):
+        simulation = Simulation(size, seed=seed, conditions=Conditions(loss=0.0))
+        for outcome in simulation.run(body):
+            assert isinstance(outcome, aiodist.MismatchError)
+
+
+def test_who_waits_for_a_rank_that_aborts_goes_on_with_shrink() -> None:
+    """Amid an operation it hears of that by the verdict on it, and else by the farewell."""
+
+    async def body(group: aiodist.Group) -> Any:
+        await group.barrier()
+        if group.rank == 1:
+            work = group.all_reduce(1)
+            group.abort("no more")
+            assert work.exception() is not None or work.result() == 3
+            return None
+        try:
+            while True:
+                await group.all_reduce(1)
+        except aiodist.GroupBrokenError:
+            return await (await group.shrink()).all_reduce(1)
+
+    for seed in range(5):
+        simulation = Simulation(3, seed=seed, conditions=Conditions(loss=0.0))
+        assert simulation.run(body) == [2, None, 2]
+
+
+def test_what_is_cancelled_after_a_loss_ends_by_the_loss() -> None:
+    """Programs cancel what is pending because another operation has failed by the loss."""
+
+    async def body(group: aiodist.Group) -> Any:
+        await group.barrier()
+        if group.rank == 2:
+            await asyncio.sleep(1.0)
+        work = group.all_reduce(1, tag="x")
+        if group.rank == 1:
+            await asyncio.sleep(0.1)
+            simulation.nodes[1].kill()
+        if group.rank == 0:
+            await asyncio.sleep(0.5)
+            assert 1 in group.lost
+            assert work.cancel()  # rank 1 had entered it, so it waits for rank 2 alone
+            await asyncio.sleep(1.0)
+        try:
+            await work
+        except (aiodist.PeerLostError, asyncio.CancelledError):
+            return await (await group.shrink()).all_reduce(1)
+
+    simulation = Simulation(3, conditions=Conditions(loss=0.0))
+    first, _, third = simulation.run(body)
+    assert (first, third) == (2, 2)
+
+
 def test_who_is_killed_is_one(caplog: pytest.LogCaptureFixture) -> None:
     async def body(group: aiodist.Group) -> None:
         await group.barrier()

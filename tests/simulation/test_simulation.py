@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -213,8 +214,42 @@ def test_a_run_that_does_not_end():
     async def program(group: aiodist.Group) -> None:
         await group.recv(src=1 - group.rank)
 
-    with pytest.raises(HangError, match="recv"):
+    with pytest.raises(HangError, match="recv tag") as caught:
         Simulation(2).run(program, limit=100.0)
+    line = (
+        r"simulation/test_simulation\.py:\d+ in .*program: await group\.recv\(src=1 - group\.rank\)"
+    )
+    for rank in range(2):
+        assert re.search(rf"\n  rank {rank}: {line}\n", str(caught.value))
+    assert " at 0x" not in str(caught.value)
+
+
+def test_tasks_of_a_killed_rank_are_not_among_those_that_hang():
+    async def program(group: aiodist.Group) -> None:
+        await asyncio.sleep(1000.0)
+
+    simulation = Simulation(2)
+    simulation.network.later_by(10.0, simulation.nodes[0].kill)
+    with pytest.raises(HangError, match="rank 1: ") as caught:
+        simulation.run(program, limit=100.0)
+    assert "rank 0: " not in str(caught.value)
+
+
+def test_a_fault_that_does_not_happen_fails_the_test():
+    for nth, came in ((0, 0), (1, 1)):
+        for required in (True, False):
+            simulation = Simulation(2)
+            op = "broadcast" if came == 0 else "all_reduce"
+            fault = simulation.faults.fail_at(
+                1, op, "before_complete", "kill", nth=nth, required=required
+            )
+            if required:
+                text = f"rank 1 came to 'before_complete' of '{op}' {came} times, not {nth + 1}"
+                with pytest.raises(InvariantError, match=text):
+                    simulation.run(add)
+            else:
+                assert simulation.run(add) == [3.0, 3.0]
+            assert not fault.happened
 
 
 def test_values_that_differ_are_found():

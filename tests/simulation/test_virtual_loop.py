@@ -40,7 +40,8 @@ def test_waiting_for_nothing_is_an_error_that_names_who_waits(loop):
         await loop.create_future()
 
     task = loop.create_task(main(), name="the culprit")
-    with pytest.raises(DeadlockError, match="the culprit"):
+    line = r"simulation/test_virtual_loop\.py:\d+ in .*main: await loop\.create_future\(\)"
+    with pytest.raises(DeadlockError, match=rf"the culprit: {line}$"):
         loop.run_until_complete(task)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

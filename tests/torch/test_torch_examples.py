@@ -33,21 +33,24 @@ def start(command: list[str], env: Env) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str], told: str = "") -> list[str]:
-    """The lines that it prints, sorted; it must say nothing else."""
+def finish(process: subprocess.Popen[str], told: str = "", says: str = "") -> list[str]:
+    """The lines that it prints, sorted; on stderr it must say nothing but `says`."""
     try:
         out, err = process.communicate(told, timeout=280)
     finally:
         process.kill()
-    assert (process.returncode, err) == (0, "")
+    assert (process.returncode, err) == (0, says)
     return sorted(out.splitlines())
 
 
-def played(name: str, env: Env, tmp_path: Path) -> list[str]:
+def played(
+    name: str, env: Env, tmp_path: Path, *, backend: str = "aiodist", says: str = ""
+) -> list[str]:
     """What an example prints; 29500 may be somebody else's port."""
+    text = (EXAMPLES / name).read_text().replace("29500", str(free_port()))
     program = tmp_path / name
-    program.write_text((EXAMPLES / name).read_text().replace("29500", str(free_port())))
-    return finish(start([str(program)], env))
+    program.write_text(text.replace('backend="aiodist"', f'backend="{backend}"'))
+    return finish(start([str(program)], env), says=says)
 
 
 def test_nothing_is_said_of_aiodist_but_the_backend() -> None:
@@ -77,6 +80,25 @@ def test_nonblocking(env: Env, tmp_path: Path) -> None:
         "Rank 0 started sending",
         "Rank 1 started receiving",
     ]
+
+
+BLOCKING = [f"Rank  {rank}  has data  tensor({x}.)" for rank in (0, 1) for x in (1, 2)]
+# torch warns that `reduce_op` is an old name.
+OLD = {"PYTHONWARNINGS": "ignore::FutureWarning"}
+
+
+@pytest.mark.long
+def test_blocking(env: Env, tmp_path: Path) -> None:
+    assert played("blocking.py", env | OLD, tmp_path) == BLOCKING
+
+
+def test_the_oldest_tutorial_runs_as_it_stands(env: Env, tmp_path: Path) -> None:
+    switch = "AIODIST_TORCH_REPLACES"
+    says = f'aiodist: {switch}=tcp: the torch backend "tcp" of this process is aiodist\n' * 2
+    assert (
+        played("blocking.py", env | OLD | {switch: "tcp"}, tmp_path, backend="tcp", says=says)
+        == BLOCKING
+    )
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""``AIODIST_TORCH_REPLACES=gloo``: who asks torch for Gloo gets aiodist, and is told so."""
+"""``AIODIST_TORCH_REPLACES``: a program that asks torch for Gloo gets aiodist, and is told so."""
 
 from __future__ import annotations
 
@@ -70,7 +70,12 @@ def test_scripts_of_accelerate(job: Start, script: str) -> None:
     ("value", "said"),
     [
         pytest.param("", "", marks=pytest.mark.long),
-        ("nccl", 'aiodist: AIODIST_TORCH_REPLACES=nccl: only "gloo" can be replaced; nothing is\n'),
+        (
+            "nccl",
+            "aiodist: AIODIST_TORCH_REPLACES=nccl: "
+            'only "gloo" and "tcp" can be replaced; nothing is\n',
+        ),
+        pytest.param("tcp", "", marks=pytest.mark.long),
     ],
 )
 def test_torch_can_be_imported_whatever_is_asked(
@@ -96,8 +101,7 @@ def test_a_torch_that_is_built_otherwise_is_left_as_it_is(installed: dict[str, s
     program = (
         "import torch.distributed.distributed_c10d as c10d\n"
         "del c10d.BackendConfig\n"
-        "from aiodist_torch.replacing import replace_backend\n"
-        "replace_backend()\n"
+        "import aiodist_torch\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -124,7 +128,7 @@ def test_aiodist_run_asks_for_it(installed: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("backend", "autoload", "why"),
-    [("nccl", "1", "answer for gloo"), ("gloo", "0", "does not learn of aiodist")],
+    [("nccl", "1", "answer for gloo or tcp"), ("gloo", "0", "does not learn of aiodist")],
 )
 def test_aiodist_run_refuses_what_would_do_nothing(
     installed: dict[str, str], backend: str, autoload: str, why: str

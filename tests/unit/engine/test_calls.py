@@ -101,7 +101,7 @@ def test_who_aborts_tells_it_of_each_operation(abort: bool) -> None:
     def give_up(op: object, verdict: failures.Verdict, error: object) -> None:
         given_up.append((op, verdict, str(error)))
 
-    def nothing(*_: object) -> None: ...
+    def nothing(*_: object, **__: object) -> None: ...
 
     calls: Any = SimpleNamespace(
         tags=SimpleNamespace(disband=nothing),

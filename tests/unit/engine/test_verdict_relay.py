@@ -31,16 +31,20 @@ def party(told: list[int], linked: set[int]) -> Any:
         endpoint=SimpleNamespace(lost={}),
         peers=[Wire(peer, told) for peer in range(4)],
         link=lambda peer: object() if peer in linked else None,
+        has_lost=lambda peer: False,
     )
 
 
 def test_who_leaves_passes_on_what_it_heard_to_those_it_has_links_to() -> None:
     told: list[int] = []
     relay = VerdictRelay(party(told, {2, 3}))
-    relay.leave()
+    relay.leave(abort=True)
     assert told == []  # nothing was heard
     verdict = Verdict("refused", "a wrong argument", 1)
     relay.hear(1, (None, 7), [*verdict.fields(), []])
     assert told == []  # who gave up has told all others itself
-    relay.leave()
+    relay.leave(abort=False)
     assert told == [2, 3]
+    told.clear()
+    relay.leave(abort=True)
+    assert told == [1, 2, 3]

@@ -85,3 +85,30 @@ async def test_a_dropped_array_is_not_found_by_its_address(by_thread: bool) -> N
     assert heap.place_of([kept]) == first
     assert party.told[-2:] == [(peer, kinds.UNMAP, 1 + by_thread) for peer in (1, 2)]
     heap.close()
+
+
+async def test_what_the_others_would_refuse_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such arrays are arrays like others."""
+    monkeypatch.setattr(heaps, "MOST", 3)
+    party: Any = Party()
+    heap = Heap(party, shares=True)
+
+    def shares(nbytes: int = 8) -> bool:
+        party.told.clear()
+        kept.append(heap.empty(nbytes, "u1", None))
+        return kinds.REGION in [kind for _, kind, _ in party.told]
+
+    kept: list[Any] = []
+    assert [shares() for _ in range(5)] == [True] * 3 + [False] * 2
+    del kept[0]
+    assert shares()  # one was dropped, though the loop has not turned
+    assert not shares()
+    kept.clear()
+    assert not shares(0)
+    monkeypatch.setattr(heap, "_next", heaps.NUMBERS - 1)
+    assert shares()
+    for peer in (1, 2):
+        heap.heard(peer, [kinds.MAPPED, 0, heaps.NUMBERS - 1])
+    assert 0 < heap.place_of([kept[-1][7:]]) < 1 << 63
+    assert not shares()
+    heap.close()

@@ -42,3 +42,21 @@ def test_functions_are_called_and_exceptions_raised() -> None:
         faults(scope(0), "phase", WORK, None)
     with pytest.raises(ValueError, match="'phase' only"):
         faults.fail_at(0, "all_reduce", "start", RuntimeError())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("all_reduce", "bogus"), "comes to the points .*'entered', .* not to 'bogus'"),
+        (("nonsense", "start"), "op is one of 'all_gather', .* not 'nonsense'$"),
+        (("isend", "start"), "not 'isend': its operation is 'send'"),
+        (("send", "entered"), "a send comes to the points .* not to 'entered'"),
+        (("recv", "phase", RuntimeError()), "a recv comes to the points .* not to 'phase'"),
+        (("barrier", "start", "explode"), "action is 'block', .* not 'explode'"),
+    ],
+)
+def test_what_could_never_happen_is_refused(arguments: tuple[Any, ...], text: str) -> None:
+    faults = FaultInjector(lambda *what: None)
+    with pytest.raises(ValueError, match=text):
+        faults.fail_at(0, *arguments)
+    assert not faults.faults
