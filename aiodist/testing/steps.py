@@ -152,7 +152,7 @@ class Call:
         kind = KINDS[step.kind]
         self.group = group
         self.step = step
-        self.x = data(group.epoch, group.rank, step.number, step.size)
+        self.x: Array | None = data(group.epoch, group.rank, step.number, step.size)
         self.out: Array | None = None
         options: dict[str, Any] = {"tag": step.tag, "timeout": timeout}
         if kind.takes_out and step.separate:
@@ -161,7 +161,11 @@ class Call:
 
     def buffers(self) -> list[Array]:
         """The memory that the operation may write to while it is pending."""
-        return [self.x] if self.out is None else [self.x, self.out]
+        return [buffer for buffer in (self.x, self.out) if buffer is not None]
+
+    def drop(self) -> None:
+        """Let go of the memory."""
+        self.x = self.out = None
 
     def wrong(self, result: Any) -> str:
         """What is wrong with its result; "" if nothing is."""
@@ -172,6 +176,7 @@ class Call:
                 )
         if self.out is not None:
             group, step = self.group, self.step
+            assert self.x is not None
             if not np.array_equal(self.x, data(group.epoch, group.rank, step.number, step.size)):
                 return f"{group!r}: {step} altered its input, though it has an out"
         return ""

@@ -1,8 +1,9 @@
 """Scenarios carried out: simulated ranks run random programs, and what they see is checked.
 
 The ranks run the same collectives in their own order, exchange messages beside (`mailing`), cancel,
-come late and set deadlines, while `disasters` happen; then they meet again in the next epoch
-(`voting`). Whatever completes is checked; whatever fails must have a cause (`judge`).
+come late, set deadlines, drop arrays and make others in their place, while `disasters` happen; then
+they meet again in the next epoch (`voting`). Whatever completes is checked; whatever fails must
+have a cause (`judge`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import asyncio
 from collections import defaultdict, deque
 from random import Random
 from typing import Any
+
+import numpy as np
 
 from aiodist.errors import (
     AiodistError,
@@ -54,6 +57,7 @@ class Run:
         self.failed = 0  # operations that raised
         self.outcomes: list[Any] = []  # what the main function of each rank came to
         self._voting = Voting(self.judge)  # how ranks go on after a loss
+        self._drops = Random(f"drops {scenario.seed}")  # says whose memory is dropped
 
     def play(self) -> None:
         """Raises HangError, DeadlockError, InvariantError."""
@@ -224,6 +228,7 @@ class Run:
                 self._problems.append(wrong)
             if self._is_wrong(step, group):
                 self._problems.append(f"{group!r}: {step} was done, though ranks called it apart")
+            del result, call.work  # or it would have the memory that may be dropped
             self._poison(call)
 
     def _is_wrong(self, step: Step, group: Group) -> bool:
@@ -239,8 +244,16 @@ class Run:
         return isinstance(error, CollectiveAbortedError) and number in self.scenario.cancels
 
     def _poison(self, call: Call) -> None:
-        """The operation is over: its memory is ours again, and stays as it is."""
-        for buffer in call.buffers():
+        """The operation is over: its memory is ours again, and stays as it is. Half of it is
+        dropped at once, and arrays of the same sizes are made, which mostly lie at the same
+        addresses."""
+        buffers = call.buffers()
+        if self._drops.random() < 0.5:
+            sizes = [*map(len, buffers)]
+            call.drop()
+            buffers.clear()
+            buffers = [np.empty(size, np.int64) for size in sizes]
+        for buffer in buffers:
             self.judge.watch(buffer, f"{call.group!r} {call.step}")
 
 

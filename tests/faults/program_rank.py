@@ -4,6 +4,10 @@ All that ranks must agree on is drawn from the seed of the program, by each of t
 steps of each act, their operations, sizes, tags, roots, and which rank does what is wrong. All else
 is drawn by each rank for itself: where its arrays lie, how late it is, and the order in which it
 starts steps whose tags allow any.
+
+Arrays of `Group.empty` and of `Group.share` are kept for some batches, until all ranks have mapped
+them. Then they are used again, or dropped. In the second case another array is made at once, while
+the system may give it the address of the dropped one.
 """
 
 from __future__ import annotations
@@ -13,12 +17,13 @@ import gc
 import importlib
 import json
 import logging
+import mmap
 import os
 import random
 import signal
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,16 +42,20 @@ KINDS = (
     "all_reduce", "all_reduce", "all_reduce list", "all_reduce scalar", "reduce", "broadcast",
     "broadcast", "broadcast tree", "all_gather", "all_gather", "all_gather tree", "gather",
     "scatter", "reduce_scatter", "all_to_all", "scan", "exscan", "barrier", "ring", "to one",
+    "share",
 )  # fmt: skip
 MESSAGES = ("ring", "to one")
 TROUBLES = ("cancel", "type", "shape", "root")
+MOST_KEPT = 4
+"""Arrays of `Group.empty`, and as many of `Group.share`, that are kept for one group."""
 MODULUS = 13
 """Of all elements: a sum over 8 ranks is right in every dtype."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One operation, on all ranks. `culprit` does what `trouble` says."""
+    """One operation, on all ranks. `seen`: their arrays lie in memory that was kept, or where such
+    memory was until now. `culprit` does what `trouble` says."""
 
     kind: str
     dtype: str
@@ -55,6 +64,7 @@ class Step:
     root: int
     tag: str | int | None
     uneven: bool
+    seen: bool
     culprit: int
     trouble: str
 
@@ -82,7 +92,8 @@ def draw(chooser: random.Random, size: int, troubles: float) -> Step:
     many = kind in ("all_to_all", "reduce_scatter", "scatter", "all_reduce list", "all_gather tree")
     return Step(
         kind, dtype, min(sizes(chooser), 1 << 21) if many else sizes(chooser), op,
-        chooser.randrange(size), None, chooser.random() < 0.2, chooser.randrange(size),
+        chooser.randrange(size), None, chooser.random() < 0.2, chooser.random() < 0.4,
+        chooser.randrange(size),
         # Of a message that is never sent nobody hears.
         chooser.choice(TROUBLES) if chooser.random() < troubles and kind not in MESSAGES else "",
     )  # fmt: skip
@@ -99,9 +110,72 @@ class Ways:
         self.chooser = random.Random(seed)
         self.torch = torch
         self.counts: Counter[str] = Counter()
+        # By group, memory of `Group.empty`, by bytes: what no operation uses, and what one may.
+        self._kept: dict[aiodist.Group, list[Any]] = defaultdict(list)
+        self._lent: dict[aiodist.Group, list[Any]] = defaultdict(list)
+        self._shared: list[Any] = []  # results of `Group.share`
 
-    def put(self, group: aiodist.Group, values: Any, writable: bool) -> Any:
+    # -- memory that is kept ----------------------------------------------------------------------
+
+    def share(self, x: Any) -> None:
+        """Keep a result of `Group.share` for a while. What is dropped is drawn by each rank."""
+        self._shared.append(x)
+        if len(self._shared) > MOST_KEPT:
+            del self._shared[self.chooser.randrange(MOST_KEPT)]
+
+    def give_back(self, group: aiodist.Group) -> None:
+        """No operation of the group is under way: keep the memory that they had."""
+        kept = self._kept[group]
+        kept += self._lent.pop(group, [])
+        while len(kept) > MOST_KEPT:
+            del kept[self.chooser.randrange(len(kept))]
+
+    def forget(self, group: aiodist.Group | None = None) -> None:
+        """Drop what was kept, for that group or for all."""
+        if group is not None:
+            self._kept.pop(group, None)
+            self._lent.pop(group, None)
+            return
+        self._kept.clear()
+        self._lent.clear()
+        self._shared.clear()
+
+    def _seen(self, group: aiodist.Group, values: Any) -> Any:
+        """An array of these in kept memory, or where such memory was until now."""
+        kept = self._kept[group]
+        fit = [at for at, memory in enumerate(kept) if len(memory) >= values.nbytes]
+        ways = ["again", "again", "remade", "plain remade", "mapped remade"]
+        way = self.chooser.choice([*ways, "tensor remade"] if self.torch else ways)
+        self.counts[way if fit else "first"] += 1
+        nbytes = max(values.nbytes, self.chooser.choice([1 << 16, 1 << 18, 1 << 20]))
+        if fit:
+            memory = kept.pop(self.chooser.choice(fit))
+            if way != "again":
+                nbytes = len(memory)
+                del memory  # from here on the loop does not turn
+        if not fit or way == "remade":
+            memory = group.empty(nbytes, np.uint8)
+        elif way == "plain remade":
+            return self._in(np.empty(nbytes, np.uint8), values)
+        elif way == "mapped remade":
+            return self._in(np.frombuffer(mmap.mmap(-1, nbytes), np.uint8), values)
+        elif way == "tensor remade":
+            x = self._in(self.torch.empty(nbytes, dtype=self.torch.uint8).numpy(), values)
+            return self.torch.from_numpy(x) if values.dtype.isnative else x
+        self._lent[group].append(memory)
+        return self._in(memory, values)
+
+    def _in(self, memory: Any, values: Any) -> Any:
+        x = memory[: values.nbytes].view(values.dtype)
+        x[:] = values
+        return x
+
+    # -- all memory -------------------------------------------------------------------------------
+
+    def put(self, group: aiodist.Group, values: Any, writable: bool, seen: bool) -> Any:
         """An array of these, somewhere."""
+        if seen and self.chooser.random() < 0.8:
+            return self._seen(group, values)
         ways = ["plain", "plain", "empty", "empty", "strided", "part", "reversed"]
         ways += [] if writable else ["read-only"]
         native = values.dtype.isnative
@@ -205,7 +279,7 @@ def begin(group: aiodist.Group, step: Step, number: int, ways: Ways) -> tuple[An
         given = values(step, number, rank, slot, n)
         if trouble == "shape":
             given = np.append(given, given[:1] if len(given) else np.zeros(1, given.dtype))
-        return object() if trouble == "type" else ways.put(group, given, writable)
+        return object() if trouble == "type" else ways.put(group, given, writable, step.seen)
 
     def check(expected: Any) -> Check:
         def it(found: Any) -> None:
@@ -219,7 +293,7 @@ def begin(group: aiodist.Group, step: Step, number: int, ways: Ways) -> tuple[An
     match kind:
         case "all_reduce":
             if into:
-                out = ways.put(group, zeros, True)
+                out = ways.put(group, zeros, True, step.seen)
                 x = own(False)
                 if type(out) is not type(x):
                     out = None if isinstance(x, np.ndarray) and x.flags.writeable else zeros
@@ -258,7 +332,7 @@ def begin(group: aiodist.Group, step: Step, number: int, ways: Ways) -> tuple[An
             def plain(x: Any) -> Any:
                 return x
 
-            x = tree(rank, lambda it: ways.put(group, it, False))
+            x = tree(rank, lambda it: ways.put(group, it, False, step.seen))
             if trouble:
                 x["d"] = object()
             if kind == "broadcast tree":
@@ -289,17 +363,26 @@ def begin(group: aiodist.Group, step: Step, number: int, ways: Ways) -> tuple[An
         case "exscan":
             expected = reduced(step, number, range(rank or 1))
             return group.exscan(own(True), op, tag=tag), check(expected)
+        case "share":
+            expected = values(step, number, step.root, 0, as_ever)
+
+            def keep(found: Any) -> None:
+                same(found, expected, (step, number))
+                ways.share(found)
+
+            given = own(False) if rank == root or trouble else None
+            return group.share(given, root, tag=tag), keep
         case "barrier":
             return group.barrier(tag=tag), check(None)
         case "ring":
             before = (rank - 1) % size
-            message = ways.put(group, values(step, number, rank), False)
+            message = ways.put(group, values(step, number, rank), False, step.seen)
             sent = group.isend(message, (rank + 1) % size, tag=f"ring {number}")
             came = group.irecv(src=before, tag=f"ring {number}")
             return asyncio.gather(came, sent), check([values(step, number, before), None])
         case _:  # to one
             name = f"to one {number}"
-            message = ways.put(group, values(step, number, rank), False)
+            message = ways.put(group, values(step, number, rank), False, step.seen)
             works: list[Any] = (
                 [group.isend(message, step.root, tag=name)] if rank != step.root else []
             )
@@ -373,6 +456,7 @@ async def batch(
         for error in done:
             if isinstance(error, BaseException):
                 raise error
+        ways.give_back(group)
         ways.counts["steps"] += len(steps)
 
 
@@ -433,6 +517,7 @@ async def apart(
     if way == "dup" and group.size > 1:
         both.append(batches(group, f"{seed} beside", 3, troubles, ways, 1))
     await asyncio.gather(*both)
+    ways.forget(other)
     await other.close()
 
 
@@ -476,8 +561,10 @@ async def main(plan: dict[str, Any], address: str, rank: int) -> None:
                 await batches(group, f"{seed} {act}", many, 0, ways, 1)
         except aiodist.GroupBrokenError:
             ways.counts["losses"] += 1
+        ways.forget(group)
         await asyncio.sleep(ways.late())
         group = await group.shrink()
+    ways.forget()
     await group.close()
     del group
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
