@@ -13,9 +13,9 @@ from aiodist.channels.holding import Holding
 from aiodist.channels.into import Reading
 from aiodist.channels.lots import Lot
 from aiodist.channels.pace import Pace
-from aiodist.channels.participant import Participant
+from aiodist.channels.participant import AWAY, Participant
 from aiodist.channels.slicing import FAILURES, NobodyError, Shares, Slicing
-from aiodist.errors import CollectiveTimeoutError, ProtocolError
+from aiodist.errors import ProtocolError
 
 log = logging.getLogger("aiodist.channels")
 
@@ -119,7 +119,7 @@ class Fetching:
                     if await participant.gone_behind(participant.place, holding, failed):
                         continue
                     raise NobodyError
-            except CollectiveTimeoutError as error:
+            except AWAY as error:
                 # The coordinator is away, and may come back.
                 holding.starve()
                 raise NobodyError from error

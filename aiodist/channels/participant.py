@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -38,6 +39,9 @@ log = logging.getLogger("aiodist.channels")
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Release | Place | Seat)
+
+AWAY = (CollectiveTimeoutError, JoinTimeoutError)
+"""What is raised while the coordinator is away, and may come back."""
 
 BEAT = 1.0
 """Seconds between signs of life in the store of the channel."""
@@ -149,12 +153,7 @@ class Participant:
         comes back. Raises JoinTimeoutError, and what that does."""
         try:
             async with asyncio.timeout(self._timeout):
-                while True:
-                    try:
-                        await work()
-                        return
-                    except CollectiveTimeoutError as error:
-                        log.debug("channel %r: entering: %s", self.channel, error)
+                await self.until_done(work)
         except TimeoutError as error:
             if isinstance(error, AiodistError):
                 raise
@@ -162,6 +161,14 @@ class Participant:
                 f"the coordinator went away while the channel {self.channel!r} was entered, or had"
                 f" no time: waited {self._timeout:g} s"
             ) from None
+
+    async def until_done(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do something; again, for as long as it fails because the coordinator is away."""
+        while True:
+            try:
+                return await work()
+            except AWAY as error:
+                log.debug("channel %r: %s", self.channel, error)
 
     async def close(self) -> None:
         """Leave. Idempotent. Whoever is cancelled meanwhile does not break it off."""
@@ -316,11 +323,7 @@ class Participant:
     async def _again(self, work: Callable[[Store], Awaitable[None]]) -> None:
         """Do something with the store, as `ask` does, again and again until it is done."""
         while True:
-            try:
-                await self.ask(work)
-            except (CollectiveTimeoutError, JoinTimeoutError) as error:
-                # The coordinator is away, and may come back.
-                log.debug("channel %r: %s", self.channel, error)
+            await self.until_done(lambda: self.ask(work))
 
     async def _recover(self, group: Group, error: AiodistError) -> None:
         actor = group._actor
@@ -353,12 +356,8 @@ class Participant:
     async def look(self) -> list[Release]:
         """What the channel has now: `releases` may not have it yet. Waits for a coordinator that is
         away."""
-        while True:
-            with suppress(CollectiveTimeoutError):
-                value = await self.ask(
-                    lambda store: store.get(directory.RELEASES, timeout=self.patience)
-                )
-                return directory.unpacked(Release, value)
+        asking = partial(Store.get, key=directory.RELEASES, timeout=self.patience)
+        return directory.unpacked(Release, await self.until_done(lambda: self.ask(asking)))
 
     def _know(self, value: bytes | None) -> None:
         self.releases = directory.unpacked(Release, value)

@@ -18,7 +18,7 @@ from aiodist.channels.memory import VersionMemory
 from aiodist.channels.participant import BEAT, GONE, PATIENCE, Participant
 from aiodist.channels.ration import Ration
 from aiodist.channels.trees import unwrapped
-from aiodist.errors import AiodistError, JoinError
+from aiodist.errors import AiodistError, CollectiveTimeoutError, JoinError
 from aiodist.types import ChannelOptions
 
 
@@ -156,7 +156,9 @@ class Publisher:
         """Bytes of versions that this process has sent to others so far: not what they map."""
         return self._participant.bytes_sent
 
-    async def publish(self, params: Any, *, version: int, lend: bool = False) -> None:
+    async def publish(
+        self, params: Any, *, version: int, lend: bool = False, timeout: float | None = None
+    ) -> None:
         """Publish `params`, a tree of arrays, as `version`, which has to be higher than all before
         it, or has the same bytes as a version that was published under that number (a retry).
         Returns as soon as `params` may change again: it is copied, from devices, too. Subscribers
@@ -166,14 +168,28 @@ class Publisher:
         `take_back` has returned, or this publisher is closed; what is written before that, others
         find damaged, and nobody gets it.
 
+        While the coordinator is away, this waits until it is back, or for `timeout` seconds.
+
         Raises ValueError for a version that is not higher, and for parts of arrays where there is
         no other publisher; TypeError for a leaf that cannot travel, JoinError where another
-        publisher has taken this one's place, CoordinatorLostError, CollectiveTimeoutError (the
-        coordinator is away), OSError or MemoryError where there is no memory. Nothing is published
-        then.
+        publisher has taken this one's place, CoordinatorLostError, OSError or MemoryError where
+        there is no memory: nothing is published then. CollectiveTimeoutError (a TimeoutError) after
+        `timeout`: publish the same again to be sure that it is.
         """
         if type(version) is not int or not 0 <= version <= MAX_VERSION:
             raise ValueError(f"a version is an int from 0 on, not {version!r}")
+        try:
+            async with asyncio.timeout(timeout):
+                await self._publish(params, version, lend=lend)
+        except TimeoutError as error:
+            if isinstance(error, AiodistError):
+                raise
+            raise CollectiveTimeoutError(
+                f"version {version} of the channel {self._participant.channel!r} was not published"
+                f" within {timeout:g} s: nothing came from the coordinator. Publish the same again"
+            ) from None
+
+    async def _publish(self, params: Any, version: int, *, lend: bool) -> None:
         participant = self._participant
         participant.check()
         async with self._publishing:
@@ -220,7 +236,7 @@ class Publisher:
 
     async def _announce(self, release: Release, memory: VersionMemory) -> None:
         participant = self._participant
-        await self._take_place()
+        await participant.until_done(self._take_place)
         if (words := memory.words()) is not None:
             release = replace(release, host=participant.host, offer=words[0], key=words[1])
         held = participant.holdings.get(release.version)
@@ -239,7 +255,9 @@ class Publisher:
             self._lent[release.version] = holding
         adding = partial(directory.with_release, new=release, keep=self._keep, before=self._before)
         try:
-            known = await participant.change(directory.RELEASES, Release, adding)
+            known = await participant.until_done(
+                lambda: participant.change(directory.RELEASES, Release, adding)
+            )
         except BaseException:
             # Whether the coordinator has it is not known: then nobody finds it here.
             participant.holdings.pop(release.version).retire()

@@ -16,10 +16,10 @@ from aiodist.channels.holding import Holding
 from aiodist.channels.into import Reading
 from aiodist.channels.lots import Lot
 from aiodist.channels.memory import VersionMemory
-from aiodist.channels.participant import Participant
+from aiodist.channels.participant import AWAY, Participant
 from aiodist.channels.slices import Arrays, Piece, Want, Whole
 from aiodist.channels.transfers import NotThereError, UnwantedError
-from aiodist.errors import AiodistError, CollectiveTimeoutError
+from aiodist.errors import AiodistError
 
 log = logging.getLogger("aiodist.channels")
 
@@ -76,7 +76,7 @@ class Slicing:
             self._participant.lots[lot.version, lot.name] = lot
             reading.begin(lot)
             await self._feeding.whole(lot, lambda: self._fill(lot, failed))
-        except CollectiveTimeoutError as error:
+        except AWAY as error:
             # The coordinator is away, and may come back.
             raise NobodyError from error
         return lot

@@ -277,7 +277,9 @@ def test_the_coordinator_is_away_for_longer_than_the_patience():
             await weights.latest()
             stage.sim.restart_coordinator(4 * PATIENCE)
             away.set()
-            assert (await weights.latest(newer_than=1))[0] == 2
+            version, got = await weights.latest(newer_than=1)
+            assert version == 2
+            assert np.array_equal(got["w"], tree(2)["w"])
             await other_has.wait()
         stage.done.set()
 
@@ -285,10 +287,13 @@ def test_the_coordinator_is_away_for_longer_than_the_patience():
         async with stage.publisher() as out:
             await out.publish(tree(1), version=1)
             await away.wait()
-            with pytest.raises(aiodist.CollectiveTimeoutError):
-                await out.publish(tree(2), version=2)
-            await asyncio.sleep(4 * PATIENCE)
-            await out.publish(tree(2), version=2)
+            weights = tree(2)
+            with pytest.raises(aiodist.CollectiveTimeoutError, match=f"within {PATIENCE:g} s"):
+                await out.publish(weights, version=2, timeout=PATIENCE)
+            publishing = asyncio.ensure_future(out.publish(weights, version=2))
+            await asyncio.sleep(PATIENCE)
+            weights["w"][:] = -1  # what is published was copied before
+            await publishing
             await stage.done.wait()
 
     async def other():

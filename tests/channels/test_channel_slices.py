@@ -299,7 +299,8 @@ def test_a_source_of_slices_that_goes_in_the_middle(how, monkeypatch):
 
     mains = {at: stage.publish(at, 2) for at in range(2)}
     outcomes = stage.play({**mains, 2: first(), 3: take(), 4: take()})
-    assert sum(outcomes[:2]) <= nbytes(whole(1))  # half of it is wanted: twice at most
+    # Half of it is wanted: twice at most, and a little around the weights.
+    assert sum(outcomes[:2]) <= 1.05 * nbytes(whole(1))
 
 
 def test_the_publishers_die_when_one_has_what_is_wanted():
