@@ -24,7 +24,7 @@ meaning) and are part of the text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 
@@ -175,3 +175,27 @@ class GroupClosedError(AiodistError):
 
 class CoordinatorLostError(AiodistError):
     """The coordinator is gone for good: membership can no longer change."""
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions in an exception group, at any depth, in order; `error` if it is no group."""
+    left = [error]
+    while left:
+        found = left.pop()
+        if isinstance(found, BaseExceptionGroup):
+            left += reversed(found.exceptions)
+        else:
+            yield found
+
+
+def in_words(error: BaseException, *, located: bool = True) -> str:
+    """The class and the text of an exception, as they are told to others.
+
+    Of an exception group those of its leaves, because its own text only says how many there are.
+    `located`: aiodist's own errors say where they happened.
+    """
+    words = []
+    for leaf in leaves(error):
+        text = leaf.message if isinstance(leaf, AiodistError) and not located else str(leaf)
+        words.append(f"{type(leaf).__name__}: {text}" if text else type(leaf).__name__)
+    return "; ".join(dict.fromkeys(words))

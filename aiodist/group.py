@@ -11,7 +11,7 @@ from aiodist.blocking.calls import Home
 from aiodist.blocking.group import BlockingGroup
 from aiodist.control.store import Store
 from aiodist.engine import failures
-from aiodist.errors import GroupClosedError, GroupRevokedError
+from aiodist.errors import GroupClosedError, GroupRevokedError, in_words
 from aiodist.operations import Operations
 from aiodist.rank import deriving
 from aiodist.rank.actor import RankActor, as_member
@@ -453,6 +453,6 @@ class Group(Operations):
         if error is None:
             await self.close()
         else:
-            self.abort(f"{type(error).__name__}: {error}")
+            self.abort(in_words(error))
             await self._actor.gone()
         return None

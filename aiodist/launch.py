@@ -31,7 +31,7 @@ from types import FrameType
 from typing import Any, TypeVar, TypeVarTuple, Unpack, overload
 
 from aiodist.coordinator.actor import Coordinator
-from aiodist.errors import AiodistError, PeerLostError
+from aiodist.errors import AiodistError, PeerLostError, in_words
 from aiodist.group import Group
 from aiodist.launching import reports, spawn, tether
 from aiodist.session import connect
@@ -324,7 +324,7 @@ class _Ranks:
         try:
             value = reports.value_of(report)
         except Exception as error:  # whatever the value's own methods raise
-            what = f"{type(error).__name__}: {error}"
+            what = in_words(error)
             failure = AiodistError(f"what {who} reported cannot be unpickled here: {what}")
             failure.__cause__ = error
         else:
@@ -341,7 +341,7 @@ class _Ranks:
 
     def _failed(self, failure: BaseException, *, died: bool = False) -> None:
         """Note why a rank failed. That it died is no consequence of another's failure."""
-        if isinstance(failure, spawn.CONSEQUENCES) and not died:
+        if spawn.is_consequence(failure) and not died:
             if self._consequence is None:
                 self._consequence = failure
         elif self._cause is None:

@@ -26,6 +26,7 @@ from aiodist.errors import (
     MismatchError,
     PeerLostError,
     ProtocolError,
+    in_words,
 )
 from aiodist.trace import Scope, bound
 from aiodist.work import Work
@@ -141,7 +142,7 @@ class Record:
         self.state = state
         if error is not None:
             self._recorder.failures[type(error)] += 1
-            self.error = f"{type(error).__name__}: {error}".partition("\n")[0][:MOST_TEXT]
+            self.error = in_words(error).partition("\n")[0][:MOST_TEXT]
             if isinstance(error, TELLING):
                 self._recorder.failed(error)
         for observer in self._recorder.observers:

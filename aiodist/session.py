@@ -24,7 +24,7 @@ from aiodist.control.events import ControlEvent
 from aiodist.coordinator import finding
 from aiodist.coordinator.actor import Coordinator
 from aiodist.coordinator.exposure import Guard, narrow_hint
-from aiodist.errors import CoordinatorLostError, JoinTimeoutError
+from aiodist.errors import CoordinatorLostError, JoinTimeoutError, in_words
 from aiodist.group import Group
 from aiodist.links.endpoint import Endpoint
 from aiodist.links.greeting import Identity
@@ -463,9 +463,7 @@ async def local(size: int, **options: Unpack[JoinOptions]) -> AsyncIterator[list
         try:
             yield groups
         except BaseException as error:
-            await asyncio.gather(
-                *(_aborted(group, f"{type(error).__name__}: {error}") for group in groups)
-            )
+            await asyncio.gather(*(_aborted(group, in_words(error)) for group in groups))
             raise
         await asyncio.gather(*(group._newest().close() for group in groups))
 

@@ -28,6 +28,7 @@ from aiodist.errors import (
     CoordinatorLostError,
     GroupClosedError,
     JoinTimeoutError,
+    in_words,
 )
 from aiodist.group import Group
 from aiodist.reach import memory_of
@@ -282,7 +283,7 @@ class Participant:
         if not isinstance(error, AiodistError):
             message = f"{task.get_name()} failed"
             self._loop.call_exception_handler({"message": message, "exception": error})
-            error = GroupClosedError(f"the channel {self.channel!r} failed here: {error!r}")
+            error = GroupClosedError(f"the channel {self.channel!r} failed here: {in_words(error)}")
         self._fail(error)
 
     def _fail(self, error: AiodistError) -> None:
@@ -527,5 +528,5 @@ class Meeting:
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            self._pair.abort(f"{type(error).__name__}: {error}")
+            self._pair.abort(in_words(error))
         await self._participant.leave(self._pair)

@@ -15,6 +15,7 @@ from aiodist.errors import (
     MismatchError,
     PeerLostError,
     ProtocolError,
+    in_words,
 )
 
 LOST = "lost"
@@ -139,14 +140,9 @@ def verdict_of(error: BaseException, rank: int) -> Verdict:
     if isinstance(error, asyncio.CancelledError):
         return cancelled(rank)
     if isinstance(error, OperatorError):
-        return Verdict("error", f"the operator raised {_in_words(error.error)}", rank)
-    return Verdict("error", _in_words(error), rank)
-
-
-def _in_words(error: BaseException) -> str:
-    """Its class and its text, if it has one."""
-    text = error.message if isinstance(error, AiodistError) else str(error)
-    return sayable(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+        text = sayable(in_words(error.error, located=False))
+        return Verdict("error", f"the operator raised {text}", rank)
+    return Verdict("error", sayable(in_words(error, located=False)), rank)
 
 
 def sayable(text: str) -> str:

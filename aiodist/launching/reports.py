@@ -15,7 +15,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from aiodist.errors import AiodistError
+from aiodist.errors import AiodistError, in_words
 
 _HEADER = struct.Struct(">BQQ")  # outcome, bytes of text, bytes of the pickle
 _AT_ONCE = 16 << 20
@@ -54,8 +54,8 @@ def returned(value: Any, dumps: Dumps = pickle.dumps) -> Report:
     try:
         return Report(Outcome.RETURNED, "", dumps(value))
     except Exception as error:  # whatever the value's own methods raise
-        what = f"{type(error).__name__}: {error}"
-        raise AiodistError(f"what main returned cannot be pickled: {what}") from error
+        text = f"what main returned cannot be pickled: {in_words(error)}"
+        raise AiodistError(text) from error
 
 
 def raised(error: BaseException, dumps: Dumps = pickle.dumps) -> Report:

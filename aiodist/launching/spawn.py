@@ -11,10 +11,16 @@ import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from aiodist.errors import AiodistError, CollectiveAbortedError, GroupBrokenError
+from aiodist.errors import AiodistError, CollectiveAbortedError, GroupBrokenError, leaves
 
 CONSEQUENCES: tuple[type[AiodistError], ...] = (GroupBrokenError, CollectiveAbortedError)
 """What ranks raise because another one failed: not the cause that a user looks for."""
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Whether a rank raised `error` because another one failed; a group, if all in it are that."""
+    return all(isinstance(leaf, CONSEQUENCES) for leaf in leaves(error))
+
 
 SETTLE = 3.0
 """Seconds that a failure which looks like a consequence waits for its cause to show."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from aiodist.control.client import ControlClient
 from aiodist.control.events import ControlEvent, CoordinatorBack, CoordinatorGone
 from aiodist.control.store import Store
-from aiodist.errors import CollectiveTimeoutError, GroupClosedError
+from aiodist.errors import CollectiveTimeoutError, GroupClosedError, in_words
 from aiodist.links.endpoint import FAREWELL_TIMEOUT, Endpoint
 from aiodist.rank.context import Context
 from aiodist.schedules.costs import agreed
@@ -264,7 +264,7 @@ class RankActor:
     def _on_failed(self, error: BaseException) -> None:
         """Nobody knows what else is wrong here, and others may wait for what never comes."""
         if self._leaving is None:
-            self.abort(f"something failed on it that nobody foresaw: {error!r}"[:MAX_TEXT])
+            self.abort(f"something failed on it that nobody foresaw: {in_words(error)}"[:MAX_TEXT])
 
     def _close_contexts(self, error: GroupClosedError) -> None:
         for context in self.contexts:

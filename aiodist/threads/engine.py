@@ -22,7 +22,7 @@ from functools import partial
 from multiprocessing import util as processes
 from typing import Any, Protocol, TypeVar
 
-from aiodist.errors import GroupClosedError
+from aiodist.errors import GroupClosedError, in_words
 from aiodist.threads.loop import Loop, Until, at_once
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ class Engine:
 
     def _abort_all(self, error: BaseException) -> None:
         for group in list(self._groups):
-            group.abort(f"{type(error).__name__} in the midst of an operation")
+            group.abort(f"{in_words(error)} in the midst of an operation")
 
     def adopt(self, group: Resident) -> None:
         """A group lives on the loop."""

@@ -32,6 +32,7 @@ from aiodist.errors import (
     MessageTooLargeError,
     MismatchError,
     ProtocolError,
+    in_words,
 )
 from aiodist.operations import Operations
 from aiodist.signatures import Given, Index, WindowSignatures, typed
@@ -250,7 +251,7 @@ class Window:
         """A task that serves has ended."""
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a window ends, as it failed to serve", exc_info=error)
-            self._abort(f"its window failed to serve: {error!r}")
+            self._abort(f"its window failed to serve: {in_words(error)}")
 
     def _carried_out(self, request: Request) -> Any:
         """The answer to `request`. Who asks may ask for anything, so whatever that raises here is
@@ -258,7 +259,7 @@ class Window:
         try:
             return self._carry_out(*request)
         except Exception as error:
-            return sayable(f"{type(error).__name__}: {error}")[:MOST_WORDS]
+            return sayable(in_words(error))[:MOST_WORDS]
 
     def _carry_out(self, op: str, number: int, where: list[Any], value: Any, name: str) -> Any:
         memory, exposed = self._memory, self._exposed[self._group._context.rank]

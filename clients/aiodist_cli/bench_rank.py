@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiodist
+from aiodist.errors import in_words
 from aiodist.launching import spawn
 from aiodist_cli import bench_worker
 from aiodist_cli.bench_worker import Block, Prepared, checked, differences, encode, fill
@@ -103,7 +104,7 @@ class Rank:
             answer: dict[str, Any] = await bench_worker.named(do)(self, **details)
             return answer
         except Exception as error:  # told to the driver, which goes on with the others
-            return {"error": f"{type(error).__name__}: {error}"}
+            return {"error": in_words(error)}
 
     async def _run(
         self, op: str, nbytes: int, iterations: int, memory: str, fill: bool, check: bool

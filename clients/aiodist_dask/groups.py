@@ -168,7 +168,7 @@ class Groups:
             for rank, each in enumerate(self._workers)
             if isinstance(found[each], CommClosedError)
         ]
-        causes = [each for each in failures if not isinstance(each, spawn.CONSEQUENCES)]
+        causes = [each for each in failures if not spawn.is_consequence(each)]
         if dead:
             raise self._lost(dead)
         if failures:

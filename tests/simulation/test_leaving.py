@@ -134,15 +134,21 @@ def test_ranks_that_leave_at_about_the_same_time_do_not_wait_for_each_other() ->
         assert max(simulation.run(main)) < 1.0
 
 
-@pytest.mark.parametrize("how", ["raises", "aborts"])
+@pytest.mark.parametrize("how", ["raises", "aborts", "raises in a task group"])
 def test_who_aborts_is_no_alarm(how: str, caplog: pytest.LogCaptureFixture) -> None:
     """Its coordinator tells that from a crash, and so does whoever reads what that has logged."""
     caplog.set_level(logging.INFO, "aiodist.coordinator")
+
+    async def fail() -> None:
+        raise ValueError("no")
 
     async def body(group: aiodist.Group) -> None:
         await group.barrier()
         if group.rank == 1 and how == "aborts":
             group.abort("ValueError: no")
+        elif group.rank == 1 and how == "raises in a task group":
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(fail())
         elif group.rank == 1:
             raise ValueError("no")
         else:

@@ -89,3 +89,35 @@ def test_what_is_given_is_copied() -> None:
 )
 def test_some_are_builtin_errors_as_well(kind: type[Exception], builtin: type[Exception]) -> None:
     assert issubclass(kind, builtin)
+
+
+GROUP = ExceptionGroup(
+    "two", [ValueError("no"), ExceptionGroup("one", [KeyError(), OSError("no")])]
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("no"), "ValueError: no"),
+        (ValueError(), "ValueError"),
+        (GROUP, "ValueError: no; KeyError; OSError: no"),
+        (ExceptionGroup("the same", [ValueError("no"), ValueError("no")]), "ValueError: no"),
+        (BaseExceptionGroup("any", [KeyboardInterrupt()]), "KeyboardInterrupt"),
+    ],
+)
+def test_an_exception_in_words_is_its_leaves(error: BaseException, words: str) -> None:
+    assert errors.in_words(error) == words
+
+
+def test_words_may_leave_out_where_it_was() -> None:
+    error = errors.AiodistError("why", group="g")
+    assert errors.in_words(error) == "AiodistError: why [group 'g']"
+    assert errors.in_words(error, located=False) == "AiodistError: why"
+
+
+def test_groups_may_be_nested_at_any_depth() -> None:
+    error: Exception = ValueError("no")
+    for _ in range(5000):
+        error = ExceptionGroup("one", [error])
+    assert errors.in_words(error) == "ValueError: no"

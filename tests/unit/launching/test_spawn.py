@@ -12,6 +12,7 @@ import sys
 
 import pytest
 
+from aiodist import PeerLostError
 from aiodist.environment import settings_from
 from aiodist.launching import spawn
 
@@ -127,3 +128,10 @@ def test_signals_reach_the_group_while_there_is_one() -> None:
         assert spawn.signal_group(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
         assert not spawn.signal_group(process.pid, signal.SIGKILL)
+
+
+def test_a_group_of_consequences_is_one() -> None:
+    lost = PeerLostError("gone", ranks=[1])
+    assert spawn.is_consequence(lost)
+    assert spawn.is_consequence(ExceptionGroup("tasks", [lost, lost]))
+    assert not spawn.is_consequence(ExceptionGroup("tasks", [lost, ValueError("no")]))
