@@ -27,7 +27,7 @@ from aiodist_cli.errors import CommandError
 from aiodist_cli.nodes import Meeting, Stop, meet
 from aiodist_cli.output import Writer, joined, prefix, wants_colour
 from aiodist_cli.ranks import Ranks
-from aiodist_cli.summary import Exit, cause, headline, last_words
+from aiodist_cli.summary import Exit, cause, distinct, headline, last_words
 from aiodist_cli.tracebacks import without_the_loop
 
 _STDERR = 2
@@ -73,7 +73,7 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
 
         async def tell(text: str, died: Exit) -> None:
             told.append(died)
-            data = text.encode() + b"\n" + _words(died, died.withheld)
+            data = text.encode() + b"\n" + _said(without_the_loop(died.withheld), died.rank)
             await writer.write(_STDERR, data)
 
         failed = None
@@ -101,6 +101,7 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
         if meeting is not None:
             await meeting.tell(stop)
     others = [one for one in ranks.exits if all(one is not known for known in (failed, *told))]
+    others += ranks.cut_short
     await _say(writer, last_words(stop.reason, ranks.stopped, failed), failed, others)
     return stop.status
 
@@ -252,16 +253,20 @@ def _listening(writer: Writer, meeting: Meeting | None) -> Iterator[_Stops]:
 
 async def _say(writer: Writer, text: str, failed: Exit | None, others: Iterable[Exit]) -> None:
     """Write the last words: a line of each rank that failed because of `failed`, what all `others`
-    have said last, and behind it what `failed` did."""
-    data = b""
-    for one in others:
-        data += _words(one, [one.last_line] if one.is_consequence else one.withheld)
-    data += text.encode() + b"\n"
+    have said last, and behind it what `failed` did. What several have said is written once."""
+    first = [] if failed is None else list(without_the_loop(failed.withheld or failed.tail))
+    said = [(one, [one.last_line] if one.is_consequence else one.withheld) for one in others]
+    same, rest = distinct(first, [(one.rank, list(without_the_loop(it))) for one, it in said])
+    data = b"".join(_said(lines, *ranks) for lines, ranks in rest) + text.encode() + b"\n"
     if failed is not None:
-        data += _words(failed, failed.withheld or failed.tail)
+        data += _said(first, failed.rank, *same)
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(writer.write(_STDERR, data), timeout=1.0)
 
 
-def _words(one: Exit, lines: Iterable[bytes]) -> bytes:
-    return joined(without_the_loop(lines), prefix(one.rank, colour=wants_colour(_STDERR)))
+def _said(lines: Iterable[bytes], rank: int, *same: int) -> bytes:
+    """What `rank` has said, and that other ranks have said the same."""
+    data = joined(lines, prefix(rank, colour=wants_colour(_STDERR)))
+    if same:
+        data += f"aiodist run: the same on {spawn.name_ranks(same)}\n".encode()
+    return data
