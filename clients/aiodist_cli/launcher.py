@@ -61,7 +61,7 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
     exit status of the run."""
     writer = Writer()
     async with contextlib.AsyncExitStack() as stack:
-        job, meeting = await _prepare(stack, place, writer)
+        job, meeting, embedded = await _prepare(stack, place, writer)
         stops = stack.enter_context(_listening(writer, meeting))
         ranks = Ranks(writer, grace=grace, with_input=stdin)
         stack.enter_context(_dumping(ranks, writer, job))
@@ -87,6 +87,8 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
             else:
                 failed = await keep(ranks, place.spare, job.size, stops.first, start, tell)
         finally:
+            if embedded is not None:
+                embedded.is_run_over = True
             await ranks.stop(stops.second)
         if place.spare is None:
             failed = cause(ranks.exits)
@@ -108,10 +110,12 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
 
 async def _prepare(
     stack: contextlib.AsyncExitStack, place: Place, writer: Writer
-) -> tuple[spawn.Job, Meeting | None]:
-    """What all ranks have in common, and the line to the other launchers if there are any."""
+) -> tuple[spawn.Job, Meeting | None, aiodist.Coordinator | None]:
+    """What all ranks have in common, the line to the other launchers if there are any, and the
+    coordinator if this run has one of its own."""
     group = None if place.group == "world" else place.group
     token: str | None
+    embedded: aiodist.Coordinator | None = None
     if place.coordinator is None:
         token = secrets.token_urlsafe()
         embedded = await stack.enter_async_context(
@@ -137,7 +141,7 @@ async def _prepare(
             token=token,
             least=place.spare.least if place.spare is not None else None,
         )
-        return job, None
+        return job, None, embedded
     meeting = await stack.enter_async_context(
         meet(
             address,
@@ -160,7 +164,7 @@ async def _prepare(
         group=group,
         token=token,
     )
-    return job, meeting
+    return job, meeting, embedded
 
 
 def _token() -> str | None:
