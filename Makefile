@@ -74,7 +74,8 @@ screenshots: $(READY)  ## the pictures of the page in docs/ (needs chromium)
 	$(BIN)/python docs/screenshots.py
 
 # Not --quiet: with that, mkdocs counts no warnings, and is strict in vain.
-site: $(READY)  ## the pages and the reference as HTML, in site/; fails where a link is broken
+site: $(READY)  ## the pages and the reference as HTML, in site/; fails if a link, a table or a sentence is broken
+	$(BIN)/python docs/check.py --text
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 	@echo "site/index.html is there: $(BIN)/python -m http.server -d site"
 

@@ -127,9 +127,9 @@ def run(
     by_value = not has_main and _packs_by_value(main)
     # `main` may live in the main module, so it is packed apart: to be read after that is imported.
     work = reports.pickler(by_value)((main, tuple(args), options))
-    with _coordinator() as (address, token), tempfile.TemporaryFile() as payload:
+    with _coordinator() as (coordinator, token), tempfile.TemporaryFile() as payload:
         job = spawn.Job(
-            address=address,
+            address=coordinator.address,
             run_id=uuid.uuid4().hex,
             local_size=nprocs,
             master_addr="127.0.0.1",
@@ -143,6 +143,7 @@ def run(
             ranks.start(payload.fileno())
             return ranks.collect(timeout, deadline)
         finally:
+            coordinator.is_run_over = True
             ranks.stop()
 
 
@@ -185,10 +186,10 @@ def _packs_by_value(main: object) -> bool:
 
 
 @contextlib.contextmanager
-def _coordinator() -> Iterator[tuple[str, str]]:
-    """A coordinator in a thread of its own: its address, and the token it asks for."""
+def _coordinator() -> Iterator[tuple[Coordinator, str]]:
+    """A coordinator in a thread of its own, and the token it asks for."""
     token = secrets.token_urlsafe()
-    ready: concurrent.futures.Future[str] = concurrent.futures.Future()
+    ready: concurrent.futures.Future[Coordinator] = concurrent.futures.Future()
     # Made here and not in the thread: so it can be told to stop from here, however far that has
     # got.
     loop = spawn.new_event_loop()
@@ -197,7 +198,7 @@ def _coordinator() -> Iterator[tuple[str, str]]:
     async def serve() -> None:
         try:
             async with Coordinator("tcp://127.0.0.1:0", token=token, returns=False) as coordinator:
-                ready.set_result(coordinator.address)
+                ready.set_result(coordinator)
                 await over.wait()
         except BaseException as error:
             if ready.done():

@@ -1,6 +1,7 @@
 """Checks that README and docs/ tell the truth: ``make docs``.
 
-Links inside the repository lead somewhere. Functions that are named with their file exist (see
+Links inside the repository lead somewhere. Tables have a header row, and paragraphs end with a
+sentence. Functions that are named with their file exist (see
 `names`). The parts that are made of the code, as the map of files, are up to date (see `written`).
 And code is real. What stands behind the language of a code block says how it is checked:
 
@@ -16,7 +17,8 @@ All that is not run is listed at the end. Python that is not run has to compile.
 
 The pages that follow the rules for text are held to them (see `words`).
 
-``check.py --write`` brings the parts that are made of the code up to date.
+``check.py --write`` brings the parts that are made of the code up to date. ``check.py --text`` runs
+no code, and looks at links, tables and sentences alone: `make site` does that.
 """
 
 from __future__ import annotations
@@ -49,6 +51,12 @@ PAGES += sorted((ROOT / "docs").rglob("*.md"))
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SETUP = re.compile(r"<!-- run\n((?:(?!-->).)*)-->\s*\Z", re.DOTALL)
+COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+PARAGRAPH = re.compile(r"^[^\n]+(?:\n[^\n]+)*", re.MULTILINE)
+DELIMITER = re.compile(r"\|(?: *:?-+:? *\|)+$")
+NO_PROSE = re.compile(r"#|\s*[-*] |\s*\d+\. |<|:::|!\[|```|\s{4}|---$")
+GOES_ON = re.compile(r"\n*(?:[-*] |\d+\. |```)")
+ENDS = re.compile(r"[.:!?][)\"'*_`”]*$")
 WHY = re.compile(r"<!-- commands are not run:\s+(.+?)\s+-->", re.DOTALL)
 
 
@@ -101,6 +109,29 @@ def check_links(page: Path) -> Iterator[str]:
             yield f"{page.relative_to(ROOT)}: the link to {target} leads nowhere"
         elif anchor and anchor not in anchors(to):
             yield f"{page.relative_to(ROOT)}: {name or 'this page'} has no heading #{anchor}"
+
+
+def check_prose(page: Path) -> Iterator[str]:
+    """Tables without a header row, which no page shows as tables, and sentences that stop."""
+    text = FENCE.sub(lambda code: "```" + "\n" * code[0].count("\n"), page.read_text())
+    text = COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), text)
+    for match in PARAGRAPH.finditer(text):
+        lines = match[0].split("\n")
+        place = f"{page.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}"
+        if lines[0].startswith("|"):
+            cells = [line.count("|") for line in lines[:2]]
+            if DELIMITER.match(lines[0]) or len(lines) < 2 or not DELIMITER.match(lines[1]):
+                yield f"{place}: this table has no header row"
+            elif cells[0] != cells[1]:
+                yield f"{place}: the header row of this table has another number of columns"
+        elif not (
+            NO_PROSE.match(lines[-1]) or ENDS.search(lines[-1]) or GOES_ON.match(text, match.end())
+        ):
+            yield f"{place}: this paragraph stops amid a sentence: … {lines[-1][-40:]}"
+
+
+TEXT = (check_links, check_prose)
+"""What is checked of the text of a page."""
 
 
 def check_python(block: Block) -> Iterator[str]:
@@ -190,7 +221,8 @@ def commands(code: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def check_page(page: Path) -> Iterator[str]:
-    yield from check_links(page)
+    for check in TEXT:
+        yield from check(page)
     yield from names.check(ROOT, page)
     yield from names.check_lives(ROOT, page)
     with tempfile.TemporaryDirectory() as folder:
@@ -207,7 +239,17 @@ def check_page(page: Path) -> Iterator[str]:
     yield from check_runs(page)
 
 
+def check_text() -> int:
+    problems = [problem for page in PAGES for check in TEXT for problem in check(page)]
+    problems += words.check()
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return bool(problems)
+
+
 def main() -> int:
+    if "--text" in sys.argv:
+        return check_text()
     problems = written.check(ROOT, write="--write" in sys.argv)
     for page in PAGES:
         begun = time.monotonic()

@@ -129,11 +129,16 @@ class Coordinator:
         self.totals = totals = Totals()  # since it was made, for who watches it over time
         self.sparing = Sparing(logger)  # warns of what strangers do, but not each time
         # They hear what is worth a line in a log.
-        self.observers: list[Callable[[Note], None]] = [_log, totals.note]
+        self.observers: list[Callable[[Note], None]] = [self._log, totals.note]
         self._machine: Membership  # decides all; this and the next three are made by `start`
         self._loop: asyncio.AbstractEventLoop  # the loop of `start`, on which all is done
         self._entrance: Entrance  # listens
         self._alarm: Alarm  # rings when the machine has something due
+        self.stops_ranks = False
+        """Whether a launcher stops the ranks just now: then losses are logged at DEBUG, because
+        they are no news to it."""
+        # Whether the launcher that serves it is stopping its ranks: their loss is no news then.
+        self.is_run_over = False
         self._connections: dict[int, Connection] = {}  # by number; those with a transport
         # By the number of the connection that each pretends to be.
         self._surveys: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
@@ -393,6 +398,15 @@ class Coordinator:
                     connection.expect_view()
                 connection.send(encoder.frame(effect.message, effect.request))
 
+    def _log(self, note: Note) -> None:
+        level = _LEVELS.get(note.event, logging.DEBUG)
+        if note.event == "lost" and self.is_run_over:
+            level = logging.DEBUG
+        if logger.isEnabledFor(level):
+            said = ", ".join(f"{key}={value}" for key, value in note.fields.items())
+            extra = {"event": note.event, **note.fields}
+            logger.log(level, "%s: %s", note.event, said, extra=extra)
+
     def _end_surveys(self, reason: str) -> None:
         for answer in self._surveys.values():
             if not answer.done():
@@ -427,10 +441,3 @@ class Coordinator:
         while self._connections:
             self._changed.clear()
             await self._changed.wait()
-
-
-def _log(note: Note) -> None:
-    level = _LEVELS.get(note.event, logging.DEBUG)
-    if logger.isEnabledFor(level):
-        said = ", ".join(f"{key}={value}" for key, value in note.fields.items())
-        logger.log(level, "%s: %s", note.event, said, extra={"event": note.event, **note.fields})

@@ -27,7 +27,7 @@ from aiodist_cli.errors import CommandError
 from aiodist_cli.nodes import Meeting, Stop, meet
 from aiodist_cli.output import Writer, joined, prefix, wants_colour
 from aiodist_cli.ranks import Ranks
-from aiodist_cli.summary import Exit, cause, headline, last_words
+from aiodist_cli.summary import Exit, cause, distinct, headline, last_words
 from aiodist_cli.tracebacks import without_the_loop
 
 _STDERR = 2
@@ -61,7 +61,7 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
     exit status of the run."""
     writer = Writer()
     async with contextlib.AsyncExitStack() as stack:
-        job, meeting = await _prepare(stack, place, writer)
+        job, meeting, embedded = await _prepare(stack, place, writer)
         stops = stack.enter_context(_listening(writer, meeting))
         ranks = Ranks(writer, grace=grace, with_input=stdin)
         stack.enter_context(_dumping(ranks, writer, job))
@@ -73,7 +73,7 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
 
         async def tell(text: str, died: Exit) -> None:
             told.append(died)
-            data = text.encode() + b"\n" + _words(died, died.withheld)
+            data = text.encode() + b"\n" + _said(without_the_loop(died.withheld), died.rank)
             await writer.write(_STDERR, data)
 
         failed = None
@@ -87,6 +87,8 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
             else:
                 failed = await keep(ranks, place.spare, job.size, stops.first, start, tell)
         finally:
+            if embedded is not None:
+                embedded.is_run_over = True
             await ranks.stop(stops.second)
         if place.spare is None:
             failed = cause(ranks.exits)
@@ -101,16 +103,19 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
         if meeting is not None:
             await meeting.tell(stop)
     others = [one for one in ranks.exits if all(one is not known for known in (failed, *told))]
+    others += ranks.cut_short
     await _say(writer, last_words(stop.reason, ranks.stopped, failed), failed, others)
     return stop.status
 
 
 async def _prepare(
     stack: contextlib.AsyncExitStack, place: Place, writer: Writer
-) -> tuple[spawn.Job, Meeting | None]:
-    """What all ranks have in common, and the line to the other launchers if there are any."""
+) -> tuple[spawn.Job, Meeting | None, aiodist.Coordinator | None]:
+    """What all ranks have in common, the line to the other launchers if there are any, and the
+    coordinator if this run has one of its own."""
     group = None if place.group == "world" else place.group
     token: str | None
+    embedded: aiodist.Coordinator | None = None
     if place.coordinator is None:
         token = secrets.token_urlsafe()
         embedded = await stack.enter_async_context(
@@ -136,7 +141,7 @@ async def _prepare(
             token=token,
             least=place.spare.least if place.spare is not None else None,
         )
-        return job, None
+        return job, None, embedded
     meeting = await stack.enter_async_context(
         meet(
             address,
@@ -159,7 +164,7 @@ async def _prepare(
         group=group,
         token=token,
     )
-    return job, meeting
+    return job, meeting, embedded
 
 
 def _token() -> str | None:
@@ -252,16 +257,20 @@ def _listening(writer: Writer, meeting: Meeting | None) -> Iterator[_Stops]:
 
 async def _say(writer: Writer, text: str, failed: Exit | None, others: Iterable[Exit]) -> None:
     """Write the last words: a line of each rank that failed because of `failed`, what all `others`
-    have said last, and behind it what `failed` did."""
-    data = b""
-    for one in others:
-        data += _words(one, [one.last_line] if one.is_consequence else one.withheld)
-    data += text.encode() + b"\n"
+    have said last, and behind it what `failed` did. What several have said is written once."""
+    first = [] if failed is None else list(without_the_loop(failed.withheld or failed.tail))
+    said = [(one, [one.last_line] if one.is_consequence else one.withheld) for one in others]
+    same, rest = distinct(first, [(one.rank, list(without_the_loop(it))) for one, it in said])
+    data = b"".join(_said(lines, *ranks) for lines, ranks in rest) + text.encode() + b"\n"
     if failed is not None:
-        data += _words(failed, failed.withheld or failed.tail)
+        data += _said(first, failed.rank, *same)
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(writer.write(_STDERR, data), timeout=1.0)
 
 
-def _words(one: Exit, lines: Iterable[bytes]) -> bytes:
-    return joined(without_the_loop(lines), prefix(one.rank, colour=wants_colour(_STDERR)))
+def _said(lines: Iterable[bytes], rank: int, *same: int) -> bytes:
+    """What `rank` has said, and that other ranks have said the same."""
+    data = joined(lines, prefix(rank, colour=wants_colour(_STDERR)))
+    if same:
+        data += f"aiodist run: the same on {spawn.name_ranks(same)}\n".encode()
+    return data

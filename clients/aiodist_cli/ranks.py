@@ -43,12 +43,14 @@ class _Rank:
 class Ranks:
     """The processes of one node of a run.
 
-    `stopped` lists the ranks that were ended because of a failure or an interruption. `with_input`:
+    `stopped` lists the ranks that were ended because of a failure or an interruption, and
+    `cut_short` those of them that were about to end with a traceback of their own. `with_input`:
     the rank that gets the standard input of this process, and whose output is not cut into lines.
     """
 
     def __init__(self, writer: Writer, *, grace: float, with_input: int | None = None) -> None:
         self.stopped: list[int] = []
+        self.cut_short: list[Exit] = []
         self._writer = writer
         self._grace = grace
         self._with_input = with_input
@@ -165,8 +167,9 @@ class Ranks:
             return
         if process in self._ended:
             self._ended[process] = ended._replace(withheld=())
-        if not (self._stopping and ended.blames_another):
             await self._show(started, _STDERR, ended.withheld)
+        elif ended.withheld and not ended.blames_another:
+            self.cut_short.append(ended)
 
     async def _copy(self, started: _Rank, fd: int) -> None:
         """Pass on what a rank writes to `fd`, until it has no more to say there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from aiodist.launching import spawn
@@ -41,6 +41,23 @@ class Exit(NamedTuple):
         """What it said last; of a traceback, the exception."""
         words = (line.strip(_FRAME) for line in reversed(self.tail))
         return next((line for line in words if line), b"")
+
+
+def distinct(
+    first: Sequence[bytes], others: Iterable[tuple[int, Sequence[bytes]]]
+) -> tuple[list[int], list[tuple[Sequence[bytes], list[int]]]]:
+    """Several lines that ranks have in common are shown once: which of the `others`, ranks with
+    their lines, have the same lines as `first`; and the lines of the rest, each with its ranks."""
+    same: list[int] = []
+    rest: list[tuple[Sequence[bytes], list[int]]] = []
+    for rank, lines in others:
+        if len(lines) > 1 and lines == first:
+            same.append(rank)
+        elif len(lines) > 1 and (known := [ranks for had, ranks in rest if had == lines]):
+            known[0].append(rank)
+        else:
+            rest.append((lines, [rank]))
+    return same, rest
 
 
 def cause(exits: Sequence[Exit]) -> Exit | None:

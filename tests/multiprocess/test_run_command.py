@@ -138,6 +138,33 @@ def test_first_failure_stops_all(
     assert all(gone(pid) for pid in pids.values())
 
 
+def test_a_traceback_of_several_ranks_is_shown_once(
+    aiodist: Start, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Also of those that have written it when they are stopped."""
+    path = script(
+        "import os, signal, sys, traceback\n"
+        "gate = sys.argv[1] + os.environ['RANK']\n"
+        "try:\n"
+        "    raise KeyError('of all')\n"
+        "except KeyError:\n"
+        "    if os.environ['RANK'] != '1':\n"
+        "        traceback.print_exc()\n"
+        "        open(gate, 'w').write('x')\n"
+        "        signal.pause()\n"
+        "    for rank in '023':\n"
+        "        open(sys.argv[1] + rank).read()\n"
+        "    raise\n"
+    )
+    for rank in "023":
+        subprocess.run(["mkfifo", str(tmp_path / f"gate{rank}")], check=True)
+    status, _, err = finish(aiodist("run", "-n", 4, path, tmp_path / "gate", patient=True))
+    assert status == 1
+    assert [line for line in err if "KeyError: 'of all'" in line] == ["[1] KeyError: 'of all'"]
+    assert err[0].startswith("aiodist run: rank 1 of 4 failed with exit code 1; ranks 0, 2 and 3")
+    assert err[-1] == "aiodist run: the same on ranks 0, 2 and 3"
+
+
 def test_a_traceback_that_a_rank_logs_is_shown_while_it_goes_on(
     aiodist: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:

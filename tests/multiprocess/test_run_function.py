@@ -465,3 +465,19 @@ def test_ranks_end_with_the_caller(
 def test_missing_guard_is_explained(start: Callable[[str], subprocess.Popen[str]]) -> None:
     _, err = start("").communicate(timeout=200)
     assert 'call it under if __name__ == "__main__":' in err.splitlines()[-2]
+
+
+async def fail_beside_a_busy_rank(group: aiodist.Group) -> None:
+    await group.barrier()
+    if group.rank == 0:
+        raise KeyError("mine")
+    signal.pause()
+
+
+def test_ranks_that_are_stopped_are_no_loss_that_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(KeyError, match="mine"):
+        aiodist.run(fail_beside_a_busy_rank, 3)
+    lost = [vars(record) for record in caplog.records if vars(record).get("event") == "lost"]
+    assert not [one for one in lost if one["rank"] != 0], lost

@@ -4,6 +4,7 @@ two nodes."""
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -147,3 +148,24 @@ def test_a_run_that_cannot_spare_a_rank_ends_with_it(aiodist: Start, tmp_path: P
     assert "aiodist run: rank 0 of 2 failed with exit code 1; rank 1 stopped; the end of" in err
     assert last == "[0] ValueError: no"
     assert err.count("Traceback") == 2
+
+
+def test_ranks_that_the_launcher_stops_are_no_loss_that_it_tells_of(
+    aiodist: Start, tmp_path: Path
+) -> None:
+    path = tmp_path / "waits.py"
+    path.write_text(
+        "import asyncio, aiodist\n"
+        "async def main():\n"
+        "    async with aiodist.connect() as group:\n"
+        "        await group.barrier()\n"
+        "        print('ready', flush=True)\n"
+        "        await group.recv()  # nobody sends\n"
+        "asyncio.run(main())\n"
+    )
+    process = aiodist("run", "-n", 3, path)
+    assert process.stdout is not None
+    assert {process.stdout.readline() for _ in range(3)} == {f"[{n}] ready\n" for n in range(3)}
+    process.send_signal(signal.SIGINT)
+    status, _, err = finish(process)
+    assert (status, err) == (130, "aiodist run: SIGINT; ranks 0, 1 and 2 stopped\n")

@@ -48,6 +48,58 @@ def test_links(check: Any, tmp_path: Path) -> None:
     assert problems(check, tmp_path, "[a](other.md#no)") == ["page.md: other.md has no heading #no"]
 
 
+GOOD = """# A heading
+
+Text of `code`, which
+goes on. A list:
+
+- one thing
+- another
+
+| | a |
+| --- | ---: |
+| b | c |
+
+![a picture](x.svg)
+
+This leads to
+
+```console not-run="no"
+$ true
+| --- |
+```
+
+*The end.*
+"""
+
+
+def test_prose_is_whole(check: Any, tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text(GOOD)
+    assert list(check.check_prose(tmp_path / "page.md")) == []
+
+
+@pytest.mark.parametrize(
+    ("whole", "broken", "problem"),
+    [
+        ("| | a |\n", "", "page.md:9: this table has no header row"),
+        ("| | a |\n| --- | ---: |\n", "", "page.md:9: this table has no header row"),
+        ("| | a |", "| a |", "page.md:9: the header row of this table has another number of col"),
+        ("*The end.*", "The end of", "page.md:22: this paragraph stops amid a sentence: … The end"),
+        (
+            "goes on. A list:\n\n- one thing\n- another\n",
+            "goes\n",
+            "page.md:3: this paragraph stops amid a sentence: … goes",
+        ),
+    ],
+)
+def test_tables_and_sentences_that_are_broken(
+    check: Any, tmp_path: Path, whole: str, broken: str, problem: str
+) -> None:
+    (tmp_path / "page.md").write_text(GOOD.replace(whole, broken))
+    (found,) = check.check_prose(tmp_path / "page.md")
+    assert found.startswith(problem)
+
+
 def test_python_is_run_by_the_ranks_of_a_group(check: Any, tmp_path: Path) -> None:
     good = "```python ranks=3\nassert await group.all_reduce(1) == 3\n```\n"
     assert problems(check, tmp_path, good) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiodist_cli.summary import Exit, cause, headline, last_words
+from aiodist_cli.summary import Exit, cause, distinct, headline, last_words
 
 LOST = (b"Traceback (most recent call last):", b"aiodist.errors.PeerLostError: rank 1 died [x]")
 OWN = (b"Traceback (most recent call last):", b"ValueError: no")
@@ -46,6 +46,17 @@ def test_consequences_come_last(tail: tuple[bytes, ...]) -> None:
 )
 def test_causes(exit: Exit) -> None:
     assert not exit.is_consequence
+
+
+def test_what_several_ranks_have_said_is_told_once() -> None:
+    other = (b"Traceback (most recent call last):", b"ValueError: else")
+    said = [(0, OWN), (3, other), (2, OWN), (4, other), (5, LOST)]
+    assert distinct(OWN, said) == ([0, 2], [(other, [3, 4]), (LOST, [5])])
+    assert distinct((), said) == ([], [(OWN, [0, 2]), (other, [3, 4]), (LOST, [5])])
+
+
+def test_single_lines_are_told_each() -> None:
+    assert distinct([b"no"], [(1, [b"no"]), (2, [b"no"])]) == ([], [([b"no"], [1]), ([b"no"], [2])])
 
 
 def test_texts() -> None:
