@@ -29,7 +29,7 @@ from aiodist.group import Group
 from aiodist.links.endpoint import Endpoint
 from aiodist.links.greeting import Identity
 from aiodist.phases.base import as_int
-from aiodist.rank import flight_recorder, telemetry, tracing
+from aiodist.rank import flight_recorder, patience, telemetry, tracing, whereabouts
 from aiodist.rank.actor import RankActor
 from aiodist.rank.context import Context
 from aiodist.rank.doings import RankDoings
@@ -39,9 +39,10 @@ from aiodist.transports import registry
 from aiodist.transports.base import Listener
 from aiodist.transports.certificates import both, contexts_in
 from aiodist.types import JoinOptions, unexpected
+from aiodist.wire.activity import LONG_WAIT, Stalled
 from aiodist.wire.address import parse_address, parse_endpoint
 from aiodist.wire.limits import MAX_MEMBERS
-from aiodist.wire.messages import JoinRequest, MemberInfo
+from aiodist.wire.messages import JoinRequest, MemberInfo, Message, Withdrawn
 from aiodist.wire.proof import membership_key, secret_of
 
 log = logging.getLogger("aiodist.session")
@@ -59,7 +60,8 @@ _PAUSE = 0.2
 @dataclass(frozen=True, slots=True)
 class _Options:
     """The arguments of `connect`, with the environment looked up. `ask`: what is asked of the
-    coordinator, but for what `Reach.introduce` adds."""
+    coordinator, but for what `Reach.introduce` adds. `caller`: the line of the program that has
+    called `connect`, for logs."""
 
     coordinator: finding.Wanted
     ask: JoinRequest
@@ -70,6 +72,7 @@ class _Options:
     reads_devices: bool
     max_message_bytes: int
     allow_pickle: bool
+    caller: str
 
     @property
     def most(self) -> int:
@@ -210,6 +213,7 @@ def connect(
             registry.allows_devices(allowed),
             max_message_bytes,
             allow_pickle,
+            f"; at {where}" if (where := whereabouts.of_caller()) else "",
         )
     )
 
@@ -386,14 +390,22 @@ async def _join(
     events: list[ControlEvent] = []
     try:
         control = await ControlClient.open(
-            address, token=options.coordinator.token, ssl=options.client, timeout=timeout
+            address,
+            token=options.coordinator.token,
+            ssl=options.client,
+            timeout=timeout,
+            caller=options.caller,
         )
         await options.reach.listen(address, control.local_host, endpoint.accept, listeners)
         ask = options.reach.introduce(options.ask, control.seen_host, control.trip, listeners, loop)
         # What the coordinator tells may come right behind the view, before there is an actor to
         # hear it: it is kept for that.
         control.on_event = events.append
-        view = await control.join(ask, deadline - loop.time())
+        waiting = loop.call_later(LONG_WAIT, _tell_wait, options, control, coordinator)
+        try:
+            view = await control.join(ask, deadline - loop.time())
+        finally:
+            waiting.cancel()
     except BaseException:
         for listener in listeners:
             listener.close()
@@ -426,8 +438,38 @@ async def _join(
     control.doings = RankDoings(actor)
     flight_recorder.watch(actor)
     tracing.watch(actor)
+    patience.watch(actor)
     telemetry.watch(actor)
     return actor
+
+
+def _tell_wait(options: _Options, control: ControlClient, coordinator: Coordinator | None) -> None:
+    """This rank has waited for long to join: say how far the group has come, here and to the
+    coordinator."""
+
+    def tell(text: str) -> None:
+        if coordinator is not None:
+            text += (
+                f". This rank serves the coordinator itself, at {coordinator.address}: do the "
+                "others look for it there?"
+            )
+        log.warning(
+            "group %r: waiting to join for %g s: %s%s",
+            options.ask.group,
+            LONG_WAIT,
+            text,
+            options.caller,
+        )
+
+    def told(reply: asyncio.Future[Message]) -> None:
+        answer = None if reply.cancelled() or reply.exception() else reply.result()
+        if isinstance(answer, Withdrawn):
+            tell(answer.text)
+
+    if control.is_away:
+        tell(f"the coordinator at {control.address} is away")
+    elif control.is_open:
+        control.begin(Stalled(LONG_WAIT)).add_done_callback(told)
 
 
 @asynccontextmanager

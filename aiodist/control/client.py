@@ -55,14 +55,18 @@ class ControlClient(Line):
         ssl: tls.SSLContext | None = None,
         timeout: float = 30.0,
         retry: bool = True,
+        caller: str = "",
     ) -> ControlClient:
-        """Connect to the coordinator, trying again until `timeout` seconds are over.
+        """Connect to the coordinator, trying again until `timeout` seconds are over. `caller`: see
+        `dial`.
 
         Raises JoinTimeoutError (with `retry=False` JoinError, at the first failure);
         ForeignServiceError (a JoinError) at once when something else answers there;
         AuthenticationError; ValueError for a bad address.
         """
-        greeted = await dial(address, token=token, ssl=ssl, timeout=timeout, retry=retry)
+        greeted = await dial(
+            address, token=token, ssl=ssl, timeout=timeout, retry=retry, caller=caller
+        )
         return cls(address, greeted, token, ssl)
 
     async def join(self, ask: JoinRequest, timeout: float) -> View:
@@ -126,6 +130,10 @@ class ControlClient(Line):
         if not isinstance(reply, Status):
             raise self.unexpected(reply)
         return dict(reply.status)
+
+    def older_than(self, seconds: float) -> dict[int, Message]:
+        """Votes, and requests to the store that have a deadline, which have waited for so long."""
+        return self._requests.older_than(seconds)
 
     def subscribe(self, message: StoreWatch | WatchWaiting, on_reply: OnReply) -> int:
         """Send a request that has many replies; the last one is an error, if there is an end."""

@@ -22,6 +22,7 @@ from aiodist.transports.surroundings import (
     new_socket,
     ready,
 )
+from aiodist.wire.activity import LONG_WAIT
 from aiodist.wire.address import Address, parse_address
 from aiodist.wire.codec import decode_message, encode_message
 from aiodist.wire.frames import Frame
@@ -74,8 +75,10 @@ async def dial(
     ssl: tls.SSLContext | None,
     timeout: float,
     retry: bool,
+    caller: str = "",
 ) -> Greeted:
-    """Connect to the coordinator at `address` and exchange greetings.
+    """Connect to the coordinator at `address` and exchange greetings. `caller`: the line of the
+    program that waits for it, for the log.
 
     Tries again until `timeout` (seconds) where that may help, unless `retry` is False: where nobody
     listens yet, where the coordinator is busy, and where the connection ends without a word.
@@ -98,7 +101,7 @@ async def dial(
     chooser = chooser_on(loop)
     pause = FIRST_PAUSE
     attempts = 0
-    warned = False
+    warned = told = False
     last = HUSHED
     while True:
         attempts += 1
@@ -119,8 +122,12 @@ async def dial(
             raise JoinError(_unreachable(target, spent, attempts, last))
         left = timeout - spent
         if last == SILENT and spent > SILENT_SECONDS and not warned:
-            warned = True
+            warned = told = True
             log.warning("%s Trying until %g s are over.", _silent(target), timeout)
+        if spent > LONG_WAIT and not told and left >= FIRST_PAUSE:
+            told = True
+            tried = _unreachable(target, spent, attempts, last)
+            log.warning("%s Trying until %g s are over%s", tried, timeout, caller)
         if left < FIRST_PAUSE:
             raise JoinTimeoutError(_unreachable(target, spent, attempts, last))
         # Not all at once: there may be thousands.

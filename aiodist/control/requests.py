@@ -24,7 +24,7 @@ from aiodist.wire.messages import (
     StoreWatch,
     StoreWrite,
 )
-from aiodist.wire.recovery import WatchWaiting
+from aiodist.wire.recovery import Vote, WatchWaiting
 
 OnReply = Callable[[Message | AiodistError], None]
 
@@ -32,12 +32,15 @@ OnReply = Callable[[Message | AiodistError], None]
 @dataclass(slots=True)
 class _Request:
     """`sent`: over the present connection, or one before; a write of which this is not known to
-    have come back holds a place among those under way, even when its caller has given up."""
+    have come back holds a place among those under way, even when its caller has given up. `since`:
+    when it was made, by the clock of the loop."""
 
     message: Message
     data: bytes
     reply: asyncio.Future[Message]
+    since: float
     sent: bool = False
+    has_deadline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class Requests:
         `encode_message`."""
         number = next(self._numbers)
         data = encode_message(message, number, max_body=max_body)
-        request = _Request(message, data, self._loop.create_future())
+        request = _Request(message, data, self._loop.create_future(), self._loop.time())
         self._requests[number] = request
         send = send or self.send
         if send is not None:
@@ -89,6 +92,7 @@ class Requests:
                 if isinstance(message, StoreWrite):
                     self._places.release()
                 raise
+            self._requests[number].has_deadline = timeout is not None
             try:
                 return await reply
             finally:
@@ -113,6 +117,18 @@ class Requests:
         """The request of that number, if its reply is waited for."""
         request = self._requests.get(number)
         return None if request is None else request.message
+
+    def older_than(self, seconds: float) -> dict[int, Message]:
+        """Those with a deadline that have waited for so long, by number: votes, and requests to the
+        store."""
+        before = self._loop.time() - seconds
+        return {
+            number: request.message
+            for number, request in self._requests.items()
+            if request.since <= before
+            and (request.has_deadline or isinstance(request.message, Vote))
+            and not request.reply.done()
+        }
 
     def drop(self, number: int) -> None:
         """Nobody waits for the reply any more."""

@@ -60,6 +60,8 @@ _LEVELS = {
     "silent": logging.WARNING,
     "join refused": logging.WARNING,
     "return refused": logging.WARNING,
+    "stalled": logging.WARNING,
+    "stall over": logging.WARNING,  # as loud as its beginning
     "aborted": logging.INFO,
     "formed": logging.INFO,
     "restored": logging.INFO,

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import logging
 import ssl as tls
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from aiodist.coordinator import agent_store
@@ -14,6 +15,7 @@ from aiodist.coordinator.actor import Coordinator
 from aiodist.coordinator.exposure import Guard, elsewhere_hint
 from aiodist.coordinator.listening import own_address
 from aiodist.errors import JoinError, JoinTimeoutError
+from aiodist.wire.activity import LONG_WAIT
 from aiodist.wire.address import Address, parse_address
 
 log = logging.getLogger("aiodist.session")
@@ -69,7 +71,9 @@ async def find(wanted: Wanted, timeout: float) -> tuple[str, Coordinator | None]
 async def _through_agent(wanted: Wanted, timeout: float) -> tuple[str, Coordinator | None]:
     at = parse_address(wanted.address)
     if not wanted.serve:
-        return await agent_store.look_up(at.host, at.port, wanted.key, timeout), None
+        waiting = f"rank 0 has published no coordinator in torchrun's store at {at.host}:{at.port}"
+        with _told(waiting, timeout):
+            return await agent_store.look_up(at.host, at.port, wanted.key, timeout), None
     # The agent's store has MASTER_PORT already. So the coordinator takes a free port, and the store
     # is where the other ranks read which one.
     host = parse_address(wanted.serve).host
@@ -154,13 +158,26 @@ async def _own(named: Address, timeout: float) -> Address | None:
     JoinTimeoutError."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
-    while True:
-        try:
-            return await own_address(named)
-        except OSError as error:
-            if loop.time() + _PAUSE >= deadline:
-                raise JoinTimeoutError(
-                    f"rank 0 was to serve {named}, but that host was not known to it for "
-                    f"{timeout:g} s: {error.strerror or error}"
-                ) from error
-            await asyncio.sleep(_PAUSE)
+    with _told(f"rank 0 is to serve {named}, and does not know that host", timeout):
+        while True:
+            try:
+                return await own_address(named)
+            except OSError as error:
+                if loop.time() + _PAUSE >= deadline:
+                    raise JoinTimeoutError(
+                        f"rank 0 was to serve {named}, but that host was not known to it for "
+                        f"{timeout:g} s: {error.strerror or error}"
+                    ) from error
+                await asyncio.sleep(_PAUSE)
+
+
+@contextlib.contextmanager
+def _told(what: str, timeout: float) -> Iterator[None]:
+    """Log `what` this rank waits for, if that takes long."""
+    loop = asyncio.get_running_loop()
+    text = "%s for %g s. Trying until %g s are over"
+    timer = loop.call_later(LONG_WAIT, log.warning, text, what, LONG_WAIT, timeout)
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -31,7 +31,7 @@ from aiodist.membership.rejoining import Rejoining
 from aiodist.membership.seating import DRAINING, Seating
 from aiodist.membership.silence import RETURN_SECONDS
 from aiodist.membership.store import StoreMessage
-from aiodist.wire.activity import Activity, SeenRequest
+from aiodist.wire.activity import Activity, SeenRequest, Stalled
 from aiodist.wire.channels import PUBLISHED
 from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import (
@@ -90,6 +90,7 @@ class Membership:
             StatusRequest: self._on_status,
             Activity: self._survey.heard,
             SeenRequest: self._on_seen_request,
+            Stalled: self._on_stalled,
         }
         self._handlers.update(dict.fromkeys(get_args(StoreMessage), self._on_store))
         self._handlers.update(dict.fromkeys(get_args(RecoveryMessage), self._on_recovery))
@@ -266,6 +267,13 @@ class Membership:
             self._survey.ask_some(conn, request, group, message)
         else:
             self._not_a_member(conn, request, "what others are doing is said to members")
+
+    def _on_stalled(self, conn: int, request: int, message: Stalled) -> None:
+        group = self._places.get(conn)
+        if group is not None:
+            self._seating.stalls.heard(group, conn, request, message)
+        elif message.seconds:
+            self._not_a_member(conn, request, "waits are told by members, and who wants to join")
 
     def _on_store(self, conn: int, request: int, message: StoreMessage) -> None:
         group = self._places.get(conn)

@@ -14,6 +14,7 @@ from aiodist.membership.books import Books, JoinWindow, Lease
 from aiodist.membership.effects import Close, Effect, Keep, Note, Send
 from aiodist.membership.group import Group, Joiner, Size, describe
 from aiodist.membership.seats import Seats
+from aiodist.membership.stalls import Stalls
 from aiodist.membership.survey import Survey
 from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import (
@@ -55,6 +56,7 @@ class Seating:
         self.review: Callable[[Group], None]
         self.joiners_changed: Callable[[Group], None]
         self.survey = Survey(self.send, self.books)  # what members say that they are doing
+        self.stalls = Stalls(self.send, self.note, self.books, self.survey)
         self._timers = self.books.timers  # those of the books
         self._form_after = form_after
 
@@ -140,6 +142,7 @@ class Seating:
         view = group.form(self.books.epochs.take(group.name))
         self.books.formed(group, view)
         self.note("formed", group, epoch=view.epoch, size=len(view.members))
+        self.stalls.over(group)
         for joiner in waiting:
             self.send(joiner.conn, joiner.request, view)
 
@@ -157,6 +160,8 @@ class Seating:
         view = group.go_on(self.books.epochs.take(group.name), survivors, admitted)
         self.books.formed(group, view)
         self.note("went on", group, epoch=view.epoch, size=len(view.members))
+        for conn in admitted:
+            self.stalls.gone(group, conn)
         change = NextView.between(before, view)
         for conn, request in survivors.items():
             self.send(conn, request, change)
@@ -263,6 +268,7 @@ class Seating:
         self._timers.cancel(Lease(conn))
         group.forget(conn)
         self.survey.gone(conn)
+        self.stalls.gone(group, conn)
 
     # Coming back.
 

@@ -81,16 +81,30 @@ class Survey:
 
     def ask_some(self, conn: int, request: int, group: Group, message: SeenRequest) -> None:
         """Reply with what some ranks of a group are doing, in words."""
-        asked = set(message.ranks)
-        wanted = tuple(sorted(asked))
-        members = [one for one, member in group.members.items() if member.rank in asked]
+        wanted = tuple(sorted(set(message.ranks)))
 
-        def reply() -> None:
-            conns = {member.rank: one for one, member in group.members.items()}
-            texts = tuple([self._words(group, conns.get(rank)) for rank in wanted])
+        def reply(texts: tuple[str, ...]) -> None:
             self._send(conn, request, Seen(wanted, texts))
 
-        self.ask(conn, members, reply, message.seconds)
+        self.ask_ranks(conn, group, wanted, reply, message.seconds)
+
+    def ask_ranks(
+        self,
+        conn: int,
+        group: Group,
+        ranks: tuple[int, ...],
+        then: Callable[[tuple[str, ...]], None],
+        seconds: float = ANSWER_SECONDS,
+    ) -> None:
+        """For `conn`: ask ranks of a group, and call `then` with what each is doing, in words."""
+        asked = set(ranks)
+        members = [one for one, member in group.members.items() if member.rank in asked]
+
+        def tell() -> None:
+            conns = {member.rank: one for one, member in group.members.items()}
+            then(tuple([self._words(group, conns.get(rank)) for rank in ranks]))
+
+        self.ask(conn, members, tell, seconds)
 
     def words(self, group: Group) -> dict[str, str]:
         """What the members of a group said that they are doing, or what else is known, by id."""

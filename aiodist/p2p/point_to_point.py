@@ -71,7 +71,7 @@ from aiodist.p2p.credit import MAX_TAG, Key, MessageTag, limits_for
 from aiodist.p2p.frames import Channel
 from aiodist.p2p.messages import Envelope, Receiving
 from aiodist.p2p.receiver import Receiver
-from aiodist.p2p.sender import Sender, Sending
+from aiodist.p2p.sender import NOTHING, Sender, Sending
 from aiodist.p2p.shared import SharedMemory
 from aiodist.phases.base import as_int, as_rank
 from aiodist.recorder import Records
@@ -259,6 +259,13 @@ class PointToPoint:
     def pending(self) -> list[Work[Any]]:
         """Works that are not done, in the order of their calls."""
         return list(self._pending)
+
+    def is_unmatched(self, work: Work[Any]) -> bool:
+        """Whether `work` sends a message that its receiver has not begun to take."""
+        waiting = self._pending.get(work)
+        if not isinstance(waiting, Sending):
+            return False
+        return waiting.sid is None or waiting.next_part != NOTHING
 
     @property
     def has_several(self) -> bool:

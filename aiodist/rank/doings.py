@@ -33,17 +33,19 @@ class RankDoings:
         return self._counting.now()
 
     def now(self) -> Activity:
+        for context in self._actor.contexts:
+            context.calls.waiting.settle()
         pending = [
             one
             for context in self._actor.contexts
-            for one in _pending(context)
+            for one in pending_in(context)
             if not one.work.done()
         ]
         pending.sort(key=lambda one: -one.work.elapsed)
         ranks = {root: rank for rank, root in enumerate(self._actor.roots)}
         return self._activity(
             places=_places(whereabouts.of_tasks(self._actor.loop, [one.work for one in pending])),
-            waits=tuple([_wait(one, ranks) for one in pending[:MAX_WAITS]]),
+            waits=tuple([wait_of(one, ranks) for one in pending[:MAX_WAITS]]),
         )
 
     def busy(self, seconds: float, ident: int) -> Activity:
@@ -63,8 +65,9 @@ class RankDoings:
         return "" if context is None else shortened(context.calls.records.last())
 
 
-class _Pending(NamedTuple):
-    """`op`: of a collective. `seq`: its number, also one that it will get."""
+class Pending(NamedTuple):
+    """An operation that waits. `op`: of a collective. `seq`: its number, also one that it will
+    get."""
 
     work: Work[Any]
     context: Context
@@ -72,27 +75,23 @@ class _Pending(NamedTuple):
     seq: int | None = None
 
 
-def _pending(context: Context) -> Iterator[_Pending]:
-    context.calls.waiting.settle()
+def pending_in(context: Context) -> Iterator[Pending]:
+    """What waits in a context, but for calls that are no operations yet."""
     for op in context.calls.ops.values():
         if op.tag != SETUP_TAG:
-            yield _Pending(op.work, context, op, op.seq)
+            yield Pending(op.work, context, op, op.seq)
     upcoming = count(context.calls.tags.upcoming(None))
     for op in context.calls.deferred:
         # A tag that is not free may count anew.
-        yield _Pending(op.work, context, op, next(upcoming) if op.tag is None else None)
+        yield Pending(op.work, context, op, next(upcoming) if op.tag is None else None)
     for work in context.p2p.pending:
-        yield _Pending(work, context)
+        yield Pending(work, context)
 
 
-def _wait(pending: _Pending, ranks: Mapping[int, int]) -> Wait:
-    """`ranks`: those of the view, by root."""
-    work, context, op, seq = pending
-    missing: Sequence[int] = ()
-    if op is not None:
-        missing = deadlines.missing(context.calls, op)
-    elif isinstance(work.record, Record) and work.record.peer is not None:
-        missing = (work.record.peer,)
+def wait_of(pending: Pending, ranks: Mapping[int, int]) -> Wait:
+    """What the coordinator is told of it. `ranks`: those of the view, by root."""
+    work, context, _, seq = pending
+    missing = missing_in(pending)
     roots = [context.ranks[rank] for rank in missing]
     return Wait(
         context.id,
@@ -104,6 +103,16 @@ def _wait(pending: _Pending, ranks: Mapping[int, int]) -> Wait:
         max(0.0, work.elapsed),
         packed([ranks[root] for root in roots if root in ranks]),
     )
+
+
+def missing_in(pending: Pending) -> Sequence[int]:
+    """The ranks of its group that an operation waits for, as far as known here."""
+    work, context, op, _ = pending
+    if op is not None:
+        return deadlines.missing(context.calls, op)
+    if isinstance(work.record, Record) and work.record.peer is not None:
+        return (work.record.peer,)
+    return ()
 
 
 def _places(found: Iterable[str]) -> tuple[str, ...]:

@@ -52,8 +52,38 @@ def of_tasks(loop: asyncio.AbstractEventLoop, pending: Sequence[Work[Any]] = ())
     shielded, say, or a thread waits for it), it is told by the line that has called it. Then come
     those who wait for anything else of aiodist, and then all others.
     """
-    lines: list[str] = []
-    waiting: dict[int, str] = {}  # places, by the id of the Work that is awaited there
+    waiting, inside, outside = _tasks(loop)
+    lines = [place for work in pending if (place := _of_work(work, waiting))]
+    distinct = list(dict.fromkeys([*lines, *inside, *outside]))
+    if len(distinct) > MOST_LINES:
+        distinct[MOST_LINES - 1 :] = [f"and {len(distinct) - MOST_LINES + 1} other places"]
+    return tuple(distinct)
+
+
+def of_work(loop: asyncio.AbstractEventLoop, work: Work[Any]) -> str:
+    """Where the program waits for an operation, or has called it; "" if that is not known. To be
+    called from the thread of the loop."""
+    return _of_work(work, _tasks(loop)[0])
+
+
+def of_caller() -> str:
+    """The line of the program that has called into aiodist; "" if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_ours(frame.f_code):
+        frame = frame.f_back
+    return "" if frame is None else _place(frame.f_code, frame.f_lineno)
+
+
+def _of_work(work: Work[Any], waiting: dict[int, str]) -> str:
+    called = getattr(work, "_made_at", None)
+    if id(work) in waiting:
+        return waiting[id(work)]
+    return "" if called is None or _is_ours(called[0]) else _place(*called)
+
+
+def _tasks(loop: asyncio.AbstractEventLoop) -> tuple[dict[int, str], list[str], list[str]]:
+    """Where tasks wait for a Work, by its id; for anything of aiodist; and for anything else."""
+    waiting: dict[int, str] = {}
     inside: list[str] = []
     outside: list[str] = []
     tasks = [task for task in asyncio.all_tasks(loop) if not task.done()]
@@ -65,16 +95,7 @@ def of_tasks(loop: asyncio.AbstractEventLoop, pending: Sequence[Work[Any]] = ())
             for future in getattr(awaited, "_children", (awaited,)):  # of asyncio.gather
                 waiting.setdefault(id(future), place)
             (inside if is_inside else outside).append(place)
-    for work in pending:
-        called = getattr(work, "_made_at", None)
-        if id(work) in waiting:
-            lines.append(waiting[id(work)])
-        elif called is not None and not _is_ours(called[0]):
-            lines.append(_place(*called))
-    distinct = list(dict.fromkeys([*lines, *inside, *outside]))
-    if len(distinct) > MOST_LINES:
-        distinct[MOST_LINES - 1 :] = [f"and {len(distinct) - MOST_LINES + 1} other places"]
-    return tuple(distinct)
+    return waiting, inside, outside
 
 
 def of_task(task: asyncio.Task[Any]) -> str:

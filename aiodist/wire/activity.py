@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Final
 
 from aiodist.wire import schema
 from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME, MAX_PLACES, MAX_WAITS
 from aiodist.wire.messages import Epoch, Message, Name, Ranks
+
+LONG_WAIT: Final = 10.0
+"""Seconds after which a wait is told of: in a log, and to the coordinator."""
 
 Places = Annotated[tuple[str, ...], schema.sequence(schema.text(MAX_NAME), MAX_PLACES)]
 
@@ -65,6 +68,19 @@ class Seen(Message, code=73):
 
     ranks: Ranks
     texts: Annotated[tuple[str, ...], schema.sequence(schema.text(MAX_NAME), MAX_MEMBERS)]
+
+
+class Stalled(Message, code=76):
+    """Says that the sender has waited for `seconds`, in a join or in an operation; 0: it waits for
+    nothing so long any more, which has no reply.
+
+    `waits`: the operations, the longest wait first. Votes and requests to the store are not among
+    them, because the coordinator knows these itself. Reply: Seen, of the ranks that the first of
+    them waits for; Withdrawn, if the sender waits to join.
+    """
+
+    seconds: Annotated[float, schema.seconds(0.0)]
+    waits: Annotated[tuple[Wait, ...], schema.sequence(schema.struct(Wait), MAX_WAITS)] = ()
 
 
 def bits_of(ranks: Iterable[int]) -> int:

@@ -238,8 +238,8 @@ class Withdraw(Message, code=12):
 
 
 class Withdrawn(Message, code=13):
-    """The answer to Withdraw: how far the group had come, for the error text; and which ranks are
-    missing, where that is known."""
+    """The answer to Withdraw, and to Stalled of a rank that waits to join: how far the group has
+    come, in words; and which ranks are missing, where that is known."""
 
     text: Text
     missing: Ranks = ()

@@ -86,6 +86,13 @@ def happened(event: str, ranks: str, fields: Mapping[str, Any]) -> str:
             return f"{ranks} came back to the coordinator"
         case "silent":
             return f"nothing is heard of any member ({fields['ranks']} ranks)"
+        case "stalled":
+            missing = f" for {fields['missing']}" if fields.get("missing") else ""
+            why = f": {fields['why']}" if fields.get("why") else ""
+            waits = f"{fields['what']} has waited for {duration(fields['seconds'])}"
+            return f"a stall begins: {waits}{missing}, says {ranks or 'a process'}{why}"
+        case "stall over":
+            return f"the stall is over, after {duration(fields['seconds'])}"
         case "deleted":
             return "the group has ended"
         case "join refused":

@@ -131,6 +131,20 @@ def test_a_service_that_says_nothing_is_said_to_do_so_once(
     assert "Trying until 12 s are over" in record.getMessage()
 
 
+def test_a_coordinator_that_does_not_come_is_said_to_be_missing_once(
+    loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dialling, "_attempt", Attempts(nobody()))
+    reach = dial(AT, token=None, ssl=None, timeout=60.0, retry=True, caller="; at train.py:5")
+    with pytest.raises(JoinTimeoutError):
+        loop.run_until_complete(reach)
+    (record,) = caplog.records
+    text = record.getMessage()
+    assert text.startswith(f"no coordinator answered at {AT} for 10.")
+    assert "the last one: Connection refused" in text
+    assert text.endswith("Trying until 60 s are over; at train.py:5")
+
+
 async def test_an_address_that_makes_no_sense() -> None:
     with pytest.raises(ValueError, match="ftp"):
         await dial("ftp://x:1", token=None, ssl=None, timeout=1.0, retry=True)

@@ -129,3 +129,23 @@ async def test_nobody_waits_for_a_coordinator_that_ends_with_rank_0() -> None:
         assert not coordinator.returns
     finally:
         await coordinator.stop()
+
+
+def test_a_host_that_stays_unknown_is_said_to_be_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def unknown(*_: object) -> None:
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(finding, "own_address", unknown)
+    loop = VirtualLoop()
+    try:
+        with pytest.raises(JoinTimeoutError):
+            loop.run_until_complete(find(Wanted(ELSEWHERE, serve=ELSEWHERE), 60.0))
+    finally:
+        loop.close()
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"rank 0 is to serve {ELSEWHERE}, and does not know that host for 10 s. Trying until "
+        "60 s are over"
+    )

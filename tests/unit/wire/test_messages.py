@@ -163,6 +163,9 @@ BY_TYPE[activity.Activity] = st.builds(
     texts,
     st.lists(waits, max_size=8).map(tuple),
 )
+BY_TYPE[activity.Stalled] = st.builds(
+    activity.Stalled, st.floats(0, 100), st.lists(waits, max_size=2).map(tuple)
+)
 BY_TYPE[activity.SeenRequest] = st.builds(
     activity.SeenRequest, st.lists(ranks, max_size=3).map(tuple), st.floats(0, 100)
 )

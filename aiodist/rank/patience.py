@@ -1,0 +1,202 @@
+"""A rank that waits for long says so: in its log, and to the coordinator.
+
+One timer for each rank looks every few seconds at what is pending. So an operation costs nothing
+for this, and whatever is told was pending for long. What counts are operations that have a
+deadline: a receive may wait for ever, and that is no sign of trouble.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple
+
+from aiodist.engine import deadlines
+from aiodist.errors import AiodistError
+from aiodist.rank import whereabouts
+from aiodist.rank.actor import RankActor
+from aiodist.rank.doings import Pending, missing_in, pending_in, wait_of
+from aiodist.recorder import name_of
+from aiodist.wire.activity import LONG_WAIT, Seen, Stalled
+from aiodist.wire.channels import channel_of
+from aiodist.wire.limits import MAX_WAITS
+from aiodist.wire.messages import Message, StoreWait
+from aiodist.wire.recovery import Vote
+
+log = logging.getLogger("aiodist.group")
+
+PERIOD = 2.5
+"""Seconds between two looks."""
+
+ASK_SECONDS = 1.0
+"""How long ranks that seem to be missing have to say that they have called it."""
+
+ANSWER_SECONDS = 2.0
+"""How long the coordinator has to say what others are doing, who have a second to tell it."""
+
+MOST_TOLD = 4
+"""So many of the ranks that are waited for are told with what they are doing."""
+
+
+class _Long(NamedTuple):
+    """A wait: of an operation, or (`request`) for the coordinator."""
+
+    seconds: float
+    pending: Pending | None = None
+    request: Message | None = None
+
+
+class Patience:
+    """That of one rank, over all of its groups and epochs."""
+
+    def __init__(self, actor: RankActor) -> None:
+        self._actor = actor
+        self._loop = actor.loop
+        self._told: set[Hashable] = set()  # the waits that were told: Works, numbers of requests
+        self._reports = False  # the coordinator has heard of one
+        self._moved = actor.endpoint.payload_bytes  # what has moved by now,
+        self._moved_at = self._loop.time()  # and when that last changed
+        self._timer = self._loop.call_later(PERIOD, self._look)
+        actor.changed.add(self._changed)
+
+    def _changed(self) -> None:
+        if self._actor.is_over:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        self._timer = self._loop.call_later(PERIOD, self._look)
+        found = self._found()
+        stuck = {key for key, one in found.items() if self._is_stuck(one)}
+        self._told &= found.keys()
+        if fresh := stuck - self._told:
+            self._told |= fresh
+            waits = {key: found[key] for key in fresh}
+            self._actor.endpoint.spawn(self._tell(waits), "aiodist patience")
+        elif self._reports and not stuck:
+            self._reports = False
+            self._actor.control.tell(Stalled(0.0))
+
+    def _found(self) -> dict[Hashable, _Long]:
+        """What waits for long, and has a deadline."""
+        found: dict[Hashable, _Long] = {}
+        for context in self._actor.contexts:
+            for one in pending_in(context):
+                seconds = one.work.elapsed
+                if seconds >= LONG_WAIT and _has_deadline(one):
+                    found[one.work] = _Long(seconds, pending=one)
+        for number, message in self._actor.control.older_than(LONG_WAIT).items():
+            found[number] = _Long(LONG_WAIT, request=message)
+        return found
+
+    def _is_stuck(self, one: _Long) -> bool:
+        """Whether it waits for somebody to call its other end, or no data moves. A large array on
+        a slow way is worth no word."""
+        moved = self._actor.endpoint.payload_bytes
+        if moved != self._moved:
+            self._moved, self._moved_at = moved, self._loop.time()
+        if one.pending is None or self._loop.time() - self._moved_at >= LONG_WAIT:
+            return True
+        work, context, op, _ = one.pending
+        return context.p2p.is_unmatched(work) if op is None else bool(missing_in(one.pending))
+
+    async def _tell(self, fresh: Mapping[Hashable, _Long]) -> None:
+        # They may have called it, and this rank has not heard of it yet: a tree of ranks tells one
+        # of them little about most others.
+        for one in fresh.values():
+            if one.pending is not None and one.pending.op is not None and one.pending.op.seq >= 0:
+                deadlines.ask_whether_entered(one.pending.context.calls, one.pending.op)
+        await asyncio.sleep(ASK_SECONDS)
+        found = {key: one for key, one in self._found().items() if self._is_stuck(one)}
+        self._told -= fresh.keys() - found.keys()  # it goes on, and may wait again
+        left = sorted(
+            (found[key] for key in fresh.keys() & found.keys()), key=lambda one: -one.seconds
+        )
+        if left and not self._actor.is_over:
+            # Before the answer, for the wait may be over by then.
+            first = left[0].pending
+            roots = [] if first is None else [first.context.ranks[one] for one in missing_in(first)]
+            where = self._where(first)
+            seen = await self._report(left)
+            texts = seen if first is None else {root: seen.get(root, "") for root in roots}
+            log.warning("%s%s", self._text(left, texts), where)
+
+    async def _report(self, waits: list[_Long]) -> Mapping[int, str]:
+        """Tell the coordinator: what the ranks are doing that the first wait is for, by root."""
+        control = self._actor.control
+        if control.is_away or not control.is_open:
+            return {}
+        ranks = {root: rank for rank, root in enumerate(self._actor.roots)}
+        told = [wait_of(one.pending, ranks) for one in waits if one.pending is not None]
+        try:
+            reply = control.begin(Stalled(waits[0].seconds, tuple(told[:MAX_WAITS])))
+            self._reports = True
+            await asyncio.wait({reply}, timeout=ANSWER_SECONDS)
+            seen = reply.result() if reply.done() else None
+        except AiodistError:  # this rank, or the coordinator, goes meanwhile
+            return {}
+        if not isinstance(seen, Seen):
+            return {}
+        roots = self._actor.roots
+        pairs = zip(seen.ranks, seen.texts, strict=False)
+        return {roots[rank]: text for rank, text in pairs if rank < len(roots)}
+
+    def _text(self, waits: list[_Long], texts: Mapping[int, str]) -> str:
+        """`texts`: what the ranks are doing that the first wait is for, by root; "": not known."""
+        first, actor = waits[0], self._actor
+        if first.pending is not None:
+            work, context, _, _ = first.pending
+            group, epoch, roots = context.group, context.epoch, context.ranks
+            # Tags of bytes are aiodist's own, of which the program knows nothing.
+            called = name_of(work.op, None if isinstance(work.tag, bytes) else work.tag, work.seq)
+            otherwise = ": all ranks have called it, and no data moves"
+        else:
+            group, epoch, roots = actor.view.group, actor.view.epoch, actor.roots
+            called, otherwise = _request_text(first.request), ""
+        ranks = {rank: texts[root] for rank, root in enumerate(roots) if root in texts}
+        text = f"group {group!r} epoch {epoch}: {called} has waited for {first.seconds:.0f} s"
+        text += f" for {_ranks_text(ranks)}" if ranks else otherwise
+        if actor.control.is_away:
+            text += "; the coordinator is away"
+        if len(waits) > 1:
+            text += f"; {len(waits) - 1} more of this rank wait, too"
+        return text
+
+    def _where(self, pending: Pending | None) -> str:
+        """Which line of the program waits."""
+        if pending is not None:
+            place = whereabouts.of_work(self._loop, pending.work)
+        else:
+            place = next(iter(whereabouts.of_tasks(self._loop)), "")
+        return f"; at {place}" if place else ""
+
+
+def watch(actor: RankActor) -> None:
+    """`actor` has joined a group: what waits there for long is told. Participants of channels wait
+    for each other as they please, and their programs see no operation."""
+    if not channel_of(actor.view.group):
+        Patience(actor)
+
+
+def _has_deadline(one: Pending) -> bool:
+    """Receives and probes have none."""
+    return one.work.op in ("send", "ssend") if one.op is None else one.op.timer is not None
+
+
+def _request_text(message: Message | None) -> str:
+    if isinstance(message, Vote):
+        return f"{message.purpose} #{message.number}"
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(message).__name__.removeprefix("Store")).lower()
+    keys = message.keys if isinstance(message, StoreWait) else (getattr(message, "key", ""),)
+    return f"store.{name}({', '.join(map(repr, keys[:MOST_TOLD]))})"
+
+
+def _ranks_text(ranks: Mapping[int, str]) -> str:
+    """ "rank 2 (in no operation), rank 3"."""
+    shown = [
+        f"rank {rank} ({text})" if text else f"rank {rank}"
+        for rank, text in sorted(ranks.items())[:MOST_TOLD]
+    ]
+    more = len(ranks) - len(shown)
+    return ", ".join(shown) + (f" and {more} more ranks" if more > 0 else "")
