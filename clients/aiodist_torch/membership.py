@@ -1,4 +1,4 @@
-"""A process group's place among its ranks: joined, derived from another one's, left."""
+"""A process group's place among its ranks: joined, derived from another one's, succeeded, left."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ class Membership:
         self._coordinator = coordinator
         self._parting = parting
         self._draining: asyncio.Task[None] | None = None
+        self._predecessor: Membership | None = None  # left with this one
+        self._succeeded = False  # another one goes on in its place
         engine.adopt(group)
         engine.at_exit(self._exit)
 
@@ -97,6 +99,18 @@ class Membership:
             self.engine, self.engine.wait_for(self.group.subgroup(ranks, timeout=seconds))
         )
 
+    def succeed(self, ranks: Sequence[int], seconds: float) -> Membership:
+        """As `derive`; from then on the new one goes on in the place of this one.
+
+        To leave or abort this one does nothing any more. It ends when the new one is left, because
+        a rank that closes its first group closes all that were made of it. The coordinator, and
+        torch's store if it goes with this group, stay until then, too.
+        """
+        successor = self.derive(ranks, seconds)
+        successor._predecessor, self._succeeded = self, True
+        successor._parting, self._parting = self._parting, None
+        return successor
+
     @property
     def hosts_store(self) -> bool:
         """Whether torch's store is to go with this group: drop all references to it, and leave."""
@@ -105,6 +119,8 @@ class Membership:
     def leave(self) -> None:
         """Wait a moment for what is pending and for rank 0, and leave. The coordinator, if it is
         here, stays until the others have left, too. Idempotent."""
+        if self._succeeded:
+            return
         # Two steps: when the group is left, its store is gone as well, by which ranks and rank 0
         # settle what becomes of torch's store.
         self.engine.wait_for(self._part())
@@ -112,6 +128,8 @@ class Membership:
 
     def abort(self, reason: str) -> None:
         """Leave at once: what is pending fails on all ranks."""
+        if self._succeeded:
+            return
         if self.hosts_store:
             self.engine.wait_for(self._part())  # or the others would wait for that
         self.engine.submit(lambda: self.group.abort(reason))
@@ -129,6 +147,8 @@ class Membership:
         except TimeoutError:
             self.group.abort("it was destroyed while operations were pending")
             await self.group.close()
+        if self._predecessor is not None:
+            await self._predecessor._leave()
         if self._coordinator is None:
             self.engine.forget(self._exit)
         elif self._draining is None:

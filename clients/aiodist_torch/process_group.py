@@ -17,6 +17,7 @@ from aiodist_torch.errors import as_torch
 from aiodist_torch.membership import Membership
 from aiodist_torch.methods import Methods
 from aiodist_torch.parting import forget_store
+from aiodist_torch.shrinking import expect_shrunk_groups
 from aiodist_torch.untraced import untraced
 
 
@@ -69,6 +70,30 @@ class ProcessGroup(Methods):
         group.setGroupName(name)
         group.setGroupDesc(group_desc or "undefined")
         return group
+
+    def shrink(
+        self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, pg_options: Any = None
+    ) -> ProcessGroup:
+        """The group of all ranks but `ranks_to_exclude`, called by its members alone; this group
+        may have lost the others. What `torch.distributed.shrink_group` calls: call that.
+
+        `shrink_flags`: with `torch.distributed.distributed_c10d.SHRINK_ABORT`, operations of this
+        group that are under way fail, on all ranks. `pg_options`: None, or `options` with another
+        timeout. The new group goes on in the place of this one, which has no use any more.
+
+        Raises what `Group.subgroup` raises.
+        """
+        expect_shrunk_groups()
+        ranks = [rank for rank in range(self._group.size) if rank not in ranks_to_exclude]
+        timeout = self._timeout if pg_options is None else pg_options._timeout
+        try:
+            membership = self._membership.succeed(ranks, timeout.total_seconds())
+        except aiodist.AiodistError as error:
+            raise as_torch(error) from None
+        if shrink_flags & dist.distributed_c10d.SHRINK_ABORT:
+            self._engine.submit(self._group.revoke)
+        store = c10d.PrefixStore(f"shrunk:{'_'.join(map(str, ranks))}/", self._store)
+        return ProcessGroup(membership, timeout, store)
 
     def shutdown(self) -> None:
         """Leave; what `destroy_process_group` does. Idempotent."""
@@ -149,6 +174,7 @@ class ProcessGroup(Methods):
         """What torch has for the options of a backend: its timeout."""
         return c10d.Backend.Options("aiodist", self._timeout)
 
+    supports_shrinking = True
     supports_splitting = supports_time_estimate = False
     """Communicators need not be split off in advance; nobody has asked how long things take."""
 

@@ -49,6 +49,28 @@ def test_a_killed_rank(job: Start, victim: int) -> None:
     assert all(out.startswith("recovered ") for out, _, _ in ends)
 
 
+@pytest.mark.parametrize(
+    ("how", "victim"),
+    [
+        ("killed", 0),  # and with it the coordinator and torch's store
+        pytest.param("killed", 2, marks=pytest.mark.long),
+        ("excluded", 1),
+        pytest.param("excluded", 0, marks=pytest.mark.long),
+    ],
+)
+def test_a_group_that_shrinks(job: Start, tmp_path: Path, how: str, victim: int) -> None:
+    running = job("shrunk.py", 3, how, str(victim), f"file://{tmp_path}/meeting")
+    ends = [
+        (*process.communicate(timeout=280), process.returncode) for process in running.processes
+    ]
+    if how == "killed":
+        assert ends.pop(victim)[2] == -signal.SIGKILL
+    assert [(out, code) for out, _, code in ends] == [("shrunk\n", 0)] * len(ends), ends
+    # Nothing is said but that the victim, or the coordinator in its process, is lost.
+    said = [line for _, err, _ in ends for line in err.splitlines()]
+    assert [line for line in said if "lost: " not in line and "is gone for good" not in line] == []
+
+
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_training(job: Start, size: int) -> None:
     assert job("training.py", size).finish(quiet=False) == ["trained\n"] * size
