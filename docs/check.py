@@ -8,7 +8,8 @@ And code is real. What stands behind the language of a code block says how it is
 - ``python``: it is run, by all ranks of a group: see `running`;
 - ``python from=FILE``: it stands, as it is, in that file, which a test runs;
 - ``python file=NAME``: it is saved under that name, for the commands of the same page, or for the
-  test in tests/launchers that is about the page;
+  test in tests/launchers that is about the page. So are other languages, as ``sh file=NAME``. A
+  comment, ``<!-- files of PAGE -->``, saves those of another page, too;
 - ``console run``: the commands, behind ``$``, print the lines below them, in any order.
 
 Python, and commands, that are not run here say why: ``not-run="needs a GPU"`` behind the language,
@@ -57,6 +58,7 @@ DELIMITER = re.compile(r"\|(?: *:?-+:? *\|)+$")
 NO_PROSE = re.compile(r"#|\s*[-*] |\s*\d+\. |<|:::|!\[|```|\s{4}|---$")
 GOES_ON = re.compile(r"\n*(?:[-*] |\d+\. |```)")
 ENDS = re.compile(r"[.:!?][)\"'*_`”]*$")
+FILES = re.compile(r"<!-- files of (\S+) -->")
 WHY = re.compile(r"<!-- commands are not run:\s+(.+?)\s+-->", re.DOTALL)
 
 
@@ -174,18 +176,22 @@ def not_run(page: Path) -> Iterator[tuple[Block, str]]:
     """The blocks of a page that nothing runs, and why; "" where that is not said."""
     commands = WHY.search(page.read_text())
     launched = f'PAGE = "{page.name}"' in _tests()
-    saved = [block for block in blocks(page) if "run" in block.settings]
+    # A script that is started may start others.
+    started = [
+        block.code
+        for block in blocks(page)
+        if "run" in block.settings or (block.language == "sh" and "file" in block.settings)
+    ]
     for block in blocks(page):
-        why = block.settings.get("not-run", "")
+        why, name = block.settings.get("not-run", ""), block.settings.get("file")
+        is_started = name is not None and (launched or any(f" {name}" in one for one in started))
         if block.language == "python":
-            name = block.settings.get("file")
-            is_started = launched or any(f" {name}" in one.code for one in saved)
             if why or (name is not None and not is_started):
                 yield block, why
-        elif block.language in ("console", "sh", "bash"):
-            is_run = "run" in block.settings or (launched and "file" in block.settings)
-            if not is_run:
-                yield block, why or (" ".join(commands[1].split()) if commands else "")
+        elif block.language in ("console", "sh", "bash") and not (
+            is_started or "run" in block.settings
+        ):
+            yield block, why or (" ".join(commands[1].split()) if commands else "")
 
 
 def _lines(code: str) -> str:
@@ -220,17 +226,25 @@ def commands(code: str) -> Iterator[tuple[str, list[str]]]:
         yield command, output
 
 
+def save(block: Block, folder: str) -> None:
+    """Save a block that has a name, for commands that are run in `folder`."""
+    if "file" in block.settings:
+        Path(folder, block.settings["file"]).write_text(block.code)
+
+
 def check_page(page: Path) -> Iterator[str]:
     for check in TEXT:
         yield from check(page)
     yield from names.check(ROOT, page)
     yield from names.check_lives(ROOT, page)
     with tempfile.TemporaryDirectory() as folder:
+        for other in FILES.findall(page.read_text()):
+            for block in blocks(page.parent / other):
+                save(block, folder)
         for block in blocks(page):
+            save(block, folder)
             if block.language == "python" and not block.is_run_here:
                 yield from check_python(block)
-                if "file" in block.settings:
-                    Path(folder, block.settings["file"]).write_text(block.code)
             elif block.language == "console" and "run" in block.settings:
                 yield from check_console(block, Path(folder))
     for block, why in not_run(page):

@@ -47,6 +47,12 @@ WRITTEN = [
     "docs/resharding.md",
     "docs/scale.md",
     "docs/security.md",
+    "docs/tutorial/1-first.md",
+    "docs/tutorial/2-learn.md",
+    "docs/tutorial/3-at-once.md",
+    "docs/tutorial/4-survive.md",
+    "docs/tutorial/5-serve.md",
+    "docs/tutorial/6-watch.md",
     "docs/windows.md",
 ]
 
