@@ -13,8 +13,9 @@ from typing import Literal
 
 from aiodist.buffers.segment import unsupported_reason
 from aiodist.launching import spawn
+from aiodist.wire.address import is_loopback
 
-Level = Literal["ok", "note", "fail"]
+Level = Literal["ok", "note", "warn", "fail"]
 
 _NEEDED = ("msgpack", "numpy")
 _OPTIONAL = {
@@ -47,7 +48,8 @@ _VARIABLES = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One fact. `level`: "ok", "note" (worth knowing) or "fail" (aiodist cannot work)."""
+    """One fact. `level`: "ok", "note" (worth knowing), "warn" (aiodist may not work on
+    several hosts) or "fail" (aiodist cannot work)."""
 
     name: str
     level: Level
@@ -144,6 +146,15 @@ def hostname(name: str) -> Check:
             "note",
             f"{name} has no address",
             "no matter: ranks advertise the address that the coordinator sees them come from",
+        )
+    if is_loopback(address):
+        return Check(
+            "host name",
+            "warn",
+            f"{name} is {address}",
+            f"other hosts do not reach this one by what {name} means here: name it by an address "
+            "of its own (MASTER_ADDR, AIODIST_ADDRESS), or take the name off the loopback line of "
+            "/etc/hosts",
         )
     return Check("host name", "ok", f"{name} is {address}")
 

@@ -21,7 +21,7 @@ EPILOG = """    aiodist doctor --json
 Exit status: 0 if aiodist can work here, 1 if something that it needs is missing.
 """
 
-_STYLES: Mapping[Level, str] = {"ok": "green", "note": "cyan", "fail": "bold red"}
+_STYLES: Mapping[Level, str] = {"ok": "green", "note": "cyan", "warn": "yellow", "fail": "bold red"}
 
 
 def doctor(

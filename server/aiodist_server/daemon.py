@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -33,8 +36,9 @@ def serve(config: Config) -> int:
 
     The first line on stdout is ``listening on ADDRESS``, with the port it got; with `http`, the
     second is ``http on URL``. The first signal refuses new joins and waits for the groups to end,
-    at most `drain_seconds`; a second one stops at once. Exit code 0: stopped by a signal; 1: it
-    could not start; 3: it could not write its state file any more. The log says why.
+    at most `drain_seconds`; a second one stops at once. systemd hears when it is ready, and when it
+    stops. Exit code 0: stopped by a signal; 1: it could not start; 3: it could not write its state
+    file any more. The log says why.
     """
     with logging_to_stderr(config):
         return _run(_serve(config))
@@ -67,6 +71,7 @@ async def _serve(config: Config) -> int:
         print(f"listening on {coordinator.address}", flush=True)
         if url is not None:
             print(f"http on {url}", flush=True)
+        _tell_systemd("READY=1")
         return await _until_stopped(coordinator, signals, config.drain_seconds)
 
 
@@ -77,6 +82,7 @@ async def _until_stopped(
     signal_came = asyncio.create_task(signals.get())
     await asyncio.wait({failing, signal_came}, return_when=asyncio.FIRST_COMPLETED)
     if not failing.done():
+        _tell_systemd("STOPPING=1")
         first, signal_came = signal_came.result(), asyncio.create_task(signals.get())
         groups = len(coordinator.status()["groups"])
         logger.info(
@@ -99,6 +105,14 @@ async def _until_stopped(
     failing.cancel()
     signal_came.cancel()
     return EXIT_CANNOT_WRITE if failed else EXIT_OK
+
+
+def _tell_systemd(state: str) -> None:
+    """Tell the service manager that has started this process, if it wants to know: sd_notify(3)."""
+    where = os.environ.get("NOTIFY_SOCKET", "")
+    if where:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.sendto(state.encode(), where.replace("@", "\0", 1) if where[0] == "@" else where)
 
 
 def _on_signals(tell: Callable[[str], None]) -> None:

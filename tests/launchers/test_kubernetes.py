@@ -98,8 +98,8 @@ class Pods:
         self._space = space
         self._started: list[subprocess.Popen[str]] = []
         (folder / "hosts").write_text("127.0.0.1 localhost aiodist-coordinator\n")
-        (folder / "token").mkdir()
-        (folder / "token" / "token").write_text("secret\n")
+        (folder / "aiodist-token").mkdir()
+        (folder / "aiodist-token" / "token").write_text("secret\n")
         (folder / "state").mkdir()
 
     def command(self, *command: str) -> list[str]:
@@ -108,10 +108,20 @@ class Pods:
     def start(self, pod: Document, **variables: str) -> subprocess.Popen[str]:
         """A process for the only container of a pod."""
         (container,) = pod["spec"]["containers"]
+        secrets = {
+            one["name"]: one["secret"]["secretName"]
+            for one in pod["spec"].get("volumes", [])
+            if "secret" in one
+        }
+        mounted = {
+            one["mountPath"]: f"/{secrets[one['name']]}"
+            for one in container.get("volumeMounts", [])
+            if one["name"] in secrets
+        }
         words = container.get("command", ["aiodist"]) + container.get("args", [])
-        env = {one["name"]: self._value(one) for one in container.get("env", [])}
+        env = {one["name"]: self._value(one, mounted) for one in container.get("env", [])}
         process = subprocess.Popen(
-            self.command(*map(self._here, words)),
+            self.command(*[self._here(word, mounted) for word in words]),
             env=clean_environment() | env | variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -121,20 +131,22 @@ class Pods:
         self._started.append(process)
         return process
 
-    def _value(self, variable: Document) -> str:
+    def _value(self, variable: Document, mounted: dict[str, str]) -> str:
         if "value" in variable:
-            return self._here(variable["value"])
+            return self._here(variable["value"], mounted)
         source = variable["valueFrom"]
         if "secretKeyRef" in source:
-            assert source["secretKeyRef"] == {"name": "aiodist-token", "key": "token"}
+            assert source["secretKeyRef"] in [
+                {"name": name, "key": "token"} for name in ("aiodist-token", "average-token")
+            ]
             return "secret"
         label = "metadata.labels['batch.kubernetes.io/controller-uid']"
         assert source == {"fieldRef": {"fieldPath": label}}
         return "uid-of-the-job"
 
-    def _here(self, text: str) -> str:
-        for mounted, here in {"/etc/aiodist": "", "/program": "", "/state": "/state"}.items():
-            text = text.replace(f"{mounted}/", f"{self.folder}{here}/")
+    def _here(self, text: str, mounted: dict[str, str]) -> str:
+        for path, here in {**mounted, "/program": "", "/state": "/state"}.items():
+            text = text.replace(f"{path}/", f"{self.folder}{here}/")
         return text
 
     def get(self, path: str) -> str:
@@ -184,16 +196,20 @@ def make_certificates(folder: Path) -> None:
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("no openssl command to make certificates with")
-    (folder / "tls").mkdir()
-    (folder / "tls" / "names").write_text("subjectAltName=DNS:aiodist-coordinator")
     key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
-    for arguments in (
-        f"req -x509 {key} -days 2 -subj /CN=ca -keyout ca.key -out ca.crt",
-        f"req -new {key} -subj /CN=aiodist -keyout tls.key -out tls.csr",
-        "x509 -req -in tls.csr -CA ca.crt -CAkey ca.key -days 2 -extfile names -out tls.crt",
-    ):
-        command = [openssl, *arguments.split()]
-        subprocess.run(command, cwd=folder / "tls", check=True, capture_output=True, timeout=30)
+    commands = [f"req -x509 {key} -days 2 -subj /CN=ca -keyout ca.key -out aiodist-rank-tls/ca.crt"]
+    for part, name in (("coordinator", "aiodist-coordinator"), ("rank", "rank")):
+        at = f"aiodist-{part}-tls"
+        (folder / at).mkdir()
+        (folder / at / "names").write_text(f"subjectAltName=DNS:{name}")
+        commands += [
+            f"req -new {key} -subj /CN={name} -keyout {at}/tls.key -out {at}/tls.csr",
+            f"x509 -req -in {at}/tls.csr -CA aiodist-rank-tls/ca.crt -CAkey ca.key -days 2 "
+            f"-extfile {at}/names -out {at}/tls.crt",
+        ]
+    for command in commands:
+        words = [openssl, *command.split()]
+        subprocess.run(words, cwd=folder, check=True, capture_output=True, timeout=30)
 
 
 def read_until(process: subprocess.Popen[str], text: str) -> str:
@@ -232,6 +248,24 @@ def test_a_pod_dies_and_is_made_again(pods: Pods) -> None:
     assert (coordinator.returncode, "Traceback" in log) == (0, False)
 
 
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+def test_containers_have_a_version_a_limit_and_keys_of_their_own(path: Path) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for one in documents(path):
+        for part in core(one) if one["kind"] in ("Job", "JobSet", "StatefulSet") else []:
+            pod = part["spec"]["template"]["spec"]
+            (container,) = pod["containers"]
+            assert container["image"] == f"aiodist:{version}"
+            assert container["resources"]["limits"]["memory"]
+            secrets = [
+                volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume
+            ]
+            of_ranks = "coordinator" not in path.stem
+            assert all("coordinator" not in name for name in secrets) or not of_ranks
+            assert all("rank" not in name for name in secrets) or of_ranks
+    assert f"podman build -t aiodist:{version} " in (DEPLOY / "Containerfile").read_text()
+
+
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("there is no systemd-analyze")
@@ -246,7 +280,9 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
 def test_the_command_of_the_unit_runs(pods: Pods) -> None:
     (found,) = re.findall(r"^ExecStart=/opt/aiodist/bin/(.*)$", UNIT.read_text(), re.MULTILINE)
     (pods.folder / "aiodist").mkdir()
-    words = found.replace("%d", f"{pods.folder}/token").replace("%S", str(pods.folder)).split()
+    words = (
+        found.replace("%d", f"{pods.folder}/aiodist-token").replace("%S", str(pods.folder)).split()
+    )
     daemon = pods.start({"spec": {"containers": [{"command": words}]}})
     read_until(daemon, "http on")
     assert pods.get("/readyz") == "ok"

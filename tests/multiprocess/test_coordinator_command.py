@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,20 @@ async def test_status_shows_groups(
 
     serving.send_signal(signal.SIGTERM)
     serving.communicate(timeout=200)
+    assert serving.returncode == 0
+
+
+def test_systemd_hears_when_it_is_ready_and_when_it_stops(aiodist: Start, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(200)
+        env = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+        serving = aiodist("coordinator", "--listen", "tcp://127.0.0.1:0", more_env=env)
+        assert manager.recv(100) == b"READY=1"
+        listen(serving)
+        serving.send_signal(signal.SIGTERM)
+        assert manager.recv(100) == b"STOPPING=1"
+        serving.communicate(timeout=200)
     assert serving.returncode == 0
 
 

@@ -64,10 +64,15 @@ def test_hostname(monkeypatch: pytest.MonkeyPatch) -> None:
     def resolve(name: str) -> str:
         if name == "here":
             return "127.0.1.1"
+        if name == "there":
+            return "10.0.0.1"
         raise socket.gaierror("no such name")
 
     monkeypatch.setattr(socket, "gethostbyname", resolve)
-    assert checks.hostname("here").found == "here is 127.0.1.1"
+    check = checks.hostname("here")
+    assert (check.level, check.found) == ("warn", "here is 127.0.1.1")
+    assert "name it by an address of its own" in check.advice
+    assert checks.hostname("there").level == "ok"
     assert checks.hostname("nowhere").level == "note"
 
 
