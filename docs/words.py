@@ -43,6 +43,7 @@ WRITTEN = [
     "docs/patterns.md",
     "docs/performance.md",
     "docs/quickstart.md",
+    "docs/ray.md",
     "docs/recovery.md",
     "docs/resharding.md",
     "docs/scale.md",
