@@ -39,6 +39,7 @@ WRITTEN = [
     "docs/guarantees.md",
     "docs/launchers.md",
     "docs/launchers/mpirun.md",
+    "docs/launchers/slurm.md",
     "docs/launchers/torchrun.md",
     "docs/patterns.md",
     "docs/performance.md",
