@@ -388,6 +388,7 @@ class Operations:
 
         Raises PeerLostError once nothing can come of `src` any more. From any source: as soon as a
         rank is lost, for it may have had something to send, and once all others have left in order.
+        Raises MemoryError if there is no memory for the message, which stays queued.
 
         For example::
 

@@ -197,8 +197,13 @@ def new(torch: Any, name: str, shape: Sequence[int], **where: Any) -> Any:
 
 
 def empty(torch: Any, name: str, shape: Sequence[int]) -> Any:
-    """An uninitialised CPU tensor. Raises as `dtype_of`."""
-    made = new(torch, name, shape)
+    """An uninitialised CPU tensor. Raises as `dtype_of`, and MemoryError."""
+    try:
+        made = new(torch, name, shape)
+    except RuntimeError as error:
+        if "allocate" in str(error):  # torch has no class of its own for that
+            raise MemoryError(str(error)) from error
+        raise
     nbytes = math.prod(shape) * carrier(name).itemsize
     if nbytes >= HUGE:
         _ask_for_huge_pages(made.data_ptr(), nbytes)

@@ -84,13 +84,26 @@ class Delivery:
             return False
         # Where there is no metadata yet, nothing is known but the size: the two are a pair all the
         # same, since later receives and messages must not come in between, and it is pulled.
-        if message.meta is not None and not self._aim(message, receiving):
+        pulls = not message.complete and (message.pieces is None or message.front > 0)
+        try:
+            if message.meta is None and pulls:
+                message.memory = memoryview(bytearray(message.meta_nbytes))
+            elif message.meta is not None and not self._aim(message, receiving):
+                return False
+        except MemoryError as error:
+            text = (
+                f"no memory for a message of {size} bytes from rank {message.source}: {error}. The "
+                "message stays queued: receive it with an out, or once there is memory"
+            )
+            failure = MemoryError(text)
+            failure.__cause__ = error
+            self.fail(receiving, failure)
             return False
         message.receiving = receiving
         receiving.message = message
         if message.complete:
             self.deliver(message, receiving)
-        elif message.pieces is None or message.front:
+        elif pulls:
             self._pull(message, receiving)
         return True
 
@@ -152,7 +165,7 @@ class Delivery:
     # -- where the data goes ----------------------------------------------------------------------
 
     def _aim(self, message: Message, receiving: Receiving) -> bool:
-        """Make `receiving.target`. False: the receive failed."""
+        """Make `receiving.target`. False: the receive failed. Raises MemoryError."""
         # It was matched before with a receive that has been withdrawn since. Its data is here, or
         # on its way, in memory that is nobody else's.
         if message.body is not None and receiving.out is None:
@@ -177,12 +190,16 @@ class Delivery:
                     f"metadata for {target.nbytes} bytes before {message.nbytes} bytes of data"
                 )
             foreign = self._places(message, target, receiving.device_work)
+        except MemoryError:
+            raise
         except Exception as error:  # these bytes are whatever the sender wanted them to be
             self._refuse(message, wire.UNREADABLE)
             self._unreadable(message, receiving, error)
             return False
         try:
             target.allocate(_front(target, receiving), foreign=foreign)
+        except MemoryError:
+            raise
         except Exception as error:
             # With `out`, it is the receiver's mistake, and the message waits for a better one.
             # Without, it is a message that nobody here can take, as a pickle where none is allowed:
@@ -238,7 +255,6 @@ class Delivery:
         assert message.sid is not None
         if message.meta is None:
             part = wire.METADATA
-            message.memory = memoryview(bytearray(message.meta_nbytes))
             message.pieces = Pieces([message.memory], partial(self._meta_here, message))
         else:
             target = receiving.target

@@ -401,3 +401,10 @@ def test_what_a_new_array_is_to_be(dtype: Any, like: Any, expected: tuple[str, s
 def test_what_no_new_array_can_be(dtype: Any, like: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         arrays.kind_and_name(dtype, like)
+
+
+def test_a_tensor_for_which_there_is_no_memory() -> None:
+    with pytest.raises(MemoryError, match="allocate memory"):
+        tensors.empty(torch, "float32", (1 << 46,))  # more than there are addresses
+    with pytest.raises(RuntimeError, match="negative"):
+        tensors.empty(torch, "float32", (-1,))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import enum
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
+from aiodist.buffers import arrays
 from aiodist.buffers.encoding import encode
 from aiodist.errors import MessageTooLargeError, MismatchError, ProtocolError
+from aiodist.p2p import delivery
 from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import EAGER, WINDOW
+from aiodist.testing.history import digest_of
 from aiodist.transports.base import STEADY
 from aiodist.types import ANY_SOURCE, ANY_TAG
 from aiodist.wire.frames import MAX_PAYLOAD
@@ -408,6 +412,39 @@ def test_the_next_receive_takes_a_message_that_did_not_fit(net: Any) -> None:
     net.settle()
     assert isinstance(wrong.exception(), MismatchError)
     assert (right.result() == ramp(MIB)).all()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("value", [ramp(80), ramp(MIB), [ramp(80)] * 2, "x" * MIB])
+def test_a_message_for_which_there_is_no_memory_stays(
+    net: Any, monkeypatch: pytest.MonkeyPatch, value: Any, waits: bool
+) -> None:
+    def fail(*args: object) -> Any:
+        raise MemoryError("no more")
+
+    sender, receiver = net.engines[:2]
+    works = [receiver.recv(0, "t")] if waits else []
+    with monkeypatch.context() as patch:
+        if isinstance(value, str):  # all of it is metadata
+            patch.setattr(delivery, "bytearray", fail, raising=False)
+        else:
+            patch.setattr(arrays, "empty", fail)
+        sending = sender.send(value, 1, "t")
+        net.settle()
+        works.append(receiver.recv(0, "t"))
+        net.settle()
+        for work in works:
+            error = work.exception()
+            assert type(error) is MemoryError
+            text = "no memory for a message of [0-9]+ bytes from rank 0: no more. The message stays"
+            assert re.match(text, str(error))
+    right = receiver.recv(0, "t")
+    net.settle()
+    assert digest_of(right.result()) == digest_of(value)
+    assert sending.result() is None
+    net.loop.advance(1)
+    net.settle()
+    assert all(engine.idle for engine in net.engines)
 
 
 def test_a_read_only_out_is_a_mismatch(net: Any) -> None:
