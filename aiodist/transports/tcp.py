@@ -2,7 +2,8 @@
 
 Socket buffers are left to the kernel: it grows them as needed, while sizes set by hand are fixed,
 and cut to what `net.core.rmem_max` and `wmem_max` allow. So a connection has on the way what
-`net.ipv4.tcp_rmem` and `tcp_wmem` allow at most.
+`net.ipv4.tcp_rmem` and `tcp_wmem` allow at most. To a peer that is far, the receive buffer begins
+large, because the kernel would need many round trips to grow it (`_begin_with_room`).
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ above `NEAR`: who listens has measured something else, and has to take the peer 
 UNSENT = 4 << 20
 """Bytes that the kernel takes before it can send them, where the peer is far: enough for as long as
 a busy host lets the loop wait."""
+
+FASTEST = 1.25e9
+"""Bytes per second: times a round trip, this is how much a new connection gets room for."""
+MOST_ROOM = 8 << 20
+"""Bytes of that room at most: as much as a peer sends of collectives before it is asked to."""
 
 
 class TcpTransport:
@@ -244,6 +250,25 @@ def _keep_the_queue_here(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, name, UNSENT)
 
 
+def _begin_with_room(sock: socket.socket, trip: float) -> None:
+    """Have the kernel offer the peer a window that fills the round trip `trip` from the start.
+
+    The window of a new connection is 64 KiB. The kernel raises it as it sees how much is read in a
+    round trip, so the first operations on a long way would wait for the window more than for the
+    line: on 50 MB/s with 100 ms there and back, the first 4 MiB took twenty round trips. With the
+    room, the sender's slow start alone decides, as it must.
+
+    The option says how many bytes wake a reader. Linux makes room for as many, up to half of
+    `net.ipv4.tcp_rmem`, and goes on growing the buffer by itself, which it does not after
+    `SO_RCVBUF`. The room stays when the option is set back.
+    """
+    with contextlib.suppress(OSError):  # a system without this option keeps its first window
+        sock.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(round(trip * FASTEST), MOST_ROOM)
+        )
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+
 def _set_options(sock: socket.socket) -> None:
     """Raises OSError where the connection is gone already."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -254,3 +279,4 @@ def _set_options(sock: socket.socket) -> None:
     _choose_congestion_control(sock, near=trip <= NEAR)
     if trip > NEAR:
         _keep_the_queue_here(sock)
+        _begin_with_room(sock, trip)

@@ -7,6 +7,8 @@ import errno
 import logging
 import os
 import socket
+import sys
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -19,6 +21,9 @@ from aiodist.transports.sockets import SocketListener
 from aiodist.transports.stream import StreamLink
 from aiodist.transports.tcp import TcpTransport
 from aiodist.transports.unix import UnixTransport
+
+SO_BUF_LOCK = 72
+"""Of Linux: which buffers have sizes that were set by hand. Python does not name it."""
 
 
 async def test_bad_addresses_of_the_others() -> None:
@@ -108,6 +113,37 @@ async def test_tcp_to_a_far_peer_keeps_its_queue_here(
             found = link._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
             assert found == (usual if unsent is None else unsent)
     assert chosen == ([] if trip is None else [unsent is None] * 2)
+
+
+def largest_buffer() -> int:
+    """Bytes to which the kernel grows the receive buffer of a connection."""
+    return int(Path("/proc/sys/net/ipv4/tcp_rmem").read_text().split()[2])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is Linux that makes room by this option")
+@pytest.mark.parametrize("trip", [1e-3, 2e-3, 0.1, None])
+async def test_tcp_to_a_far_peer_begins_with_a_window_for_the_round_trip(
+    monkeypatch: pytest.MonkeyPatch, trip: float | None
+) -> None:
+    """Else the kernel raises it from 64 KiB, which takes the first operations many round trips."""
+    monkeypatch.setattr(tcp, "round_trip", lambda sock: trip)
+    monkeypatch.setattr(TcpTransport, "_is_far", lambda self, sock: False)
+    monkeypatch.setattr(TcpTransport, "_wants_bundle", lambda self, sock: False)
+    monkeypatch.setattr(tcp, "_choose_congestion_control", lambda sock, *, near: None)
+    most = largest_buffer()
+    async with connected(TcpTransport()) as ends:
+        for link in (ends.a, ends.b):
+            assert isinstance(link, StreamLink)
+            room, wakes, locked = (
+                link._socket.getsockopt(socket.SOL_SOCKET, option)
+                for option in (socket.SO_RCVBUF, socket.SO_RCVLOWAT, SO_BUF_LOCK)
+            )
+            if trip is None or trip <= tcp.NEAR:
+                assert room < tcp.MOST_ROOM // 2
+            else:
+                assert room >= min(trip * tcp.FASTEST, tcp.MOST_ROOM, most // 2)
+            assert wakes == 1  # a reader is woken by the first byte
+            assert not locked  # the kernel may still grow them
 
 
 async def test_tcp_over_ipv6() -> None:
