@@ -89,8 +89,8 @@ class OwnLoop(Home):
 
 
 class BlockingWork(Generic[T]):
-    """An operation that goes on while its thread does something else: what `isend` and `irecv` of a
-    `BlockingGroup` return. To be used in any thread but that of the group's loop.
+    """An operation that goes on while its thread does something else: what `start`, `isend` and
+    `irecv` of a `BlockingGroup` return. To be used in any thread but that of the group's loop.
 
     For example::
 
@@ -138,6 +138,9 @@ class BlockingWork(Generic[T]):
         if not done():
             raise TimeoutError(f"not done within {timeout} s: it goes on")
         return self._outcome.result()
+
+    result = wait
+    """The same under the name of `concurrent.futures.Future`."""
 
     def done(self) -> bool:
         """Whether it has ended, well or not. Never waits."""

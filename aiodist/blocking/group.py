@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload, runtime_checkable
 
 from aiodist.blocking.calls import BlockingWork, Home
 from aiodist.blocking.store import BlockingStore
@@ -17,6 +17,18 @@ from aiodist.types import ANY_SOURCE, ANY_TAG, AnySource, AnyTag, Member, View
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+@runtime_checkable
+class Neighboring(Protocol):
+    """A grid or a graph of a group, whose collectives are made of the group's."""
+
+    @property
+    def group(self) -> Any: ...
+
+    def over(self, group: Any) -> Any:
+        """The same neighbours in another view of the group."""
+        ...
 
 
 def _waiting(
@@ -47,8 +59,8 @@ def _starting(
 
 class BlockingGroup:
     """Made by `Group.blocking()` and `aiodist.connect_blocking()`. Every call waits for its result,
-    but `isend`, `issend` and `irecv`, which return a `BlockingWork`. Usable from any thread but
-    that of the group's event loop, which has to run meanwhile.
+    but `start`, `isend`, `issend` and `irecv`, which return a `BlockingWork`. Usable from any
+    thread but that of the group's event loop, which has to run meanwhile.
 
     Concurrent calls from several threads need tags to tell them apart, as concurrent tasks do. A
     KeyboardInterrupt withdraws the operation that is waited for, as a cancelled Work is withdrawn,
@@ -154,6 +166,54 @@ class BlockingGroup:
         return f"<BlockingGroup of {self._group!r}>"
 
     # -- operations -------------------------------------------------------------------------------
+
+    # The second signature is for type checkers that do not tell overloads apart by what they are
+    # called with, as pyright does not here.
+    @overload
+    def start(
+        self, operation: Callable[P, R], /, *args: P.args, **options: P.kwargs
+    ) -> BlockingWork[R]: ...
+    @overload
+    def start(
+        self, operation: Callable[..., Any], /, *args: Any, **options: Any
+    ) -> BlockingWork[Any]: ...
+    def start(
+        self, operation: Callable[..., Any], /, *args: Any, **options: Any
+    ) -> BlockingWork[Any]:
+        """Call an operation of this group and do not wait for its result, as `submit` of
+        `concurrent.futures` does: ``group.start(group.all_reduce, x)`` (MPI's Iallreduce).
+
+        `operation`: a collective, send or receive of this group, or one of a `Grid` or `Graph` of
+        it. It has started when this returns, and `BlockingWork.result` waits for it. The order of
+        calls is the order of operations, for started and waiting ones alike. Do not change its
+        arrays until it is done.
+
+        Raises TypeError for anything else, and what the call raises.
+
+        For example::
+
+            def in_a_thread(group):
+                work = group.start(group.all_reduce, np.ones(3))
+                ahead = group.start(group.all_gather, group.rank, tag="ranks")
+                return work.result(), ahead.result()
+
+            await asyncio.to_thread(in_a_thread, group.blocking())
+        """
+        owner, method = (
+            getattr(operation, "__self__", None),
+            getattr(operation, "__wrapped__", None),
+        )
+        if owner is self and method is not None:
+            return BlockingWork[Any](
+                self._home, partial(method, self._group, *args, **options)
+            ).start()
+        if isinstance(owner, Neighboring) and owner.group is self:
+            there = getattr(owner.over(self._group), operation.__name__)
+            return BlockingWork[Any](self._home, partial(there, *args, **options)).start()
+        raise TypeError(
+            f"start takes an operation of this group, such as group.all_reduce, and not "
+            f"{getattr(operation, '__qualname__', operation)!r}; what to call it with comes behind"
+        )
 
     all_reduce = _waiting(Operations.all_reduce)
     reduce = _waiting(Operations.reduce)

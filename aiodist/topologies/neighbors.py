@@ -9,6 +9,7 @@ each. Where that is too much, `send` and `recv` go between any two.
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -54,20 +55,37 @@ class Neighbors:
                 raise ValueError(
                     f"rank {edge[0]} is no neighbour: the ranks are 0 to {group.size - 1}"
                 )
-        self.group = group
+        self.group: Any = group
         self.sources = tuple(None if edge is None else edge[0] for edge in sources)
         self.destinations = tuple(None if edge is None else edge[0] for edge in destinations)
         self._from = _places(sources)  # where what comes of each rank belongs
         self._to = _places(destinations)  # which values are for each rank
 
+    def over(self, group: Any) -> Neighbors:
+        """The same neighbours in another view of the group: `Group` or `BlockingGroup`."""
+        other = copy.copy(self)
+        other.group = group
+        return other
+
     def neighbor_all_gather(
         self, x: Any, *, out: Any = None, tag: Any = None, timeout: float | None = None
     ) -> Any:
-        """The list of what the `sources` have given as `x`, in their order; None in the place of
-        one that is not there. A Work of it, as other collectives of the group give.
+        """The list of what the `sources` have given as `x`, in their order. A Work of it, as other
+        collectives of the group give.
 
-        A collective of the whole group. `out`: a list of as many arrays, or None. Raises
-        MismatchError, on the ranks that notice, where ranks disagree about who are neighbours.
+        A collective of the whole group. `out`: a list of arrays to receive into, one for each
+        source. If there is no neighbour in a place, the result is ``out[place]`` as it was (as MPI
+        leaves the buffer of MPI_PROC_NULL), or None without `out`. So fill it with the values at
+        the border once, and no step needs an ``if``.
+
+        Raises MismatchError, on the ranks that notice, if ranks disagree about who are neighbours.
+
+        For example::
+
+            grid = aiodist.Grid(group, (0,))
+            before, behind = np.zeros(1), np.zeros(1)  # 0 at the border
+            for step in range(3):
+                await grid.neighbor_all_gather(np.ones(1), out=[before, behind])
         """
         xs = [x] * len(self.destinations)
         return self._exchange("neighbor_all_gather", xs, out, tag, timeout)
@@ -91,9 +109,9 @@ class Neighbors:
         outs = None if out is None else self._by_rank(out, self._from)
         given = self.group.all_to_all(slots, out=outs, tag=tag, timeout=timeout)
         if not isinstance(given, Work):
-            return self._in_order(given)
+            return self._in_order(given, out)
         return together(
-            given.get_loop(), op, tag, [given], lambda _: self._in_order(given.result())
+            given.get_loop(), op, tag, [given], lambda _: self._in_order(given.result(), out)
         )
 
     def _by_rank(self, values: Sequence[Any], places: dict[int, list[int]]) -> list[Any]:
@@ -104,9 +122,9 @@ class Neighbors:
             found[rank] = [values[place] for place in own]
         return found
 
-    def _in_order(self, given: Sequence[Any]) -> list[Any]:
-        """What came of each rank, in the order of the sources."""
-        values: list[Any] = [None] * len(self.sources)
+    def _in_order(self, given: Sequence[Any], out: Sequence[Any] | None) -> list[Any]:
+        """What came of each rank, in the order of the sources; what is in `out` where none is."""
+        values: list[Any] = [None] * len(self.sources) if out is None else [*out]
         for rank, came in enumerate(given):
             places = self._from.get(rank, [])
             if len(came or ()) != len(places):

@@ -77,6 +77,29 @@ def test_into_arrays(run, groups, everyone):
     run(main())
 
 
+def test_the_border_needs_no_if(run, groups, everyone):
+    """Where there is no neighbour, what is in `out` stays, as by MPI_PROC_NULL."""
+
+    async def main():
+        async with groups(3) as ranks:
+
+            async def check(group):
+                grid = Grid(group, (3,))
+                halo = [np.full(1, -1.0), np.full(1, 9.0)]  # the values at the border
+                mine = np.full(1, float(group.rank))
+                got = await grid.neighbor_all_gather(mine, out=halo)
+                assert all(a is b for a, b in zip(got, halo, strict=True))
+                first = [float(one[0]) for one in halo]
+                await grid.neighbor_all_to_all([mine, mine], out=halo)
+                return first, [float(one[0]) for one in halo]
+
+            found = await everyone(ranks, check)
+            assert [first for first, _ in found] == [[-1.0, 1.0], [0.0, 2.0], [1.0, 9.0]]
+            assert [second for _, second in found] == [first for first, _ in found]
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     ("call", "error"),
     [

@@ -202,6 +202,7 @@ def blocking(group: BlockingGroup) -> None:
     assert_type(sent.wait(), None)
     group.send(floats(), other)
     received = assert_type(group.irecv(out=floats()), BlockingWork[Floats])
+    assert_type(group.start(group.barrier), BlockingWork[None])
     assert_type(received.wait(), Floats)
     assert_type(group.iprobe(), Envelope | None)
     assert_type(group.empty(3, np.float64), Floats)

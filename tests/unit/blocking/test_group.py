@@ -26,7 +26,7 @@ def names_of(cls: type) -> set[str]:
 
 def test_it_has_all_that_a_group_has() -> None:
     assert names_of(BlockingWindow) == names_of(Window)
-    assert names_of(BlockingGroup) == names_of(Group) - {"blocking"}
+    assert names_of(BlockingGroup) - {"start"} == names_of(Group) - {"blocking"}
     assert names_of(BlockingStore) == names_of(Store)
 
 
@@ -36,7 +36,7 @@ def test_it_has_all_that_a_group_has() -> None:
     ids=["group", "store", "window"],
 )
 def test_its_calls_take_the_same_arguments(cls: type, blocking: type) -> None:
-    for name in names_of(blocking):
+    for name in names_of(blocking) - {"start"}:
         own, given = (inspect.getattr_static(one, name) for one in (blocking, cls))
         assert isinstance(own, property) == isinstance(given, property), name
         if not isinstance(own, property):
@@ -59,6 +59,66 @@ def test_what_it_is(ranks: Ranks) -> None:
         return group.rank, group.local_rank
 
     assert ranks(2, body) == [(0, 0), (1, 1)]
+
+
+def test_any_operation_starts_without_waiting(ranks: Ranks) -> None:
+    def body(group: BlockingGroup) -> Any:
+        other = 1 - group.rank
+        x = np.full(3, group.rank + 1.0)
+        first = group.start(group.all_reduce, x)
+        assert isinstance(first, BlockingWork)
+        works: list[BlockingWork[Any]] = [
+            group.start(group.all_gather, group.rank, tag="ranks"),
+            group.start(group.send, group.rank, other, tag="t"),
+            group.start(group.recv, src=other, tag="t"),
+            group.start(group.isend, group.rank, other, tag="i"),
+            group.start(aiodist.Grid(group, (2,)).neighbor_all_gather, group.rank, tag="grid"),
+            group.start(group.broadcast, "b" if group.rank == 0 else None),
+        ]
+        assert group.recv(tag="i") == other
+        found = [work.result(timeout=60) for work in works]
+        assert first.result() is x
+        assert first.done()
+        assert first.op == "all_reduce"
+        neighbors = [None, 1] if group.rank == 0 else [0, None]
+        assert found == [[0, 1], None, other, None, neighbors, "b"]
+        return x.tolist()
+
+    assert ranks(2, body) == [[3.0] * 3] * 2
+
+
+def test_what_is_started_may_be_waited_for_and_cancelled(ranks: Ranks) -> None:
+    def body(group: BlockingGroup) -> Any:
+        if group.rank == 0:
+            work = group.start(group.barrier, tag="late")
+            with pytest.raises(TimeoutError, match="it goes on"):
+                work.result(timeout=0.001)
+            assert not work.done()
+            assert work.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                work.result()
+            group.send("cancelled", 1)
+        else:
+            group.recv(src=0)
+            with pytest.raises(aiodist.CollectiveAbortedError):
+                group.barrier(tag="late")
+        group.barrier()
+
+    ranks(2, body)
+
+
+def test_only_operations_of_the_group_are_started(ranks: Ranks) -> None:
+    def body(group: BlockingGroup) -> Any:
+        with pytest.raises(TypeError, match="to reduce"):
+            group.start(group.all_reduce, "no number")
+        other = group.dup()
+        strange: list[Callable[..., Any]] = [other.barrier, group.close, print, lambda: None]
+        strange.append(aiodist.Grid(other, (1,)).neighbor_all_gather)
+        for operation in strange:
+            with pytest.raises(TypeError, match="start takes an operation of this group, such as"):
+                group.start(operation)
+
+    ranks(1, body)
 
 
 @pytest.mark.parametrize("size", [2, 3])
