@@ -16,6 +16,7 @@ from aiodist_cli.bench_peers import Contender, Site, aiodist_over, find_peers
 from aiodist_cli.bench_report import Report, machine, tables
 from aiodist_cli.bench_run import publish, report_on, run_to_end, unwritable
 from aiodist_cli.errors import usage_error
+from aiodist_cli.tables import console
 
 T = TypeVar("T")
 
@@ -102,7 +103,7 @@ def bench(
     run_to_end(_measure(report, cases, [*own, *peers]))
     if as_json != Path("-"):
         for table in tables(report.results):
-            Console().print(table)
+            console().print(table)
     if publish(report, report.as_json(machine()), as_json, plot):
         raise typer.Exit(1)
 

@@ -26,6 +26,7 @@ from aiodist_cli.bench_cases import (
     ratio,
 )
 from aiodist_cli.bench_peers import LABELS
+from aiodist_cli.tables import NarrowingTable
 
 SCHEMA = 1
 """Version of the JSON: raised when a reader of the one before would misread it."""
@@ -120,7 +121,8 @@ def groups(results: Iterable[Result]) -> Iterator[tuple[str, int, list[Result]]]
 def tables(results: Sequence[Result]) -> Iterator[Table]:
     """A table for each operation and number of ranks, a line for each size and column."""
     for op, ranks, members in groups(results):
-        table = Table(title=f"{op}, float32, {ranks} ranks", title_justify="left")
+        title = f"{op}, float32, {ranks} ranks"
+        table = NarrowingTable(title, ("processor", "mean", "p99", "bandwidth"))
         reference = members[0].column
         for column in (
             "size",
@@ -132,7 +134,8 @@ def tables(results: Sequence[Result]) -> Iterator[Table]:
             "bandwidth",
             "relative",
         ):
-            table.add_column(column, justify="left" if column == "library" else "right")
+            is_text = column == "library"
+            table.add_column(column, justify="left" if is_text else "right", no_wrap=True)
         before: int | None = None
         for result in members:
             if before not in (None, result.case.nbytes):

@@ -28,12 +28,11 @@ from aiodist_cli.nodes import Meeting, Stop, meet
 from aiodist_cli.output import Writer, joined, prefix, wants_colour
 from aiodist_cli.ranks import Ranks
 from aiodist_cli.summary import Exit, cause, distinct, headline, last_words
+from aiodist_cli.tables import WIDE
 from aiodist_cli.tracebacks import without_the_loop
 
 _STDERR = 2
 _STATUS_SECONDS = 5.0
-_STATUS_WIDTH = 160
-"""Columns of the tables of a status that was asked for by a signal."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -223,7 +222,7 @@ async def _tell_status(writer: Writer, job: spawn.Job) -> None:
     out = io.StringIO()
     try:
         found = await status.ask(job.address, job.token, _STATUS_SECONDS)
-        Console(file=out, width=_STATUS_WIDTH).print(status.render(found, time.time()))
+        Console(file=out, width=WIDE).print(status.render(found, time.time()))
     except (AiodistError, TimeoutError) as error:
         out.write(f"aiodist run: no status: {error}\n")
     await writer.write(_STDERR, out.getvalue().encode())

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
@@ -23,6 +23,7 @@ from aiodist.membership.group import ranks_text
 from aiodist.transports.certificates import contexts_in
 from aiodist_cli import tls
 from aiodist_cli.errors import CommandError, printable, usable_address
+from aiodist_cli.tables import NarrowingTable, console
 
 EPILOG = """    aiodist status tcp://127.0.0.1:29500
 
@@ -67,7 +68,7 @@ def status(
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
-        Console().print(render(found, time.time()))
+        console().print(render(found, time.time()))
 
 
 async def ask(address: str, token: str | None, timeout: float) -> dict[str, Any]:
@@ -121,11 +122,11 @@ def channel_tables(
         if channel["newest"] is not None:
             newest = f"version {channel['newest']}, {decimal(channel['nbytes'])}"
         heading = plain(f"channel {channel['name']}: {newest}")
-        table = Table(title=heading, title_justify="left")
+        table = NarrowingTable(heading, ("pid", "host", "memory", "recv", "sent", "newest"))
         for column in ("", "name", "host", "pid", "version", "behind", "newest", "memory", "sent",
                        "recv"):  # fmt: skip
             is_text = column in ("", "name", "host", "behind")
-            table.add_column(column, justify="left" if is_text else "right")
+            table.add_column(column, justify="left" if is_text else "right", no_wrap=True)
         # Who publishes first; then whoever is furthest behind.
         for one in sorted(channel["participants"], key=_urgency)[:most]:
             table.add_row(*_participant_cells(one))
@@ -154,9 +155,11 @@ def _participant_cells(one: Mapping[str, Any]) -> list[RenderableType]:
 
 
 def _group_table(group: Mapping[str, Any], now: float) -> Table:
-    table = Table(title=title(group), title_justify="left")
-    for column in ("rank", "name", "host", "pid", "state"):
-        table.add_column(column, justify="right" if column in ("rank", "pid") else "left")
+    table = NarrowingTable(title(group), ("pid", "host", "name"))
+    for column in ("rank", "name", "host", "pid"):
+        is_number = column in ("rank", "pid")
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=True)
+    table.add_column("state")
     table.add_column("doing", overflow="fold")  # its end is the line of the program
     for member in group["members"]:
         state = f"member for {duration(now - member['joined_at'])}"

@@ -32,6 +32,7 @@ from aiodist_cli.status import (
     plain,
     title,
 )
+from aiodist_cli.tables import NarrowingTable, console
 
 EPILOG = """    aiodist top tcp://127.0.0.1:29500
 
@@ -72,9 +73,8 @@ def top(
     """
     usable_address(address, "ADDRESS")
     tls.use(tls_ca, tls_cert, tls_key)
-    console = Console()
     try:
-        asyncio.run(_watch(console, address, interval, count, timeout))
+        asyncio.run(_watch(console(), address, interval, count, timeout))
     except (AiodistError, TimeoutError, ValueError) as error:
         raise CommandError(f"aiodist top: {error}") from error
     except KeyboardInterrupt:
@@ -338,7 +338,7 @@ def _table(
     heading = title(group)
     if len(here) < len(group["members"]):
         heading.append(f" (here {here.start} to {here.stop - 1})")
-    table = Table(title=heading, title_justify="left")
+    table = NarrowingTable(heading, ("name", "recv/s", "sent/s"))
     for column in ("rank", "name", "calls/s", "sent/s", "recv/s"):
         table.add_column(column, justify="left" if column == "name" else "right", no_wrap=True)
     table.add_column("doing")  # the one that gets narrower, and stays one line high
