@@ -28,6 +28,8 @@ ROOT = Path(__file__).parents[1]
 WRITTEN = [
     "README.md",
     "docs/benchmarks.md",
+    "docs/blocking.md",
+    "docs/coming-from-mpi4py.md",
     "docs/coming-from-torch.md",
     "docs/commands.md",
     "docs/concepts.md",
