@@ -40,12 +40,14 @@ def problems(check: Any, tmp_path: Path, text: str) -> list[str]:
 
 def test_links(check: Any, tmp_path: Path) -> None:
     (tmp_path / "other.md").write_text("# A `title`, here\n")
-    good = "[a](other.md) [b](other.md#a-title-here) [c](#top) [d](https://x.y)\n\n# Top\n"
+    good = "[a](other.md) [b](other.md#a-title-here) [c](#top) [d](https://x.y).\n\n# Top\n"
     assert problems(check, tmp_path, good) == []
-    assert problems(check, tmp_path, "[a](gone.md)") == [
+    assert problems(check, tmp_path, "[a](gone.md).") == [
         "page.md: the link to gone.md leads nowhere"
     ]
-    assert problems(check, tmp_path, "[a](other.md#no)") == ["page.md: other.md has no heading #no"]
+    assert problems(check, tmp_path, "[a](other.md#no).") == [
+        "page.md: other.md has no heading #no"
+    ]
 
 
 GOOD = """# A heading
@@ -184,16 +186,16 @@ def test_named_functions_exist(check: Any, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(
         "LIMIT = 1\n\nclass B:\n    size: int = 2\n\n    def c(self): ...\n"
     )
-    good = "`a.py: LIMIT` `a.py: B` `a.py: B.size`, and over two lines `a.py:\nB.c`\n"
+    good = "`a.py: LIMIT` `a.py: B` `a.py: B.size`, and over two lines `a.py:\nB.c`.\n"
     assert problems(check, tmp_path, good) == []
-    wrong = "text\n`a.py: B.d` `a.py: c` `gone.py: c`\n"
+    wrong = "text\n`a.py: B.d` `a.py: c` `gone.py: c`.\n"
     assert problems(check, tmp_path, wrong) == [
         "page.md:2: there is no B.d in a.py",
         "page.md:2: there is no c in a.py",
         "page.md:2: there is no file gone.py",
     ]
     (tmp_path / "docs").mkdir()
-    assert problems(check, tmp_path, "`docs/`, `docs/gone.py`, `other/gone.py`\n") == [
+    assert problems(check, tmp_path, "`docs/`, `docs/gone.py`, `other/gone.py`.\n") == [
         "page.md: there is no docs/gone.py"
     ]
 
