@@ -21,7 +21,6 @@ from types import NoneType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiodist.engine.failures import sayable
 from aiodist.errors import (
@@ -67,21 +66,21 @@ class Window:
         close: Callable[[], Awaitable[None]],
         abort: Callable[[str], None],
         exposed: list[Exposed | None],
-        memory: NDArray[Any] | None,
+        x: Any,
     ) -> None:
         """`group`: of this window alone, which `close` closes, and `abort` ends for a reason."""
         self._group = group
         self._close = close
         self._abort = abort
         self._exposed = exposed  # by rank
-        self._memory = memory  # of this rank; None: nothing, or closed
+        self._x = x  # what this rank has exposed; None: nothing, or closed
         self._number = 0  # of the last request
         self._pending: set[Work[Any]] = set()  # of this rank's requests
         self._sparing = Sparing(log)  # warns of requests that are none
         loop = asyncio.get_running_loop()
         self._serving = [
             loop.create_task(self._serve(rank), name=f"aiodist window of rank {rank}")
-            for rank in range(len(exposed) if memory is not None else 0)
+            for rank in range(len(exposed) if x is not None else 0)
         ]
         for task in self._serving:
             task.add_done_callback(self._served)
@@ -162,7 +161,7 @@ class Window:
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
-        self._memory = None
+        self._x = None
         await self._close()
 
     def _of(self, rank: int) -> Exposed:
@@ -262,9 +261,10 @@ class Window:
             return sayable(in_words(error))[:MOST_WORDS]
 
     def _carry_out(self, op: str, number: int, where: list[Any], value: Any, name: str) -> Any:
-        memory, exposed = self._memory, self._exposed[self._group._context.rank]
-        assert memory is not None
+        exposed = self._exposed[self._group._context.rank]
         assert exposed is not None
+        # Looked at anew in each request, because the storage of a tensor may be freed, or moved.
+        _, memory = memory_of(self._x)
         index = index_of(where)
         match op:
             case "get":
@@ -295,7 +295,7 @@ async def opened(
     """The window that all ranks of `group` open, once each has told what its `x` is."""
     try:
         try:
-            own, memory = (None, None) if x is None else memory_of(x)
+            own = None if x is None else memory_of(x)[0]
         except (TypeError, ValueError) as error:
             group._forgo(error)  # the others hear of it in place of what they wait for
             raise
@@ -305,4 +305,4 @@ async def opened(
         await close()
         raise
     exposed = [None if found is None else Exposed(*found) for found in told]
-    return Window(group, close, abort, exposed, memory)
+    return Window(group, close, abort, exposed, x)

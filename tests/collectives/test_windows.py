@@ -15,6 +15,7 @@ import pytest
 
 import aiodist
 from aiodist import ReduceOp
+from aiodist.windows import window
 from aiodist.windows.places import Exposed
 from aiodist.windows.window import REQUESTS
 
@@ -87,6 +88,26 @@ def test_what_can_be_exposed_and_indexed(run, groups):
             with pytest.raises(ValueError, match="rank 1 has exposed nothing"):
                 one.get(1)
             await close_all([one, two])
+
+    run(main())
+
+
+def test_a_tensor_whose_storage_is_freed_and_made_anew(run, groups):
+    torch = pytest.importorskip("torch")
+
+    async def main():
+        async with groups(2) as (one, two):
+            x = torch.zeros(1000)
+            mine, _ = await asyncio.gather(one.expose(), two.expose(x))
+            x.untyped_storage().resize_(0)
+            for call in (mine.get(1, 0), mine.put(1, 0, 1.0)):
+                with pytest.raises(aiodist.CollectiveAbortedError, match="it was freed"):
+                    await call
+            x.untyped_storage().resize_(8000)  # elsewhere, perhaps
+            x.fill_(2)
+            await mine.put(1, 1, 3.0)
+            assert x[:3].tolist() == [2, 3, 2]
+            assert (await mine.get(1, slice(0, 2))).tolist() == [2, 3]
 
     run(main())
 
@@ -313,7 +334,7 @@ def test_what_the_owner_cannot_carry_out_harms_nobody_but_who_asked(run, groups,
     run(main())
 
 
-def test_an_owner_without_memory_for_the_answer(run, groups):
+def test_an_owner_without_memory_for_the_answer(run, groups, monkeypatch):
     class Scarce:
         def __getitem__(self, index):
             raise MemoryError("64 GiB")
@@ -322,12 +343,12 @@ def test_an_owner_without_memory_for_the_answer(run, groups):
         async with groups(2) as ranks:
             one, two = await windows_of(ranks, [np.zeros(LARGE), None])
             out = np.ones(LARGE)
-            memory, one._memory = one._memory, Scarce()
-            for options in ({}, {"out": out}):
-                with pytest.raises(aiodist.CollectiveAbortedError, match="MemoryError: 64 GiB"):
-                    await two.get(0, **options)
+            with monkeypatch.context() as patch:
+                patch.setattr(window, "memory_of", lambda x: (None, Scarce()))
+                for options in ({}, {"out": out}):
+                    with pytest.raises(aiodist.CollectiveAbortedError, match="MemoryError: 64 GiB"):
+                        await two.get(0, **options)
             assert out.all()
-            one._memory = memory
             await two.get(0, out=out)
             assert not out.any()
             await close_all([one, two])
