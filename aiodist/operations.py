@@ -608,11 +608,13 @@ class Operations:
         return src if src is ANY_SOURCE else base.as_rank(src, self._context.size, "src")
 
 
-def send_steady(group: Operations, x: Any, dst: int, tag: str | int) -> Work[None]:
+def send_steady(
+    group: Operations, x: Any, dst: int, *, tag: str | int, timeout: float | None = None
+) -> Work[None]:
     """`group.send` of memory that is never written again as long as anybody refers to it, as that
     of a version of weights: what may have to be sent again need not be copied then. The Work is
     done when all has left. For the library itself: nobody can see whether a user keeps to it."""
-    return group._send(x, dst, tag, None, steady=True)
+    return group._send(x, dst, tag, timeout, steady=True)
 
 
 def _check_partial(out: Any) -> None:

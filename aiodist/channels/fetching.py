@@ -111,6 +111,8 @@ class Fetching:
                 return
             except (ProtocolError, OSError) as error:
                 log.debug("channel %r: %s", participant.channel, error)
+        if await self._fed(holding):
+            return
         failed: set[str] = set()
         while not holding.is_whole and holding.wanted:
             try:
@@ -137,6 +139,27 @@ class Fetching:
                 )
                 failed.add(source.id)
                 holding.stir()
+
+    async def _fed(self, holding: Holding) -> bool:
+        """Take a version from the one who gave the one before, which saves looking for somebody.
+        False: it is not whole then.
+
+        This one stands in no line before it has all of it. So nobody takes from it by a line who
+        may have to wait for it: there is no circle."""
+        feed = self._participant.feed
+        if feed is None or holding.filled or holding.memory is not None:
+            return False
+        try:
+            await self._take(feed.source, holding)
+        except transfers.UnwantedError:
+            pass
+        except FAILURES as error:
+            self._participant.check()
+            log.debug("channel %r: looking for a source: %s", self._participant.channel, error)
+            holding.stir()
+        if holding.is_whole:
+            self._unlisted.add(holding.version)
+        return holding.is_whole or not holding.wanted
 
     async def _source(self, release: Release, failed: set[str]) -> Place | None:
         participant = self._participant
@@ -174,9 +197,13 @@ class Fetching:
         maps = is_near and not (memory is not None and memory.is_own and holding.filled)
         if not maps:
             await holding.make_own(shared=bool(participant.host))
-        async with await participant.called(source.id) as pair:
-            pace = Pace(holding, lambda: participant.calls, participant.patience)
-            await transfers.take(pair, holding, participant.patience, pace, maps=maps)
+        feed = await participant.fed_by(source)
+        pace = Pace(holding, lambda: participant.calls, participant.patience)
+        try:
+            await transfers.take(feed.pair, holding, participant.patience, pace, maps=maps)
+        except BaseException as error:
+            await feed.close(f"{type(error).__name__}: {error}")
+            raise
 
     def _forget_before(self, version: int) -> None:
         participant = self._participant

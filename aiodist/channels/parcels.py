@@ -9,7 +9,6 @@ one host the memory of the one who gives is mapped, and only the numbers go. As 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -22,17 +21,19 @@ from aiodist.channels.memory import VersionMemory
 from aiodist.channels.participant import GIVES, TAKES
 from aiodist.channels.slices import Parcel, Piece, Source
 from aiodist.channels.transfers import (
-    AHEAD,
     PARTS,
     News,
     NotThereError,
     UnwantedError,
     word,
 )
+from aiodist.channels.window import Sending
 from aiodist.errors import ProtocolError
 from aiodist.group import Group
 from aiodist.transports.handover import take_segment
-from aiodist.work import Work
+
+AHEAD = 4
+"""Messages that are sent before the first of them has been taken."""
 
 
 async def give(
@@ -47,7 +48,7 @@ async def give(
     """Send the parcels that the other side has asked for, and return when all have been taken."""
     needed = [set[int]().union(*map(source.needed, parcel)) for parcel in parcels]
     waiting = list(range(len(parcels)))
-    sent: deque[Work[None]] = deque()
+    sending = Sending(AHEAD, patience)
     leaves = pair.recv(src=TAKES, tag="leaves")  # nothing comes: it fails when the other one goes
     news = News(pair, coming, leaves, patience)
     try:
@@ -65,23 +66,22 @@ async def give(
                 if coming.is_abandoned:
                     break
                 if maps:
-                    sent.append(pair.send((number, 0), TAKES, tag=PARTS))
+                    sending.add(pair.send((number, 0), TAKES, tag=PARTS))
                 else:
                     data, check = await in_thread(
                         partial(slices.packed_parcel, source, parcels[number])
                     )
-                    sent.append(pair.send((number, check), TAKES, tag=PARTS))
-                    sent.append(pair.send(data, TAKES, tag=PARTS))
-                while len(sent) > AHEAD:
-                    await sent.popleft()
+                    sending.add(pair.send((number, check), TAKES, tag=PARTS))
+                    sending.add(pair.send(data, TAKES, tag=PARTS))
+                await sending.until_few()
                 waiting.remove(number)
             is_over = coming.is_abandoned or not ready
             if waiting and is_over and not await news.more():
                 return
-        while sent:
-            await sent.popleft()
+        await sending.until_none()
     finally:
-        news.close(sent)
+        sending.close()
+        news.close()
 
 
 class Mirror(NamedTuple):

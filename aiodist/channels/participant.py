@@ -6,8 +6,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import os
-from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Mapping
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Container,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -35,6 +45,7 @@ from aiodist.reach import memory_of
 from aiodist.session import Connecting, connect
 from aiodist.transports.surroundings import chooser_on
 from aiodist.wire import channels, schema
+from aiodist.work import Work
 
 log = logging.getLogger("aiodist.channels")
 
@@ -104,7 +115,7 @@ class Participant:
         self.holdings: dict[int, Holding] = {}
         self.spare = Spare()
         self.calls = 0  # how many are at the door
-        self.bytes_sent = self.bytes_received = 0  # of pairs that it has left
+        self._moved = (0, 0)  # bytes to and from those whom it has left
         self.publishes = False
         self.version: Callable[[], int | None] = lambda: None
         self.lots: dict[tuple[int, str], Lot] = {}
@@ -123,11 +134,13 @@ class Participant:
         self._failure: AiodistError | None = None
         self._forgotten = asyncio.Event()  # what this one has said
         self._has_lost_store = False  # the coordinator was restarted without a state file
+        self.beaten = 0.0  # when the last sign of life was given
         self._lag = Lag()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pairs: set[Group] = set()  # those that it is in
         self._left = asyncio.Event()  # one of them is no more
         self._closing: asyncio.Task[None] | None = None  # leaves; None: this takes part
+        self.feed: Feed | None = None
 
     # -- coming and going -------------------------------------------------------------------------
 
@@ -182,6 +195,8 @@ class Participant:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.feed is not None:
+            await self.feed.close()
         while self._pairs:
             for pair in self._pairs:
                 pair.abort("it takes part no more")
@@ -229,11 +244,14 @@ class Participant:
             with suppress(AiodistError):  # not all has arrived: then it is asked for again
                 await pair.close()
         finally:
-            sent, received = pair.bytes_moved
-            self.bytes_sent += sent
-            self.bytes_received += received
             self._pairs.discard(pair)
+            self._moved = _sum([self._moved, pair.bytes_moved])
             self._left.set()
+
+    @property
+    def bytes_moved(self) -> tuple[int, int]:
+        """Bytes that this one has sent to others, and received from them."""
+        return _sum([self._moved, *(pair.bytes_moved for pair in self._pairs)])
 
     def _connecting(self, name: str, rank: int, size: int, timeout: float) -> Connecting:
         """To a group of this channel's participants."""
@@ -377,6 +395,7 @@ class Participant:
             await self._beat(store)
 
     async def _beat(self, store: Store) -> None:
+        self.beaten = self._loop.time()
         said = schema.pack(self._said())
         await store.set(channels.at(self.id), said, ttl=GONE, timeout=self.patience)
         if self.stay is not None:
@@ -391,7 +410,7 @@ class Participant:
         version = self.version()
         newest = directory.newest(self.releases)
         comings = [*self.holdings.values(), *self.lots.values()]
-        moved = [pair.bytes_moved for pair in self._pairs]
+        sent, received = self.bytes_moved
         return channels.Said(
             publishes=self.publishes,
             version=version,
@@ -400,19 +419,26 @@ class Participant:
             here=sum(one.here for one in comings if one.version == newest),
             behind=0.0 if self.publishes else self._lag.seconds(version, self._loop.time()),
             memory=sum(one.own_bytes for one in comings) + self.spare.nbytes,
-            sent=self.bytes_sent + sum(sent for sent, _ in moved),
-            received=self.bytes_received + sum(received for _, received in moved),
+            sent=sent,
+            received=received,
         )
 
     async def change(
-        self, key: str, cls: type[R], work: Callable[[list[R]], list[R] | None]
+        self,
+        key: str,
+        cls: type[R],
+        work: Callable[[list[R]], list[R] | None],
+        known: Sequence[R] | None = None,
     ) -> list[R]:
-        """Change the records of a key: what they are then. None: they are well as they are."""
+        """Change the records of a key: what they are then. None: they are well as they are.
+        `known`: what they were last, as far as is known here, which saves a round trip."""
 
         async def attempt(store: Store) -> list[R]:
             pause = 0.001
+            value = directory.packed(known) if known else None
             while True:
-                value = await store.get(key, timeout=self.patience)
+                if value is None:
+                    value = await store.get(key, timeout=self.patience)
                 before = directory.unpacked(cls, value)
                 after = work(before)
                 if after is None:
@@ -422,6 +448,7 @@ class Participant:
                     return before
                 if await store.compare_set(key, value, new, timeout=self.patience):
                     return after
+                value = None
                 # Where hundreds want the same, all would try again, and all but one in vain.
                 await asyncio.sleep(pause * chooser_on(self._loop).random())
                 pause = min(2 * pause, LONGEST_PAUSE)
@@ -501,6 +528,16 @@ class Participant:
         value = await self.ask(lambda store: store.get(key, timeout=self.patience))
         return directory.unpacked(Place, value)
 
+    async def fed_by(self, source: Place) -> Feed:
+        """Meet another participant, and keep that up. Raises what `ask` and `connect` do."""
+        if self.feed is not None and self.feed.source == source:
+            return self.feed
+        if self.feed is not None:
+            await self.feed.close()
+        meeting = await self.called(source.id)
+        self.feed = feed = Feed(self, source, await meeting.__aenter__())
+        return feed
+
     async def called(self, who: str) -> Meeting:
         """Call at the door of another participant: the group of two in which it is met. Raises what
         `ask` does."""
@@ -512,6 +549,38 @@ class Participant:
             )
         )
         return self.meeting(name, TAKES)
+
+
+def _sum(moved: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    sent, received = zip(*moved, strict=True)
+    return sum(sent), sum(received)
+
+
+class Feed:
+    """A participant that has given this one a version, and is asked for the next one as well: so
+    there is no need to look for somebody and to meet him. It ends if it fails, or by `close`."""
+
+    def __init__(self, participant: Participant, source: Place, pair: Group) -> None:
+        self.source = source
+        self.pair = pair
+        self._participant = participant
+        # Nothing comes: it fails when the other one goes.
+        self._leaves = pair.recv(src=GIVES, tag="leaves", timeout=math.inf)
+        self._leaves.add_done_callback(self._gone)
+
+    def _gone(self, leaves: Work[Any]) -> None:
+        if not leaves.cancelled():
+            leaves.exception()
+            self._participant.adopt(asyncio.ensure_future(self.close()))
+
+    async def close(self, reason: str = "") -> None:
+        """End it. `reason`: why what is under way is broken off."""
+        if self._participant.feed is self:
+            self._participant.feed = None
+            self._leaves.cancel()
+            if reason:
+                self.pair.abort(reason)
+            await self._participant.leave(self.pair)
 
 
 class Meeting:

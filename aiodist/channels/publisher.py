@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -86,6 +87,7 @@ class Publisher:
         self._keep = keep
         self._share, self._shares = part
         self._restart = restart
+        self._kept = -math.inf  # when a sign of life was given that kept the place
         self._before: list[Release] = []  # what was published before this one came
         self._publishing = asyncio.Lock()
         self._lent: dict[int, Holding] = {}  # those that somebody may be reading
@@ -154,7 +156,7 @@ class Publisher:
     @property
     def bytes_sent(self) -> int:
         """Bytes of versions that this process has sent to others so far: not what they map."""
-        return self._participant.bytes_sent
+        return self._participant.bytes_moved[0]
 
     async def publish(
         self, params: Any, *, version: int, lend: bool = False, timeout: float | None = None
@@ -236,7 +238,10 @@ class Publisher:
 
     async def _announce(self, release: Release, memory: VersionMemory) -> None:
         participant = self._participant
-        await participant.until_done(self._take_place)
+        # Nobody takes the place of one that gives signs of life: within this time there is no need
+        # to ask, which would be a round trip before each version.
+        if asyncio.get_running_loop().time() > self._kept + GONE / 2:
+            await participant.until_done(self._take_place)
         if (words := memory.words()) is not None:
             release = replace(release, host=participant.host, offer=words[0], key=words[1])
         held = participant.holdings.get(release.version)
@@ -256,7 +261,9 @@ class Publisher:
         adding = partial(directory.with_release, new=release, keep=self._keep, before=self._before)
         try:
             known = await participant.until_done(
-                lambda: participant.change(directory.RELEASES, Release, adding)
+                lambda: participant.change(
+                    directory.RELEASES, Release, adding, participant.releases
+                )
             )
         except BaseException:
             # Whether the coordinator has it is not known: then nobody finds it here.
@@ -287,6 +294,8 @@ class Publisher:
                 enters = False
                 await asyncio.sleep(GONE)  # whoever publishes may not have come back yet
                 continue
+            if not rivals and me in seats:
+                return
             alive = [one for one in rivals if await participant.is_there(one.id)]
             if not alive:
                 taking = partial(directory.seated, me=me, gone=rivals)
@@ -309,8 +318,10 @@ class Publisher:
 
     async def _keep_place(self) -> None:
         """A coordinator that was restarted has forgotten who publishes."""
-        taking = partial(directory.seated, me=self._seat(), gone=[])
-        await self._participant.change(directory.PUBLISHER, Seat, taking)
+        me, beaten = self._seat(), self._participant.beaten
+        taking = partial(directory.seated, me=me, gone=[])
+        if me in await self._participant.change(directory.PUBLISHER, Seat, taking):
+            self._kept = beaten
 
     def _own(self) -> list[Release]:
         return sorted(

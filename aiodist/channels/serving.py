@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from contextlib import ExitStack
+import math
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from aiodist.channels import directory, parcels, slices, transfers
@@ -17,6 +20,10 @@ from aiodist.wire.limits import MAX_NAME
 log = logging.getLogger("aiodist.channels")
 
 
+KNOWN = 1 / 4
+"""Of `patience`: for so long it may take to hear of a version of which others know."""
+
+
 async def meet(participant: Participant, name: str) -> None:
     """Meet another participant in the group `name`, and give it what it asks for."""
     mine = directory.meetings(participant.channel, participant.id)
@@ -25,30 +32,57 @@ async def meet(participant: Participant, name: str) -> None:
         return
     patience = participant.patience
     try:
-        # What is read stays until the other one has been left: it may be memory of a user.
+        # What is read stays until the other one has it, or has been left: it may be memory of a
+        # user.
         with ExitStack() as read, ExitStack() as door:
             door.enter_context(participant.at_door())
             async with participant.meeting(name, GIVES) as pair:
                 asked = await transfers.asked(pair, patience)
                 door.close()
-                holding = participant.holdings.get(asked.version)
-                if holding is not None:
-                    read.enter_context(holding)
-                match asked:
-                    case transfers.Rest(_, has, maps) if holding is not None:
-                        await _give(participant, pair, holding, has, maps=maps)
-                    case transfers.Parcels(version, _, []):
-                        await parcels.give_manifests(pair, _manifests(participant, version))
-                    case transfers.Parcels(version, wants) if found := _source(
-                        participant, version, wants
-                    ):
-                        read.enter_context(found[0])
-                        await _give_pieces(participant, pair, *found, asked)
-                    case _:
-                        await transfers.refuse(pair)
+                while True:
+                    await _answer(participant, pair, asked, read)
+                    # Links keep what was sent, and with it the memory of the version, until they
+                    # hear that it has come. The next thing that is said may be long in coming.
+                    await pair._actor.endpoint.delivered(patience)
+                    read.close()
+                    asked = await transfers.asked(pair, math.inf)
+                    await _until_known(participant, asked.version)
     except (AiodistError, OSError) as error:
         # Its affair: it looks for another one, if it lives.
         log.debug("channel %r: a subscriber is not served any more: %s", participant.channel, error)
+
+
+async def _answer(
+    participant: Participant,
+    pair: Group,
+    asked: transfers.Rest | transfers.Parcels,
+    read: ExitStack,
+) -> None:
+    """Give what is asked for. It stays until `read` is closed."""
+    holding = participant.holdings.get(asked.version)
+    if holding is not None:
+        read.enter_context(holding)
+    match asked:
+        case transfers.Rest(_, has, maps) if holding is not None:
+            await _give(participant, pair, holding, has, maps=maps)
+        case transfers.Parcels(version, _, []):
+            await parcels.give_manifests(pair, _manifests(participant, version))
+        case transfers.Parcels(version, wants) if found := _source(participant, version, wants):
+            read.enter_context(found[0])
+            await _give_pieces(participant, pair, *found, asked)
+        case _:
+            await transfers.refuse(pair)
+
+
+async def _until_known(participant: Participant, version: int) -> None:
+    """One who has heard of a version asks for it maybe before this one has heard of it."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(KNOWN * participant.patience):
+            while version > (directory.newest(participant.releases) or -1):
+                participant.changed.clear()
+                participant.check()
+                await participant.changed.wait()
+    await asyncio.sleep(0)  # those who wait here for a version begin to take it
 
 
 async def _give(
@@ -63,7 +97,7 @@ async def _give(
     rest = release.nbytes - here
     ration.want()
     if ration.has(rest) or ration.has_to(here, await participant.said_in_line(holding.version)):
-        with ration.giving(rest, lambda: pair.bytes_moved[0]):
+        with ration.giving(rest, _sent_by(pair)):
             await transfers.give(pair, holding, has, participant.patience, maps=maps)
     else:
         await transfers.refuse(pair)
@@ -82,10 +116,16 @@ async def _give_pieces(
     boxes, nbytes = source.around(piece for parcel in wanted for piece in parcel)
     ration.want(boxes)
     if ration.has(nbytes) or ration.insists(asked.who):
-        with ration.giving(nbytes, lambda: pair.bytes_moved[0]):
+        with ration.giving(nbytes, _sent_by(pair)):
             await give(maps=asked.maps)
     else:
         await transfers.refuse(pair)
+
+
+def _sent_by(pair: Group) -> Callable[[], int]:
+    """How many bytes were sent from now on."""
+    before, _ = pair.bytes_moved
+    return lambda: pair.bytes_moved[0] - before
 
 
 def _manifests(participant: Participant, version: int) -> list[bytes]:

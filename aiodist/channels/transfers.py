@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from aiodist.channels.holding import Coming, Holding, in_thread
 from aiodist.channels.manifest import Manifest
 from aiodist.channels.memory import VersionMemory
 from aiodist.channels.pace import Pace
 from aiodist.channels.participant import GIVES, TAKES
+from aiodist.channels.window import NO_DEADLINE, Sending, Window, give_up
 from aiodist.errors import ProtocolError
 from aiodist.group import Group
 from aiodist.operations import send_steady
@@ -38,11 +37,11 @@ source: one is told so twice in the time of `patience`."""
 NOT_HERE = -2
 """Instead of the number of a part: the source has not got that version, or not any more."""
 
-AHEAD = 4
-"""Messages that are sent before the first of them has been taken."""
-
 PARTS = "parts"
-"""The tag."""
+"""The tag of what is said, such as numbers of parts."""
+
+DATA = "data"
+"""That of the parts themselves."""
 
 
 class NotThereError(Exception):
@@ -74,7 +73,7 @@ class Parcels(NamedTuple):
 
 
 async def asked(pair: Group, patience: float) -> Rest | Parcels:
-    """What the one who takes wants. Raises ProtocolError."""
+    """What the one who takes wants. Raises ProtocolError; AiodistError when it has left."""
     match await pair.recv(src=TAKES, tag=PARTS, timeout=patience):
         case (int(version), int(has), bool(maps)) if has >= 0:
             return Rest(version, has, maps)
@@ -91,7 +90,8 @@ async def refuse(pair: Group) -> None:
 
 async def give(pair: Group, holding: Holding, has: int, patience: float, *, maps: bool) -> None:
     """Send the parts from `has` on, and return when all have been taken."""
-    sent: deque[Work[None]] = deque()
+    window = Window(pair, holding.release.chunk)
+    sending = Sending(window.messages, patience)
     leaves = pair.recv(src=TAKES, tag="leaves")  # nothing comes: it fails when the other one goes
     news = News(pair, holding, leaves, patience)
     try:
@@ -110,21 +110,21 @@ async def give(pair: Group, holding: Holding, has: int, patience: float, *, maps
                 if not await news.more():
                     return
                 continue
-            sent.append(pair.send(has, TAKES, tag=PARTS))
+            sending.add(pair.send(has, TAKES, tag=PARTS, timeout=NO_DEADLINE))
             if not maps:
-                part = np.frombuffer(holding.part(has), np.uint8)
                 assert holding.memory is not None
                 # A user may write again what he has lent, once it was taken back.
                 send = partial(send_steady, pair) if holding.memory.is_steady else pair.send
-                sent.append(send(part, TAKES, tag=PARTS))
-                sent[-1].add_done_callback(partial(news.given, has + 1))
+                for data in window.slices(holding.part(has)):
+                    work = send(data, TAKES, tag=DATA, timeout=NO_DEADLINE)
+                    sending.add(work)
+                work.add_done_callback(partial(news.given, has + 1))
             has += 1
-            while len(sent) > AHEAD:
-                await sent.popleft()
-        while sent:
-            await sent.popleft()
+            await sending.until_few()
+        await sending.until_none()
     finally:
-        news.close(sent)
+        sending.close()
+        news.close()
 
 
 class News:
@@ -167,12 +167,9 @@ class News:
             await self._pair.send(WAIT, TAKES, tag=PARTS)
         return True
 
-    def close(self, sent: Iterable[Work[None]]) -> None:
-        """Nothing is sent any more, and what is under way is not waited for."""
-        for one in (*sent, self._leaves):
-            if one.done() and not one.cancelled():
-                one.exception()  # seen: the other one has gone, which its own error says
-            one.cancel()
+    def close(self) -> None:
+        """Nothing is sent any more."""
+        give_up([self._leaves])
         self._coming.given.pop(self, None)
         self._coming.tell()
 
@@ -191,6 +188,9 @@ async def take(pair: Group, holding: Holding, patience: float, pace: Pace, *, ma
     elif maps:  # it is memory that was lent to it
         await holding.make_own(shared=True)
     maps = words is not None
+    window = Window(pair, release.chunk)
+    coming: deque[list[Work[Any]]] = deque()  # of each part, behind those that are here
+    end = holding.filled  # so far they are waited for
     checking: asyncio.Task[None] | None = None  # of the part before this one
 
     async def landed(number: int) -> None:
@@ -203,6 +203,9 @@ async def take(pair: Group, holding: Holding, patience: float, pace: Pace, *, ma
                 raise UnwantedError
             if not maps:
                 await pace.keep(number)
+                while end < min(number + 1 + window.ahead, release.parts):
+                    coming.append(_received(pair, window, holding.part(end)))
+                    end += 1
             said = await word(pair, holding, patience)
             if said != number:
                 raise ProtocolError(f"part {said!r} came where {number} was next")
@@ -211,17 +214,26 @@ async def take(pair: Group, holding: Holding, patience: float, pace: Pace, *, ma
                     holding.check(0)
                 holding.fill()
                 continue
-            if release.span(number)[0] < release.span(number)[1]:
-                part = np.frombuffer(holding.part(number), np.uint8)
-                await pair.recv(src=GIVES, tag=PARTS, out=part, timeout=patience)
+            for work in coming[0]:
+                await work.wait(patience)
+            coming.popleft()
             if checking is not None:
                 await checking
             checking = asyncio.ensure_future(landed(number))
         if checking is not None:
             await checking
     finally:
+        give_up(chain.from_iterable(coming))
         if checking is not None:
             await asyncio.gather(checking, return_exceptions=True)
+
+
+def _received(pair: Group, window: Window, part: memoryview) -> list[Work[Any]]:
+    """Wait for what brings a part."""
+    return [
+        pair.recv(src=GIVES, tag=DATA, out=data, timeout=NO_DEADLINE)
+        for data in window.slices(part)
+    ]
 
 
 async def take_offered(holding: Holding, patience: float) -> None:

@@ -49,10 +49,7 @@ def mapped_here():
 
 def sent(*those):
     """Bytes, also to those who have not been left yet."""
-    return sum(
-        one._participant.bytes_sent + sum(pair.bytes_moved[0] for pair in one._participant._pairs)
-        for one in those
-    )
+    return sum(one._participant.bytes_moved[0] for one in those)
 
 
 class Site:

@@ -107,7 +107,7 @@ def test_rows_become_columns_and_no_byte_crosses_that_need_not(shares, parts):
             one_done()
             await stage.done.wait()
             await asyncio.sleep(1)
-            return weights._participant.bytes_sent
+            return weights._participant.bytes_moved[0]
 
     mains = {at: stage.publish(at, shares) for at in range(shares)}
     mains |= {shares + at: take(at) for at in range(parts)}

@@ -1,0 +1,82 @@
+"""Channels between hosts that are far from each other, beside a broadcast of the same bytes. All
+seconds are virtual ones of the simulation."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from channel_stage import ChannelStage
+
+from aiodist.testing import Conditions, Simulation
+
+MIB = 1 << 20
+RATE = 12.5e6
+DELAY = 0.05
+NBYTES = 2 * MIB
+
+
+def line():
+    """Lines that lose nothing, whose connections hold what is on the way."""
+    room = round(DELAY * RATE) + 4 * MIB
+    return Conditions((DELAY, DELAY), 0.0, room=(room, room), largest=1 << 16, short=0.0, rate=RATE)
+
+
+def seconds_of_broadcast(size):
+    async def program(group):
+        x = np.zeros(NBYTES, np.uint8)
+        await group.broadcast(x)
+        await group.barrier()
+        start = asyncio.get_running_loop().time()
+        await group.broadcast(x)
+        return asyncio.get_running_loop().time() - start
+
+    return max(Simulation(size, seed=1, conditions=line()).run(program))
+
+
+def seconds_of_channel(size, versions=3):
+    """Of each version, from the call of `publish` until all have it; and the bytes that the
+    publisher sent."""
+    stage = ChannelStage(size, seed=1, conditions=line())
+    taken = [[] for _ in range(versions)]
+    all_have = [asyncio.Event() for _ in range(versions)]
+
+    async def publish():
+        begun = []
+        async with stage.publisher() as out:
+            await asyncio.sleep(3)  # all have come
+            for version in range(versions):
+                begun.append(stage.sim.loop.time())
+                await out.publish(np.full(NBYTES, version, np.uint8), version=version)
+                await all_have[version].wait()
+                await asyncio.sleep(1.5)
+            stage.done.set()
+            return begun, out.bytes_sent
+
+    async def follow():
+        async with stage.subscriber() as weights:
+            async for version, got in weights:
+                assert (got == version).all()
+                taken[version].append(stage.sim.loop.time())
+                if len(taken[version]) == size - 1:
+                    all_have[version].set()
+                if version == versions - 1:
+                    break
+            await stage.done.wait()
+
+    outcomes = stage.play({0: publish(), **{rank: follow() for rank in range(1, size)}})
+    begun, sent = outcomes[0]
+    return [max(ends) - start for ends, start in zip(taken, begun, strict=True)], sent
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_the_line_is_busy_while_a_version_comes(hosts):
+    """Chunks that go one after the other take two round trips each."""
+    broadcast = seconds_of_broadcast(1 + hosts)
+    (first, *others), sent = seconds_of_channel(1 + hosts)
+    trip = 2 * DELAY
+    assert max(others) <= 1.2 * broadcast + 2 * trip
+    # For the first one, each looks for somebody and meets him, and then the next one does.
+    assert first <= broadcast + 20 * trip
+    assert sent <= 1.05 * 3 * NBYTES  # once, for each version
