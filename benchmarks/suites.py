@@ -21,7 +21,7 @@ from aiodist_cli.bench_peers import Contender, PeerMissing, Site, aiodist_over, 
 from aiodist_cli.bench_report import Fact, Report
 from aiodist_cli.bench_run import Progress, report_on
 from aiodist_cli.bench_team import OrderError, Team, TeamError, teams
-from benchmarks import asked, ddp, resharding, wan
+from benchmarks import asked, ddp, resharding, tensor_parallel, wan
 from benchmarks.hosts import hosts
 from benchmarks.namespaces import iperf3, namespaces
 
@@ -52,11 +52,12 @@ async def neighbours(report: Report, progress: Progress) -> None:
 
 
 @contextmanager
-def busy_cores() -> Iterator[None]:
-    """For each core a process that computes all the time, to the scheduler one like any other."""
+def busy_cores(each: int = 1) -> Iterator[None]:
+    """For each core so many processes that compute all the time, to the scheduler like any
+    others."""
     program = tether.command([sys.executable, "-c", "while True: pass"])
     with ExitStack() as started:
-        for _ in range(spawn.cores()):
+        for _ in range(each * spawn.cores()):
             process = started.enter_context(subprocess.Popen(program))
             started.callback(process.kill)  # called before the process is waited for
         yield
@@ -119,6 +120,15 @@ async def ddp_steps(report: Report, progress: Progress) -> None:
         progress("starting")
         async with teams([TORCH, *peers], [Site()] * ddp.SIZE) as started:
             await ddp.measure(report, started, progress)
+
+
+async def parallel_layers(report: Report, progress: Progress) -> None:
+    """Tokens per second of a model whose layers are spread over two ranks, at several loads."""
+    peers, report.notes = find_peers(["gloo"], [])
+    if peers:
+        progress("starting")
+        async with teams([TORCH, *peers], [Site()] * tensor_parallel.SIZE) as started:
+            await tensor_parallel.measure(report, started, progress, busy_cores)
 
 
 async def resharded(report: Report, progress: Progress) -> None:
@@ -249,6 +259,7 @@ SUITES: Mapping[str, Callable[..., Awaitable[None]]] = {
     "hosts": hosts,
     "torch": torch_backends,
     "ddp": ddp_steps,
+    "tensor_parallel": parallel_layers,
     "resharding": resharded,
     "citizen": citizen,
     "memory": memory,

@@ -76,7 +76,7 @@ def test_facts() -> None:
 
 
 def test_every_benchmark_with_cases_can_run() -> None:
-    others = {"citizen", "ddp", "hosts", "memory", "resharding", "small", "wan"}
+    others = {"citizen", "ddp", "hosts", "memory", "resharding", "small", "wan", "tensor_parallel"}
     assert set(asked.ASKED) | others == set(SUITES)
     assert [str(case) for case in asked.cases_by_ranks("namespaces")[2]] == [
         "all_reduce 8 B, n=2",
