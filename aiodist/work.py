@@ -11,6 +11,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from aiodist.errors import GroupRevokedError, PeerLostError
 from aiodist.trace import Trace
 
 T = TypeVar("T")
@@ -149,6 +150,9 @@ class Work(asyncio.Future[T], Generic[T]):
                 self.trace("failed", self, error)
             self._end("failed", error)
             self.set_exception(error)
+            if self.op == "send" and isinstance(error, (PeerLostError, GroupRevokedError)):
+                # Nobody has to look at a send, and that a rank is gone is told in other ways.
+                self.exception()
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Withdraw the operation. False when it was done already."""

@@ -42,6 +42,7 @@ from aiodist.membership.machine import Membership
 from aiodist.transports.sparing import Sparing
 from aiodist.transports.surroundings import closed_on_error, exact_time
 from aiodist.wire.address import Address, parse_address
+from aiodist.wire.channels import channel_of, participant_in
 from aiodist.wire.codec import encode_message
 from aiodist.wire.counts import Counts, CountsRequest
 from aiodist.wire.messages import Clock, ClockRequest, Goodbye, Message, Status, StatusRequest
@@ -54,6 +55,8 @@ GOODBYE_SECONDS = 1.0
 """How long `stop` waits for members to read the goodbye."""
 
 _COUNTS_REQUEST = encode_message(CountsRequest())
+
+_BELOW_DEBUG = logging.DEBUG - 5
 
 _LEVELS = {
     "lost": logging.WARNING,
@@ -402,8 +405,13 @@ class Coordinator:
 
     def _log(self, note: Note) -> None:
         level = _LEVELS.get(note.event, logging.DEBUG)
+        name = note.fields.get("group", "")
         if note.event == "lost" and self.is_run_over:
             level = logging.DEBUG
+        elif channel_of(name) and not (participant_in(name) and level >= logging.WARNING):
+            # Participants of a channel meet and part all the time, in groups that are no program's.
+            # But one that is lost is worth a line.
+            level = _BELOW_DEBUG
         if logger.isEnabledFor(level):
             said = ", ".join(f"{key}={value}" for key, value in note.fields.items())
             extra = {"event": note.event, **note.fields}

@@ -274,7 +274,9 @@ class Survey:
         activity, when = said
         if activity.busy:
             busy = activity.busy + self._books.now - when
-            return shortened(f"its event loop has not turned for {busy:.1f} s{_at(activity)}")
+            # Its thread looks a few times a lease, so the loop may have stood still before that.
+            text = f"its event loop has not turned for at least {busy:.1f} s"
+            return shortened(f"{text}{_at(activity)}")
         return shortened(self._doing_words(group, conn, activity))
 
     def _doing_words(self, group: Group, conn: int, activity: Activity) -> str:

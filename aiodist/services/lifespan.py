@@ -11,6 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from aiodist.errors import AiodistError, CollectiveAbortedError, GroupClosedError
 from aiodist.group import Group
+from aiodist.services.asking import Answer, Asking
 from aiodist.services.keeper import Keeper
 from aiodist.session import connect
 from aiodist.types import RankOptions
@@ -44,6 +45,9 @@ class Lifespan:
     that joins what other workers were asked for. It is cancelled when the epoch, or the worker,
     ends. What else it raises, `call` and `group` raise from then on.
 
+    `answer`: ``async def answer(question)``, what this worker says to `ask` of any worker. All
+    workers give it, or none.
+
     `address`, `min_size` (how many workers each epoch takes), `max_size` and `options` are those of
     `aiodist.connect`, whose errors the start of the worker raises. If later on no group forms
     within `timeout`, that is logged, every `call` that waits for it raises why, and it is tried
@@ -55,6 +59,7 @@ class Lifespan:
         address: str | None = None,
         *,
         serve: Callable[[Group], Awaitable[None]] | None = None,
+        answer: Answer | None = None,
         min_size: int | None = None,
         max_size: int | None = None,
         **options: Unpack[RankOptions],
@@ -62,6 +67,7 @@ class Lifespan:
         # Looked up at the start: a module that is imported for something else needs no environment.
         self._connect = partial(connect, address, min_size=min_size, max_size=max_size, **options)
         self._serve = serve
+        self._asking = None if answer is None else Asking(answer)
         self._keeper: Keeper | None = None  # None: the worker has not started
         self._next: asyncio.Future[None]  # done when the next epoch begins
         self._has_begun = False  # it has had a group
@@ -106,6 +112,30 @@ class Lifespan:
                     if isinstance(error, CollectiveAbortedError):
                         raise  # one rank has given up one operation, and the group goes on
                     group.revoke()
+
+    async def ask(self, question: Any, *, timeout: float | None = None) -> list[Any]:
+        """Ask all workers, this one too: their answers, by rank (a scatter-gather).
+
+        `question` and answers are values as messages have them. Each worker answers by the
+        function `answer` that it was given. If a worker is lost or comes meanwhile, all are asked
+        again, so an answer must not do what may be done only once. Any number of questions may be
+        under way. Use no receive of any tag in `serve`: it would take the questions.
+
+        Raises RuntimeError if a worker's `answer` raised, with its text; what `answer` raised
+        here; TimeoutError after `timeout` seconds; and what `call` does.
+
+        For example::
+
+            async def answer(question):
+                return len(cache)
+
+            lifespan = aiodist.lifespan(answer=answer)
+            sizes = await lifespan.ask("how many?", timeout=2.0)  # in a request
+        """
+        if self._asking is None:
+            raise RuntimeError("ask needs workers that answer: give lifespan(answer=…)")
+        async with asyncio.timeout(timeout):
+            return await self.call(self._asking.ask, question)
 
     def _started(self) -> Keeper:
         if self._keeper is None:
@@ -217,9 +247,16 @@ class Lifespan:
             group._context.check_open()
 
     async def _served(self, keeper: Keeper, group: Group) -> None:
-        if self._serve is not None:
-            await self._serve(group)
-        await keeper.over.wait()
+        jobs = [job for job in (self._serve, self._asking and self._asking.serve) if job]
+        tasks = [asyncio.ensure_future(job(group)) for job in jobs]
+        try:
+            await asyncio.gather(*tasks)
+            await keeper.over.wait()
+        finally:
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
 
 
 lifespan = Lifespan

@@ -193,7 +193,7 @@ def doing_text(member: Mapping[str, Any]) -> str:
         return f"no answer; last sign of life {duration(member['silent'])} ago"
     at = f" at {doing['places'][0]}" if doing["places"] else ""
     if doing["busy"]:
-        return f"busy for {duration(doing['busy'])}{at}"
+        return f"busy for at least {duration(doing['busy'])}{at}"
     if not doing["waits"]:
         return f"in no operation{at}"
     wait = doing["waits"][0]

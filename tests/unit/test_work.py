@@ -245,3 +245,16 @@ def test_sends_may_be_dropped(run):
             assert len(await groups[1].recv()) == 1_000_000
 
     run(main())
+
+
+async def test_a_send_to_a_rank_that_is_gone_is_not_reported_as_never_retrieved() -> None:
+    """Nobody has to look at a send; that the rank is gone is told in other ways."""
+    told: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what["message"]))
+    for op in ("send", "recv"):
+        begin(op).fail(aiodist.PeerLostError("rank 1 has left", ranks=[1]))
+        begin(op).fail(aiodist.GroupRevokedError("the epoch is over"))
+    begin("send").fail(aiodist.CollectiveTimeoutError("not matched"))
+    gc.collect()
+    assert len(told) == 3
+    assert all("never retrieved" in text for text in told)

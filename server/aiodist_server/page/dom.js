@@ -71,8 +71,10 @@ export function shortly(seconds) {
   return `${count < 9.95 ? count.toFixed(1) : Math.round(count)} ${unit}`;
 }
 
+// "14:03:07 CET": whoever reads it may be elsewhere than the ranks, and their logs.
 export function clock(ago) {
-  return new Date(Date.now() - ago * 1000).toLocaleTimeString([], { hour12: false });
+  return new Date(Date.now() - ago * 1000)
+    .toLocaleTimeString([], { hour12: false, timeZoneName: "short" });
 }
 
 // One box with what is under the pointer.

@@ -218,3 +218,68 @@ def test_aiohttp_has_it_as_a_cleanup_context(run, stage):
             assert cast.coordinator.status()["groups"] == []
 
     run(main())
+
+
+def test_all_workers_are_asked(run, stage):
+    async def main():
+        async with stage() as cast:
+
+            def answering(number):
+                async def answer(question):
+                    if question == "fail" and number == 1:
+                        raise ValueError("a bug")
+                    return [question, number]
+
+                return answer
+
+            workers = [Worker(cast, answer=answering(number)) for number in range(2)]
+            await started(*workers)
+            one, two = [worker.lifespan for worker in workers]
+            numbers = {number for _, number in await one.ask("x", timeout=60)}
+            assert numbers == {0, 1}
+            found = await asyncio.gather(*(two.ask(number) for number in range(20)))
+            assert [[question for question, _ in each] for each in found] == [
+                [number] * 2 for number in range(20)
+            ]
+            with pytest.raises(RuntimeError, match="did not answer: ValueError: a bug"):
+                await one.ask("fail")
+            with pytest.raises(ValueError, match="a bug"):
+                await two.ask("fail")
+            # The others are asked again in the next epoch.
+            workers.append(Worker(cast, answer=answering(2)))
+            await started(*workers)
+            await asyncio.gather(*(each.lifespan.call(barrier, 3) for each in workers))
+            found = await one.ask("y")
+            assert sorted(number for _, number in found) == [0, 1, 2]
+            await asyncio.gather(*[worker.end() for worker in workers])
+            assert not one._asking._waiting
+
+    run(main())
+
+
+def test_who_gives_no_answer_asks_nobody(run, stage):
+    async def main():
+        async with stage() as cast:
+            worker = Worker(cast, min_size=1)
+            await started(worker)
+            with pytest.raises(RuntimeError, match="ask needs workers that answer"):
+                await worker.lifespan.ask("x")
+            await worker.end()
+
+    run(main())
+
+
+def test_a_question_that_is_not_answered_is_given_up(run, stage):
+    async def main():
+        async with stage() as cast:
+
+            async def answer(question):
+                await asyncio.Event().wait()
+
+            workers = [Worker(cast, answer=answer) for _ in range(2)]
+            await started(*workers)
+            with pytest.raises(TimeoutError):
+                await workers[0].lifespan.ask("x", timeout=0.01)
+            await asyncio.gather(*[worker.end() for worker in workers])
+
+    run(main())

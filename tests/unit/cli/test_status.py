@@ -113,7 +113,7 @@ def test_who_holds_up_whom_and_where() -> None:
     assert "12 s in all_reduce #57, for rank 2" in cells
     assert text.splitlines()[-3:] == [
         "rank 2 holds up others: ranks 0-1 in all_reduce #57 for 12 s",
-        "  rank 2: busy for 13 s at t.py:57 in step",
+        "  rank 2: busy for at least 13 s at t.py:57 in step",
         "    t.py:80 in main",
     ]
 

@@ -17,7 +17,7 @@ def wait(**more: Any) -> dict[str, Any]:
     ("doing", "text"),
     [
         (None, "no answer; last sign of life 9 s ago"),
-        ({"busy": 240.0, "waits": []}, "its event loop has not turned for 4 min"),
+        ({"busy": 240.0, "waits": []}, "its event loop has not turned for at least 4 min"),
         ({"busy": 0.0, "waits": []}, "in no operation"),
         ({"busy": 0.0, "waits": [wait()]}, "4 s in barrier #3, for rank 2"),
         (

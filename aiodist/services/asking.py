@@ -1,0 +1,82 @@
+"""Questions to all workers of a service: `Lifespan.ask` (scatter and gather, without turns)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiodist.errors import GroupRevokedError
+from aiodist.group import Group
+
+Answer = Callable[[Any], Awaitable[Any]]
+"""What a worker answers a question with."""
+
+TAG = "aiodist ask"
+"""Of questions, ``[number, question]``, and of replies, ``[number, is an answer, answer]``."""
+
+
+class Asking:
+    """The questions that a worker has asked, and those that it answers."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._numbers = itertools.count()
+        # Who is to reply, by number of the question and rank.
+        self._waiting: dict[tuple[int, int], asyncio.Future[list[Any]]] = {}
+
+    async def ask(self, group: Group, question: Any) -> list[Any]:
+        """The answers of all ranks, by rank."""
+        number, loop = next(self._numbers), asyncio.get_running_loop()
+        replies = {rank: loop.create_future() for rank in range(group.size) if rank != group.rank}
+        keys = {(number, rank): reply for rank, reply in replies.items()}
+        self._waiting |= keys
+        sends = [group.send([number, question], rank, tag=TAG) for rank in replies]
+        try:
+            own, *_ = await asyncio.gather(self._answer(question), *replies.values(), *sends)
+        finally:
+            for key, reply in keys.items():
+                self._waiting.pop(key, None)
+                reply.cancel()
+            for send in sends:
+                send.cancel()
+        answers = []
+        for rank in range(group.size):
+            is_answer, value = (True, own) if rank == group.rank else replies[rank].result()
+            if not is_answer:
+                raise RuntimeError(f"rank {rank} did not answer: {value}")
+            answers.append(value)
+        return answers
+
+    async def serve(self, group: Group) -> None:
+        """Answer what others ask, in one epoch."""
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            async for (number, *rest), source, _ in group.messages(tag=TAG):
+                if len(rest) == 1:
+                    task = asyncio.create_task(self._reply(group, source, number, rest[0]))
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
+                    continue
+                reply = self._waiting.pop((number, source), None)
+                if reply is not None and not reply.done():  # else it is not waited for any more
+                    reply.set_result(rest)
+        finally:
+            for task in list(tasks):
+                task.cancel()
+            waiting, self._waiting = self._waiting, {}
+            for reply in waiting.values():
+                if not reply.done():
+                    # `Lifespan.call` asks again in the next epoch.
+                    reply.set_exception(GroupRevokedError("the epoch ended before all answered"))
+                    reply.exception()
+
+    async def _reply(self, group: Group, source: int, number: int, question: Any) -> None:
+        try:
+            await group.send([number, True, await self._answer(question)], source, tag=TAG)
+        except Exception as error:
+            if not group.closed:
+                text = f"{type(error).__name__}: {error}"
+                # Who asked may be gone by now.
+                group.send([number, False, text], source, tag=TAG)
