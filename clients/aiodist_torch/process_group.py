@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
+from torch.distributed.constants import default_pg_timeout
 
 import aiodist
 from aiodist.threads.engine import engine
@@ -35,6 +36,48 @@ class ProcessGroup(Methods):
         self._membership = membership
         self._store: Any = store
         self._name = self._desc = ""  # what torch calls this, and how it describes it
+
+    @classmethod
+    def join(
+        cls,
+        store: Any,
+        rank: int,
+        size: int,
+        *,
+        timeout: timedelta = default_pg_timeout,
+        name: str = "group",
+        is_default: bool = False,
+    ) -> ProcessGroup:
+        """The process group of `size` processes that meet at a torch `store`, beside or without a
+        default group of torch. Each gives its own `rank`. For libraries that make process groups
+        themselves; others call `torch.distributed`.
+
+        `timeout`: for the meeting, and the deadline of operations. Meetings at one store need one
+        `PrefixStore` each if they may overlap. `name`: as `aiodist status` shows it. `is_default`:
+        it is the default group, with which torch ends the store. Rank 0's process has the
+        coordinator. Leave by `shutdown` or `abort`.
+
+        Raises what `aiodist.connect` raises, also as `dist.DistBackendError`, and what the store
+        raises. For example::
+
+            group = ProcessGroup.join(torch.distributed.HashStore(), 0, 1)
+            group.allreduce([torch.ones(1)]).wait()
+            group.shutdown()
+        """
+        seconds = timeout.total_seconds()
+        try:
+            membership = Membership.join(
+                engine(),
+                store,
+                rank=rank,
+                size=size,
+                name=name,
+                seconds=seconds,
+                is_default=is_default,
+            )
+        except aiodist.AiodistError as error:
+            raise as_torch(error) from None
+        return cls(membership, timeout, store)
 
     @property
     def group(self) -> aiodist.Group:
@@ -185,19 +228,17 @@ def create(options: Any) -> ProcessGroup:
     Raises what `aiodist.connect` raises, and what the store raises.
     """
     timeout: timedelta = options.timeout
-    world = dist.group.WORLD
-    try:
-        if isinstance(world, ProcessGroup) and options.global_ranks_in_group:
-            return world.derive(options.global_ranks_in_group, timeout, options.store)
-        membership = Membership.join(
-            engine(),
-            options.store,
-            rank=options.group_rank,
-            size=options.group_size,
-            name=options.group_id or "world",
-            seconds=timeout.total_seconds(),
-            is_default=not options.global_ranks_in_group,
-        )
-    except aiodist.AiodistError as error:
-        raise as_torch(error) from None
-    return ProcessGroup(membership, timeout, options.store)
+    ranks = options.global_ranks_in_group
+    if isinstance(world := dist.group.WORLD, ProcessGroup) and ranks:
+        try:
+            return world.derive(ranks, timeout, options.store)
+        except aiodist.AiodistError as error:
+            raise as_torch(error) from None
+    return ProcessGroup.join(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        timeout=timeout,
+        name=options.group_id or "world",
+        is_default=not ranks,
+    )

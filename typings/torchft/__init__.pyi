@@ -1,0 +1,1 @@
+"""What aiodist_torch uses of torchft, which is no part of the development environment."""
