@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import linecache
 import math
@@ -245,3 +246,35 @@ def test_sends_may_be_dropped(run):
             assert len(await groups[1].recv()) == 1_000_000
 
     run(main())
+
+
+async def test_a_loop_that_catches_each_failure_lets_others_run() -> None:
+    async def fails() -> None:
+        while not is_over:
+            work = begin()
+            work.fail(OSError("at once"))
+            with contextlib.suppress(OSError):
+                await work
+
+    is_over = False
+    task = asyncio.create_task(fails())
+    await asyncio.sleep(0)
+    is_over = True
+    await task
+
+
+async def test_who_is_cancelled_while_a_failure_is_raised_has_seen_it() -> None:
+    async def fails() -> None:
+        work = begin()
+        work.fail(OSError("at once"))
+        await work
+
+    unseen: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: unseen.append(what))
+    task = asyncio.create_task(fails())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    gc.collect()
+    assert unseen == []
