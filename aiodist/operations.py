@@ -18,11 +18,11 @@ from aiodist.device_programs import loans
 from aiodist.device_programs import reductions as device_reductions
 from aiodist.engine import deadlines, failures
 from aiodist.errors import GroupClosedError
-from aiodist.p2p.point_to_point import Envelope, as_tag
+from aiodist.p2p.point_to_point import Envelope, as_source, as_tag
 from aiodist.phases import base
 from aiodist.rank.context import Context
 from aiodist.signatures import Signatures, typed
-from aiodist.types import ANY_SOURCE, ANY_TAG, SUM, AnySource, AnyTag, Op, Tag, unexpected
+from aiodist.types import ANY_SOURCE, ANY_TAG, SUM, AnyTag, Op, Src, Tag, unexpected
 from aiodist.work import Work, both
 
 T = TypeVar("T")
@@ -372,13 +372,14 @@ class Operations:
     def recv(
         self,
         *,
-        src: int | AnySource = ANY_SOURCE,
+        src: Src = ANY_SOURCE,
         tag: str | int | AnyTag = ANY_TAG,
         out: Any = None,
         partial: bool = False,
         timeout: float | None = None,
     ) -> Work[Any]:
-        """The next message of rank `src` (or any, taking turns) with `tag` (or any).
+        """The next message of rank `src` with `tag` (or any). `src` may be a list of ranks, or any:
+        then the ranks that have sent something take turns.
 
         `out` (an array, or a tree of arrays) receives it in place and asserts dtype and shape: a
         message that does not fit raises here and stays queued. With `partial`, `out` is one array
@@ -386,8 +387,9 @@ class Operations:
         that was written, ``out[:n]``, and the rest is left as it is. The Work's `source` and `tag`
         are those of the message. No deadline but `timeout`. Cancelling loses no message.
 
-        Raises PeerLostError once nothing can come of `src` any more. From any source: as soon as a
-        rank is lost, for it may have had something to send, and once all others have left in order.
+        Raises PeerLostError once nothing can come of `src` any more. From a list or any: as soon as
+        one of these ranks is lost, because it may have had something to send (`acknowledge_lost`
+        goes on without it); and once none of them is left that could send.
         Raises MemoryError if there is no memory for the message, which stays queued.
 
         For example::
@@ -405,14 +407,14 @@ class Operations:
             at_once = self._context.p2p_express.recv(src, tag, out)
             if at_once is not None:
                 return at_once
-        src = self._as_source(src)
+        source = as_source(src, self._context.size)
         work = self._context.p2p.recv(src=src, tag=tag, out=out, partial=partial)
-        missing = () if src is ANY_SOURCE else (src,)
+        missing = (source,) if isinstance(source, int) else ()
         context = self._context
         # Do not poll where this call has done so in vain, or where several receives wait: the one
         # before has polled already.
         if not (work.done() or context.p2p_express.in_vain or context.p2p.has_several):
-            context.inline(work, missing)
+            context.inline(work, source if isinstance(source, tuple) else missing)
         return self._deadline(work, timeout, math.inf, missing)
 
     isend = send
@@ -425,7 +427,7 @@ class Operations:
         x: Any,
         dst: int,
         *,
-        src: int | AnySource = ANY_SOURCE,
+        src: Src = ANY_SOURCE,
         tag: str | int = 0,
         recv_tag: str | int | AnyTag | None = None,
         out: Any = None,
@@ -460,7 +462,7 @@ class Operations:
     def probe(
         self,
         *,
-        src: int | AnySource = ANY_SOURCE,
+        src: Src = ANY_SOURCE,
         tag: str | int | AnyTag = ANY_TAG,
         timeout: float | None = None,
     ) -> Work[Envelope]:
@@ -474,14 +476,14 @@ class Operations:
             value = await group.recv(src=found.source, tag=found.tag)
         """
         self._enter()
-        src = self._as_source(src)
+        source = as_source(src, self._context.size)
         timeouts.check_timeout(timeout)
         work = self._context.p2p.probe(src=src, tag=tag)
-        missing = () if src is ANY_SOURCE else (src,)
+        missing = (source,) if isinstance(source, int) else ()
         return self._deadline(work, timeout, math.inf, missing)
 
     def iprobe(
-        self, *, src: int | AnySource = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG
+        self, *, src: Src = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG
     ) -> Envelope | None:
         """The envelope of a message that is there, or None.
 
@@ -491,16 +493,33 @@ class Operations:
                 value = await group.recv()
         """
         self._enter()
-        src = self._as_source(src)
         return self._context.p2p.iprobe(src=src, tag=tag)
 
+    def acknowledge_lost(self) -> tuple[int, ...]:
+        """The ranks that are lost. From now on receives from a list of ranks or from any go on with
+        those that live, until another rank is lost.
+
+        After a loss they fail until this is called, because what the lost rank would have sent is
+        missing. (MPI's ULFM calls it `failure_ack`.) Concerns this rank and this group alone.
+
+        For example::
+
+            group.send(1, group.rank)
+            try:
+                x = await group.recv()
+            except aiodist.PeerLostError:
+                print("go on without", group.acknowledge_lost())
+        """
+        self._enter()
+        return self._context.p2p.acknowledge_lost()
+
     async def messages(
-        self, *, tag: str | int | AnyTag = ANY_TAG, src: int | AnySource = ANY_SOURCE
+        self, *, tag: str | int | AnyTag = ANY_TAG, src: Src = ANY_SOURCE
     ) -> AsyncIterator[tuple[Any, int, str | int]]:
         """``async for value, source, tag in group.messages(tag=…)``: messages as they arrive.
 
-        Ends when the group is closed here; fails when a rank that could send is lost, or all others
-        have left.
+        Ends when the group is closed here; fails when a rank that could send is lost, or none is
+        left. After `acknowledge_lost`, call it again to go on.
 
         For example::
 
@@ -603,9 +622,6 @@ class Operations:
         work = deadlines.arm_message(context, context.p2p, work, timeout, default, missing)
         # A send needs nobody to look at it: what it sends arrives, or its failure is reported.
         return work if work.op == "send" else work.pending_for_user()
-
-    def _as_source(self, src: int | AnySource) -> int | AnySource:
-        return src if src is ANY_SOURCE else base.as_rank(src, self._context.size, "src")
 
 
 def send_steady(

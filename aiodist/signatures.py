@@ -30,7 +30,7 @@ from typing import (
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from aiodist.types import SUM, AnySource, AnyTag, Average, Op, Tag
+from aiodist.types import SUM, AnyTag, Average, Op, Src, Tag
 from aiodist.work import Work
 
 
@@ -84,7 +84,7 @@ class Options(TypedDict, total=False):
 class Receiving(TypedDict, total=False):
     """What every receive takes: see `Operations.recv`."""
 
-    src: int | AnySource
+    src: Src
     tag: str | int | AnyTag
     timeout: float | None
 
@@ -92,7 +92,7 @@ class Receiving(TypedDict, total=False):
 class SendingReceiving(TypedDict, total=False):
     """What every sendrecv takes: see `Operations.sendrecv`."""
 
-    src: int | AnySource
+    src: Src
     tag: str | int
     recv_tag: str | int | AnyTag | None
     timeout: float | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NewType, TypedDict
@@ -33,6 +33,8 @@ ANY_TAG: Final = Wildcard.TAG
 
 AnySource = Literal[Wildcard.SOURCE]
 AnyTag = Literal[Wildcard.TAG]
+Src = int | Sequence[int] | AnySource
+"""Whose messages a receive takes: those of a rank, of several ranks, or of any."""
 
 
 @dataclass(frozen=True, slots=True)

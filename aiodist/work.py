@@ -153,6 +153,7 @@ class Work(asyncio.Future[T], Generic[T]):
             if self.op == "send" and isinstance(error, (PeerLostError, GroupRevokedError)):
                 # Nobody has to look at a send, and that a rank is gone is told in other ways.
                 self.exception()
+            cast(Any, self).__class__ = _Failed
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Withdraw the operation. False when it was done already."""
@@ -250,6 +251,20 @@ class _Unseen(Work[T]):
         warnings.warn_explicit(
             text, RuntimeWarning, file, line, registry=_told.setdefault(file, {})
         )
+
+
+class _Failed(Work[T]):
+    """A Work that has failed. To await it gives the loop a turn, so that a program that catches the
+    error of each call and calls again does not keep all other tasks from running."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        self.exception()  # seen, even if the task is cancelled meanwhile
+        yield
+        return self.result()
+
+    __iter__ = __await__
 
 
 _told: dict[str, dict[Any, Any]] = {}

@@ -13,7 +13,7 @@ from aiodist.errors import GroupClosedError
 from aiodist.operations import Operations
 from aiodist.p2p.point_to_point import Envelope
 from aiodist.signatures import Array, Buffer, Signatures, typed
-from aiodist.types import ANY_SOURCE, ANY_TAG, AnySource, AnyTag, Member, View
+from aiodist.types import ANY_SOURCE, ANY_TAG, AnyTag, Member, Src, View
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -238,14 +238,19 @@ class BlockingGroup:
     probe = _waiting(Operations.probe)
 
     def iprobe(
-        self, *, src: int | AnySource = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG
+        self, *, src: Src = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG
     ) -> Envelope | None:
         """See `Group.iprobe`."""
         envelope: Envelope | None = self._run(self._group.iprobe, src=src, tag=tag)
         return envelope
 
+    def acknowledge_lost(self) -> tuple[int, ...]:
+        """See `Group.acknowledge_lost`."""
+        lost: tuple[int, ...] = self._run(self._group.acknowledge_lost)
+        return lost
+
     def messages(
-        self, *, tag: str | int | AnyTag = ANY_TAG, src: int | AnySource = ANY_SOURCE
+        self, *, tag: str | int | AnyTag = ANY_TAG, src: Src = ANY_SOURCE
     ) -> Iterator[tuple[Any, int, str | int]]:
         """``for value, source, tag in group.messages(tag=…)``: see `Group.messages`."""
         while True:

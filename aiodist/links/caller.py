@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from aiodist.links.greeting import Greeting, Identity
 from aiodist.links.peer import SHORT_LIFE, Home, Peer
 from aiodist.transports.base import Link, Receiver
+from aiodist.transports.sockets import exhaustion
 
 REACH_TIMEOUT = 10.0
 """Seconds for the system of a peer to take a connection."""
@@ -41,6 +42,8 @@ class Caller:
             why = await self._call(peer)
         except Exception as error:  # also an address that makes no sense: the others must hear
             why = f"not reachable: {error}"
+            if (exhausted := exhaustion(error)) is not None:
+                self._endpoint.on_exhausted(exhausted)  # no fault of the peer
             # It was there, and nobody listens there any more.
             is_over = bool(peer.broken) and isinstance(error.__cause__, ConnectionRefusedError)
         finally:

@@ -85,6 +85,8 @@ class Endpoint:
         and whether its process is known to have ended."""
         self.on_failed: Callable[[BaseException], None] = lambda error: None
         """Called with what nobody foresaw that something has failed with which was done beside."""
+        self.on_exhausted: Callable[[OSError], None] = lambda error: None
+        """Called if a link cannot be made because this process has no files left."""
         self.expects_ruling: Callable[[], bool] = lambda: False
         """Whether there is a coordinator to say who is lost where a link is broken."""
         self.ask: Ask = lambda roots, tell, seconds: None
@@ -243,6 +245,11 @@ class Endpoint:
         """Begin to connect to `peer`."""
         assert self._caller is not None
         return self.spawn(self._caller.connect(peer), f"aiodist dial rank {peer.rank}")
+
+    @property
+    def is_dialing(self) -> bool:
+        """Whether something waits for a link that is being made."""
+        return any(peer.dialing is not None for peer in self._peers.values())
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run something beside; it is cancelled when the endpoint closes. It deals itself with all

@@ -39,7 +39,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -135,6 +135,7 @@ class Home(Protocol):
     contexts: dict[bytes, Inbox]
     closed_contexts: OrderedDict[bytes, str]
     copies: Copies
+    on_exhausted: Callable[[OSError], None]
 
     def start_dialing(self, peer: Peer) -> asyncio.Task[None]:
         """Begins to connect to `peer`. The task ends with a link that `peer` has attached, or with

@@ -28,6 +28,8 @@ from aiodist.errors import ProtocolError
 MessageTag = str | int
 Key = str | int | None
 """A tag as a receive names it; None: any."""
+Source = int | tuple[int, ...] | None
+"""The source of a receive: a rank, one of several ranks (at least two), or any (None)."""
 
 KIB: Final = 1024
 

@@ -11,8 +11,8 @@ import asyncio
 from typing import Any, Final
 
 from aiodist.p2p import frames as wire
-from aiodist.p2p.credit import Key, Limits, MessageTag, ReceiverCredit
-from aiodist.p2p.mailbox import PendingReceives
+from aiodist.p2p.credit import Key, Limits, MessageTag, ReceiverCredit, Source
+from aiodist.p2p.mailbox import PendingReceives, covers
 
 SETTLE_AFTER: Final = 0.02
 """Seconds after which credit below a batch is returned, so that no state of a tag stays behind."""
@@ -116,8 +116,8 @@ class Flow:
 
     # -- wants ------------------------------------------------------------------------------------
 
-    def review(self, source: int | None, tag: Key) -> None:
-        """What waits for `tag` from `source` (None: any) has changed: tell who must know."""
+    def review(self, source: Source, tag: Key) -> None:
+        """What waits for `tag` from `source` has changed: tell who must know."""
         if tag is None or not self._asking:
             return
         for src, credit in self._concerned(source):
@@ -127,7 +127,7 @@ class Flow:
             elif credit.take_back(tag):
                 self._wire.send(src, (wire.UNWANT, tag), urgent=True)
 
-    def question(self, source: int | None, tag: Key) -> None:
+    def question(self, source: Source, tag: Key) -> None:
         """Have a message sent that the total holds back, if there is one, without waiting for it:
         a want that is taken back at once."""
         if tag is None or not self._asking:
@@ -146,11 +146,11 @@ class Flow:
             self._uncrowd(src)
             self._check(src)
 
-    def _concerned(self, source: int | None) -> list[tuple[int, ReceiverCredit]]:
+    def _concerned(self, source: Source) -> list[tuple[int, ReceiverCredit]]:
         return [
             (src, credit)
-            for src in (self._asking if source is None else self._asking & {source})
-            if (credit := self._credits[src]) is not None
+            for src in self._asking
+            if covers(source, src) and (credit := self._credits[src]) is not None
         ]
 
     def _needs(self, src: int, tag: MessageTag) -> bool:

@@ -1,7 +1,8 @@
 """What waits at a receiver: messages without a receive, and receives without a message. No I/O.
 
-Wildcards are None in here. Everything is numbered in the order it came to be; whatever is put
-back goes where its number belongs. Nothing is kept for a tag of which nothing waits.
+Wildcards are None in here, and several sources are a tuple. Everything is numbered in the order it
+came to be; whatever is put back goes where its number belongs. Nothing is kept for a tag of which
+nothing waits.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
 
-from aiodist.p2p.credit import Key, MessageTag
+from aiodist.p2p.credit import Key, MessageTag, Source
 
 
 class Addressed(Protocol):
@@ -26,7 +27,7 @@ class Awaiting(Protocol):
     """A receive or a probe, as far as the mailbox looks at it."""
 
     number: int
-    source: int | None
+    source: Source
     tag: Key
 
 
@@ -52,14 +53,21 @@ class NumberedQueue(OrderedDict[int, T]):
         return next(iter(self.values()))
 
 
+def covers(named: Source, source: int) -> bool:
+    """Whether a receive that names `named` takes messages of `source`."""
+    return named is None or named == source or (type(named) is tuple and source in named)
+
+
 class PendingReceives(Generic[R]):
     """Receives (or probes) that wait."""
 
-    __slots__ = ("_lines", "_wild")
+    __slots__ = ("_lines", "_several", "_wild")
 
     def __init__(self) -> None:
-        self._lines: dict[tuple[int | None, Key], NumberedQueue[R]] = {}
+        self._lines: dict[tuple[Source, Key], NumberedQueue[R]] = {}
         self._wild = 0  # how many of the lines have a wildcard
+        # The keys of those that name several sources, in order: a simulation repeats itself.
+        self._several: dict[tuple[Source, Key], None] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
@@ -79,6 +87,8 @@ class PendingReceives(Generic[R]):
         if line is None:
             line = self._lines[key] = NumberedQueue()
             self._wild += None in key
+            if type(item.source) is tuple:
+                self._several[key] = None
         line.insert(item.number, item)
 
     def remove(self, item: R) -> None:
@@ -88,6 +98,7 @@ class PendingReceives(Generic[R]):
         if not line:
             del self._lines[key]
             self._wild -= None in key
+            self._several.pop(key, None)
 
     def first(self, source: int, tag: MessageTag) -> R | None:
         """The oldest one that a message of `source` and `tag` matches."""
@@ -99,23 +110,26 @@ class PendingReceives(Generic[R]):
                 line = lines.get(key)
                 if line is not None and (found is None or line.head.number < found.number):
                     found = line.head
+        for named in self._several:
+            if covers(named[0], source) and (named[1] is None or named[1] == tag):
+                head = lines[named].head
+                if found is None or head.number < found.number:
+                    found = head
         return found
 
     def waits(self, source: int, tag: MessageTag) -> bool:
-        """Whether one waits for `tag`, by name, from `source` or from any source."""
-        return (source, tag) in self._lines or (None, tag) in self._lines
+        """Whether one waits for `tag`, by name, from `source`."""
+        if (source, tag) in self._lines or (None, tag) in self._lines:
+            return True
+        return any(covers(named, source) and wanted == tag for named, wanted in self._several)
 
     def tags(self, source: int) -> list[MessageTag]:
-        """The tags that are waited for, by name, from `source` or from any source."""
-        return [
-            tag
-            for waited, tag in self._lines
-            if tag is not None and (waited is None or waited == source)
-        ]
+        """The tags that are waited for, by name, from `source`."""
+        return [tag for named, tag in self._lines if tag is not None and covers(named, source)]
 
     def concerning(self, source: int) -> list[R]:
-        """All that wait for `source`, by name or as any source."""
-        return [item for item in self if item.source is None or item.source == source]
+        """All that wait for `source`."""
+        return [item for item in self if covers(item.source, source)]
 
 
 class _Box(Generic[M]):
@@ -131,12 +145,13 @@ class _Box(Generic[M]):
 class Mailbox(Generic[M]):
     """Messages that no receive has taken yet."""
 
-    __slots__ = ("_boxes", "_size", "_turn")
+    __slots__ = ("_boxes", "_served", "_services")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self) -> None:
         self._boxes: dict[int, _Box[M]] = {}
-        self._size = size
-        self._turn = size - 1  # who was served last by an any-source receive
+        # By source, the number of the last receive of several sources that took a message of it.
+        self._served: dict[int, int] = {}
+        self._services = 0  # how many of these there were
 
     def __len__(self) -> int:
         return sum(len(box.by_age) for box in self._boxes.values())
@@ -169,21 +184,20 @@ class Mailbox(Generic[M]):
             self.remove(item)
         return removed
 
-    def find(self, source: int | None, tag: Key) -> M | None:
-        """The message that a receive takes: the first of its tag, the oldest for any tag. For any
-        source: of the source whose turn it is among those that have one."""
+    def find(self, source: Source, tag: Key) -> M | None:
+        """The message that a receive takes: the first of its tag, the oldest for any tag. For
+        several sources: of the one that was served the longest ago among those that have one."""
         if not self._boxes:
             return None
-        if source is not None:
+        if type(source) is int:
             box = self._boxes.get(source)
             return None if box is None else self._in(box, tag)
-        first = self._turn + 1
         ready = [
-            ((rank - first) % self._size, found)
+            (self._served.get(rank, 0), rank, found)
             for rank, box in self._boxes.items()
-            if (found := self._in(box, tag)) is not None
+            if covers(source, rank) and (found := self._in(box, tag)) is not None
         ]
-        return min(ready, key=itemgetter(0))[1] if ready else None
+        return min(ready, key=itemgetter(0, 1))[2] if ready else None
 
     @staticmethod
     def _in(box: _Box[M], tag: Key) -> M | None:
@@ -193,8 +207,9 @@ class Mailbox(Generic[M]):
         return None if line is None else line.head
 
     def served(self, source: int) -> None:
-        """An any-source receive took a message of `source`: the others come first now."""
-        self._turn = source
+        """A receive of several sources took a message of `source`: the others come first now."""
+        self._services += 1
+        self._served[source] = self._services
 
     def clear(self) -> None:
         self._boxes.clear()

@@ -12,7 +12,7 @@ from aiodist.buffers.values import Incoming, parse
 from aiodist.devices.work import DeviceWork
 from aiodist.errors import ProtocolError
 from aiodist.p2p import frames as wire
-from aiodist.p2p.credit import Key, MessageTag
+from aiodist.p2p.credit import Key, MessageTag, Source
 from aiodist.p2p.pieces import Pieces
 from aiodist.p2p.shared import Reading
 from aiodist.work import Work
@@ -75,7 +75,7 @@ class Receiving:
 
     number: int  # in the order in which messages and receives came to be
     work: Work[Any]
-    source: int | None
+    source: Source
     tag: Key
     out: Any  # where the value goes; None: to memory of its own
     partial: bool = False  # the value may be shorter than `out`

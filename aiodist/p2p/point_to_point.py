@@ -28,9 +28,10 @@ these where they lie, and pulls the rest when it has them, so FIN says that they
 it cannot read them, it pulls all, and the sender copies them to the host.
 
 **Order.** Messages of one (source, tag) are matched in the order they were sent, receives in the
-order they were posted. Any-tag takes the oldest message of a source, any-source takes turns over
-the sources that have one. A large message that was matched first may complete after a small one
-that was matched later, as in MPI.
+order they were posted. Any-tag takes the oldest message of a source. A receive from any source, or
+from several, takes one of the source that was served the longest ago among those that have one. A
+large message that was matched first may complete after a small one that was matched later, as in
+MPI.
 
 **Bounds**, for each sender at each receiver, whatever the sender does (over them: ProtocolError):
 
@@ -67,8 +68,9 @@ from aiodist.devices.values import Sources, device_among
 from aiodist.errors import AiodistError, PeerLostError
 from aiodist.links.peer import InOrder
 from aiodist.p2p import frames as wire
-from aiodist.p2p.credit import MAX_TAG, Key, MessageTag, limits_for
+from aiodist.p2p.credit import MAX_TAG, Key, MessageTag, Source, limits_for
 from aiodist.p2p.frames import Channel
+from aiodist.p2p.mailbox import covers
 from aiodist.p2p.messages import Envelope, Receiving
 from aiodist.p2p.receiver import Receiver
 from aiodist.p2p.sender import NOTHING, Sender, Sending
@@ -76,7 +78,7 @@ from aiodist.p2p.shared import SharedMemory
 from aiodist.phases.base import as_int, as_rank
 from aiodist.recorder import Records
 from aiodist.transports.base import Landing, deliver
-from aiodist.types import ANY_SOURCE, ANY_TAG, AnySource, AnyTag
+from aiodist.types import ANY_SOURCE, ANY_TAG, AnyTag, Src
 from aiodist.work import Work
 
 
@@ -103,6 +105,7 @@ class PointToPoint:
         # Operations that are not done, in the order of their calls.
         self._pending: dict[Work[Any], Sending | Receiving] = {}
         self._gone: set[int] = set()  # ranks of whom nothing is taken any more
+        self._acknowledged: set[int] = set()  # lost ranks that receives go on without
         # Frames to all ranks, and to this one.
         self._wire = wire.Wire(channel, self._loop_back, loop)
         limits = limits_for(way)
@@ -194,7 +197,7 @@ class PointToPoint:
 
     def recv(
         self,
-        src: int | AnySource = ANY_SOURCE,
+        src: Src = ANY_SOURCE,
         tag: MessageTag | AnyTag = ANY_TAG,
         out: object = None,
         *,
@@ -206,8 +209,8 @@ class PointToPoint:
         The Work has the rank and the tag of the message when it is complete, and the bytes of its
         arrays as `nbytes`. It fails with MismatchError where `out` does not fit the message, which
         stays queued, MessageTooLargeError or ProtocolError where the message cannot be taken, which
-        drops it, and PeerLostError when no more can come from `src`: from any source, as soon as
-        one rank is lost, or all others have left.
+        drops it, and PeerLostError when no more can come from `src`: from several sources, as soon
+        as one of them is lost that was not acknowledged, or all others are lost or have left.
         """
         if self._closed is not None:
             raise self._closed
@@ -228,9 +231,7 @@ class PointToPoint:
             self._receiver.prepare(receiving)
         return work
 
-    def probe(
-        self, src: int | AnySource = ANY_SOURCE, tag: MessageTag | AnyTag = ANY_TAG
-    ) -> Work[Envelope]:
+    def probe(self, src: Src = ANY_SOURCE, tag: MessageTag | AnyTag = ANY_TAG) -> Work[Envelope]:
         """Wait until a receive with these arguments would find a message, and tell of it."""
         work, source, key = self._wait("probe", src, tag)
         probing = self._receiver.probe(work, source, key)
@@ -240,15 +241,21 @@ class PointToPoint:
             self._wire.flush()
         return work
 
-    def iprobe(
-        self, src: int | AnySource = ANY_SOURCE, tag: MessageTag | AnyTag = ANY_TAG
-    ) -> Envelope | None:
+    def iprobe(self, src: Src = ANY_SOURCE, tag: MessageTag | AnyTag = ANY_TAG) -> Envelope | None:
         """The message that a receive with these arguments would take now, or None."""
         if self._closed is not None:
             raise self._closed
         found = self._receiver.peek(self._as_source(src), self._as_key(tag))
         self._wire.flush()
         return found
+
+    def acknowledge_lost(self) -> tuple[int, ...]:
+        """Have receives from several sources go on without the ranks that are lost: which they
+        are. (Those that have left in order need no acknowledgement.)"""
+        lost = self._channel.lost().items()
+        failed = sorted(rank for rank, why in lost if not isinstance(why, InOrder))
+        self._acknowledged.update(failed)
+        return tuple(failed)
 
     def fail(self, work: Work[Any], error: BaseException) -> None:
         """Withdraw a pending operation, exactly as a cancellation does, and fail it."""
@@ -356,15 +363,13 @@ class PointToPoint:
         nbytes = sum([view.nbytes for view in payload])
         deliver(self._frame(self._rank, fields, nbytes), payload, nbytes)
 
-    def _wait(
-        self, op: str, src: int | AnySource, tag: MessageTag | AnyTag
-    ) -> tuple[Work[Any], int | None, Key]:
+    def _wait(self, op: str, src: Src, tag: MessageTag | AnyTag) -> tuple[Work[Any], Source, Key]:
         if self._closed is not None:
             raise self._closed
         source, key = self._as_source(src), self._as_key(tag)
         shown = ANY_TAG if key is None else key
         work: Work[Any] = Work.begin(self._loop, op, shown, None, 0, self._on_cancel)
-        self._started(work, source)
+        self._started(work, source if type(source) is int else None)
         return work, source, key
 
     def _started(self, work: Work[Any], peer: int | None) -> None:
@@ -386,17 +391,22 @@ class PointToPoint:
 
     def _lost_for(self, receiving: Receiving) -> AiodistError | None:
         """Why nothing can come for a receive any more."""
-        lost, src, text = self._channel.lost(), receiving.source, ""
-        if src is not None:
-            lost = {src: lost[src]} if src in lost else {}
-        else:
-            # What a lost rank would have sent is missing, and nobody says so but this error. Who
+        source, text = receiving.source, ""
+        lost = {rank: why for rank, why in self._channel.lost().items() if covers(source, rank)}
+        if not isinstance(source, int):
+            # What a lost rank would have sent is missing, and only this error says so. A rank that
             # has taken its leave had no more to say: the others may still send.
-            failed = {rank: why for rank, why in lost.items() if not isinstance(why, InOrder)}
-            if failed or len(lost) < self._size - 1:
+            failed = {
+                rank: why
+                for rank, why in lost.items()
+                if not (rank in self._acknowledged or isinstance(why, InOrder))
+            }
+            # From any source, this rank does not wait for itself.
+            named = self._size - 1 if source is None else len(source)
+            if failed or len(lost) < named:
                 lost = failed
             else:
-                text = "no other rank is left that could send: "
+                text = "no rank is left that could send: "
         if not lost:
             return None
         text += "; ".join(_loss_text(rank, reason) for rank, reason in lost.items())
@@ -405,8 +415,8 @@ class PointToPoint:
     def _peer_lost(self, work: Work[Any], text: str, ranks: Iterable[int]) -> AiodistError:
         return self._channel.error(PeerLostError, text, op=work.op, tag=work.tag, ranks=ranks)
 
-    def _as_source(self, src: int | AnySource) -> int | None:
-        return None if src is ANY_SOURCE else as_rank(src, self._size, "src")
+    def _as_source(self, src: Src) -> Source:
+        return as_source(src, self._size)
 
     def _as_key(self, tag: MessageTag | AnyTag) -> Key:
         return None if tag is ANY_TAG else as_tag(tag)
@@ -414,6 +424,18 @@ class PointToPoint:
 
 _OF_RECEIVER = frozenset([wire.EAGER, wire.RTS, wire.PUSH, wire.AHEAD, wire.DATA])
 """Kinds of frames that bring messages."""
+
+
+def as_source(src: Src, size: int) -> Source:
+    """The ranks, of `size`, whose messages a receive takes. Raises TypeError and ValueError."""
+    if src is ANY_SOURCE:
+        return None
+    if not isinstance(src, Sequence) or isinstance(src, str):
+        return as_rank(src, size, "src")
+    ranks = sorted({as_rank(rank, size, "each of src") for rank in src})
+    if not ranks:
+        raise ValueError("src is an empty list: it names no rank that could send")
+    return tuple(ranks) if len(ranks) > 1 else ranks[0]
 
 
 def as_tag(tag: Any) -> MessageTag:

@@ -15,7 +15,7 @@ from aiodist.devices.memory import DeviceMemory
 from aiodist.devices.work import DeviceWork
 from aiodist.errors import AiodistError, ProtocolError
 from aiodist.p2p import frames as wire
-from aiodist.p2p.credit import Key, Limits, MessageTag, cost, limits_for
+from aiodist.p2p.credit import Key, Limits, MessageTag, Source, cost, limits_for
 from aiodist.p2p.delivery import Delivery
 from aiodist.p2p.flow import Flow
 from aiodist.p2p.mailbox import Mailbox, PendingReceives
@@ -57,7 +57,7 @@ class Receiver:
         self._origins = [Origin() for _ in range(channel.size)]
         self._ahead = (limits or limits_for(0)).ahead
         # Messages that no receive has taken.
-        self._mailbox: Mailbox[Message] = Mailbox(channel.size)
+        self._mailbox: Mailbox[Message] = Mailbox()
         self._receives: PendingReceives[Receiving] = (
             PendingReceives()
         )  # receives that wait for a message
@@ -113,7 +113,7 @@ class Receiver:
     def receive(
         self,
         work: Work[Any],
-        source: int | None,
+        source: Source,
         tag: Key,
         out: object,
         device_work: DeviceWork | None = None,
@@ -128,13 +128,14 @@ class Receiver:
 
     def prepare(self, receiving: Receiving) -> None:
         """While a receive waits, make the target for a message like the last one of its source."""
-        if receiving.source is None or receiving.out is None or receiving.partial:
+        source = receiving.source
+        if type(source) is not int or receiving.out is None or receiving.partial:
             return
-        _, meta = self._origins[receiving.source].last
+        _, meta = self._origins[source].last
         if meta and receiving.message is None:
             self._delivery.prepare(receiving, meta)
 
-    def probe(self, work: Work[Any], source: int | None, tag: Key) -> Probing:
+    def probe(self, work: Work[Any], source: Source, tag: Key) -> Probing:
         """Post a probe; it may be complete at once."""
         self._number += 1
         probing = Probing(self._number, work, source, tag, None)
@@ -148,7 +149,7 @@ class Receiver:
             self._flow.review(source, tag)
         return probing
 
-    def peek(self, source: int | None, tag: Key) -> Envelope | None:
+    def peek(self, source: Source, tag: Key) -> Envelope | None:
         """What `probe` would give at once."""
         message = self._mailbox.find(source, tag)
         if message is not None:
@@ -366,7 +367,7 @@ class Receiver:
         message = self._mailbox.find(receiving.source, receiving.tag)
         if message is not None:
             self._mailbox.remove(message)
-            if receiving.source is None:
+            if type(receiving.source) is not int:
                 self._mailbox.served(message.source)
             if not self._bind(message, receiving) and not message.gone:
                 self._mailbox.put(message)

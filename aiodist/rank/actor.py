@@ -24,6 +24,7 @@ from aiodist.schedules.costs import agreed
 from aiodist.schedules.teams import parted, teams_of
 from aiodist.shared_memory.lane import Layout, Sharing
 from aiodist.transports.base import Listener
+from aiodist.transports.sockets import Acceptor
 from aiodist.types import Member
 from aiodist.wire.activity import Seen, SeenRequest
 from aiodist.wire.limits import MAX_TEXT
@@ -113,6 +114,10 @@ class RankActor:
         control.on_event = self._on_event
         endpoint.on_broken = self._on_broken
         endpoint.on_failed = self._on_failed
+        endpoint.on_exhausted = self._exhausted
+        for listener in self._listeners:
+            if isinstance(listener, Acceptor):
+                listener.on_exhausted = self._cannot_accept
         endpoint.ask = self._ask
         endpoint.expects_ruling = self._expects_ruling
         self.thread = threading.get_ident()
@@ -265,6 +270,21 @@ class RankActor:
         """Nobody knows what else is wrong here, and others may wait for what never comes."""
         if self._leaving is None:
             self.abort(f"something failed on it that nobody foresaw: {in_words(error)}"[:MAX_TEXT])
+
+    def _cannot_accept(self, error: OSError) -> None:
+        # A peer waits there, but it may be a stranger. So this rank goes on, unless it waits, too.
+        if self.endpoint.is_dialing:
+            self._exhausted(error)
+
+    def _exhausted(self, error: OSError) -> None:
+        """No link can be made for want of files. The others would wait for this rank until their
+        deadline, so it leaves, and says why."""
+        if self._leaving is None:
+            why = (error.strerror or str(error)).lower()
+            reason = f"{why}: it cannot make links to other ranks; raise the limit (ulimit -n)"
+            text = f"this rank has left: {reason}"
+            log.error("group %r: %s", self.view.group, text)
+            self.abort(reason, GroupClosedError(text, group=self.view.group, epoch=self.view.epoch))
 
     def _close_contexts(self, error: GroupClosedError) -> None:
         for context in self.contexts:

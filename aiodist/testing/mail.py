@@ -24,10 +24,10 @@ class Message:
 
 @dataclass(frozen=True)
 class Mail:
-    """`wild`: receives name no source ("source"), nor a tag ("all"), or both ("no"). `patience`:
-    seconds that a receive waits before it is given up and posted again; `cancelled`: how often it
-    is given up at once. `late`: seconds before a rank begins to receive. `plain`: values are arrays
-    alone, received in memory that is given for it."""
+    """`wild`: receives name no source ("source"), a list of sources ("some"), neither source nor
+    tag ("all"), or both ("no"). `patience`: seconds that a receive waits before it is given up and
+    posted again; `cancelled`: how often it is given up at once. `late`: seconds before a rank
+    begins to receive. `plain`: values are arrays alone, received in memory that is given for it."""
 
     messages: tuple[Message, ...]
     wild: str
@@ -40,7 +40,7 @@ class Mail:
 def random_mail(chooser: Random, size: int, *, calm: bool, narrow: bool) -> Mail:
     """Messages among `size` ranks."""
     count = chooser.choice([0, 10, 40])
-    wild = chooser.choice(["no", "no", "source", "all"])
+    wild = chooser.choice(["no", "no", "source", "some", "all"])
     flood = not narrow and chooser.random() < 0.1
     sizes = (7000,) if flood else SIZES[:3] if narrow or chooser.random() < 0.5 else SIZES
     tags: tuple[str | int, ...] = ("a", "b", 3)

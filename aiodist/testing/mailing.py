@@ -78,7 +78,9 @@ class _Correspondent:
         wanted: dict[tuple[Any, Any], list[Message]] = {}
         for message in self._messages:
             if message.dst == self._group.rank:
-                src = message.src if mail.wild == "no" else ANY_SOURCE
+                src: Any = message.src if mail.wild == "no" else ANY_SOURCE
+                if mail.wild == "some":
+                    src = tuple(range(message.src % 2, self._group.size, 2))
                 tag = ANY_TAG if mail.wild == "all" else message.tag
                 wanted.setdefault((src, tag), []).append(message)
         await asyncio.gather(*(self._receive(*key, some) for key, some in wanted.items()))

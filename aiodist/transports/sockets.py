@@ -25,6 +25,15 @@ PAUSE = 0.25
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
+def exhaustion(error: BaseException | None) -> OSError | None:
+    """What `error`, or what caused it, says of files or memory that this process has used up."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+            return error
+        error = error.__cause__
+    return None
+
+
 class Acceptor:
     """Accepts connections of a listening socket, which it owns, until closed.
 
@@ -50,6 +59,9 @@ class Acceptor:
         self._take = take
         self._resume: asyncio.TimerHandle | None = None  # ends a pause; None: it listens
         self._closed = False  # nobody is accepted any more
+        self._is_told = False  # the log says that there are no files, and nobody was accepted since
+        self.on_exhausted: Callable[[OSError], None] = lambda error: None
+        """Called each time that a connection waits, and cannot be taken for want of files."""
         loop.add_reader(sock.fileno(), self._ready)
 
     def _ready(self) -> None:
@@ -67,16 +79,20 @@ class Acceptor:
                     log.exception("%s cannot accept connections any more", self.address)
                     self.close()
                     return
-                log.error(
-                    "%s cannot accept connections for now: %s; trying again in %g s"
-                    " (is the limit of open files too low?)",
-                    self.address,
-                    error,
-                    PAUSE,
-                )
+                if not self._is_told:
+                    self._is_told = True
+                    log.error(
+                        "%s cannot accept connections for now: %s; trying again every %g s"
+                        " (is the limit of open files too low?)",
+                        self.address,
+                        error,
+                        PAUSE,
+                    )
                 self._loop.remove_reader(self._socket.fileno())
                 self._resume = self._loop.call_later(PAUSE, self._again)
+                self.on_exhausted(error)
                 return
+            self._is_told = False
             try:
                 sock.setblocking(False)
                 self._take(sock)

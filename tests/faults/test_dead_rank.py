@@ -38,6 +38,15 @@ async def main():
     other = 1 - rank
     both = await group.sendrecv(rank, other, src=other)
     results.append(both)
+    # From any source: nothing before the loss is acknowledged, then what the living send.
+    group.send(rank, other, tag="after")
+    results.append(await outcome(group.recv(src=[2, other], tag="none")))
+    results.append(group.acknowledge_lost())
+    async for value, source, tag in group.messages(tag="after"):
+        results.append([value, source, tag])
+        break
+    group.send(rank, other, tag="again")
+    results.append(await group.recv(src=[0, 1, 2], tag="again"))
     print(json.dumps(results), flush=True)
     pair = await group.subgroup([0, 1])
     print(await pair.all_reduce(rank + 1), flush=True)
@@ -58,8 +67,11 @@ def test_kill_9(run, transport, length):
             os.kill(ranks[2].pid, signal.SIGKILL)
             for rank, process in enumerate(ranks[:2]):
                 results = json.loads(await process.stdout.readline())
-                assert results[:-1] == [["PeerLostError", [2]]] * 5
-                assert results[-1] == 1 - rank
+                other = 1 - rank
+                assert results[:5] == [["PeerLostError", [2]]] * 5
+                assert results[5] == other
+                assert results[6:8] == [["PeerLostError", [2]], [2]]
+                assert results[8:] == [[other, other, "after"], other]
                 assert await process.stdout.readline() == b"3\n"
                 assert await process.wait() == 0
 

@@ -114,6 +114,8 @@ async def messages(group: Group) -> None:
     assert_type(await group.probe(src=other), Envelope)
     assert_type(group.iprobe(src=other), Envelope | None)
     assert_type(await group.recv(src=other, out=floats()), Floats)
+    group.send(floats(), other)
+    assert_type(await group.recv(src=[0, 1], out=floats()), Floats)
     assert_type(await group.sendrecv(floats(), other), Any)
     assert_type(await group.sendrecv(floats(), other, src=other, out=floats()), Floats)
     sent = group.isend([floats()], other, tag="t")

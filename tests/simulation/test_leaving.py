@@ -268,7 +268,7 @@ def served(size: int, *, large: bool = False, part: bool = False) -> list[Any]:
             await group.close()
             await whole.close()
             return found
-        with pytest.raises(aiodist.PeerLostError, match="no other rank is left that could") as end:
+        with pytest.raises(aiodist.PeerLostError, match="no rank is left that could") as end:
             async for _, source, _ in group.messages(tag="work"):
                 found.append(source)
         assert end.value.ranks == tuple(range(1, size))

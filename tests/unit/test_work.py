@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import linecache
 import math
@@ -258,3 +259,35 @@ async def test_a_send_to_a_rank_that_is_gone_is_not_reported_as_never_retrieved(
     gc.collect()
     assert len(told) == 3
     assert all("never retrieved" in text for text in told)
+
+
+async def test_a_loop_that_catches_each_failure_lets_others_run() -> None:
+    async def fails() -> None:
+        while not is_over:
+            work = begin()
+            work.fail(OSError("at once"))
+            with contextlib.suppress(OSError):
+                await work
+
+    is_over = False
+    task = asyncio.create_task(fails())
+    await asyncio.sleep(0)
+    is_over = True
+    await task
+
+
+async def test_who_is_cancelled_while_a_failure_is_raised_has_seen_it() -> None:
+    async def fails() -> None:
+        work = begin()
+        work.fail(OSError("at once"))
+        await work
+
+    unseen: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: unseen.append(what))
+    task = asyncio.create_task(fails())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    gc.collect()
+    assert unseen == []

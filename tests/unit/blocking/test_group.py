@@ -254,6 +254,21 @@ def test_views_and_recovery(ranks: Ranks) -> None:
     assert ranks(3, body) == [(3, 2), (3, 2), None]
 
 
+def test_receives_after_a_loss(ranks: Ranks) -> None:
+    def body(group: BlockingGroup) -> Any:
+        if group.rank == 2:
+            group.abort("enough")
+            return None
+        other = 1 - group.rank
+        with pytest.raises(aiodist.PeerLostError):
+            group.recv(src=[2, other], tag="none")
+        assert group.acknowledge_lost() == (2,)
+        group.isend("after", other)
+        return next(group.messages(src=[0, 1, 2]))
+
+    assert ranks(3, body) == [("after", 1, 0), ("after", 0, 0), None]
+
+
 def test_an_exception_aborts(ranks: Ranks) -> None:
     def body(group: BlockingGroup) -> Any:
         if group.rank:

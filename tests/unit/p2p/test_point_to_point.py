@@ -200,6 +200,82 @@ def test_any_source_takes_turns(make_net: Any) -> None:
     assert [net.engines[0].recv().result() for _ in range(7)] == [1, 2, 3, 1, 3, 1, 3]
 
 
+def test_the_source_that_was_served_the_longest_ago_is_next(make_net: Any) -> None:
+    """Also if receives of another tag, or of some sources, are served in between."""
+    net = make_net(4)
+    for src in (1, 2, 3):
+        for _ in range(4):
+            net.engines[src].send(src, 0, "b")
+    for _ in range(4):
+        net.engines[2].send(2, 0, "a")
+    net.settle()
+    engine = net.engines[0]
+    served = []
+    for _ in range(4):
+        assert engine.recv(tag="a").result() == 2
+        served.append(engine.recv(tag="b").result())
+        served.append(engine.recv([2, 1], "b").result())
+    assert served == [1, 2, 3, 1, 3, 1, 3, 1]
+
+
+def test_several_sources(make_net: Any) -> None:
+    """Receives and probes that name a list of ranks, among others, in the order of their calls."""
+    net = make_net(4)
+    engine = net.engines[0]
+    works = [
+        engine.recv((1, 2), "a"),
+        engine.recv(tag="a"),
+        engine.recv([2, 3, 2]),
+        engine.recv(range(1, 3), ANY_TAG),
+    ]
+    probing = engine.probe([1, 3], "a")
+    for src, tag in ((3, "a"), (3, "b"), (1, "a"), (2, "a")):
+        net.engines[src].send(f"{src} {tag}", 0, tag)
+        net.settle()
+    assert [work.result() for work in works] == ["1 a", "3 a", "3 b", "2 a"]
+    assert not probing.done()
+    assert engine.iprobe([1, 3]) is None
+    net.engines[2].send("not for it", 0, "a")
+    net.engines[3].send("for it", 0, "a")
+    net.settle()
+    assert probing.result().source == 3
+    assert engine.iprobe([0, 2]).source == 2
+    work = engine.recv([0, 1])
+    assert work.cancel()
+    assert engine.recv([1, 2]).result() == "not for it"
+    assert engine.recv([3]).result() == "for it"
+    net.loop.advance(1)
+    assert engine.idle
+
+
+@pytest.mark.parametrize(
+    ("src", "error", "text"),
+    [
+        ([], ValueError, "an empty list"),
+        ([0, 4], ValueError, "each of src"),
+        ([0, "1"], TypeError, "each of src"),
+        ("01", TypeError, "src"),
+        (None, TypeError, "src"),
+    ],
+)
+def test_what_is_no_source(make_net: Any, src: Any, error: type[Exception], text: str) -> None:
+    for call in (make_net(4).engines[0].recv, make_net(4).engines[0].iprobe):
+        with pytest.raises(error, match=text):
+            call(src)
+
+
+def test_a_flood_of_unwanted_messages_does_not_hold_up_a_list(make_net: Any) -> None:
+    """The sender's credit is used up, so the receiver has to ask for the tag that it waits for."""
+    net = make_net(3)
+    for number in range(20_000):
+        net.engines[1].send(number, 0, f"{number % 100}")
+    net.engines[1].send("wanted", 0, "x")
+    net.settle()
+    work = net.engines[0].recv([1, 2], "x")
+    net.settle()
+    assert work.result() == "wanted"
+
+
 def test_the_oldest_matching_receive_gets_the_message(net: Any) -> None:
     engine = net.engines[1]
     works = [engine.recv(0, "a"), engine.recv(), engine.recv(0, "a"), engine.recv(ANY_SOURCE, "a")]

@@ -259,8 +259,46 @@ def test_who_has_left_is_no_source_any_more(make_net: Any) -> None:
     for work in (works[2], engine.recv(), engine.probe()):
         error = work.exception()
         assert isinstance(error, PeerLostError) and error.ranks == (1, 2, 3)
-        assert "no other rank is left that could send: rank 1 is lost: it left" in str(error)
+        assert "no rank is left that could send: rank 1 is lost: it left" in str(error)
     assert engine.idle
+
+
+def test_after_an_acknowledgement_the_others_are_received_from(make_net: Any) -> None:
+    net = make_net(4)
+    engine = net.engines[0]
+    net.lose(1, "killed")
+    assert isinstance(engine.recv().exception(), PeerLostError)
+    assert engine.acknowledge_lost() == (1,)
+    works = [engine.recv(tag="x"), engine.probe(tag="y"), engine.recv([1, 2], "z")]
+    assert isinstance(engine.recv(1).exception(), PeerLostError)  # by its name, for ever
+    for tag in ("x", "y", "z"):
+        net.engines[2].send(tag, 0, tag)
+    net.settle()
+    assert (works[0].result(), works[0].source, works[2].result()) == ("x", 2, "z")
+    assert works[1].result().source == 2
+    assert engine.recv(tag="y").result() == "y"
+    pending = [engine.recv(), engine.recv([1, 2])]
+    net.lose(2, "killed")  # that one is not acknowledged
+    for work in pending:
+        error = work.exception()
+        assert isinstance(error, PeerLostError) and error.ranks == (2,)
+    assert engine.acknowledge_lost() == (1, 2)
+    assert not engine.recv([0, 1, 2]).done()  # it may send to itself
+    net.lose(3, LEFT)
+    assert engine.acknowledge_lost() == (1, 2)
+    for work, ranks in ((engine.recv(), (1, 2, 3)), (engine.probe([1, 2]), (1, 2))):
+        error = work.exception()
+        assert isinstance(error, PeerLostError) and error.ranks == ranks
+        assert "no rank is left that could send: rank 1 is lost: killed" in str(error)
+
+
+def test_a_list_that_names_nobody_who_is_lost_hears_of_no_loss(make_net: Any) -> None:
+    net = make_net(4)
+    work = net.engines[0].recv([2, 3])
+    net.lose(1)
+    net.engines[3].send("fine", 0)
+    net.settle()
+    assert (work.result(), work.source) == ("fine", 3)
 
 
 def test_a_loss_fails_who_waits_for_anybody_also_when_another_has_left(make_net: Any) -> None:
