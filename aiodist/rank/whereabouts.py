@@ -63,6 +63,7 @@ def of_tasks(loop: asyncio.AbstractEventLoop, pending: Sequence[Work[Any]] = ())
             awaited = getattr(task, "_fut_waiter", None)
             for future in getattr(awaited, "_children", (awaited,)):  # of asyncio.gather
                 waiting.setdefault(id(future), place)
+            is_inside = is_inside or isinstance(awaited, Work)
             (inside if is_inside else outside).append(place)
     for work in pending:
         called = getattr(work, "_made_at", None)

@@ -94,9 +94,11 @@ class Membership:
     def derive(self, ranks: Sequence[int], seconds: float) -> Membership:
         """The group of some of its `ranks`, called by these alone. Nobody else takes part, so it
         does not matter who of the others is lost."""
-        return Membership(
-            self.engine, self.engine.wait_for(self.group.subgroup(ranks, timeout=seconds))
-        )
+
+        async def derive() -> aiodist.Group:
+            return await self.group.subgroup(ranks, timeout=seconds)
+
+        return Membership(self.engine, self.engine.wait_for(derive()))
 
     @property
     def hosts_store(self) -> bool:
