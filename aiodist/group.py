@@ -409,11 +409,16 @@ class Group(Operations):
             await group.close()
         """
         self._check_loop()
+        unseen = self._pending() if self._closing is None else []
         if self._closing is None:
             # A task of its own, behind a shield: whoever is cancelled while it waits must not break
             # off what others wait for, nor leave the group half closed.
             self._closing = self._loop.create_task(self._close(), name="aiodist close")
-        await asyncio.shield(self._closing)
+        try:
+            for work in unseen:
+                work.tell_if_unseen()  # because closing waits for it, it is seen from then on
+        finally:  # where warnings are errors
+            await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         context = self._context

@@ -144,6 +144,12 @@ class Work(asyncio.Future[T], Generic[T]):
                 self._made_at = frame.f_code, frame.f_lineno
         return self
 
+    def tell_if_unseen(self) -> None:
+        """Warn if nobody waits for it, and its call was to be awaited: the group closes. For the
+        engine."""
+        if not self._callbacks and hasattr(self, "_made_at"):
+            _warn(self, "is pending while the group closes, and nobody has")
+
     def fail(self, error: BaseException) -> None:
         """Complete with `error`; no effect when done. For the engine."""
         if not self.done():
@@ -240,16 +246,15 @@ class _Unseen(Work[T]):
         self._seen().add_done_callback(fn, **options)
 
     def __del__(self) -> None:
-        code, line = self._made_at
-        file = code.co_filename
-        text = (
-            f"the Work of {self.op} was dropped before anybody looked at it: await it, or keep it "
-            "and look at its result"
-        )
-        # By its line, as of a coroutine that was never awaited; so each line is told once.
-        warnings.warn_explicit(
-            text, RuntimeWarning, file, line, registry=_told.setdefault(file, {})
-        )
+        _warn(self, "was dropped before anybody")
+
+
+def _warn(work: Work[Any], what: str) -> None:
+    code, line = work._made_at
+    file = code.co_filename
+    text = f"the Work of {work.op} {what} looked at it: await it, or keep it and look at its result"
+    # By its line, as of a coroutine that was never awaited; so each line is told once.
+    warnings.warn_explicit(text, RuntimeWarning, file, line, registry=_told.setdefault(file, {}))
 
 
 _told: dict[str, dict[Any, Any]] = {}
