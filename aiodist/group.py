@@ -22,7 +22,7 @@ from aiodist.signatures import Array, Buffer, Signatures, typed
 from aiodist.types import Member, View
 from aiodist.windows.window import Window, opened
 from aiodist.wire.recovery import Purpose
-from aiodist.work import Work
+from aiodist.work import Work, started
 
 
 class Keeper(Protocol):
@@ -158,6 +158,7 @@ class Group(Operations):
 
     # -- groups of some ranks ---------------------------------------------------------------------
 
+    @started
     async def subgroup(self, ranks: Sequence[int], *, timeout: float | None = None) -> Group:
         """The group of `ranks`, in that order; to be called by these ranks alone.
 
@@ -174,6 +175,7 @@ class Group(Operations):
         self._check_loop()
         return await self._derive("subgroup", deriving.members(self._context, ranks), timeout)
 
+    @started
     async def split(
         self, color: str | int | None, key: int | None = None, *, timeout: float | None = None
     ) -> Group | None:
@@ -194,6 +196,7 @@ class Group(Operations):
         layout = self._actor.layout([self._context.ranks[rank] for rank in ranks])
         deriving.decline(self._context, self._name, kind, ranks, layout, error)
 
+    @started
     async def dup(self, *, timeout: float | None = None) -> Group:
         """Another group of the same ranks, whose operations match apart from this one's.
 
@@ -235,13 +238,14 @@ class Group(Operations):
         self._check_loop()
         self._context.revoke(self.rank)
 
+    @started
     async def agree(self, flag: bool = True, *, timeout: float | None = None) -> bool:
         """The AND of `flag` over the ranks that are alive: the same on all, whoever dies meanwhile.
 
         To be called by all ranks, in the order of their other `agree`, `shrink` and `rendezvous`;
         also of a group that lost ranks or was revoked. The coordinator decides once all ranks that
-        it has not ruled lost have called. Cancelled or out of time on one rank, it fails on all
-        that have not heard the outcome: with `CollectiveAbortedError`, `CollectiveTimeoutError`.
+        it has not ruled lost have called. A call that is cancelled votes False. If one runs out of
+        time, it fails on all that have not heard the outcome, with `CollectiveTimeoutError`.
         While the coordinator is away it waits; `CoordinatorLostError` where that never comes back.
 
         For example::
@@ -259,6 +263,7 @@ class Group(Operations):
             raise
         return await self._recovery.agree(flag, seconds)
 
+    @started
     async def shrink(self, *, timeout: float | None = None) -> Group:
         """The group of the survivors, in the order of their ranks, in the next epoch.
 
@@ -276,6 +281,7 @@ class Group(Operations):
         self._check_loop()
         return self._gone_on(await self._recovery.go_on(Purpose.SHRINK, self._seconds(timeout)))
 
+    @started
     async def rendezvous(
         self,
         *,
@@ -355,6 +361,7 @@ class Group(Operations):
         self._enter()
         return self._context.heap.empty(shape, dtype, like)
 
+    @started
     async def expose(
         self, x: Array | Buffer | None = None, *, timeout: float | None = None
     ) -> Window:
@@ -402,11 +409,16 @@ class Group(Operations):
             await group.close()
         """
         self._check_loop()
+        unseen = self._pending() if self._closing is None else []
         if self._closing is None:
             # A task of its own, behind a shield: whoever is cancelled while it waits must not break
             # off what others wait for, nor leave the group half closed.
             self._closing = self._loop.create_task(self._close(), name="aiodist close")
-        await asyncio.shield(self._closing)
+        try:
+            for work in unseen:
+                work.tell_if_unseen()  # because closing waits for it, it is seen from then on
+        finally:  # where warnings are errors
+            await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         context = self._context

@@ -6,15 +6,18 @@ import asyncio
 import math
 import sys
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from functools import partial, wraps
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 
-from aiodist.errors import GroupRevokedError, PeerLostError
+from aiodist.errors import AiodistError, GroupClosedError, GroupRevokedError, PeerLostError
 from aiodist.trace import Trace
 
 T = TypeVar("T")
+S = TypeVar("S")
+P = ParamSpec("P")
 
 _OWN = f"{Path(__file__).parent}/"
 
@@ -141,6 +144,12 @@ class Work(asyncio.Future[T], Generic[T]):
                 self._made_at = frame.f_code, frame.f_lineno
         return self
 
+    def tell_if_unseen(self) -> None:
+        """Warn if nobody waits for it, and its call was to be awaited: the group closes. For the
+        engine."""
+        if not self._callbacks and hasattr(self, "_made_at"):
+            _warn(self, "is pending while the group closes, and nobody has")
+
     def fail(self, error: BaseException) -> None:
         """Complete with `error`; no effect when done. For the engine."""
         if not self.done():
@@ -241,16 +250,15 @@ class _Unseen(Work[T]):
         self._seen().add_done_callback(fn, **options)
 
     def __del__(self) -> None:
-        code, line = self._made_at
-        file = code.co_filename
-        text = (
-            f"the Work of {self.op} was dropped before anybody looked at it: await it, or keep it "
-            "and look at its result"
-        )
-        # By its line, as of a coroutine that was never awaited; so each line is told once.
-        warnings.warn_explicit(
-            text, RuntimeWarning, file, line, registry=_told.setdefault(file, {})
-        )
+        _warn(self, "was dropped before anybody")
+
+
+def _warn(work: Work[Any], what: str) -> None:
+    code, line = work._made_at
+    file = code.co_filename
+    text = f"the Work of {work.op} {what} looked at it: await it, or keep it and look at its result"
+    # By its line, as of a coroutine that was never awaited; so each line is told once.
+    warnings.warn_explicit(text, RuntimeWarning, file, line, registry=_told.setdefault(file, {}))
 
 
 class _Failed(Work[T]):
@@ -323,3 +331,116 @@ def together(
         else:
             work.add_done_callback(check)
     return whole
+
+
+class _Rest(Coroutine[Any, Any, T]):
+    """The rest of a coroutine, which has begun and waits for `awaited`. It ends `work`."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], awaited: Any) -> None:
+        self.work: Work[T]
+        self._coroutine = coroutine
+        self._awaited: list[Any] = [awaited]  # until its task has taken it
+        self._error: BaseException | None = None  # it has ended before that
+
+    def send(self, value: Any) -> Any:
+        if self._error is not None:
+            raise self._error
+        if not self._awaited:
+            return self._step(value)
+        awaited = self._awaited.pop()
+        if awaited is not None:
+            # As if it were awaited now: somebody else may have begun to since.
+            awaited._asyncio_future_blocking = True
+        return awaited
+
+    def throw(self, *error: Any) -> Any:
+        if self._error is not None or self.cancel():
+            return self.send(None)
+        self._awaited.clear()
+        return self._coroutine.throw(*error)
+
+    def cancel(self) -> bool:
+        """Cancel what it waits for, as a task does, and have it hear of that now. False: its task
+        has taken that, or it is done."""
+        if not self._awaited or self._awaited[0] is None or not self._awaited[0].cancel():
+            return False
+        self._awaited.clear()
+        try:
+            self._awaited.append(self._step(None))
+        except BaseException as error:
+            self._error = error
+        return True
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        raise NotImplementedError("it is for one task alone")
+
+    def _step(self, value: Any) -> Any:
+        try:
+            return self._coroutine.send(value)
+        except StopIteration as stop:
+            # Now and not by its task: a cancel in between would lose what there is.
+            self.work.finish(stop.value)
+            raise
+
+
+def started(
+    method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[S, P], Work[T]]:
+    """Make a plain method of an ``async def``: it starts when it is called, and returns a Work.
+
+    The coroutine runs within the call until it has to wait, and a task does the rest. So it has
+    been called even if its Work is cancelled before the loop turns. It hears of that where it
+    waits. An error that it raises within the call is raised by the call, if the arguments are wrong
+    or the group has ended, and by the Work otherwise, as that of other operations is.
+
+    Up to its first wait the coroutine runs in the task of the caller. Because `asyncio.timeout`
+    would cancel that one, it has no place there.
+    """
+
+    @wraps(method)
+    def start(self: S, /, *args: P.args, **options: P.kwargs) -> Work[T]:
+        op = method.__name__
+        coroutine = method(self, *args, **options)
+        rest: _Rest[T] | None = None
+        result: Any = None
+        error: AiodistError | None = None
+        try:
+            rest = _Rest(coroutine, coroutine.send(None))
+        except StopIteration as stop:
+            result = stop.value
+        except AiodistError as found:
+            if isinstance(found, (ValueError, GroupClosedError, GroupRevokedError)):
+                raise
+            error = found
+        work: Work[T] = Work.begin(asyncio.get_running_loop(), op)
+        if rest is not None:
+            rest.work = work
+            task = work.get_loop().create_task(rest, name=f"aiodist {op}")
+            work._on_cancel = partial(_withdraw, rest, task)
+            task.add_done_callback(partial(_ended, work))
+        elif error is not None:
+            work.fail(error)
+        else:
+            work.finish(result)
+        return work
+
+    return start
+
+
+def _withdraw(rest: _Rest[T], task: asyncio.Task[T], work: Work[T]) -> None:
+    """`work` is cancelled, of which `task` does the rest."""
+    if not rest.cancel():
+        task.cancel()
+
+
+def _ended(work: Work[T], task: asyncio.Task[T]) -> None:
+    """The task of `work` has ended. No effect if the Work was cancelled."""
+    if task.cancelled():
+        work.cancel()
+    elif (error := task.exception()) is not None:
+        work.fail(error)
+    else:
+        work.finish(task.result())

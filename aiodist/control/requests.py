@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -33,7 +34,8 @@ OnReply = Callable[[Message | AiodistError], None]
 class _Request:
     """`sent`: over the present connection, or one before; a write of which this is not known to
     have come back holds a place among those under way, even when its caller has given up. `since`:
-    when it was made, by the clock of the loop."""
+    when it was made, by the clock of the loop. `is_in_line`: it waits until a place is free, or
+    behind a write that does."""
 
     message: Message
     data: bytes
@@ -41,6 +43,7 @@ class _Request:
     since: float
     sent: bool = False
     has_deadline: bool = False
+    is_in_line: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,10 @@ class Requests:
         self._requests: dict[int, _Request] = {}  # by number; writes stay when nobody waits
         self._watches: dict[int, _Watch] = {}  # subscriptions, by number
         self._told: list[bytes] = []  # what has no reply, while not connected
-        self._places = asyncio.Semaphore(MAX_WRITES)  # for writes to the store that are under way
+        self._writes = 0  # to the store, that are under way
+        # Requests to the store that wait until one of these ends, by number. Reads are among them,
+        # because they are to find what was written before.
+        self._line: deque[int] = deque()
 
     def start(
         self,
@@ -68,36 +74,52 @@ class Requests:
         send: Callable[[bytes], None] | None = None,
         max_body: int = MAX_BODY,
     ) -> tuple[int, asyncio.Future[Message]]:
-        """Send a request, now or once connected: its number, and the reply. Raises as
-        `encode_message`."""
+        """Send a request, now or once connected: its number, and the reply. A write to the store
+        waits until there are few enough under way. Raises as `encode_message`."""
         number = next(self._numbers)
         data = encode_message(message, number, max_body=max_body)
         request = _Request(message, data, self._loop.create_future(), self._loop.time())
         self._requests[number] = request
-        send = send or self.send
+        if isinstance(message, StoreRequest):
+            request.is_in_line = True
+            self._line.append(number)
+            self._admit()
+        else:
+            self._send(request, send or self.send)
+        return number, request.reply
+
+    def _admit(self) -> None:
+        """Send those in the line that need not wait any more."""
+        while self._line:
+            request = self._requests.get(self._line[0])
+            if request is not None:
+                if isinstance(request.message, StoreWrite):
+                    if self._writes == MAX_WRITES:
+                        return
+                    self._writes += 1
+                request.is_in_line = False
+                self._send(request, self.send)
+            self._line.popleft()
+
+    def _send(self, request: _Request, send: Callable[[bytes], None] | None) -> None:
         if send is not None:
             request.sent = True
-            send(data)
-        return number, request.reply
+            send(request.data)
 
     async def ask(self, message: Message, timeout: float | None) -> Message:
         """Send a request and return the reply. Raises TimeoutError, what the reply fails with, and
         as `encode_message`."""
-        async with asyncio.timeout(timeout):
-            if isinstance(message, StoreWrite):
-                await self._places.acquire()
-            try:
-                number, reply = self.start(message)
-            except BaseException:
-                if isinstance(message, StoreWrite):
-                    self._places.release()
-                raise
-            self._requests[number].has_deadline = timeout is not None
-            try:
-                return await reply
-            finally:
-                if reply.cancelled():
-                    self._give_up(number)
+        number, reply = self.start(message)
+        self._requests[number].has_deadline = timeout is not None
+        try:
+            # No asyncio.timeout: this may begin within a task of the user (`aiodist.work.started`).
+            await asyncio.wait({reply}, timeout=timeout)
+        finally:
+            if reply.cancel():  # it is not there
+                self._give_up(number)
+        if reply.cancelled():
+            raise TimeoutError
+        return reply.result()
 
     def begin(self, message: Message) -> asyncio.Future[Message]:
         """Send a request: its reply, which nobody has to wait for."""
@@ -134,7 +156,9 @@ class Requests:
         """Nobody waits for the reply any more."""
         request = self._requests.pop(number, None)
         if request is not None and isinstance(request.message, StoreWrite):
-            self._places.release()
+            if not request.is_in_line:
+                self._writes -= 1
+            self._admit()
 
     def watch(self, message: StoreWatch | WatchWaiting, on_reply: OnReply) -> int:
         """Send a request that has many replies, the last one maybe an error: its number."""
@@ -177,26 +201,28 @@ class Requests:
         # that they had, so that the coordinator finds those writes that it has carried out already.
         # What nobody waits for any more is not said again; watches begin anew, and are told what
         # they may have missed.
-        # A list, for to drop one changes the dictionary.
+        send, self.send = self.send, None  # writes that get a place by that are sent below
         for number, request in list(self._requests.items()):
             if request.reply.done():
                 self.drop(number)
-            else:
-                request.sent = True
-                self.send(request.data)
+        self.send = send
+        for request in self._requests.values():
+            if not request.is_in_line:
+                self._send(request, send)
         for number, watch in self._watches.items():
             message = watch.message
             if isinstance(message, StoreWatch):
                 message = replace(message, again=True)
-            self.send(encode_message(message, number))
+            send(encode_message(message, number))
         # Behind the requests: what is told may be about them.
         told, self._told = self._told, []
         for data in told:
-            self.send(data)
+            send(data)
 
     def fail(self, error: AiodistError, *, only_store: bool = False) -> None:
         """No reply will come any more; or (`only_store`) the store is not what it was."""
         which = StoreRequest if only_store else Message
+        self._line.clear()  # writes are among them
         for number, request in list(self._requests.items()):
             if isinstance(request.message, which):
                 self.drop(number)
@@ -212,7 +238,7 @@ class Requests:
         request = self._requests.get(number)
         if request is None:
             return
-        if isinstance(request.message, StoreWait) and self.send is not None:
+        if isinstance(request.message, StoreWait) and request.sent and self.send is not None:
             self.send(encode_message(StoreCancel(number)))
         # A write that was sent may be carried out, and its answer is remembered there until this
         # member has more writes under way than are remembered. So its place is taken until the

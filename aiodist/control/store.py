@@ -26,6 +26,7 @@ from aiodist.wire.messages import (
     StoreWait,
     StoreWatch,
 )
+from aiodist.work import started
 
 MAX_UNREAD = 1024
 """Changes a `Watch` keeps for its reader. Beyond, the oldest are dropped, never the last."""
@@ -60,6 +61,7 @@ class Store:
         self._client = client
         self._timeout = timeout
 
+    @started
     async def set(
         self,
         key: str,
@@ -71,16 +73,19 @@ class Store:
         """Set `key` to `value`."""
         await self._ask("set", key, StoreSet(key, _value(value), ttl), type(None), timeout)
 
+    @started
     async def get(self, key: str, *, timeout: float | None = None) -> bytes | None:
         """The value of `key`; None where there is none."""
         result = await self._call("get", key, StoreGet(key), timeout)
         return None if result is None else self._of_type(bytes, result)
 
+    @started
     async def wait(self, keys: str | Iterable[str], *, timeout: float | None = None) -> None:
         """Return once all of `keys` (or the one) exist at the same time."""
         wanted = (keys,) if isinstance(keys, str) else tuple(keys)
         await self._ask("wait", ", ".join(wanted), StoreWait(wanted), type(None), timeout)
 
+    @started
     async def add(
         self, key: str, amount: int = 1, *, ttl: float | None = None, timeout: float | None = None
     ) -> int:
@@ -91,6 +96,7 @@ class Store:
         """
         return await self._ask("add", key, StoreAdd(key, amount, ttl), int, timeout)
 
+    @started
     async def compare_set(
         self,
         key: str,
@@ -105,6 +111,7 @@ class Store:
         message = StoreCompareSet(key, old, _value(desired), ttl)
         return await self._ask("compare_set", key, message, bool, timeout)
 
+    @started
     async def delete(self, key: str, *, timeout: float | None = None) -> bool:
         """Delete `key`. False: there was none."""
         return await self._ask("delete", key, StoreDelete(key), bool, timeout)

@@ -73,6 +73,8 @@ class Context(Party):
         scope = Scope(group, epoch, self.rank, self.size, id)
         self.records = Records(endpoint.recorder, scope, self.ranks)
         self.derived: dict[bytes, int] = {}
+        # How many splits were called.
+        self.splits = 0
         """How often a group of which name and ranks was made of this one."""
         sharing, self.teams, self.costs = layout  # the ranks of each host; what plans cost
         # Whether all are of one host, and are to share memory once that is agreed on.

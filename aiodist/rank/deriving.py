@@ -23,8 +23,8 @@ from aiodist.wire.frames import pack_fields
 
 _MADE = b"made"
 """The tag of the barrier by which the ranks of a new group know that all have called for it."""
-_SPLIT = b"split"
-"""The tag of the two collectives that a split consists of."""
+_SPLIT = b"split %d"
+"""The tag of the two collectives that split number n consists of: others may begin between them."""
 
 
 def another(
@@ -122,30 +122,32 @@ async def parts(
 ) -> Part | None:
     """The ranks that gave the same color, ordered by (key, rank); None for the color None. Raises
     TypeError. `decline` is called where this fails though others may go on with that part."""
+    parent.splits = number = parent.splits + 1
+    tag = _SPLIT % number
     try:
         color, key = _plain(color, key)
         timeouts.check_timeout(timeout)
         call = values.all_gather(parent, [color, parent.rank if key is None else key], None)
     except (TypeError, ValueError) as error:
         # Twice, for a split is two collectives, and the others count both.
-        parent.calls.forgo("split", _SPLIT, error)
-        parent.calls.forgo("split", _SPLIT, error)
+        parent.calls.forgo("split", tag, error)
+        parent.calls.forgo("split", tag, error)
         raise
-    work: Any = parent.calls.launch("split", "split()", call.start, tag=_SPLIT, timeout=timeout)
+    work: Any = parent.calls.launch("split", "split()", call.start, tag=tag, timeout=timeout)
     try:
         chosen = _choices(await work)
     except BaseException as error:
         # Others may know all colors, and wait for all to say that they do. And whoever gave it up
         # has counted that, too.
         if parent.ended is None:
-            parent.calls.forgo("split", _SPLIT, error)
+            parent.calls.forgo("split", tag, error)
         raise
     same = [rank for rank, (theirs, _) in enumerate(chosen) if _same(theirs, color)]
     same.sort(key=lambda rank: (chosen[rank][1], rank))
-    part = None if color is None else (f"split {work.seq} {color!r}", same)
+    part = None if color is None else (f"split {number} {color!r}", same)
     call = base.barrier(parent)
     try:
-        await parent.calls.launch("split", "agreed()", call.start, tag=_SPLIT, timeout=timeout)
+        await parent.calls.launch("split", "agreed()", call.start, tag=tag, timeout=timeout)
     except BaseException as error:
         if part is not None:
             decline(part, error)

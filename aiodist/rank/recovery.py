@@ -17,6 +17,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from aiodist.engine import failures
@@ -50,6 +51,7 @@ class Recovery:
         self._context = context
         self._ids = tuple(ids)
         self._number = 0  # of the next ballot: all ranks count alike
+        self._unsent: dict[int, Vote] = {}  # votes that are sent when the loop turns, by number
         # The vote that leads to the next epoch, which a later call goes on with.
         self._under_way: tuple[Vote, asyncio.Future[Outcome]] | None = None
         self._has_gone_on = False  # the next epoch has begun, and this one takes no votes
@@ -70,6 +72,15 @@ class Recovery:
         assert isinstance(outcome, BallotResult)
         return outcome.flag
 
+    def _change_to_no(self, vote: Vote) -> None:
+        """The call of `vote` is cancelled: it votes False, unless it is decided already. The others
+        get a verdict, as they would of a rank that says no."""
+        no = replace(vote, flag=False)
+        if vote.number in self._unsent:
+            self._unsent[vote.number] = no
+        else:
+            self._cast(no)
+
     def refuse(self, error: BaseException) -> None:
         """`agree` was called with what it cannot take, and raises `error`: that vote is void, for
         all; or if all others have voted, there is no agreement."""
@@ -77,8 +88,7 @@ class Recovery:
         vote = self._new_vote(Purpose.AGREE, flag=False)
         self._cast(vote)
         text = failures.verdict_of(error, self._context.rank).text
-        give_up = GiveUpVote(vote.context, vote.number, Cause.CANCELLED, text[:MAX_TEXT])
-        self._actor.control.tell(give_up)
+        self._tell(GiveUpVote(vote.context, vote.number, Cause.CANCELLED, text[:MAX_TEXT]))
 
     async def go_on(
         self,
@@ -133,7 +143,8 @@ class Recovery:
     #     call -> _cast ---- Vote ----> coordinator ---- outcome ----> _hear -> `outcome` is set
     #               |                                                              |
     #             _wait  <---------------------------------------------------------'
-    #               '- cancelled, or out of time: GiveUpVote, unless it is decided by then
+    #               '- cancelled, or out of time: GiveUpVote, or for a cancelled `agree` another
+    #                  Vote, which replaces the first: no effect if it is decided by then
     #
     # `_hear` does not need the caller: a view that comes is adopted though its call was cancelled.
     # The other ranks go on with that view in any case, and connect to this one by it. What the
@@ -160,9 +171,26 @@ class Recovery:
         outcome: asyncio.Future[Outcome] = self._actor.loop.create_future()
         # Before the vote: new members may hear of its outcome sooner than this rank, and connect.
         self._expect(vote, True)
-        reply = self._actor.control.begin(vote)
-        reply.add_done_callback(partial(self._hear, vote, outcome))
+        # When the loop turns: as soon as it is sent it may decide, and a call of `agree` that is
+        # cancelled before that is to vote False.
+        self._unsent[vote.number] = vote
+        self._actor.loop.call_soon(self._send, vote.number, outcome)
         return outcome
+
+    def _send(self, number: int, outcome: asyncio.Future[Outcome]) -> None:
+        vote = self._unsent.pop(number)
+        try:
+            reply = self._actor.control.begin(vote)
+        except AiodistError as error:  # the membership has ended meanwhile
+            outcome.set_exception(error)
+            outcome.exception()  # seen
+            self._expect(vote, False)
+        else:
+            reply.add_done_callback(partial(self._hear, vote, outcome))
+
+    def _tell(self, give_up: GiveUpVote) -> None:
+        """Behind the votes."""
+        self._actor.loop.call_soon(self._actor.control.tell, give_up)
 
     def _expect(self, vote: Vote, is_expecting: bool) -> None:
         if vote.purpose is Purpose.RENDEZVOUS:
@@ -187,7 +215,8 @@ class Recovery:
         self._expect(vote, False)
 
     async def _wait(self, vote: Vote, outcome: asyncio.Future[Outcome], seconds: float) -> Outcome:
-        """The outcome. Who waits no longer makes the vote void, unless it is decided already."""
+        """The outcome. A call that waits no longer makes the vote void, or votes False if it is
+        `agree` that was cancelled, unless the vote is decided already."""
         give_up = GiveUpVote(vote.context, vote.number, Cause.CANCELLED, "the call was cancelled")
         try:
             done, _ = await asyncio.wait(
@@ -206,7 +235,10 @@ class Recovery:
                 if not done:
                     raise self._context.error(CollectiveTimeoutError, text, op=vote.purpose.value)
         except asyncio.CancelledError:
-            self._actor.control.tell(give_up)
+            if vote.purpose is not Purpose.AGREE:
+                self._tell(give_up)
+            else:
+                self._change_to_no(vote)
             raise
         return outcome.result()
 

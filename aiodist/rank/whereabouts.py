@@ -94,6 +94,7 @@ def _tasks(loop: asyncio.AbstractEventLoop) -> tuple[dict[int, str], list[str], 
             awaited = getattr(task, "_fut_waiter", None)
             for future in getattr(awaited, "_children", (awaited,)):  # of asyncio.gather
                 waiting.setdefault(id(future), place)
+            is_inside = is_inside or isinstance(awaited, Work)
             (inside if is_inside else outside).append(place)
     return waiting, inside, outside
 

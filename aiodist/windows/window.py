@@ -38,7 +38,7 @@ from aiodist.signatures import Given, Index, WindowSignatures, typed
 from aiodist.transports.sparing import Sparing
 from aiodist.types import SUM, Op
 from aiodist.windows.places import Exposed, Request, accumulate, index_of, memory_of
-from aiodist.work import Work, together
+from aiodist.work import Work, started, together
 
 log = logging.getLogger("aiodist.group")
 
@@ -75,6 +75,7 @@ class Window:
         self._exposed = exposed  # by rank
         self._x = x  # what this rank has exposed; None: nothing, or closed
         self._number = 0  # of the last request
+        self._fences = 0  # that were called
         self._pending: set[Work[Any]] = set()  # of this rank's requests
         self._sparing = Sparing(log)  # warns of requests that are none
         loop = asyncio.get_running_loop()
@@ -120,19 +121,23 @@ class Window:
         name, given = exposed.operator(op), exposed.value(value, shape)
         return self._ask("accumulate", rank, plain, given, name, None, timeout)
 
+    @started
     async def fence(self, *, timeout: float | None = None) -> None:
-        """Return when all is done that any rank has called on this window before. A collective.
+        """Done when all is done that any rank has called on this window before. A collective.
 
         Raises what an operation of this rank fails with meanwhile; the others do not wait for it.
         """
+        # A tag for each, because another fence may be called while this one waits.
+        self._fences += 1
+        tag = self._fences
         pending = [*self._pending]
         if pending:
             try:
                 await asyncio.wait(pending)
             except BaseException as error:
-                self._group._forgo(error)  # the others would wait for the barrier in vain
+                self._group._forgo(error, tag)  # the others would wait for the barrier in vain
                 raise
-        await self._group.barrier(timeout=timeout)
+        await self._group.barrier(tag=tag, timeout=timeout)
         for work in pending:
             if not work.cancelled():
                 work.result()

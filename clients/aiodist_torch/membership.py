@@ -95,9 +95,11 @@ class Membership:
     def derive(self, ranks: Sequence[int], seconds: float) -> Membership:
         """The group of some of its `ranks`, called by these alone. Nobody else takes part, so it
         does not matter who of the others is lost."""
-        return Membership(
-            self.engine, self.engine.wait_for(self.group.subgroup(ranks, timeout=seconds))
-        )
+
+        async def derive() -> aiodist.Group:
+            return await self.group.subgroup(ranks, timeout=seconds)
+
+        return Membership(self.engine, self.engine.wait_for(derive()))
 
     def succeed(self, ranks: Sequence[int], seconds: float) -> Membership:
         """As `derive`; from then on the new one goes on in the place of this one.

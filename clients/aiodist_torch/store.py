@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 from torch._C import _distributed_c10d as c10d
 
@@ -15,6 +15,7 @@ from aiodist_torch.errors import as_torch
 from aiodist_torch.membership import Membership
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 TIMEOUT = timedelta(seconds=300)
 
@@ -58,12 +59,15 @@ class Store(c10d.Store):
                 token=token,
             )
 
-        self._membership = Membership(self._engine, self._run(join()))
+        self._membership = Membership(self._engine, self._run(join))
         self._store = self._membership.group.store
 
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def _run(self, call: Callable[P, Awaitable[T]], *args: P.args, **options: P.kwargs) -> T:
+        async def run() -> T:
+            return await call(*args, **options)
+
         try:
-            return self._engine.wait_for(coroutine)
+            return self._engine.wait_for(run())
         except aiodist.AiodistError as error:
             raise as_torch(error) from None
 
@@ -75,26 +79,26 @@ class Store(c10d.Store):
 
     def set(self, key: str, value: str | bytes) -> None:
         """Set `key` to `value`."""
-        self._run(self._store.set(key, _bytes(value)))
+        self._run(self._store.set, key, _bytes(value))
 
     def get(self, key: str) -> bytes:
         """The value of `key`; waits for it. Raises CollectiveTimeoutError, also a
         DistBackendError, after the timeout."""
         self.wait([key])
-        return self._run(self._store.get(key)) or b""
+        return self._run(self._store.get, key) or b""
 
     def add(self, key: str, value: int) -> int:
         """Add to the number at `key` (0 where there is none), and return the sum."""
-        return self._run(self._store.add(key, value))
+        return self._run(self._store.add, key, value)
 
     def append(self, key: str, value: str | bytes) -> None:
         """Add bytes to the end of the value of `key`."""
         while True:
             # Others may append between this and the next line: then it does not hold what was read,
             # and all is done again.
-            old = self._run(self._store.get(key))
+            old = self._run(self._store.get, key)
             new = (old or b"") + _bytes(value)
-            if self._run(self._store.compare_set(key, old, new)):
+            if self._run(self._store.compare_set, key, old, new):
                 return
 
     def compare_set(
@@ -106,28 +110,28 @@ class Store(c10d.Store):
         # To torch, to expect nothing is to expect an empty value or none at all; the store tells
         # these two apart, so both are tried.
         for old in (want, None) if not want else (want,):
-            if self._run(self._store.compare_set(key, old, give)):
+            if self._run(self._store.compare_set, key, old, give):
                 return give
-        found = self._run(self._store.get(key))
+        found = self._run(self._store.get, key)
         return want if found is None else found
 
     def check(self, keys: list[str]) -> bool:
         """Whether all of `keys` exist."""
-        return all(self._run(self._store.get(key)) is not None for key in keys)
+        return all(self._run(self._store.get, key) is not None for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Return once all of `keys` exist. Raises as `get` does."""
         seconds = (self._timeout if timeout is None else timeout).total_seconds()
-        self._run(self._store.wait(keys, timeout=seconds if seconds > 0 else math.inf))
+        self._run(self._store.wait, keys, timeout=seconds if seconds > 0 else math.inf)
 
     def delete_key(self, key: str) -> bool:
         """Delete `key`. False: there was none."""
-        return self._run(self._store.delete(key))
+        return self._run(self._store.delete, key)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """The values of `keys`; waits for them."""
         self.wait(keys)
-        return [self._run(self._store.get(key)) or b"" for key in keys]
+        return [self._run(self._store.get, key) or b"" for key in keys]
 
     def multi_set(self, keys: list[str], values: Sequence[str | bytes]) -> None:
         """Set each of `keys` to its value."""

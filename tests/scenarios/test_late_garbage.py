@@ -171,7 +171,7 @@ def test_garbage_for_colors(run: Any) -> None:
             hostile = ranks[1]._context
             call = values.all_gather(hostile, {"color": 1}, None)
             works = [ranks[0].split(1), ranks[2].split(1)]
-            works.append(hostile.calls.launch("split", "split()", call.start, tag=b"split"))
+            works.append(hostile.calls.launch("split", "split()", call.start, tag=b"split 1"))
             ends = await asyncio.gather(*works, return_exceptions=True)
             for end in ends[:2]:
                 assert isinstance(end, aiodist.ProtocolError)

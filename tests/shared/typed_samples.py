@@ -133,6 +133,21 @@ async def memory(group: Group) -> None:
     assert_type(group.empty(3, "float32"), Any)
 
 
+async def groups(group: Group) -> None:
+    """Groups that are made of others, and what leads to the next epoch: all are Works."""
+    verdict = assert_type(group.agree(True), Work[bool])
+    assert_type(await verdict, bool)
+    assert_type(await group.dup(timeout=9), Group)
+    assert_type(await group.split(None, key=1), Group | None)
+    assert_type(await group.subgroup([0, 1]), Group)
+    found = assert_type(group.store.get("k"), Work[bytes | None])
+    assert_type(await found, bytes | None)
+    assert_type(await group.store.add("n", 2, ttl=9), int)
+    assert_type(await group.store.set("k", b"v"), None)
+    group = assert_type(await group.shrink(), Group)
+    assert_type(await group.rendezvous(min_size=2), Group)
+
+
 async def windows(group: Group) -> None:
     """What is read is numpy's, or what it is read into."""
     window = assert_type(await group.expose(floats()), Window)
@@ -143,6 +158,7 @@ async def windows(group: Group) -> None:
     assert_type(window.put(0, 1, 2.5), Work[None])
     assert_type(await window.put(0, slice(2), [1.0, 2.0]), None)
     assert_type(await window.accumulate(0, (..., np.int64(1)), np.float64(1)), None)
+    assert_type(await window.fence(), None)
     await window.close()
 
 
@@ -253,6 +269,8 @@ async def wrong(group: Group, both: BlockingGroup, texts: Sequence[str]) -> None
     await group.all_to_all("ab")  # type: ignore[call-overload]
     await group.broadcast(floats(), src="0")  # type: ignore[call-overload]
     await group.recv(partial=True)  # type: ignore[call-overload]
+    await group.agree("a")  # type: ignore[arg-type]
+    await group.store.set("k", "a")  # type: ignore[arg-type]
     window = await group.expose("a")  # type: ignore[arg-type]
     await window.get(0, 1.5)  # type: ignore[call-overload]
     await window.get(0, out=3)  # type: ignore[call-overload]

@@ -77,6 +77,7 @@ def samples_in(program: Callable[..., Any]) -> int:
         typed_samples.movements,
         typed_samples.messages,
         typed_samples.memory,
+        typed_samples.groups,
         typed_samples.windows,
         typed_samples.channels,
         typed_samples.tensors,

@@ -195,6 +195,71 @@ def test_a_work_that_was_dropped_unseen_is_told_with_its_line(run):
     assert "the Work of barrier was dropped before anybody looked at it" in str(told[0].message)
 
 
+def test_a_work_that_is_pending_when_the_group_closes_is_told_with_its_line(run):
+    async def main():
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            async with aiodist.local(2) as groups:
+                groups[0].all_reduce(np.ones(1_000_000))
+                groups[0].barrier()
+                seen = groups[0].barrier()
+                seen.add_done_callback(lambda _: None)
+
+                async def late():
+                    await asyncio.sleep(0)  # rank 0 closes
+                    for _ in range(2):
+                        await groups[1].barrier(tag=1)
+
+                groups[0].barrier(tag=1).add_done_callback(lambda _: None)
+                awaited = asyncio.ensure_future(groups[0].barrier(tag=1))
+                waiting = asyncio.ensure_future(asyncio.shield(awaited))
+                closing = asyncio.ensure_future(groups[0].close())
+                await late()
+                await groups[1].all_reduce(np.ones(1_000_000))
+                for _ in range(2):
+                    await groups[1].barrier()
+                await closing
+                await waiting
+        return told
+
+    told = run(main())
+    assert sorted([line_of(one) for one in told]) == [
+        "groups[0].all_reduce(np.ones(1_000_000))",
+        "groups[0].barrier()",
+    ]
+    assert all("is pending while the group closes" in str(one.message) for one in told)
+
+
+def test_who_leaves_by_an_exception_is_told_of_nothing(run):
+    async def main():
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with pytest.raises(ZeroDivisionError):
+                async with aiodist.local(2) as groups:
+                    work = groups[0].barrier()
+                    raise ZeroDivisionError
+            work.exception()
+        return told
+
+    assert run(main()) == []
+
+
+def test_a_group_is_closed_also_where_warnings_are_errors(run):
+    async def main():
+        async with aiodist.local(2) as groups:
+            work = groups[0].barrier(tag="error")
+            closing = asyncio.ensure_future(groups[0].close())
+            await groups[1].barrier(tag="error")
+            with pytest.raises(RuntimeWarning, match="is pending while the group closes"):
+                await closing
+            assert groups[0].closed
+            assert await work is None
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(main())
+
+
 def test_a_line_is_told_once(run):
     async def main():
         async with aiodist.local(2) as groups:

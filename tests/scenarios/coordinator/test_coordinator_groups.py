@@ -353,7 +353,7 @@ def test_members_hear_when_the_coordinator_stops(play: Play) -> None:
         coordinator = Coordinator(returns=False)
         await coordinator.start()
         member, other = await site.members(coordinator.address, 2)
-        waiting = asyncio.create_task(member.store.wait("never"))
+        waiting = member.store.wait("never")
         joiner = await site.process(coordinator.address)
         joining = asyncio.create_task(joiner.join(group="other"))
         await until(lambda: len(coordinator.status()["groups"]) == 2)

@@ -57,7 +57,7 @@ def test_a_wait_ends_when_all_keys_are_there(play: Play) -> None:
     @play
     async def scenario(site: Any, coordinator: Coordinator) -> None:
         one, two = [member.store for member in await site.members(coordinator.address, 2)]
-        both = asyncio.create_task(one.wait(["a", "b"]))
+        both = one.wait(["a", "b"])
         await one.set("a", b"")
         await one.wait("a")
         assert not both.done()
@@ -91,7 +91,7 @@ def test_a_cancelled_wait_is_forgotten(play: Play) -> None:
     @play
     async def scenario(site: Any, coordinator: Coordinator) -> None:
         [member] = await site.members(coordinator.address, 1)
-        waiting = asyncio.create_task(member.store.wait("k"))
+        waiting = member.store.wait("k")
         await member.store.get("k")
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -203,7 +203,7 @@ def test_the_end_of_the_group_ends_everything(play: Play) -> None:
     async def scenario(site: Any, coordinator: Coordinator) -> None:
         one, two = await site.members(coordinator.address, 2)
         watch = one.store.watch("k")
-        waiting = asyncio.create_task(one.store.wait("k"))
+        waiting = one.store.wait("k")
         await one.store.get("k")
         one.client.close()
         with pytest.raises(GroupClosedError):

@@ -89,15 +89,38 @@ async def test_only_so_many_writes_are_under_way(one: Connected) -> None:
     one.connect()
     writes = [one.requests.ask(StoreSet(f"{n}", b""), None) for n in range(MAX_WRITES + 1)]
     tasks = await begun(*writes, one.requests.ask(StoreGet("k"), None))
-    assert [message for _, message in one.sent].count(StoreGet("k")) == 1  # no write waits for it
-    assert len(one.sent) == MAX_WRITES + 1
+    assert [message for _, message in one.sent] == [
+        StoreSet(f"{n}", b"") for n in range(MAX_WRITES)
+    ]
     one.requests.answer(one.sent[0][0], Result(None))
     await tasks[0]
-    await begun()
-    assert len(one.sent) == MAX_WRITES + 2
+    # What is read waits for what was written before.
+    assert [message for _, message in one.sent[MAX_WRITES:]] == [
+        StoreSet(f"{MAX_WRITES}", b""),
+        StoreGet("k"),
+    ]
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_writes_that_wait_are_sent_once_over_a_new_connection(one: Connected) -> None:
+    one.connect()
+    tasks = await begun(
+        *[one.requests.ask(StoreSet(f"{n}", b""), None) for n in range(MAX_WRITES + 3)]
+    )
+    tasks[0].cancel()  # its place is free as soon as it is not said again
+    tasks[MAX_WRITES].cancel()
+    await asyncio.wait([tasks[0], tasks[MAX_WRITES]])
+    one.requests.send = None
+    one.connect()
+    one.requests.say_again()
+    keys = [message.key for _, message in one.sent if isinstance(message, StoreSet)]
+    assert keys == [f"{n}" for n in [*range(1, MAX_WRITES), MAX_WRITES + 1]]
+    one.requests.fail(GroupClosedError("closed"))
+    assert len(one.sent) == MAX_WRITES
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(outcome, BaseException) for outcome in outcomes)
 
 
 async def test_a_write_that_is_given_up_keeps_its_place_until_it_is_answered(
@@ -108,9 +131,9 @@ async def test_a_write_that_is_given_up_keeps_its_place_until_it_is_answered(
     task.cancel()
     await asyncio.wait({task})
     [(number, _)] = one.sent
-    assert one.requests._places._value == MAX_WRITES - 1
+    assert one.requests._writes == 1
     one.requests.answer(number, Result(None))
-    assert one.requests._places._value == MAX_WRITES
+    assert one.requests._writes == 0
 
 
 async def test_a_wait_that_is_given_up_is_called_off(one: Connected) -> None:
