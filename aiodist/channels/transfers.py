@@ -115,10 +115,13 @@ async def give(pair: Group, holding: Holding, has: int, patience: float, *, maps
                 assert holding.memory is not None
                 # A user may write again what he has lent, once it was taken back.
                 send = partial(send_steady, pair) if holding.memory.is_steady else pair.send
-                for data in window.slices(holding.part(has)):
-                    work = send(data, TAKES, tag=DATA, timeout=NO_DEADLINE)
+                works = [
+                    send(data, TAKES, tag=DATA, timeout=NO_DEADLINE)
+                    for data in window.slices(holding.part(has))
+                ]
+                for work in works:
                     sending.add(work)
-                work.add_done_callback(partial(news.given, has + 1))
+                works[-1].add_done_callback(partial(news.given, has + 1))
             has += 1
             await sending.until_few()
         await sending.until_none()
