@@ -8,24 +8,26 @@ from typing import Any
 
 import torch.distributed as dist
 
+_stores: Any = dist  # torch's type stubs do not export them
+
 NAMES = ("torchft", "torchft.process_group")
 """This stands for all of them."""
 
 
 class ProcessGroupWrapper(dist.ProcessGroup):
     def __init__(self, timeout: timedelta = timedelta(seconds=60), pg: Any = None) -> None:
-        super().__init__(0, 1)
-        self._pg = pg
+        super().__init__(0, 1)  # pyright: ignore[reportCallIssue]
+        self._pg: Any = pg
         self._timeout = timeout
 
     def configure(self, store_addr: str, replica_id: str, rank: int, world_size: int) -> None:
         self.abort(errored=False)
         host, _, rest = store_addr.partition(":")
         port, _, prefix = rest.partition("/")
-        store = dist.TCPStore(
+        store = _stores.TCPStore(
             host, int(port), is_master=False, wait_for_workers=False, timeout=self._timeout
         )
-        self._pg = self._create_pg(dist.PrefixStore(prefix, store), rank, world_size)
+        self._pg = self._create_pg(_stores.PrefixStore(prefix, store), rank, world_size)
 
     def abort(self, errored: bool = True) -> None:
         if self._pg is not None:
@@ -35,13 +37,17 @@ class ProcessGroupWrapper(dist.ProcessGroup):
     def shutdown(self) -> None:
         self._pg = None
 
-    def _create_pg(self, store: dist.Store, rank: int, world_size: int) -> Any:
+    def _create_pg(self, store: Any, rank: int, world_size: int) -> Any:
         raise NotImplementedError
 
-    def allreduce(self, tensors: list[Any], opts: Any) -> Any:
+    def allreduce(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, tensors: list[Any], opts: Any
+    ) -> Any:
         return self._pg.allreduce(tensors, opts)
 
-    def barrier(self, opts: Any = None) -> Any:
+    def barrier(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, opts: Any = None
+    ) -> Any:
         return self._pg.barrier(opts)
 
     def size(self) -> int:
