@@ -44,6 +44,7 @@ WRITTEN = [
     "docs/launchers/mpirun.md",
     "docs/launchers/slurm.md",
     "docs/launchers/torchrun.md",
+    "docs/monitoring.md",
     "docs/patterns.md",
     "docs/performance.md",
     "docs/quickstart.md",
@@ -52,6 +53,7 @@ WRITTEN = [
     "docs/resharding.md",
     "docs/scale.md",
     "docs/security.md",
+    "docs/services.md",
     "docs/testing.md",
     "docs/tutorial/1-first.md",
     "docs/tutorial/2-learn.md",
@@ -59,6 +61,7 @@ WRITTEN = [
     "docs/tutorial/4-survive.md",
     "docs/tutorial/5-serve.md",
     "docs/tutorial/6-watch.md",
+    "docs/weights.md",
     "docs/windows.md",
 ]
 
