@@ -22,7 +22,7 @@ from aiodist.signatures import Array, Buffer, Signatures, typed
 from aiodist.types import Member, View
 from aiodist.windows.window import Window, opened
 from aiodist.wire.recovery import Purpose
-from aiodist.work import Work, started
+from aiodist.work import Work, see, started, tell_unseen
 
 
 class Keeper(Protocol):
@@ -409,14 +409,14 @@ class Group(Operations):
             await group.close()
         """
         self._check_loop()
-        unseen = self._pending() if self._closing is None else []
+        contexts = self._contexts() if self._closing is None else []
         if self._closing is None:
             # A task of its own, behind a shield: whoever is cancelled while it waits must not break
             # off what others wait for, nor leave the group half closed.
             self._closing = self._loop.create_task(self._close(), name="aiodist close")
         try:
-            for work in unseen:
-                work.tell_if_unseen()  # because closing waits for it, it is seen from then on
+            for context in contexts:
+                tell_unseen(context.records.unseen)  # before closing waits for them
         finally:  # where warnings are errors
             await asyncio.shield(self._closing)
 
@@ -432,9 +432,12 @@ class Group(Operations):
             await self._actor.leave()
 
     def _pending(self) -> list[Work[Any]]:
+        return [work for context in self._contexts() for work in context.pending if not work.done()]
+
+    def _contexts(self) -> list[Context]:
+        """Those that end with this group."""
         is_root = self._context is self._actor.context
-        contexts = self._actor.contexts if is_root else [self._context]
-        return [work for context in contexts for work in context.pending if not work.done()]
+        return self._actor.contexts if is_root else [self._context]
 
     def abort(self, reason: str = "aborted") -> None:
         """Leave at once: what is pending fails, here and on the other ranks, for which this rank is
@@ -446,6 +449,8 @@ class Group(Operations):
                 group.abort("the disk is full")
         """
         self._check_loop()
+        for context in self._contexts():
+            see(context.records.unseen)
         reason = failures.sayable(reason)
         error = self._context.error(GroupClosedError, f"the group was aborted: {reason}")
         self._context.close(error, abort=True)

@@ -27,6 +27,11 @@ from aiodist.work import Work, both
 
 T = TypeVar("T")
 
+WATCHED = 61
+"""Of calls that are done before they return, the first of each kind and then one of so many is
+watched for a forgotten `await`: to watch all would take a tenth of the time of a small all_reduce.
+A prime, so that every line of a loop has its turn."""
+
 
 class Operations:
     """What the ranks of one context do together. Each call starts at once and returns a `Work`."""
@@ -74,6 +79,8 @@ class Operations:
                 tag = tag if tag is None else as_tag(tag)
                 work = express.all_reduce(x, op, seconds, tag)
                 if work is not None:
+                    if not (work.seq or 0) % WATCHED:
+                        work.for_user(context.records.unseen)
                     return work
         return self._start("all_reduce", tag, timeout, device_reductions.all_reduce, x, op, out)
 
@@ -457,7 +464,7 @@ class Operations:
         except BaseException:
             sending.cancel()
             raise
-        return both(self._loop, sending, receiving)
+        return both(self._loop, sending, receiving).for_user(self._context.records.unseen)
 
     def probe(
         self,
@@ -577,6 +584,8 @@ class Operations:
         if express is not None:
             work = express.start(op, make, args, seconds, tag)
             if work is not None:
+                if not (work.seq or 0) % WATCHED:
+                    work.for_user(context.records.unseen)
                 return work
         try:
             timeouts.check_timeout(timeout)
@@ -588,7 +597,7 @@ class Operations:
         if express is not None and not self.closed:
             work = express.begin(call, args, seconds, tag)
             if work is not None:
-                return work
+                return work.for_user(context.records.unseen)
         return context.calls.launch(
             call.op,
             call.text,
@@ -597,7 +606,7 @@ class Operations:
             timeout=timeout,
             nbytes=call.nbytes,
             place=call.place,
-        ).pending_for_user()
+        ).for_user(context.records.unseen)
 
     def _refused(self, op: str, tag: Tag, unknown: dict[str, Any], **instead: str) -> TypeError:
         """The error of a collective with arguments that it does not have: see `unexpected`. As for
@@ -621,7 +630,7 @@ class Operations:
         context = self._context
         work = deadlines.arm_message(context, context.p2p, work, timeout, default, missing)
         # A send needs nobody to look at it: what it sends arrives, or its failure is reported.
-        return work if work.op == "send" else work.pending_for_user()
+        return work if work.op in ("send", "ssend") else work.for_user(context.records.unseen)
 
 
 def send_steady(

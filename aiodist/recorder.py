@@ -291,6 +291,8 @@ class Records:
         # The Works that wait without a record of their own, and what was called: see `waits`.
         self.waiting: Callable[[], Sequence[tuple[Work[Any], bytes]]] = tuple
         self._recorder = recorder
+        self.unseen: WeakSet[Work[Any]] = WeakSet()
+        """Works of the program's, of which some have not been looked at: see `Work.for_user`."""
         recorder.all.add(self)
         recorder.know(self)
 

@@ -6,11 +6,12 @@ import asyncio
 import math
 import sys
 import warnings
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from functools import partial, wraps
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
+from weakref import WeakSet
 
 from aiodist.errors import AiodistError, GroupClosedError, GroupRevokedError, PeerLostError
 from aiodist.trace import Trace
@@ -38,6 +39,12 @@ class Work(asyncio.Future[T], Generic[T]):
     Await it (repeatedly, from several tasks), or use it in `asyncio.gather`, `wait`, `wait_for`,
     `as_completed`, `timeout`. Cancelling it withdraws the operation: the other ranks are told, and
     once `cancel()` has returned the buffers given to the operation are not touched any more.
+
+    If the program never looks at the Work of a collective or a receive, it gets a `RuntimeWarning`
+    with the line of the call: when the Work is dropped, and at the latest when the group closes.
+    To look is to await it, add a callback, or call `result`, `exception` or `cancel`. Who leaves a
+    group by an exception is warned of nothing. If calls of one kind are done before they return,
+    one of 61 is watched after the first, so the warning may come some dozens of calls later.
 
     Attributes:
         op: name of the operation, "all_reduce".
@@ -73,7 +80,7 @@ class Work(asyncio.Future[T], Generic[T]):
     _started: float
     _ended: float | None
     _made_at: tuple[CodeType, int]
-    """Code and line of the call, where its Work is the user's to look at, and had to wait."""
+    """Code and line of the call, where its Work is the user's to look at, and is watched."""
 
     @classmethod
     def begin(
@@ -119,9 +126,6 @@ class Work(asyncio.Future[T], Generic[T]):
             self._on_cancel = None
             if self.record is not None:
                 self.record.end("done")
-            # Who only ever had this within its call has no line.
-            if not self._callbacks and hasattr(self, "_made_at"):
-                cast(Any, self).__class__ = _Unseen
             self.set_result(result)
 
     def finish_within_call(self, result: T, ended: float) -> None:
@@ -133,22 +137,20 @@ class Work(asyncio.Future[T], Generic[T]):
             self._ended = ended
             self.set_result(result)
 
-    def pending_for_user(self) -> Work[T]:
-        """This Work, which a call of the program is about to return: if it is not done, the line of
-        the call is kept, for the case that nobody looks at it. For the engine."""
-        if not self.done():
+    def for_user(self, unseen: WeakSet[Work[Any]]) -> Work[T]:
+        """This Work, which a call of the program is about to return: the line of the call is kept,
+        for the case that nobody looks at it. `unseen`: those of the group, see `tell_unseen`. For
+        the engine."""
+        # One that has gone on in another way meanwhile keeps the line of its call.
+        if type(self) is Work and not hasattr(self, "_made_at"):
             frame: FrameType | None = sys._getframe(1)
             while frame is not None and frame.f_code.co_filename.startswith(_OWN):
                 frame = frame.f_back
             if frame is not None:
                 self._made_at = frame.f_code, frame.f_lineno
+                unseen.add(self)
+                cast(Any, self).__class__ = _Unseen if self.done() else _Unwatched
         return self
-
-    def tell_if_unseen(self) -> None:
-        """Warn if nobody waits for it, and its call was to be awaited: the group closes. For the
-        engine."""
-        if not self._callbacks and hasattr(self, "_made_at"):
-            _warn(self, "is pending while the group closes, and nobody has")
 
     def fail(self, error: BaseException) -> None:
         """Complete with `error`; no effect when done. For the engine."""
@@ -220,6 +222,33 @@ class Work(asyncio.Future[T], Generic[T]):
         return f"<Work {self.op} tag={self.tag!r}{number} {state}>"
 
 
+class _Unwatched(Work[T]):
+    """A Work that is pending, and that nobody has looked at. Who does makes an ordinary one of
+    it."""
+
+    __slots__ = ()
+
+    def add_done_callback(self, fn: Callable[[Any], object], **options: Any) -> None:
+        cast(Any, self).__class__ = Work
+        self.add_done_callback(fn, **options)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        cast(Any, self).__class__ = Work
+        return self.cancel(msg)
+
+    def finish(self, result: T, ended: float | None = None) -> None:
+        super().finish(result, ended)
+        self._ended_unseen()
+
+    def finish_within_call(self, result: T, ended: float) -> None:
+        super().finish_within_call(result, ended)
+        self._ended_unseen()
+
+    def _ended_unseen(self) -> None:
+        if type(self) is _Unwatched:  # no hook that traces has looked
+            cast(Any, self).__class__ = _Unseen
+
+
 class _Unseen(Work[T]):
     """A Work that was done while nobody waited for it. Who looks at it makes an ordinary one of it
     again; if it is dropped before that, an ``await`` was forgotten."""
@@ -253,7 +282,25 @@ class _Unseen(Work[T]):
         _warn(self, "was dropped before anybody")
 
 
+def tell_unseen(works: WeakSet[Work[Any]]) -> None:
+    """Warn of those of `works` at which nobody has looked: their group closes."""
+    for work in list(works):
+        if type(work) in (_Unwatched, _Unseen):
+            state = "pending" if type(work) is _Unwatched else "done"
+            see((work,))
+            _warn(work, f"is {state} while the group closes, and nobody has")
+
+
+def see(works: Iterable[Work[Any]]) -> None:
+    """The program was told of `works`, or is not to be."""
+    for work in works:
+        if type(work) in (_Unwatched, _Unseen):
+            cast(Any, work).__class__ = Work
+
+
 def _warn(work: Work[Any], what: str) -> None:
+    if work.trace is not None:
+        work.trace("forgotten", work, None)
     code, line = work._made_at
     file = code.co_filename
     text = f"the Work of {work.op} {what} looked at it: await it, or keep it and look at its result"

@@ -182,7 +182,8 @@ class Express(ABC, Generic[G, R]):
         except KeyError:
             if arrays.plain(x) is None:
                 return None
-            recipe = self._keep(key, self._learn(x, op))
+            self._keep(key, self._learn(x, op))
+            return self._watched(self.all_reduce(x, op, seconds, tag))
         if recipe is None:
             return None
         # Looked at anew in each call: what was there before may be freed by now.
@@ -239,7 +240,8 @@ class Express(ABC, Generic[G, R]):
         try:
             recipe = self._recipes[key]
         except KeyError:
-            recipe = self._keep(key, self._learn_other(op, make, args))
+            self._keep(key, self._learn_other(op, make, args))
+            return self._watched(self.start(op, make, args, seconds, tag))
         if recipe is None:
             return None
         laid = recipe.lay_out(args, flats, words)
@@ -275,7 +277,11 @@ class Express(ABC, Generic[G, R]):
         """Whether any program may run what is the user's: pickles, or hooks."""
         return self._context.allow_pickle or self._records.trace is not None
 
-    def _keep(self, key: tuple[Any, ...], recipe: R | None) -> R | None:
+    def _watched(self, work: Work[Any] | None) -> Work[Any] | None:
+        """`work`, the first of its kind."""
+        return None if work is None else work.for_user(self._records.unseen)
+
+    def _keep(self, key: tuple[Any, ...], recipe: R | None) -> None:
         # A recipe keeps its operator alive, so that no other one has that id. A None keeps nothing:
         # if another operator gets the id, it takes the ordinary way, and that is all.
         self._recipes[key] = recipe
@@ -288,7 +294,6 @@ class Express(ABC, Generic[G, R]):
             for known, _ in itertools.chain.from_iterable(self._forms.values()):
                 known.unformed = 1
             self._forms.clear()  # or they would keep it
-        return recipe
 
     def close(self) -> None:
         """The group has ended: let go of all memory."""

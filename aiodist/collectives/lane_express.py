@@ -193,7 +193,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         calls.waiting.by_key[call.key] = call
         calls.waiting.wait(call)
         lane.add(call)
-        return work.pending_for_user()
+        return work.for_user(self._records.unseen)
 
     def at_turn(self, call: QueuedCall) -> None:
         """Do `call`, whose turn it is, or let an operation go on with it."""

@@ -197,7 +197,7 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
                         self._finish(work, recipe.op, recipe.call, recipe.nbytes, moving.result)
                         return work
                     if moving.waits:
-                        return work.pending_for_user()
+                        return work.for_user(self._records.unseen)
                 elif recipe.complete(x, flat):
                     if executor is not None:
                         executor.close()
@@ -205,7 +205,7 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
                     return work
             # It has to wait, or was given up by another rank.
             elif moving is not None and is_quiet and moving.begin_with(done):
-                return work.pending_for_user()
+                return work.for_user(self._records.unseen)
             if executor is None:
                 executor, rest = recipe.go_on(x, flat, done)
             else:

@@ -116,7 +116,7 @@ class MultihostExpress(Express[LinkGroup, MultihostRecipe | MultihostValues]):
                 # Of the first calls of a kind nobody knows how long their frames are.
                 is_known = type(executor.phase.memory) is not Blobs
                 if is_known and self._records.trace is None and call.begin():
-                    return work.pending_for_user()
+                    return work.for_user(self._records.unseen)
             # Links were read in the call, and what came of this number was kept: perhaps a verdict.
             elif calls.arrivals.is_quiet((None, seq)) and recipe.is_done(executor, flat):
                 executor.close()

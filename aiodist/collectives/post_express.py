@@ -472,7 +472,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     def _wait(self, call: PostedCall) -> None:
         self._calls.waiting.wait(call)
         self.rest()
-        call.work.pending_for_user()
+        call.work.for_user(self._records.unseen)
 
     def _leave(self, call: PostedCall) -> None:
         call.over = True

@@ -238,7 +238,7 @@ class Calls:
             if came is None:
                 self.ends.review(operation)
         self._arm(operation, seconds, 0.0 if came is None else work.elapsed)
-        work.pending_for_user()
+        work.for_user(self.records.unseen)
         return operation
 
     def _arm(self, operation: Operation, seconds: float, passed: float = 0.0) -> None:

@@ -230,15 +230,85 @@ def test_a_work_that_is_pending_when_the_group_closes_is_told_with_its_line(run)
     assert all("is pending while the group closes" in str(one.message) for one in told)
 
 
-def test_who_leaves_by_an_exception_is_told_of_nothing(run):
+def test_a_work_that_is_done_and_held_when_the_group_closes_is_told_with_its_line(run):
+    async def main():
+        held = []
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            async with aiodist.local(2) as groups:
+                one, other = groups
+                held.append(one.barrier())
+                await other.barrier()
+                held.append(one.sendrecv(1, 1))
+                await other.sendrecv(2, 0)
+                looked_at = one.barrier()
+                await other.barrier()
+                await looked_at
+                assert told == []
+        return told
+
+    told = run(main())
+    assert sorted([line_of(one) for one in told]) == [
+        "held.append(one.barrier())",
+        "held.append(one.sendrecv(1, 1))",
+    ]
+    assert all("is done while the group closes" in str(one.message) for one in told)
+
+
+def test_a_work_that_is_done_within_its_call_is_told_with_its_line(run):
+    async def main():
+        async with aiodist.local(1) as groups:
+            group, x = groups[0], np.ones(3)
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("default")
+                group.all_reduce(x)
+                y = group.broadcast(x)
+                assert y.done()
+                for _ in range(100):
+                    await group.all_gather(x)
+                for _ in range(100):
+                    group.all_gather(x)  # in a row
+        return told
+
+    assert sorted([line_of(one) for one in run(main())]) == [
+        "group.all_gather(x)  # in a row",
+        "group.all_reduce(x)",
+    ]
+
+
+def test_a_work_that_was_watched_for_a_while_is_told_of_nothing(run):
+    async def main():
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            async with aiodist.local(2) as groups:
+                work = groups[0].barrier()
+                _, pending = await asyncio.wait([work], timeout=0)
+                assert pending == {work}
+                cancelled = groups[0].barrier(tag="cancelled")
+                cancelled.cancel()
+                closing = asyncio.ensure_future(groups[0].close())
+                await groups[1].barrier()
+                await closing
+        return told
+
+    assert run(main()) == []
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_who_leaves_by_an_exception_is_told_of_nothing(run, done):
     async def main():
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             with pytest.raises(ZeroDivisionError):
                 async with aiodist.local(2) as groups:
                     work = groups[0].barrier()
+                    if done:
+                        await groups[1].barrier()
                     raise ZeroDivisionError
-            work.exception()
+            assert work.done()
+            if not done:
+                work.exception()
+            del work
         return told
 
     assert run(main()) == []
@@ -288,7 +358,6 @@ def test_who_looks_later_is_told_nothing(run, look):
     async def main():
         async with aiodist.local(2) as groups:
             work = groups[0].barrier()
-            assert type(work) is aiodist.Work
             await groups[1].barrier()
             assert type(work) is not aiodist.Work
             found = look(work)

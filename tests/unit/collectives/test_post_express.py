@@ -362,9 +362,9 @@ def test_what_waits_is_seen(run):
 
             call = "all_reduce(SUM, float64[2])"
             assert noted() == [("all_reduce", 0, call, "waits")]
-            (found,) = doings._pending(context)
+            (found,) = doings.pending_in(context)
             assert found.work is works[0]
-            assert doings._wait(found, {0: 0, 1: 1, 2: 2}).op == "all_reduce"
+            assert doings.wait_of(found, {0: 0, 1: 1, 2: 2}).op == "all_reduce"
             assert ranks[0]._context.pending == [works[0]]
             assert noted() == [("all_reduce", 0, call, "waits")]
             works.append(ranks[2].all_reduce(np.ones(2), tag="a"))
