@@ -92,6 +92,7 @@ class Fetching:
             if known is not None:  # of a publisher that nobody remembers
                 known.retire()
             known = holdings[release.version] = Holding(release, self._participant.spare)
+            self._participant.changed.set()  # somebody may have asked for it already
         known.release = release  # it may lie elsewhere now
         return known
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
@@ -125,9 +125,10 @@ class Coming(ABC):
         self._news.set()
         self._news = asyncio.Event()
 
-    async def news(self) -> None:
-        """Wait until something has changed."""
-        await self._news.wait()
+    def news(self) -> Coroutine[Any, Any, Any]:
+        """Wait until something has changed since this was called: a task that waits begins later,
+        and what changes before that is news, too."""
+        return self._news.wait()
 
     def retire(self) -> None:
         """Give the version to nobody any more. Who reads it already may go on."""

@@ -21,7 +21,7 @@ log = logging.getLogger("aiodist.channels")
 
 
 KNOWN = 1 / 4
-"""Of `patience`: for so long it may take to hear of a version of which others know."""
+"""Of `patience`: for so long it may take to begin with a version of which others know."""
 
 
 async def meet(participant: Participant, name: str) -> None:
@@ -46,7 +46,7 @@ async def meet(participant: Participant, name: str) -> None:
                     await pair._actor.endpoint.delivered(patience)
                     read.close()
                     asked = await transfers.asked(pair, math.inf)
-                    await _until_known(participant, asked.version)
+                    await _until_begun(participant, asked.version)
     except (AiodistError, OSError) as error:
         # Its affair: it looks for another one, if it lives.
         log.debug("channel %r: a subscriber is not served any more: %s", participant.channel, error)
@@ -74,15 +74,18 @@ async def _answer(
             await transfers.refuse(pair)
 
 
-async def _until_known(participant: Participant, version: int) -> None:
-    """One who has heard of a version asks for it maybe before this one has heard of it."""
+async def _until_begun(participant: Participant, version: int) -> None:
+    """One who has heard of a version asks for it maybe before this one has heard of it, or before
+    the program here asks for it."""
     with suppress(TimeoutError):
         async with asyncio.timeout(KNOWN * participant.patience):
-            while version > (directory.newest(participant.releases) or -1):
+            while version not in participant.holdings and not participant.publishes:
+                newest = directory.newest(participant.releases)
+                if newest is not None and version < newest:
+                    return  # it is not taken here any more
                 participant.changed.clear()
                 participant.check()
                 await participant.changed.wait()
-    await asyncio.sleep(0)  # those who wait here for a version begin to take it
 
 
 async def _give(

@@ -35,9 +35,9 @@ def seconds_of_broadcast(size):
     return max(Simulation(size, seed=1, conditions=line()).run(program))
 
 
-def seconds_of_channel(size, versions=3):
+def seconds_of_channel(size, versions=3, late=0.0):
     """Of each version, from the call of `publish` until all have it; and the bytes that the
-    publisher sent."""
+    publisher sent. Each time another subscriber asks `late`, so many seconds after the others."""
     stage = ChannelStage(size, seed=1, conditions=line())
     taken = [[] for _ in range(versions)]
     all_have = [asyncio.Event() for _ in range(versions)]
@@ -54,18 +54,20 @@ def seconds_of_channel(size, versions=3):
             stage.done.set()
             return begun, out.bytes_sent
 
-    async def follow():
+    async def follow(rank):
         async with stage.subscriber() as weights:
-            async for version, got in weights:
+            for version in range(versions):
+                await weights.wait(newer_than=version - 1)
+                if version and version % (size - 1) == rank - 1:
+                    await asyncio.sleep(late)
+                _, got = await weights.latest(newer_than=version - 1)
                 assert (got == version).all()
                 taken[version].append(stage.sim.loop.time())
                 if len(taken[version]) == size - 1:
                     all_have[version].set()
-                if version == versions - 1:
-                    break
             await stage.done.wait()
 
-    outcomes = stage.play({0: publish(), **{rank: follow() for rank in range(1, size)}})
+    outcomes = stage.play({0: publish(), **{rank: follow(rank) for rank in range(1, size)}})
     begun, sent = outcomes[0]
     return [max(ends) - start for ends, start in zip(taken, begun, strict=True)], sent
 
@@ -80,3 +82,10 @@ def test_the_line_is_busy_while_a_version_comes(hosts):
     # For the first one, each looks for somebody and meets him, and then the next one does.
     assert first <= broadcast + 20 * trip
     assert sent <= 1.05 * 3 * NBYTES  # once, for each version
+
+
+def test_one_whose_program_asks_a_little_late_keeps_those_behind_it():
+    """They would take it from the publisher, which would send each version twice from then on."""
+    versions = 4
+    _, sent = seconds_of_channel(4, versions, late=0.3)
+    assert sent <= 1.05 * versions * NBYTES

@@ -223,3 +223,17 @@ def test_news_are_of_all_that_comes():
         assert lot.is_abandoned
 
     asyncio.run(main())
+
+
+def test_what_changes_before_a_task_that_waits_has_begun_is_news():
+    """One who gave a version slept for half of `patience` over the last part that came."""
+
+    async def main():
+        coming = held({"w": np.arange(8)})
+        waiting = asyncio.ensure_future(coming.news())
+        coming.tell()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert waiting.done()
+
+    asyncio.run(main())
