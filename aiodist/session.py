@@ -122,8 +122,8 @@ def connect(
     elsewhere). `op_timeout`: the default deadline of
     operations, in seconds. `lease`: after how many seconds of silence a member counts as lost.
     `token`: the secret that the coordinator asks for (None: AIODIST_TOKEN, if it is set; it is not
-    sent). It proves who connects, and protects nothing that is sent then: who is on the way between
-    hosts can change tensors. `ssl`:
+    sent). It proves that this process may connect, and does not protect what is sent afterwards: an
+    attacker between hosts can change tensors. `ssl`:
     contexts for TLS, ``(client side, server side)``: then all that leaves this host is encrypted
     and authenticated, what ranks send each other, too; all ranks have to do the same. None, with a
     ``tls://`` address: those that AIODIST_TLS_CA, AIODIST_TLS_CERT, AIODIST_TLS_KEY (files) make.

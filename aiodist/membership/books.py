@@ -94,7 +94,7 @@ class Books:
         self.groups: dict[GroupKey, Group] = {}
         # Stores that groups have in common, by their name and the run id of those groups.
         self._shared: dict[GroupKey, _Shared] = {}
-        # Of each of these that is a channel's, also when nobody has it: what was published last.
+        # Of each of these that is a channel's, also while it is empty: what was published last.
         self.published: dict[GroupKey, bytes] = {}
         # The last epoch of groups that have ended, the longest ended first.
         self.ended: dict[GroupKey, int] = {}

@@ -273,7 +273,7 @@ class Membership:
         if group is not None:
             self._seating.stalls.heard(group, conn, request, message)
         elif message.seconds:
-            self._not_a_member(conn, request, "waits are told by members, and who wants to join")
+            self._not_a_member(conn, request, "only members and joiners report their waits")
 
     def _on_store(self, conn: int, request: int, message: StoreMessage) -> None:
         group = self._places.get(conn)

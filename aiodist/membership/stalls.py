@@ -102,7 +102,7 @@ class Stalls:
                 self.over(group)
 
     def over(self, group: Group) -> None:
-        """Nobody of the group waits any more: it has formed, say."""
+        """No rank of the group waits any more, for example because the group has formed."""
         stall = self._stalls.pop(group.key, None)
         if stall is not None and stall.is_noted:
             self._note("stall over", group, seconds=round(self._books.now - stall.since, 1))

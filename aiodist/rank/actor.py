@@ -269,7 +269,7 @@ class RankActor:
     def _on_failed(self, error: BaseException) -> None:
         """Nobody knows what else is wrong here, and others may wait for what never comes."""
         if self._leaving is None:
-            self.abort(f"something failed on it that nobody foresaw: {in_words(error)}"[:MAX_TEXT])
+            self.abort(f"an unexpected error on it: {in_words(error)}"[:MAX_TEXT])
 
     def _cannot_accept(self, error: OSError) -> None:
         # A peer waits there, but it may be a stranger. So this rank goes on, unless it waits, too.

@@ -91,8 +91,8 @@ class Patience:
         return found
 
     def _is_stuck(self, one: _Long) -> bool:
-        """Whether it waits for somebody to call its other end, or no data moves. A large array on
-        a slow way is worth no word."""
+        """Whether it waits for another rank to call it, or no data moves. A large array that still
+        moves on a slow line is no stall."""
         moved = self._actor.endpoint.payload_bytes
         if moved != self._moved:
             self._moved, self._moved_at = moved, self._loop.time()

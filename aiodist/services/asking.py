@@ -23,7 +23,7 @@ class Asking:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._numbers = itertools.count()
-        # Who is to reply, by number of the question and rank.
+        # Replies that have not come, by number of the question and rank.
         self._waiting: dict[tuple[int, int], asyncio.Future[list[Any]]] = {}
 
     async def ask(self, group: Group, question: Any) -> list[Any]:

@@ -207,7 +207,7 @@ class Keeper:
         if watch.cancelled() or (error := watch.exception()) is None or self.group is None:
             return
         log.error("group %r: no news of its members any more", self.group.name, exc_info=error)
-        self.group.abort(f"it hears no more who comes and who goes: {in_words(error)}")
+        self.group.abort(f"it hears of no changes of its members any more: {in_words(error)}")
 
     def _judge(self) -> None:
         """Have all ranks come to a rendezvous, if there is a reason for one. The view and the group

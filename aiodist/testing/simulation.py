@@ -241,7 +241,7 @@ class Simulation:
     def check(self) -> None:
         """Raise InvariantError for whatever happened that must not have happened.
 
-        The history (see `History.problems`), errors that nobody handled, faults that did not
+        The history (see `History.problems`), errors that were not handled, faults that did not
         happen (see `FaultInjector.fail_at`), and what live nodes left behind: tasks, sockets.
         """
         alive = {node.name: node.alive for node in self.network.nodes.values()}

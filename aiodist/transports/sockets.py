@@ -59,7 +59,9 @@ class Acceptor:
         self._take = take
         self._resume: asyncio.TimerHandle | None = None  # ends a pause; None: it listens
         self._closed = False  # nobody is accepted any more
-        self._is_told = False  # the log says that there are no files, and nobody was accepted since
+        self._is_told = (
+            False  # the log says that there are no files, and no connection was accepted since
+        )
         self.on_exhausted: Callable[[OSError], None] = lambda error: None
         """Called each time that a connection waits, and cannot be taken for want of files."""
         loop.add_reader(sock.fileno(), self._ready)

@@ -1,5 +1,5 @@
-"""What takes several steps starts when it is called, as collectives do: who cancels it before the
-loop has turned has called it all the same, and the ranks stay in step."""
+"""Calls of several steps start when they are called, as collectives do. A rank that cancels one
+before the loop has turned has called it all the same, and the ranks stay in step."""
 
 from __future__ import annotations
 
