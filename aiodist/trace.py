@@ -12,7 +12,6 @@ point              when
 "before_complete"  all is done, the Work is about to have the result `value`
 "failed"           the Work is about to have the exception `value`
 "cancelled"        the Work was withdrawn by its owner: the others were told
-"forgotten"        nobody has looked at the Work, of which the program is warned
 =================  ==========================================================================
 
 An all_reduce that is done within its call has "start" and "before_complete" at its end, and no

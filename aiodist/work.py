@@ -15,6 +15,7 @@ from weakref import WeakSet
 
 from aiodist.errors import AiodistError, GroupClosedError, GroupRevokedError, PeerLostError
 from aiodist.trace import Trace
+from aiodist.transports.surroundings import is_virtual
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -147,9 +148,9 @@ class Work(asyncio.Future[T], Generic[T]):
             while frame is not None and frame.f_code.co_filename.startswith(_OWN):
                 frame = frame.f_back
             if frame is not None:
-                self._made_at = frame.f_code, frame.f_lineno
                 unseen.add(self)
                 cast(Any, self).__class__ = _Unseen if self.done() else _Unwatched
+                self._made_at = frame.f_code, frame.f_lineno
         return self
 
     def fail(self, error: BaseException) -> None:
@@ -299,11 +300,12 @@ def see(works: Iterable[Work[Any]]) -> None:
 
 
 def _warn(work: Work[Any], what: str) -> None:
-    if work.trace is not None:
-        work.trace("forgotten", work, None)
     code, line = work._made_at
     file = code.co_filename
     text = f"the Work of {work.op} {what} looked at it: await it, or keep it and look at its result"
+    loop = work.get_loop()
+    if is_virtual(loop):  # a simulation fails on it
+        loop.call_exception_handler({"message": f"{file}:{line}: {text}"})
     # By its line, as of a coroutine that was never awaited; so each line is told once.
     warnings.warn_explicit(text, RuntimeWarning, file, line, registry=_told.setdefault(file, {}))
 

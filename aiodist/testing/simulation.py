@@ -241,16 +241,19 @@ class Simulation:
     def check(self) -> None:
         """Raise InvariantError for whatever happened that must not have happened.
 
-        The history (see `History.problems`), errors that were not handled, faults that did not
-        happen (see `FaultInjector.fail_at`), and what live nodes left behind: tasks, sockets.
+        The history (see `History.problems`), errors that were not handled, Works that the program
+        did not look at (see `aiodist.Work`; not if a rank was killed), faults that did not happen
+        (see `FaultInjector.fail_at`), and what live nodes left behind: tasks, sockets.
         """
         alive = {node.name: node.alive for node in self.network.nodes.values()}
         gc.collect()  # a failed Work that nobody has seen says so when it goes
         problems = [*self.problems, *self.loop.errors]
-        if self._restarts or not all(
-            alive.values()
-        ):  # the dead have no time to look at their errors
-            problems = [text for text in problems if "never retrieved" not in text]
+        if self._restarts or not all(alive.values()):  # the dead have no time to look at anything
+            problems = [
+                text
+                for text in problems
+                if "never retrieved" not in text and "looked at it: await it" not in text
+            ]
         stopped = {node.name: node.stopped_seconds for node in self.network.nodes.values()}
         problems += self.history.problems(is_alive=alive.__getitem__, stopped=stopped.__getitem__)
         problems += self.faults.problems()

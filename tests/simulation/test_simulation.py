@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import linecache
 import os
 import re
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from functools import partial
 
@@ -281,6 +283,44 @@ def test_what_is_left_behind_is_found():
 
 ONCE_FOUND = (20497, 21532)
 """Seeds that have found something."""
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("n", [1, 200_000])
+def test_a_forgotten_await_is_reported(held, n):
+    """With its line, whether the Work is dropped or is still there when the group closes."""
+    kept = []
+
+    async def program(group):
+        works = [group.all_reduce(np.ones(n)), group.sendrecv(1, 1 - group.rank)]
+        await asyncio.sleep(1)
+        if held:
+            kept.append(works)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(InvariantError) as found:
+            Simulation(2, seed=1).run(program)
+    assert len(found.value.problems) == 4
+    for text in found.value.problems:
+        place, _, rest = text.partition(": ")
+        file, _, line = place.rpartition(":")
+        assert linecache.getline(file, int(line)).strip().startswith("works = [group.all_reduce")
+        assert "closes" in rest or not held
+
+
+def test_a_rank_that_is_killed_has_not_forgotten_an_await():
+    async def program(group):
+        works = [group.barrier(tag=name) for name in ("a", "b")]
+        await works[0]
+        if group.rank == 1:
+            simulation.nodes[1].kill()
+            await asyncio.sleep(1)
+        await works[1]
+
+    simulation = Simulation(2, seed=1)
+    outcomes = simulation.run(program)
+    assert isinstance(outcomes[1], Killed)
 
 
 @pytest.mark.parametrize("seed", [*seeds(14, 24), *ONCE_FOUND])

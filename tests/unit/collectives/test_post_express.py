@@ -362,6 +362,7 @@ def test_what_waits_is_seen(run):
 
             call = "all_reduce(SUM, float64[2])"
             assert noted() == [("all_reduce", 0, call, "waits")]
+            context.calls.waiting.settle()
             (found,) = doings.pending_in(context)
             assert found.work is works[0]
             assert doings.wait_of(found, {0: 0, 1: 1, 2: 2}).op == "all_reduce"
