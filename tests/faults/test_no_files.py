@@ -40,7 +40,11 @@ def test_a_rank_without_files_says_so(run, transport):
             for rank, process in enumerate(ranks):
                 kind, text = json.loads(await process.stdout.readline())
                 assert kind == ("GroupClosedError" if rank == 1 else "PeerLostError"), text
-                assert "too many open files: it cannot make links" in text
-                assert rank == 1 or "rank 1 is lost: it aborted" in text
+                # A rank that calls after rank 1 has left may find its listener gone before it reads
+                # the reason.
+                reached = "rank 1 is lost: not reachable" not in text
+                if rank == 1 or reached:
+                    assert "too many open files: it cannot make links" in text
+                assert rank == 1 or not reached or "rank 1 is lost: it aborted" in text
 
     run(main())
