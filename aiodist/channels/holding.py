@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
@@ -232,6 +232,11 @@ class Holding(Coming):
             Manifest.read(self.part(0), self.release)
         elif crc32(self.part(number)) != self.manifest.checks[number - 1]:
             raise ProtocolError(f"chunk {number} of version {self.release.version} came damaged")
+
+    def check_all(self, numbers: Iterable[int]) -> None:
+        """`check` one after the other."""
+        for number in numbers:
+            self.check(number)
 
     def take(self, memory: VersionMemory, filled: int = 0) -> None:
         """From now on this is its memory, of which so many parts are there."""

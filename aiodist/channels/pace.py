@@ -38,10 +38,9 @@ class Pace:
     async def keep(self, number: int) -> None:
         """Before that part is taken: let those behind come near."""
         begin = self._clock()
-        taking = begin - self._begun - self._held
         try:
-            async with asyncio.timeout(min(self._grace, self._grace + taking / 2 - self._held)):
-                while self._behind(number) or (self._calls() and not self._is_deaf):
+            async with asyncio.timeout(min(self._grace, self._left)):
+                while self._lacks(number):
                     await self._coming.news()
         except TimeoutError:
             self._is_deaf = self._calls() > 0
@@ -51,6 +50,20 @@ class Pace:
             parts = self._coming.given[one]
             before, waited = self._waited.get(one, (parts, 0.0))
             self._waited[one] = parts, held + (waited if parts == before else 0.0)
+
+    def holds(self, number: int) -> bool:
+        """Whether `keep` would wait before that part."""
+        return self._left > 0 and self._lacks(number)
+
+    @property
+    def _left(self) -> float:
+        """For how many seconds more others are waited for."""
+        taking = self._clock() - self._begun - self._held
+        return self._grace + taking / 2 - self._held
+
+    def _lacks(self, number: int) -> bool:
+        """Whether somebody is to come near before that part is taken."""
+        return bool(self._behind(number)) or (self._calls() > 0 and not self._is_deaf)
 
     def _behind(self, number: int) -> list[object]:
         given, least = self._coming.given, number - AHEAD

@@ -194,19 +194,29 @@ async def take(pair: Group, holding: Holding, patience: float, pace: Pace, *, ma
     window = Window(pair, release.chunk)
     coming: deque[list[Work[Any]]] = deque()  # of each part, behind those that are here
     end = holding.filled  # so far they are waited for
-    checking: asyncio.Task[None] | None = None  # of the part before this one
+    landed = holding.filled  # so far they have come
+    checking: asyncio.Task[None] | None = None  # of those
 
-    async def landed(number: int) -> None:
-        await in_thread(partial(holding.check, number))
-        holding.fill()
+    async def check() -> None:
+        """What has come meanwhile is checked together: on a busy machine a thread waits for its
+        turn, and then the loop does."""
+        while holding.filled < landed:
+            numbers = range(holding.filled, landed)
+            await in_thread(partial(holding.check_all, numbers))
+            for _ in numbers:
+                holding.fill()
 
     try:
         for number in range(holding.filled, release.parts):
             if not holding.wanted:
                 raise UnwantedError
             if not maps:
-                await pace.keep(number)
+                # What is on its way would be sent again anyhow: it is taken when it comes.
                 while end < min(number + 1 + window.ahead, release.parts):
+                    if end == number:
+                        await pace.keep(end - window.ahead)
+                    elif pace.holds(end - window.ahead):
+                        break
                     coming.append(_received(pair, window, holding.part(end)))
                     end += 1
             said = await word(pair, holding, patience)
@@ -220,9 +230,11 @@ async def take(pair: Group, holding: Holding, patience: float, pace: Pace, *, ma
             for work in coming[0]:
                 await work.wait(patience)
             coming.popleft()
-            if checking is not None:
+            if checking is not None and (checking.done() or number - holding.filled > window.ahead):
                 await checking
-            checking = asyncio.ensure_future(landed(number))
+            landed = number + 1
+            if checking is None or checking.done():
+                checking = asyncio.ensure_future(check())
         if checking is not None:
             await checking
     finally:

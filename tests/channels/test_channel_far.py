@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from channel_stage import ChannelStage
 
+from aiodist.channels import transfers
 from aiodist.testing import Conditions, Simulation
 
 MIB = 1 << 20
@@ -89,3 +90,19 @@ def test_one_whose_program_asks_a_little_late_keeps_those_behind_it():
     versions = 4
     _, sent = seconds_of_channel(4, versions, late=0.3)
     assert sent <= 1.05 * versions * NBYTES
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_a_busy_machine_does_not_make_each_chunk_late(monkeypatch, hosts):
+    """A thread waits there for its turn. What has come meanwhile is not waited for one by one."""
+    turn = 0.04
+
+    async def in_thread(work):
+        await asyncio.sleep(turn)
+        return work()
+
+    (_, *quiet), _ = seconds_of_channel(1 + hosts)
+    monkeypatch.setattr(transfers, "in_thread", in_thread)
+    (_, *others), sent = seconds_of_channel(1 + hosts)
+    assert max(others) <= max(quiet) + 2 * turn * hosts
+    assert sent <= 1.05 * 3 * NBYTES
