@@ -11,9 +11,20 @@ import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from aiodist.errors import AiodistError, CollectiveAbortedError, GroupBrokenError, leaves
+from aiodist.errors import (
+    AiodistError,
+    CollectiveAbortedError,
+    GroupRevokedError,
+    PeerLostError,
+    leaves,
+)
 
-CONSEQUENCES: tuple[type[AiodistError], ...] = (GroupBrokenError, CollectiveAbortedError)
+# Each by its own name, because `aiodist run` looks for these names in tracebacks.
+CONSEQUENCES: tuple[type[AiodistError], ...] = (
+    PeerLostError,
+    CollectiveAbortedError,
+    GroupRevokedError,
+)
 """What ranks raise because another one failed: not the cause that a user looks for."""
 
 
