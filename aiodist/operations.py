@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 WATCHED = 61
 """Of calls that are done before they return, the first of each kind and then one of so many is
-watched for a forgotten `await`: to watch all would take a tenth of the time of a small all_reduce.
-A prime, so that every line of a loop has its turn."""
+watched for a forgotten `await`, because each look at the caller's frame takes time. It is a prime,
+so that every line of a loop has its turn."""
 
 
 class Operations:

@@ -43,9 +43,10 @@ class Work(asyncio.Future[T], Generic[T]):
 
     If the program never looks at the Work of a collective or a receive, it gets a `RuntimeWarning`
     with the line of the call: when the Work is dropped, and at the latest when the group closes.
-    To look is to await it, add a callback, or call `result`, `exception` or `cancel`. Who leaves a
-    group by an exception is warned of nothing. If calls of one kind are done before they return,
-    one of 61 is watched after the first, so the warning may come some dozens of calls later.
+    To look is to await it, add a callback, or call `result`, `exception` or `cancel`. A program
+    that leaves a group by an exception is not warned. Of calls that are
+    done before they return, the first of each kind and then one of 61 is watched, so the warning
+    may come some dozens of calls later.
 
     Attributes:
         op: name of the operation, "all_reduce".
@@ -140,7 +141,7 @@ class Work(asyncio.Future[T], Generic[T]):
 
     def for_user(self, unseen: WeakSet[Work[Any]]) -> Work[T]:
         """This Work, which a call of the program is about to return: the line of the call is kept,
-        for the case that nobody looks at it. `unseen`: those of the group, see `tell_unseen`. For
+        in case the program never looks at it. `unseen`: those of the group, see `tell_unseen`. For
         the engine."""
         # One that has gone on in another way meanwhile keeps the line of its call.
         if type(self) is Work and not hasattr(self, "_made_at"):
@@ -163,7 +164,7 @@ class Work(asyncio.Future[T], Generic[T]):
             self._end("failed", error)
             self.set_exception(error)
             if self.op == "send" and isinstance(error, (PeerLostError, GroupRevokedError)):
-                # Nobody has to look at a send, and that a rank is gone is told in other ways.
+                # A program need not look at a send, and hears in other ways that a rank is gone.
                 self.exception()
             cast(Any, self).__class__ = _Failed
 
@@ -224,8 +225,7 @@ class Work(asyncio.Future[T], Generic[T]):
 
 
 class _Unwatched(Work[T]):
-    """A Work that is pending, and that nobody has looked at. Who does makes an ordinary one of
-    it."""
+    """A pending Work at which the program has not looked yet. A look makes it an ordinary one."""
 
     __slots__ = ()
 
@@ -284,7 +284,7 @@ class _Unseen(Work[T]):
 
 
 def tell_unseen(works: WeakSet[Work[Any]]) -> None:
-    """Warn of those of `works` at which nobody has looked: their group closes."""
+    """Warn of those of `works` at which the program has not looked: their group closes."""
     for work in list(works):
         if type(work) in (_Unwatched, _Unseen):
             state = "pending" if type(work) is _Unwatched else "done"
@@ -398,7 +398,7 @@ class _Rest(Coroutine[Any, Any, T]):
             return self._step(value)
         awaited = self._awaited.pop()
         if awaited is not None:
-            # As if it were awaited now: somebody else may have begun to since.
+            # As if it were awaited now, because another task may have begun to await it since.
             awaited._asyncio_future_blocking = True
         return awaited
 

@@ -92,7 +92,7 @@ class Fetching:
             if known is not None:  # of a publisher that nobody remembers
                 known.retire()
             known = holdings[release.version] = Holding(release, self._participant.spare)
-            self._participant.changed.set()  # somebody may have asked for it already
+            self._participant.changed.set()  # another participant may have asked for it already
         known.release = release  # it may lie elsewhere now
         return known
 
@@ -142,11 +142,11 @@ class Fetching:
                 holding.stir()
 
     async def _fed(self, holding: Holding) -> bool:
-        """Take a version from the one who gave the one before, which saves looking for somebody.
-        False: it is not whole then.
+        """Take a version from the source of the version before, because to look for a source takes
+        round trips. False: it is not whole then.
 
-        This one stands in no line before it has all of it. So nobody takes from it by a line who
-        may have to wait for it: there is no circle."""
+        This participant joins the line of a version only once it has all of it. So no participant
+        before it in a line can wait for it, and there is no circle."""
         feed = self._participant.feed
         if feed is None or holding.filled or holding.memory is not None:
             return False

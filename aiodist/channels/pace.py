@@ -62,7 +62,7 @@ class Pace:
         return self._grace + taking / 2 - self._held
 
     def _lacks(self, number: int) -> bool:
-        """Whether somebody is to come near before that part is taken."""
+        """Whether another participant must catch up before that part is taken."""
         return bool(self._behind(number)) or (self._calls() > 0 and not self._is_deaf)
 
     def _behind(self, number: int) -> list[object]:

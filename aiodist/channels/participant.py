@@ -557,8 +557,8 @@ def _sum(moved: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 
 class Feed:
-    """A participant that has given this one a version, and is asked for the next one as well: so
-    there is no need to look for somebody and to meet him. It ends if it fails, or by `close`."""
+    """The source of the last version, which is asked for the next one as well, because to look for
+    a source and to meet it takes round trips. It ends if it fails, or by `close`."""
 
     def __init__(self, participant: Participant, source: Place, pair: Group) -> None:
         self.source = source

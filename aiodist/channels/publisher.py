@@ -150,7 +150,7 @@ class Publisher:
     @property
     def newest(self) -> int | None:
         """The highest version that was ever published in the channel, also by publishers before
-        this one, and if nobody has it any more; None: there was none."""
+        this one, and if no participant has it any more; None: there was none."""
         return directory.newest([*self._before, *self._participant.releases])
 
     @property
@@ -238,8 +238,8 @@ class Publisher:
 
     async def _announce(self, release: Release, memory: VersionMemory) -> None:
         participant = self._participant
-        # Nobody takes the place of one that gives signs of life: within this time there is no need
-        # to ask, which would be a round trip before each version.
+        # No publisher can take the place of one that gives signs of life. We do not ask within this
+        # time, because that would be a round trip before each version.
         if asyncio.get_running_loop().time() > self._kept + GONE / 2:
             await participant.until_done(self._take_place)
         if (words := memory.words()) is not None:

@@ -75,8 +75,8 @@ async def _answer(
 
 
 async def _until_begun(participant: Participant, version: int) -> None:
-    """One who has heard of a version asks for it maybe before this one has heard of it, or before
-    the program here asks for it."""
+    """Wait until this participant takes the version, because another one may ask for it before this
+    one has heard of it, or before the program here asks for it."""
     with suppress(TimeoutError):
         async with asyncio.timeout(KNOWN * participant.patience):
             while version not in participant.holdings and not participant.publishes:

@@ -73,7 +73,7 @@ class Parcels(NamedTuple):
 
 
 async def asked(pair: Group, patience: float) -> Rest | Parcels:
-    """What the one who takes wants. Raises ProtocolError; AiodistError when it has left."""
+    """What the receiver wants. Raises ProtocolError; AiodistError when it has left."""
     match await pair.recv(src=TAKES, tag=PARTS, timeout=patience):
         case (int(version), int(has), bool(maps)) if has >= 0:
             return Rest(version, has, maps)

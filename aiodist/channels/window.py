@@ -36,11 +36,11 @@ class Window:
         nbytes = min(pair._context.costs.way, WINDOW)
         self._step = min(SLICE, chunk) if nbytes else chunk
         self.ahead = -(-nbytes // chunk)
-        """How many parts the one who takes waits for behind the one that is next."""
+        """How many parts the receiver waits for beyond the next one."""
         # With each part goes its number.
         each = 1 + -(-chunk // self._step)
         self.messages = each * max(AHEAD, 1 + self.ahead)
-        """How many the one who gives sends before the first of them has been taken."""
+        """How many the sender sends before the first of them has been taken."""
 
     def slices(self, part: memoryview) -> Iterator[np.ndarray[Any, Any]]:
         """The messages that bring a part."""

@@ -34,7 +34,7 @@ ASK_SECONDS = 1.0
 """How long ranks that seem to be missing have to say that they have called it."""
 
 ANSWER_SECONDS = 2.0
-"""How long the coordinator has to say what others are doing, who have a second to tell it."""
+"""How long the coordinator has to say what others are doing. It gives them a second to answer."""
 
 MOST_TOLD = 4
 """So many of the ranks that are waited for are told with what they are doing."""
