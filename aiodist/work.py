@@ -382,7 +382,7 @@ def together(
     return whole
 
 
-class _Rest(Coroutine[Any, Any, T]):
+class Rest(Coroutine[Any, Any, T]):
     """The rest of a coroutine, which has begun and waits for `awaited`. It ends `work`."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], awaited: Any) -> None:
@@ -453,11 +453,11 @@ def started(
     def start(self: S, /, *args: P.args, **options: P.kwargs) -> Work[T]:
         op = method.__name__
         coroutine = method(self, *args, **options)
-        rest: _Rest[T] | None = None
+        rest: Rest[T] | None = None
         result: Any = None
         error: AiodistError | None = None
         try:
-            rest = _Rest(coroutine, coroutine.send(None))
+            rest = Rest(coroutine, coroutine.send(None))
         except StopIteration as stop:
             result = stop.value
         except AiodistError as found:
@@ -479,7 +479,7 @@ def started(
     return start
 
 
-def _withdraw(rest: _Rest[T], task: asyncio.Task[T], work: Work[T]) -> None:
+def _withdraw(rest: Rest[T], task: asyncio.Task[T], work: Work[T]) -> None:
     """`work` is cancelled, of which `task` does the rest."""
     if not rest.cancel():
         task.cancel()

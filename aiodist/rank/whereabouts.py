@@ -11,7 +11,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from aiodist.work import Work
+from aiodist.work import Rest, Work
 
 MOST_LINES = 4
 """So many places are told of one thread, or of the tasks of one loop."""
@@ -53,7 +53,8 @@ def of_tasks(loop: asyncio.AbstractEventLoop, pending: Sequence[Work[Any]] = ())
     those who wait for anything else of aiodist, and then all others.
     """
     waiting, inside, outside = _tasks(loop)
-    lines = [place for work in pending if (place := _of_work(work, waiting))]
+    wholes = _wholes(loop)
+    lines = [place for work in pending if (place := _of_work(work, waiting, wholes))]
     distinct = list(dict.fromkeys([*lines, *inside, *outside]))
     if len(distinct) > MOST_LINES:
         distinct[MOST_LINES - 1 :] = [f"and {len(distinct) - MOST_LINES + 1} other places"]
@@ -63,7 +64,7 @@ def of_tasks(loop: asyncio.AbstractEventLoop, pending: Sequence[Work[Any]] = ())
 def of_work(loop: asyncio.AbstractEventLoop, work: Work[Any]) -> str:
     """Where the program waits for an operation, or has called it; "" if that is not known. To be
     called from the thread of the loop."""
-    return _of_work(work, _tasks(loop)[0])
+    return _of_work(work, _tasks(loop)[0], _wholes(loop))
 
 
 def of_caller() -> str:
@@ -74,11 +75,24 @@ def of_caller() -> str:
     return "" if frame is None else _place(frame.f_code, frame.f_lineno)
 
 
-def _of_work(work: Work[Any], waiting: dict[int, str]) -> str:
-    called = getattr(work, "_made_at", None)
+def _of_work(work: Work[Any], waiting: dict[int, str], wholes: dict[int, Work[Any]]) -> str:
     if id(work) in waiting:
         return waiting[id(work)]
-    return "" if called is None or _is_ours(called[0]) else _place(*called)
+    called = getattr(work, "_made_at", None)
+    if called is not None and not _is_ours(called[0]):
+        return _place(*called)
+    return _of_work(wholes[id(work)], waiting, wholes) if id(work) in wholes else ""
+
+
+def _wholes(loop: asyncio.AbstractEventLoop) -> dict[int, Work[Any]]:
+    """The Work of a `split` and the like, by the id of what its task waits for."""
+    rests = [(task, task.get_coro()) for task in asyncio.all_tasks(loop)]
+    return {id(_awaits(task)): rest.work for task, rest in rests if isinstance(rest, Rest)}
+
+
+def _awaits(task: asyncio.Task[Any]) -> Any:
+    """What a task waits for."""
+    return getattr(task, "_fut_waiter", None)
 
 
 def _tasks(loop: asyncio.AbstractEventLoop) -> tuple[dict[int, str], list[str], list[str]]:
@@ -91,7 +105,7 @@ def _tasks(loop: asyncio.AbstractEventLoop) -> tuple[dict[int, str], list[str], 
     for task in sorted(tasks, key=lambda task: (len(task.get_name()), task.get_name())):
         place, is_inside = _waits_at(task.get_coro())
         if place is not None:
-            awaited = getattr(task, "_fut_waiter", None)
+            awaited = _awaits(task)
             for future in getattr(awaited, "_children", (awaited,)):  # of asyncio.gather
                 waiting.setdefault(id(future), place)
             is_inside = is_inside or isinstance(awaited, Work)

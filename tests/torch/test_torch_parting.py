@@ -53,7 +53,7 @@ async def test_rank_0_keeps_the_store_for_who_did_not_wait(
     async with aiodist.local(3) as groups:
         store = Kept()
         partings = [Parting(group, store) for group in groups]
-        monkeypatch.setattr(parting, "PATIENCE", 0.0)
+        monkeypatch.setattr(parting, "PATIENCE", 0.001)
         for each in (*partings[1:], partings[0]):
             await each.settle()
         assert kept == [store]
@@ -82,7 +82,7 @@ async def test_a_rank_whose_patience_ends_while_rank_0_lets_go_waits_for_that(
         first = asyncio.ensure_future(partings[0].settle())
         while await look(parting._FATE) is None:
             pass
-        monkeypatch.setattr(parting, "PATIENCE", 0.0)
+        monkeypatch.setattr(parting, "PATIENCE", 0.001)
         await partings[1].settle()
         assert (asked.is_set(), await look(parting._SETTLED)) == (True, b"")
         await first

@@ -191,7 +191,7 @@ def test_a_token_lets_in_who_has_it(play: Play, any_address: str) -> None:
             process = await site.process(coordinator.address, token=b"secret")
             with pytest.raises(AuthenticationError, match="not the one of this coordinator"):
                 await site.process(coordinator.address, token="Secret")
-            with pytest.raises(AuthenticationError, match=r"asks for a token\. Give token="):
+            with pytest.raises(AuthenticationError, match=r"asks for a token\. Set AIODIST_TOKEN"):
                 await site.process(coordinator.address)
             process.client.close()
 

@@ -250,7 +250,7 @@ def test_a_rank_that_hears_no_more_of_the_others_leaves_and_says_why(
             await asyncio.wait({failed})
             if busy:
                 assert isinstance(failed.exception(), aiodist.GroupClosedError)
-                assert "LookupError('no news')" in str(failed.exception())
+                assert "LookupError: no news" in str(failed.exception())
             else:
                 assert isinstance(failed.exception(), LookupError)
             for worker in workers:
