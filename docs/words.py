@@ -29,6 +29,7 @@ WRITTEN = [
     "README.md",
     "docs/benchmarks.md",
     "docs/blocking.md",
+    "docs/codecs.md",
     "docs/coming-from-mpi4py.md",
     "docs/coming-from-torch.md",
     "docs/commands.md",
