@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from aiodist import timeouts
 from aiodist.buffers import places
@@ -44,6 +45,10 @@ class Operations:
     def closed(self) -> bool:
         """Whether the group has ended here."""
         return self._context.ended is not None
+
+    @property
+    def _unseen(self) -> WeakSet[Work[Any]]:
+        return self._context.records.unseen
 
     # -- collectives ------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from types import NoneType
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -161,6 +162,10 @@ class Window:
             await self._end()
 
     # -- inside -----------------------------------------------------------------------------------
+
+    @property
+    def _unseen(self) -> WeakSet[Work[Any]]:
+        return self._group._unseen
 
     async def _end(self) -> None:
         for task in self._serving:
