@@ -422,7 +422,7 @@ def test_who_looks_later_is_told_nothing(run, look):
             await groups[1].barrier()
             assert type(work) is not aiodist.Work
             found = look(work)
-            assert type(work) is aiodist.Work or asyncio.isfuture(found)
+            assert isinstance(work, aiodist.Work) or asyncio.isfuture(found)
             del work
             if asyncio.isfuture(found):
                 await found
