@@ -69,7 +69,11 @@ WRITTEN = [
 
 # The folders and modules whose docstrings and comments follow the rules. Add a room here when it is
 # rewritten.
-ROOMS: list[str] = []
+ROOMS = [
+    "aiodist/services",
+    "aiodist/topologies",
+    "aiodist/windows",
+]
 
 LONGEST = 30
 """The words a sentence may have."""
@@ -144,7 +148,7 @@ def of_module(source: str) -> list[str]:
 
 
 def _comments(source: str) -> Iterator[str]:
-    """Comments on lines that follow each other are one text."""
+    """Comments on lines of their own that follow each other are one text."""
     block: list[str] = []
     last = -1
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -152,11 +156,12 @@ def _comments(source: str) -> Iterator[str]:
             r"#\s*(?:noqa|type:|pyright:|!)", token.string
         ):
             continue
-        if token.start[0] != last + 1 and block:
+        behind_code = token.line[: token.start[1]].strip() != ""
+        if (token.start[0] != last + 1 or behind_code) and block:
             yield "\n".join(block)
             block = []
         block.append(token.string.lstrip("#: "))
-        last = token.start[0]
+        last = -1 if behind_code else token.start[0]
     yield "\n".join(block)
 
 
