@@ -12,6 +12,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from aiodist import timeouts
 from aiodist.buffers import places
@@ -49,6 +50,10 @@ class Operations(ABC):
     def closed(self) -> bool:
         """Whether the group has ended here."""
         return self._context.ended is not None
+
+    @property
+    def _unseen(self) -> WeakSet[Work[Any]]:
+        return self._context.records.unseen
 
     # -- collectives ------------------------------------------------------------------------------
 
