@@ -22,6 +22,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -c 'from aiodist.compiled import reason; print("compiled part:", reason or "built")'
 	@touch $@
 
 demo: $(READY)  ## train on handwritten digits with 4 ranks

@@ -19,6 +19,9 @@ results.
 **Why in blocks.** Loading, combining and storing an array of 64 MiB one after the other would bring
 it from memory into the processor three times. A block that fits in the cache of a core comes once,
 and all three are done with it while it is there.
+
+The compiled part (`aiodist.compiled`) does all three in one pass, if it is there: `reduce` of
+float16 and bfloat16, and averages.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiodist.buffers.dtypes import BOOL, CARRIERS, COMPLEX, FLOATS, INTEGERS, SIGNED, carrier
+from aiodist.compiled import core
 from aiodist.types import ReduceOp
 
 Flat = NDArray[Any]
@@ -74,6 +78,7 @@ class Kernel:
     __slots__ = (
         "_averages",
         "_block",
+        "_compiled",
         "_factor",
         "_logical",
         "_lone",
@@ -128,6 +133,8 @@ class Kernel:
         self.loads = self._narrow is not None or self._factor is not None or self._logical
         self.stores = self._narrow is not None or self._averages
         self._block = BLOCK_BYTES // self.wire_dtype.itemsize  # elements that are worked on at once
+        # The number of the compiled kernel; None: there is none.
+        self._compiled: int | None = core.find(op.name, name) if core else None
 
     def plain(self, length: int, *, disjoint: bool = False) -> Callable[..., Any] | None:
         """``plain(a, b, out=c)`` reduces two operands of `length` elements, with whatever warnings
@@ -219,6 +226,10 @@ class Kernel:
         """`reduce` with whatever warnings of numpy are on: to be called by `quietly`."""
         if len(operands) == 2 and not self.loads and not self.stores:
             (self._lone if len(out) == 1 else self._ufunc)(operands[0], operands[1], out=out)
+            return
+        if self._compiled is not None:
+            assert core is not None
+            core.reduce(self._compiled, operands, out, size)
             return
         n = min(len(out), self._block)
         acc = np.empty(n, self.wire_dtype)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from aiodist import compiled
 from aiodist.buffers.segment import unsupported_reason
 from aiodist.launching import spawn
 from aiodist.wire.address import is_loopback
@@ -66,6 +67,7 @@ def all_checks(environ: Mapping[str, str]) -> list[Check]:
         identity("boot id", _read_boot_id()),
         identity("network namespace", _read_network_namespace()),
         shared_memory(unsupported_reason()),
+        compiled_part(compiled.reason),
         loopback(socket.AF_INET, "127.0.0.1"),
         hostname(socket.gethostname()),
         open_files(_read_open_files()),
@@ -114,6 +116,18 @@ def shared_memory(missing: str | None) -> Check:
         return Check("shared memory", "ok", "works")
     return Check(
         "shared memory", "note", missing, "ranks of this host use sockets, which are slower"
+    )
+
+
+def compiled_part(missing: str) -> Check:
+    """Whether the compiled part of aiodist is in use. `missing`: why it is not; "": it is."""
+    if not missing:
+        return Check("compiled part", "ok", "in use")
+    return Check(
+        "compiled part",
+        "note",
+        missing,
+        "reductions of float16 and bfloat16, and averages, take several times as long",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import os
 import re
 import runpy
 import subprocess
@@ -37,6 +38,36 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     subprocess.run([*build, str(ROOT)], check=True, capture_output=True)
     (path,) = folder.glob("*.whl")
     return zipfile.ZipFile(path)
+
+
+@pytest.mark.parametrize("compiler", [None, "/no/compiler"])
+def test_with_and_without_a_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str | None
+) -> None:
+    """What is installed works, and says whether it has its compiled part."""
+    if compiler is not None:
+        monkeypatch.setenv("CC", compiler)
+    folder = tmp_path / "installed"
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path)]
+    done = subprocess.run([*build, str(ROOT)], check=True, capture_output=True, text=True)
+    (path,) = tmp_path.glob("*.whl")
+    is_pure = path.name.endswith("-py3-none-any.whl")
+    assert is_pure == ("without its compiled part" in done.stdout + done.stderr)
+    if compiler is not None:
+        assert is_pure
+    zipfile.ZipFile(path).extractall(folder)
+    code = (
+        "import numpy as np; from aiodist import compiled; from aiodist.types import SUM;"
+        "from aiodist.buffers.kernels import Kernel; x = np.ones(5000, '<f2'); y = x.copy();"
+        "Kernel.of(SUM, 'float16').reduce([x, x, x], y, 3); assert (y == 3).all();"
+        "print(compiled.__file__, compiled.core is None)"
+    )
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(folder)}
+    command = [sys.executable, "-c", code]
+    shown = subprocess.run(
+        command, check=True, capture_output=True, text=True, env=environment, cwd=tmp_path
+    )
+    assert shown.stdout.split() == [str(folder / "aiodist" / "compiled.py"), str(is_pure)]
 
 
 def test_top_level_names(wheel: zipfile.ZipFile) -> None:
@@ -149,8 +180,8 @@ def test_names_that_are_loaded_when_asked_for_are_those_that_type_checkers_see()
         if isinstance(module, ast.ImportFrom)
         for name in module.names
     }
-    for module in ("flight_recorder", "telemetry"):  # modules, not names in one
-        imports[module] = f"aiodist.rank.{module}"
+    for module in ("rank.flight_recorder", "rank.telemetry", "codecs"):  # not names in one
+        imports[module.rpartition(".")[2]] = f"aiodist.{module}"
     assert imports == aiodist._LOADED_WHEN_ASKED_FOR
 
 

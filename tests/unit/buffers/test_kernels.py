@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiodist import compiled
 from aiodist.buffers import kernels
 from aiodist.buffers.dtypes import LONG_COMPLEX, LONG_DOUBLE
 from aiodist.buffers.kernels import Kernel
@@ -90,12 +91,15 @@ def chained(kernel: Kernel, operands: list[Any], size: int) -> Any:
 
 @pytest.mark.parametrize(("op", "name"), CASES, ids=str)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("core", [compiled.core, None])
 def test_fused_is_chained_bit_for_bit(
-    op: ReduceOp, name: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+    op: ReduceOp, name: str, ranks: int, core: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By the compiled part, if it was built, and by Python."""
     monkeypatch.setattr(kernels, "BLOCK_BYTES", 256)
+    monkeypatch.setattr(kernels, "core", core)
     kernel = Kernel(op, name)
-    for n in (0, 1, 7, 64, 300):
+    for n in (0, 1, 7, 64, 300, 2500):
         operands = [random_array(name, n, seed) for seed in range(ranks)]
         before = [x.copy() for x in operands]
         expected = bits(chained(kernel, operands, ranks), name)

@@ -117,3 +117,9 @@ def test_advice_can_be_copied_as_it_is_printed(monkeypatch: pytest.MonkeyPatch) 
     output = CliRunner().invoke(app, ["doctor"]).output
     assert f"torch: {advice}\n" in output
     assert "not [installed]" in output.replace("\n", "")
+
+
+def test_compiled_part() -> None:
+    assert checks.compiled_part("").level == "ok"
+    check = checks.compiled_part("AIODIST_CORE=python")
+    assert (check.level, check.found) == ("note", "AIODIST_CORE=python")

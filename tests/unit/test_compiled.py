@@ -1,0 +1,96 @@
+"""The compiled part: which one is used, and what it refuses."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodist import compiled
+
+built = pytest.mark.skipif(compiled.core is None, reason=compiled.reason)
+HALVES = np.arange(1 << 16, dtype="<u2")
+FLOATS = np.random.default_rng(0).integers(0, 1 << 32, 1 << 18, dtype="<u4").view("<f4")
+
+
+def found(monkeypatch: pytest.MonkeyPatch, module: ModuleType | None) -> tuple[Any, str]:
+    monkeypatch.setitem(sys.modules, "aiodist._core", module)
+    return compiled._found()
+
+
+def test_which_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AIODIST_CORE", raising=False)
+    other = ModuleType("aiodist._core")
+    other.LAYOUT = compiled.LAYOUT  # type: ignore[attr-defined]
+    assert found(monkeypatch, other) == (other, "")
+    assert found(monkeypatch, None)[1].startswith("it was not built")
+    other.LAYOUT = -1  # type: ignore[attr-defined]
+    assert found(monkeypatch, other) == (
+        None,
+        f"it is of another version (-1, not {compiled.LAYOUT}): install aiodist again",
+    )
+    other.LAYOUT = compiled.LAYOUT  # type: ignore[attr-defined]
+    monkeypatch.setenv("AIODIST_CORE", "python")
+    assert found(monkeypatch, other) == (None, "AIODIST_CORE=python")
+
+
+@built
+def test_it_refuses_what_would_read_or_write_beyond_an_array() -> None:
+    core = compiled.core
+    assert core is not None
+    kernel = core.find("SUM", "bfloat16")
+    x, out = np.zeros(8, "<u2"), np.zeros(8, "<u2")
+    for operands, into, which in (
+        ([x, x[:7]], out, kernel),
+        ([x, x], out[:7], kernel),
+        ([x.view("<u1")[:8]], out, kernel),
+        ([x], out.view("<u4"), kernel),
+        ([np.zeros(16, "<u2")[::2]], out, kernel),
+        ([], out, kernel),
+        ([x], out, 10_000),
+        ([x], out, -1),
+    ):
+        with pytest.raises((ValueError, BufferError)):
+            core.reduce(which, operands, into, 2)
+    out.flags.writeable = False
+    with pytest.raises((ValueError, BufferError)):
+        core.reduce(kernel, [x, x], out, 2)
+    for arguments in ((), (kernel, x), (kernel, 5, out, 2), ("SUM", [x], out, 2)):
+        with pytest.raises(TypeError):
+            core.reduce(*arguments)
+    assert core.find("SUM", "float8_e5m2") is None
+
+
+@built
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_value_is_loaded_and_rounded_as_by_numpy(dtype: str) -> None:
+    """All of 16 bits; and sums that have to be rounded, in all parts of the range."""
+    kernels = importlib.import_module("aiodist.buffers.kernels")
+    core = compiled.core
+    assert core is not None
+    lone = core.find("PRODUCT", dtype)
+    out = np.empty_like(HALVES)
+    core.reduce(lone, [HALVES], out, 1)
+    if dtype == "bfloat16":  # a NaN is made a quiet one
+        expected = np.where((HALVES & 0x7FFF) > 0x7F80, HALVES | 0x40, HALVES)
+    else:
+        expected = HALVES
+    np.testing.assert_array_equal(out, expected)
+    # Differences of neighbours of a float32 in the narrow dtype: sums between two of its values.
+    rng = np.random.default_rng(1)
+    a, b, c = (rng.permutation(HALVES) for _ in range(3))
+    narrow = kernels.carrier(dtype)
+    kernel = kernels.Kernel(kernels.ReduceOp.SUM, dtype)
+    kernel._compiled = None
+    operands = [each.view(narrow) for each in (a, b, c)]
+    reference = np.empty(len(a), narrow)
+    kernel.reduce(operands, reference, 3)
+    core.reduce(core.find("SUM", dtype), operands, out, 3)
+    bound = 0x7F80 if dtype == "bfloat16" else 0x7C00
+    numbers = (reference.view("<u2") & 0x7FFF) <= bound  # of two NaNs numpy keeps either
+    np.testing.assert_array_equal(out[numbers], reference.view("<u2")[numbers])
+    assert (((out & 0x7FFF) > bound) == ~numbers).all()
