@@ -71,6 +71,7 @@ WRITTEN = [
 # rewritten.
 ROOMS = [
     "aiodist/blocking",
+    "aiodist/control",
     "aiodist/environment.py",
     "aiodist/errors.py",
     "aiodist/hostlist.py",
@@ -83,6 +84,7 @@ ROOMS = [
     "aiodist/trace.py",
     "aiodist/types.py",
     "aiodist/windows",
+    "aiodist/wire",
 ]
 
 LONGEST = 30
