@@ -76,6 +76,8 @@ ROOMS = [
     "aiodist/errors.py",
     "aiodist/hostlist.py",
     "aiodist/launching",
+    "aiodist/links",
+    "aiodist/rank",
     "aiodist/recorder.py",
     "aiodist/services",
     "aiodist/threads",
