@@ -180,7 +180,7 @@ class BlockingGroup:
     def start(
         self, operation: Callable[..., Any], /, *args: Any, **options: Any
     ) -> BlockingWork[Any]:
-        """Start an operation of this group without waiting for its result (MPI's Iall_reduce).
+        """Start an operation of this group without waiting for its result (MPI's Iallreduce).
 
         As `submit` of `concurrent.futures`: ``group.start(group.all_reduce, x)``. `operation` is a
         collective, send or receive of this group, or of a `Grid` or `Graph` of it. It has started
