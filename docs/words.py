@@ -87,6 +87,10 @@ ROOMS = [
     "aiodist/types.py",
     "aiodist/windows",
     "aiodist/wire",
+    "clients/aiodist_dask",
+    "clients/aiodist_ray",
+    "clients/aiodist_torch",
+    "server/aiodist_server",
 ]
 
 LONGEST = 30
