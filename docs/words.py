@@ -71,6 +71,7 @@ WRITTEN = [
 # rewritten.
 ROOMS = [
     "aiodist/blocking",
+    "aiodist/buffers",
     "aiodist/control",
     "aiodist/environment.py",
     "aiodist/errors.py",
