@@ -85,6 +85,7 @@ ROOMS = [
     "aiodist/timeouts.py",
     "aiodist/topologies",
     "aiodist/trace.py",
+    "aiodist/transports",
     "aiodist/types.py",
     "aiodist/windows",
     "aiodist/wire",
