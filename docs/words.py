@@ -81,6 +81,7 @@ ROOMS = [
     "aiodist/rank",
     "aiodist/recorder.py",
     "aiodist/services",
+    "aiodist/testing",
     "aiodist/threads",
     "aiodist/timeouts.py",
     "aiodist/topologies",

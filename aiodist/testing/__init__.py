@@ -1,6 +1,6 @@
 """For tests of code that uses aiodist or extends it. Nothing in the library imports it.
 
-`Simulation` runs ranks on a simulated network in virtual time; `LinkConformance` are the tests that
+`Simulation` runs ranks on a simulated network in virtual time. `LinkConformance` has the tests that
 every transport passes. ``python -m aiodist.testing simulate`` runs random programs. See
 `docs/testing.md`.
 """
