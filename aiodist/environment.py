@@ -1,10 +1,10 @@
-"""What launchers say through environment variables. Pure: a mapping in, settings out.
+"""Settings from the environment variables of launchers. Pure: a mapping in, settings out.
 
-Per setting the first hit wins; rank and size come from one source together:
+The first source that is set wins. Rank and size always come from the same source:
 
 =========  ======================================================================================
 address    AIODIST_ADDRESS; MASTER_ADDR and MASTER_PORT; the pod of index 0 in the headless service
-           AIODIST_SERVICE; a port made from the job id, of 127.0.0.1 where Slurm, Open MPI or MPICH
+           AIODIST_SERVICE; a port made from the job id, of 127.0.0.1 if Slurm, Open MPI or MPICH
            say that all ranks are on one host, else of the first host that Slurm lists
 rank/size  JOB_COMPLETION_INDEX/AIODIST_SIZE; AIODIST_RANK/_SIZE; RANK/WORLD_SIZE;
            OMPI_COMM_WORLD_RANK/_SIZE; PMI_RANK/_SIZE of mpiexec; SLURM_PROCID/_NTASKS; other PMI_…
@@ -29,21 +29,21 @@ from aiodist import hostlist
 from aiodist.wire.address import Address, parse_address
 
 DEFAULT_PORT = 29500
-"""The port of a job that has no job id, or the host to itself (torch's default for MASTER_PORT)."""
+"""The port of a job without a job id (torch's default for MASTER_PORT)."""
 
 _FIRST_PORT, _PORTS = 20000, 10000
-"""Ports for jobs with an id: below those that systems hand out to clients."""
+"""Ports for jobs with an id: below those that systems give to clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the environment says; None (or empty) where it says nothing.
+    """What the environment says; None or empty if it does not say.
 
-    `listen`: where rank 0 may serve `address` itself ("": it may not). `listen_guarded`: the same,
-    if something keeps strangers out; MASTER_ADDR is rank 0's host under the name that others know
-    it by, so it may listen on all interfaces then. `agent_store`: torchrun keeps a TCPStore at
-    MASTER_ADDR:MASTER_PORT, so the address is not free. `one_host`: all ranks are on one host, as
-    LOCAL_WORLD_SIZE of torchrun and `aiodist run` says.
+    `listen` is the address at which rank 0 may serve `address` itself ("": it may not).
+    `listen_guarded` is the same if strangers cannot reach it. MASTER_ADDR is rank 0's host under
+    the name that others know, so rank 0 may then listen on all interfaces. `agent_store`: torchrun
+    keeps a TCPStore at MASTER_ADDR:MASTER_PORT, so that address is taken. `one_host`: all ranks are
+    on one host, by LOCAL_WORLD_SIZE of torchrun and `aiodist run`.
     """
 
     address: str = ""
@@ -62,9 +62,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class _Launcher:
-    """The variables of one launcher, which count where all of `given` are set. A job is on one host
-    if `hosts` is 1, or if `local_size` equals `size`; `nodes` lists its hosts, the first of which
-    has rank 0; `job` are variables that together name it, the same on all ranks."""
+    """The variables of one launcher. They count if all of `given` are set.
+
+    A job is on one host if `hosts` is 1, or if `local_size` equals `size`. `nodes` lists its hosts,
+    and the first of them has rank 0. `job` are variables that together name the job on all ranks.
+    """
 
     name: str
     rank: str
@@ -76,9 +78,9 @@ class _Launcher:
     given: tuple[str, ...] = ()
 
 
-# From the innermost to the outermost: mpirun in a job of Slurm starts ranks by itself, or by one
-# task of Slurm on each host, and they all have the variables of that task. A batch script has a
-# SLURM_PROCID as well, but is in no step: the ranks are those that it starts by srun.
+# From the innermost to the outermost launcher. mpirun in a job of Slurm starts ranks itself, or
+# through one task of Slurm on each host, so the ranks inherit the variables of that task. A batch
+# script has a SLURM_PROCID but is in no step: its ranks are those that it starts by srun.
 _LAUNCHERS = (
     _Launcher("aiodist", "AIODIST_RANK", "AIODIST_SIZE"),
     _Launcher("torchrun", "RANK", "WORLD_SIZE"),
@@ -111,8 +113,8 @@ _LAUNCHERS = (
     _Launcher("MPICH", "PMI_RANK", "PMI_SIZE", local_size="MPI_LOCALNRANKS"),
 )
 
-# Here the manifest says the size and Kubernetes the rank: one source together. What `aiodist run`
-# starts within the pod has an AIODIST_RANK of its own, which counts.
+# One source, although the manifest gives the size and Kubernetes the rank. Ranks that `aiodist run`
+# starts within the pod have an AIODIST_RANK of their own, which wins.
 _POD = _Launcher(
     "Kubernetes",
     "JOB_COMPLETION_INDEX",
@@ -122,12 +124,12 @@ _POD = _Launcher(
 
 
 def settings_from(environ: Mapping[str, str]) -> Settings:
-    """Read the settings. Raises ValueError naming the variable, its value, what was expected."""
+    """Read the settings. Raises ValueError that names the variable, its value, and what was
+    expected."""
     environ = {name: value.strip() for name, value in environ.items() if value.strip()}
-    # Several launchers may be above each other: `aiodist run` within a job of Slurm, torchrun
-    # within MPI. The innermost knows the process best, and the list is in that order. Rank and size
-    # are of one and the same launcher, never a rank of one and a size of another.
-    # Of an elastic group the coordinator says who is which rank, in each epoch anew.
+    # Launchers may be nested: `aiodist run` within a job of Slurm, torchrun within MPI. The
+    # innermost knows the process best, so it comes first in the list. Rank and size come from the
+    # same launcher. In an elastic group the coordinator assigns the ranks, in each epoch anew.
     elastic = "AIODIST_MIN_SIZE" in environ or "AIODIST_MAX_SIZE" in environ
     launcher, rank, size = (None, None, None) if elastic else _rank_and_size(environ)
     run_id = environ.get("AIODIST_RUN_ID", "")
@@ -156,7 +158,7 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         group=environ.get("AIODIST_GROUP"),
         transports=transports,
         run_id=run_id,
-        # What serves TLS to all is a coordinator of its own.
+        # An address of TLS belongs to a coordinator of its own.
         listen="" if address.scheme == "tls" else str(address),
         listen_guarded=_listening_at(address, master="AIODIST_ADDRESS" not in environ),
         agent_store=agent_store,
@@ -165,8 +167,11 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
 
 
 def token_in(environ: Mapping[str, str]) -> str | None:
-    """AIODIST_TOKEN; None if it is not set. Raises ValueError if it is empty: that is the output of
-    a command that failed more often than the wish to let everybody in."""
+    """Return AIODIST_TOKEN; None if it is not set. Raises ValueError if it is empty.
+
+    An empty token is more often the output of a failed command than the wish to let every process
+    in.
+    """
     token = environ.get("AIODIST_TOKEN")
     if token is not None and not token.strip():
         raise ValueError(
@@ -176,7 +181,7 @@ def token_in(environ: Mapping[str, str]) -> str | None:
 
 
 def timeout_in(environ: Mapping[str, str]) -> float | None:
-    """AIODIST_TIMEOUT in seconds; None if it is not set. Raises ValueError."""
+    """Return AIODIST_TIMEOUT in seconds; None if it is not set. Raises ValueError."""
     value = environ.get("AIODIST_TIMEOUT", "").strip()
     if not value:
         return None
@@ -252,7 +257,7 @@ def _master_address(environ: Mapping[str, str]) -> Address:
 def _launcher_address(
     environ: Mapping[str, str], launcher: _Launcher | None, size: int | None
 ) -> tuple[Address, str]:
-    """The address that follows from what the launcher says, and the job's id."""
+    """Return the address that follows from what the launcher says, and the job's id."""
     if "AIODIST_SERVICE" in environ:
         return Address("tcp", _first_pod(environ), DEFAULT_PORT), ""
     needed = (
@@ -283,7 +288,7 @@ def _launcher_address(
 
 
 def _first_host(environ: Mapping[str, str], launcher: _Launcher) -> str:
-    """The host of rank 0, if Slurm says which that is."""
+    """Return the host of rank 0, if Slurm says which that is."""
     if launcher.nodes not in environ:
         return ""
     if environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"):
@@ -299,8 +304,11 @@ def _first_host(environ: Mapping[str, str], launcher: _Launcher) -> str:
 
 
 def _first_pod(environ: Mapping[str, str]) -> str:
-    """The name of the pod of index 0 in the headless service, from that of this pod: the hosts of
-    an indexed Job are named after it and their index."""
+    """Return the name of the pod of index 0 in the headless service.
+
+    It follows from the name of this pod, because an indexed Job names each host after itself and
+    the index.
+    """
     index, pod = environ.get("JOB_COMPLETION_INDEX", ""), environ.get("HOSTNAME", "")
     job = pod.removesuffix(f"-{index}")
     if not index or job == pod:

@@ -18,8 +18,8 @@
     ├── GroupClosedError           the group was closed, here
     └── CoordinatorLostError       the coordinator is gone for good
 
-The fields `group`, `epoch`, `op`, `tag` and `seq` say where it happened (None where they have no
-meaning) and are part of the text.
+The fields `group`, `epoch`, `op`, `tag` and `seq` name the operation that failed. They are None if
+they have no meaning, and are part of the text.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class AiodistError(Exception):
         return f"{self.message} [{', '.join(where)}]" if where else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Keyword-only fields do not survive the default pickling of exceptions.
+        # Because the default pickling of exceptions loses keyword-only fields.
         return _rebuild, (type(self), self.message, dict(self.__dict__))
 
 
@@ -81,18 +81,18 @@ class RankTakenError(JoinError):
 
 
 class SizeMismatchError(JoinError):
-    """The group was opened with another size, or the rank is outside of it."""
+    """The group was opened with another size, or the rank is not below its size."""
 
 
 class GroupCompleteError(JoinError):
-    """The group is fixed, complete and healthy: nobody can join."""
+    """The group is fixed, complete and healthy, so no rank can join."""
 
 
 class JoinTimeoutError(JoinError, TimeoutError):
-    """The coordinator was not reached, or the group did not become complete, in time.
+    """The coordinator was not reached in time, or the group did not become complete in time.
 
-    `missing`: the ranks that had not come, ascending; empty where that is not known: no coordinator
-    was reached, the group is elastic, or ranks are assigned.
+    `missing` has the ranks that had not come, ascending. It is empty if they are not known: no
+    coordinator was reached, the group is elastic, or ranks are assigned.
     """
 
     def __init__(self, message: str, *, missing: Iterable[int] = (), **where: Any) -> None:
@@ -101,7 +101,7 @@ class JoinTimeoutError(JoinError, TimeoutError):
 
 
 class AuthenticationError(AiodistError):
-    """The coordinator or a peer asked for a token that was not given, or it was wrong."""
+    """The coordinator or a peer asked for a token, and this process gave none or a wrong one."""
 
 
 class ProtocolError(AiodistError):
@@ -111,13 +111,13 @@ class ProtocolError(AiodistError):
 class GroupBrokenError(AiodistError):
     """The group cannot go on as it is: a rank is lost, or the group was revoked.
 
-    Every rank on which an operation ends because a member is lost gets one of the two subclasses.
-    The survivors go on with ``group = await group.shrink()``.
+    If an operation ends because a member is lost, every rank gets one of the two subclasses. The
+    survivors go on with ``group = await group.shrink()``.
     """
 
 
 class PeerLostError(GroupBrokenError):
-    """Ranks died, or the connection to them broke. `ranks`: which, ascending."""
+    """Ranks died, or the connection to them broke. `ranks` names them, ascending."""
 
     def __init__(self, message: str, *, ranks: Iterable[int], **where: Any) -> None:
         super().__init__(message, **where)
@@ -127,8 +127,8 @@ class PeerLostError(GroupBrokenError):
 class CollectiveTimeoutError(AiodistError, TimeoutError):
     """Ranks did not arrive by the deadline.
 
-    `missing`: the ranks that had not entered the operation, ascending. `last_seen`: what each
-    missing rank said it was doing (a rank that gave no answer is absent).
+    `missing` has the ranks that had not entered the operation, ascending. `last_seen` maps missing
+    ranks to what they said they were doing. A rank that gave no answer is not in it.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class CollectiveTimeoutError(AiodistError, TimeoutError):
 
 
 class CollectiveAbortedError(AiodistError):
-    """Another rank gave up the operation: `rank`, for `reason`."""
+    """Another rank gave up the operation. `rank` is that rank, and `reason` says why."""
 
     def __init__(self, message: str, *, rank: int, reason: str, **where: Any) -> None:
         super().__init__(message, **where)
@@ -154,7 +154,8 @@ class CollectiveAbortedError(AiodistError):
 
 
 class MismatchError(AiodistError):
-    """Ranks called different things. `calls`: rank → what it called, as far as known here."""
+    """Ranks called different things. `calls` maps ranks to what they called, as far as known
+    here."""
 
     def __init__(self, message: str, *, calls: Mapping[int, str], **where: Any) -> None:
         super().__init__(message, **where)
@@ -166,19 +167,20 @@ class MessageTooLargeError(AiodistError, ValueError):
 
 
 class GroupRevokedError(GroupBrokenError):
-    """Some rank revoked the group; pending and later operations fail."""
+    """A rank revoked the group, so pending and later operations fail."""
 
 
 class GroupClosedError(AiodistError):
-    """The group was closed (or aborted, or inherited over a fork) here."""
+    """The group was closed on this rank, or aborted, or inherited over a fork."""
 
 
 class CoordinatorLostError(AiodistError):
-    """The coordinator is gone for good: membership can no longer change."""
+    """The coordinator is gone for good, so membership can no longer change."""
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions in an exception group, at any depth, in order; `error` if it is no group."""
+    """Yield the exceptions in an exception group, at any depth; `error` itself if it is no
+    group."""
     left = [error]
     while left:
         found = left.pop()
@@ -189,10 +191,10 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def in_words(error: BaseException, *, located: bool = True) -> str:
-    """The class and the text of an exception, as they are told to others.
+    """Return the class and the text of an exception, to tell others.
 
-    Of an exception group those of its leaves, because its own text only says how many there are.
-    `located`: aiodist's own errors say where they happened.
+    An exception group gives those of its leaves, because its own text only says how many there are.
+    With `located`, aiodist's own errors say the group and operation, too.
     """
     words = []
     for leaf in leaves(error):

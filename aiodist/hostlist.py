@@ -1,5 +1,7 @@
-"""Slurm's hostlist expressions, as in SLURM_JOB_NODELIST: ``gpu[001-003,7],login`` are the hosts
-gpu001, gpu002, gpu003, gpu7 and login. Pure."""
+"""Slurm's hostlist expressions, as in SLURM_JOB_NODELIST. Pure.
+
+``gpu[001-003,7],login`` stands for the hosts gpu001, gpu002, gpu003, gpu7 and login.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,16 @@ import re
 from collections.abc import Iterator
 
 _ELEMENT = re.compile(r"((?:[^\s,\[\]]|\[[^\[\]]*\])+)(,|\Z)")
-"""What stands before a comma that is in no brackets, or before the end."""
+"""The text before a comma that is in no brackets, or before the end."""
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 
 
 def hosts(expression: str) -> Iterator[str]:
-    """The hosts that `expression` names, in their order, one at a time: a range may be long.
+    """Yield the hosts that `expression` names, in order, one at a time because a range may be long.
 
-    Numbers keep the zeros that their range begins with. Of several brackets in one name the last
-    one counts fastest. Raises ValueError for what is no such expression, when it comes to that.
+    Numbers keep the leading zeros of their range. With several brackets in one name, the last one
+    counts fastest. Raises ValueError, on reaching it, for a part that is invalid.
     """
     at = 0
     while element := _ELEMENT.match(expression, at):
@@ -28,7 +30,7 @@ def hosts(expression: str) -> Iterator[str]:
 
 
 def _expanded(parts: list[str], expression: str) -> Iterator[str]:
-    """The names that `parts` make: text, then by turns what stood in brackets, and text."""
+    """Yield the names that `parts` make: text, then in turn the content of brackets, and text."""
     text, *rest = parts
     if not rest:
         yield text

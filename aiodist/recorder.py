@@ -1,14 +1,12 @@
 """The last operations of one rank, in fixed memory: what the flight recorder shows.
 
-An operation that has to wait is noted when it starts, and again when it ends. What is done within
-its call is noted once, as a plain tuple; and so is one of many that wait, when it is done.
-`Records` is how one group says what goes on in it: to the recorder of its rank, which all groups
-share, and to a hook, if one was installed when it was made.
+An operation that has to wait is noted when it starts and when it ends. An operation that is done
+within its call is noted once, as a plain tuple. `Records` passes on what happens in one group: to
+the recorder of the rank, which all groups share, and to a trace hook if one was installed.
 
-Whoever measures operations (metrics, say) is an `Observer` of the recorder. Without one, nothing
-looks whether there is one: `add` is another function once there is. A trace is not even that: it
-has the ring remember more (`Recorder.keep`). So an operation takes the same steps with a trace as
-without one.
+An `Observer` measures operations, for example for metrics. Without an observer nothing is spent on
+checking for one, because `add` is replaced once there is one. A trace only makes the ring longer
+(`Recorder.keep`), so an operation takes the same steps with a trace as without.
 """
 
 from __future__ import annotations
@@ -32,24 +30,25 @@ from aiodist.trace import Scope, bound
 from aiodist.work import Work
 
 KEPT = 500
-"""How many operations of a rank are remembered."""
+"""How many operations of a rank are kept."""
 
 MESSAGES = frozenset({"send", "ssend", "recv", "probe"})
-"""The operations of point to point: all others are collectives."""
+"""Point-to-point operations. All others are collectives."""
 
 TELLING = (PeerLostError, CollectiveTimeoutError, MismatchError, ProtocolError)
-"""After these errors one wants to know what came before."""
+"""Errors that write the flight recorder, because users want to know what came before."""
 
 MOST_TEXT = 200
-"""Most characters of a call, and of an error, that are kept."""
+"""How many characters of a call, and of an error, are kept."""
 
 
 class Entry(NamedTuple):
-    """One operation. `started` is of the loop's clock; `seconds` it took, or takes until now.
+    """One operation.
 
-    `state`: "waits", "done", "failed" or "cancelled". `call`: what all ranks must agree on, with
-    dtype and shape; of a message, the first of its arrays ("": not known). `peer`: the other rank
-    of a message; None: any. `plans`: the algorithms of its phases, in order, as far as known.
+    `started` is a time of the loop's clock. `seconds` is how long it took, or takes until now.
+    `state` is "waits", "done", "failed" or "cancelled". `call` is what all ranks must agree on,
+    with dtype and shape, or the first arrays of a message ("": not known). `peer` is the other rank
+    of a message (None: any). `plans` are the algorithms of its phases, in order, as far as known.
     """
 
     scope: Scope
@@ -67,7 +66,7 @@ class Entry(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called: "all_reduce tag 'loss' #57", "send tag 0 to rank 3"."""
+        """The name for people: "all_reduce tag 'loss' #57", "send tag 0 to rank 3"."""
         if self.op in MESSAGES:
             whom = "any rank" if self.peer is None else f"rank {self.peer}"
             return f"{self.op} tag {self.tag!r} {'to' if self.op == 'send' else 'from'} {whom}"
@@ -77,36 +76,40 @@ class Entry(NamedTuple):
 Where = tuple[str, int, int, int, bytes]
 """A `Scope`, as a plain tuple."""
 AtOnce = tuple[Where, str, Any, int | None, bytes, int | None, int, float, float]
-"""Done within the call: the fields of an `Entry` up to `started`, and when it ended.
+"""An operation that was done within its call: the fields of an `Entry` up to `started`, then its
+end.
 
-A plain tuple of nothing but plain values: the garbage collector finds that there is nothing in it
-to follow, and never looks at it again. Of a tuple with a `Scope` in it, which is a class, it would
-not; and of 200,000 of these, it takes milliseconds to look at all."""
+A tuple of plain values only, because the garbage collector stops looking at such tuples. It would
+look again and again at tuples with a `Scope`, and 200,000 of these take it milliseconds.
+"""
 Add = Callable[[AtOnce], None]
 
 _Ended = tuple[str, Any, int | None, int, float, float | None, int | None]
-"""Of a work that has ended: op, tag, seq, bytes, start, end, source."""
+"""What is kept of a Work that has ended: op, tag, seq, bytes, start, end, source."""
 
 
 class Observer(Protocol):
-    """Hears of operations that end, in the thread of their loop. Quick, and never raises."""
+    """Hears of operations that end, in the thread of their loop. Must be quick and must not
+    raise."""
 
     def after(self, add: Add) -> Add:
-        """Returns what does `add`, and hears of what was done within its call, which ends now. One
-        function for both, as each call of one takes time of the user's."""
+        """Return a function that calls `add` and hears of an operation that was done within its
+        call.
+
+        One function for both, because each function call takes time of the program.
+        """
         ...
 
     def ended(self, record: Record, /) -> None:
-        """An operation that had to wait has ended, in whatever way."""
+        """Hear that an operation has ended that had to wait."""
         ...
 
 
 MOST_PLANS = 10_000
-"""Of so many calls the plan is known to observers, see `Records.planned`; and of so many groups the
-ranks."""
+"""How many calls observers know the plan of, and how many groups they know the ranks of."""
 
 FEW = 4
-"""Most arrays of a message that are shown."""
+"""How many arrays of a message are shown."""
 
 
 class Record:
@@ -120,22 +123,23 @@ class Record:
     def __init__(
         self, recorder: Recorder, scope: Scope, work: Work[Any], call: bytes, peer: int | None
     ) -> None:
-        self.scope = scope  # which group it is of
+        self.scope = scope  # its group
         self.call = call  # what all ranks must agree on, in words
         self.peer = peer  # the other rank of a message; None: any, or all
-        self.arrays: Sequence[object] = ()  # those of a message; as texts, dtype and shape
+        self.arrays: Sequence[object] = ()  # those of a message; their texts are dtype and shape
         self.state = "waits"  # "waits", "done", "failed" or "cancelled"
-        self.error = ""  # what it failed with, in one line
-        # The algorithms of its phases, in order. No list, which the garbage collector would follow.
+        self.error = ""  # the error in one line
+        # The algorithms of its phases, in order. A tuple, because the garbage collector follows
+        # lists.
         self.plans: tuple[str, ...] = ()
-        # Of the call, for observers; None: there is none.
+        # The context of the call, for observers; None without them.
         self.context = copy_context() if recorder.observers else None
-        self._recorder = recorder  # is told where it failed
+        self._recorder = recorder  # hears of failures
         self._work: Work[Any] | None = work
-        self.ended: _Ended | None = None  # what is left of `_work` once that has ended
+        self.ended: _Ended | None = None  # what is kept of `_work` after its end
 
     def end(self, state: str, error: BaseException | None = None) -> None:
-        """The operation has ended. `state`: "done", "failed" or "cancelled"."""
+        """Note that the operation has ended. `state`: "done", "failed" or "cancelled"."""
         assert self._work is not None
         self.ended = _of(self._work)
         self._work = None  # it may hold an array
@@ -147,15 +151,15 @@ class Record:
                 self._recorder.failed(error)
         for observer in self._recorder.observers:
             observer.ended(self)
-        self.context = None  # it may hold anything of the program's
+        self.context = None  # it may hold objects of the program
 
     def carries(self, arrays: Sequence[object]) -> None:
-        """The operation is a message with these arrays, whose texts are their dtype and shape."""
+        """Note the arrays of a message. Their texts are dtype and shape."""
         self.arrays = arrays[:FEW]
 
     def entry(self, now: float) -> Entry:
-        """What is known of it by now."""
-        work = self._work  # once: it may end meanwhile, where this is another thread
+        """Return what is known by now."""
+        work = self._work  # read once, because it may end meanwhile in the loop's thread
         known = self.ended if work is None else _of(work)
         assert known is not None
         op, tag, seq, nbytes, started, ended, source = known
@@ -174,10 +178,9 @@ def _of(work: Work[Any]) -> _Ended:
 
 
 class Recorder:
-    """The ring of one rank, over all of its groups and epochs. `failed` is called after one of
-    the errors `TELLING`.
+    """The operations of one rank, over all of its groups and epochs.
 
-    `add`: takes an `AtOnce`.
+    `failed` is called after one of the errors in `TELLING`. `add` takes an `AtOnce`.
     """
 
     def __init__(self) -> None:
@@ -187,21 +190,21 @@ class Recorder:
         self.observers: tuple[Observer, ...] = ()
         self.keeps = False  # see `keep`
         self.failures: Counter[type[BaseException]] = Counter()
-        """What operations have failed with."""
+        """How many operations have failed, by the error."""
         self.plans: dict[tuple[bytes, bytes], str] = {}
-        """What observers are told of calls: their algorithms, by the id of the group."""
+        """The algorithms of calls, by id of the group and call. For observers."""
         self.roots: dict[bytes, Sequence[int]] = {}
-        """Where more is kept: who the ranks of a group are, by its id."""
+        """The ranks of each group, by its id. Known only with `keep`."""
         self.all: WeakSet[Records] = WeakSet()
-        """Those of all groups, which call `add`."""
+        """The records of all groups."""
 
     def observe(self, observer: Observer) -> None:
-        """Let `observer` hear of all that ends from now on."""
+        """Tell `observer` of all operations that end from now on."""
         self.observers = (*self.observers, observer)
         self._tell()
 
     def keep(self, most: int) -> None:
-        """Remember so many operations from now on, and of all their algorithms and groups."""
+        """Keep this many operations from now on, and the algorithms and groups of all."""
         self._ring = deque(self._ring, maxlen=most)
         self.keeps = True
         for records in self.all:
@@ -209,7 +212,7 @@ class Recorder:
         self._tell()
 
     def know(self, records: Records) -> None:
-        """These are of a group that is there."""
+        """Note the ranks of a group."""
         if self.keeps and len(self.roots) < MOST_PLANS:
             self.roots[records.scope.id] = records.roots
 
@@ -223,15 +226,17 @@ class Recorder:
     def begin(
         self, scope: Scope, work: Work[Any], call: bytes = b"", peer: int | None = None
     ) -> None:
-        """`work` was started, and says itself when it ends."""
+        """Note that `work` has started. It tells its end itself."""
         work.record = record = Record(self, scope, work, call, peer)
         self._ring.append(record)
 
     def entries(
         self, now: float, pending: Iterable[Work[Any]] = (), most: int = KEPT
     ) -> Iterator[Entry]:
-        """The last `most` that are remembered, in the order of the calls; before them those of the
-        works `pending` that started too long ago."""
+        """Yield the last `most` operations in the order of their calls.
+
+        Before them come those of the works `pending` that started too long ago to be among them.
+        """
         ring = self._last(most)
         known = {id(one) for one in ring}
         for work in {id(work): work for work in pending}.values():
@@ -240,7 +245,7 @@ class Recorder:
         for one in ring:
             yield one.entry(now) if isinstance(one, Record) else self.entry_of(one)
         groups: list[Records] = []
-        with contextlib.suppress(RuntimeError):  # the loop goes on meanwhile, in its thread
+        with contextlib.suppress(RuntimeError):  # the loop may go on meanwhile, in its own thread
             groups = list(self.all)
         for records in groups:
             for work, call in records.waiting():
@@ -248,7 +253,7 @@ class Recorder:
                     yield Record(self, records.scope, work, call, None).entry(now)
 
     def entry_of(self, one: AtOnce) -> Entry:
-        """What is known of what was done within its call."""
+        """Make the entry of an operation that was done within its call."""
         where, op, tag, seq, call, peer, nbytes, started, ended = one
         plan = self.plans.get((where[-1], call))
         return Entry(
@@ -257,11 +262,11 @@ class Recorder:
         )  # fmt: skip
 
     def _last(self, most: int) -> list[AtOnce | Record]:
-        # In one go, as the loop may go on meanwhile, in its thread.
+        # In one step, because the loop may go on meanwhile in its own thread.
         return list(islice(reversed(self._ring), most))[::-1]
 
     def last(self, scope: Scope) -> str:
-        """What became of the last collective that ended; safe to call from any thread."""
+        """Describe the last collective that ended. Safe to call from any thread."""
         ended: tuple[Any, ...] | None
         for one in reversed(self._last(KEPT)):
             if isinstance(one, Record):
@@ -269,7 +274,7 @@ class Recorder:
                 ended, state = one.ended, one.state
             else:
                 where, ended, state = one[0], one[1:4], "done"
-            # No entries are made: whoever asks again and again must not cost much.
+            # Make no entries, because callers may ask often.
             if where == scope and state != "waits" and ended is not None:
                 op, tag, seq = ended[:3]
                 if op not in MESSAGES:
@@ -278,54 +283,56 @@ class Recorder:
 
 
 class Records:
-    """Those who hear of the operations of one group, which they know by its `scope`. `roots`: of
-    its ranks."""
+    """Notes the operations of one group. `roots` are its ranks in the group of `connect`."""
 
     def __init__(self, recorder: Recorder, scope: Scope, roots: Sequence[int] = ()) -> None:
         self.scope = scope
         self.roots = roots
-        # For `add`.
+        # The scope as a tuple, for `add`.
         self.where: Where = scope.group, scope.epoch, scope.rank, scope.size, scope.id
-        self.trace = bound(scope)  # hears of each operation; None: nobody listens
+        self.trace = bound(scope)  # hears of each operation; None without a hook
         self.add = recorder.add  # see `Recorder`
         # The Works that wait without a record of their own, and what was called: see `waits`.
         self.waiting: Callable[[], Sequence[tuple[Work[Any], bytes]]] = tuple
         self._recorder = recorder
         self.unseen: WeakSet[Work[Any]] = WeakSet()
-        """Works of the program's, of which some have not been looked at: see `Work.for_user`."""
+        """Works that the program may not have looked at: see `Work.for_user`."""
         recorder.all.add(self)
         recorder.know(self)
 
     def begin(self, work: Work[Any], call: bytes = b"", peer: int | None = None) -> None:
-        """`work` was started, and says itself when it ends."""
+        """Note that `work` has started. It tells its end itself."""
         self._recorder.begin(self.scope, work, call, peer)
         self.started(work)
 
     def waits(self, work: Work[Any], call: bytes) -> None:
-        """`work` is one of many that wait, and of which most are done before anybody asks: it is
-        noted once it is. An observer hears of it as of others, for it sees where that began."""
+        """Note that `work` waits, if there is an observer.
+
+        Without one it is noted at its end, because most such works end soon. An observer needs its
+        start.
+        """
         if self._recorder.observers:
             self.begin(work, call)
 
     def started(self, work: Work[Any]) -> None:
-        """`work` begins: let who traces know."""
+        """Tell the trace hook that `work` begins."""
         if self.trace is not None:
             work.trace = self.trace
             self.trace("start", work, None)
 
     def planned(self, call: bytes, plan: str) -> None:
-        """Whenever `call` is done within its call, `plan` is its algorithm."""
+        """Note that `plan` is the algorithm of `call` whenever that is done within its call."""
         recorder = self._recorder
         if (recorder.observers or recorder.keeps) and len(recorder.plans) < MOST_PLANS:
             recorder.plans[self.scope.id, call] = plan
 
     def last(self) -> str:
-        """What became of the last collective of this group; safe to call from any thread."""
+        """Describe the last collective of this group that ended. Safe to call from any thread."""
         return self._recorder.last(self.scope)
 
 
 def name_of(op: str, tag: Any, seq: int | None) -> str:
-    """A collective, as errors and tables name it: "all_reduce tag 'loss' #57"."""
+    """Name a collective for errors and tables: "all_reduce tag 'loss' #57"."""
     text = op if tag is None else f"{op} tag {tag!r}"
     return text if seq is None else f"{text} #{seq}"
 

@@ -1,4 +1,4 @@
-"""What is a timeout, and what is none: checked before a call starts."""
+"""Checks of timeouts, before a call starts."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import math
 import sys
 
 LONGEST = sys.float_info.max
-"""Seconds. Timers count in floats, and an int may be larger than any float."""
+"""The longest timeout in seconds. Timers count in floats, and an int may be larger than any
+float."""
 
 
 def is_timeout(timeout: float) -> bool:
-    """Whether it is a number of seconds from now."""
+    """Tell whether `timeout` is a number of seconds from now."""
     return type(timeout) in (int, float) and is_seconds(timeout)
 
 
 def is_seconds(number: float) -> bool:
-    """Whether a timer can wait for so many seconds; math.inf is no deadline."""
+    """Tell whether a timer can wait for so many seconds. `math.inf` means no deadline."""
     return 0 < number <= LONGEST or number == math.inf
 
 
 def check_timeout(timeout: float | None) -> None:
-    """Raises TypeError and ValueError for what is no deadline."""
+    """Raises TypeError or ValueError if `timeout` is not a deadline."""
     if timeout is None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
@@ -29,7 +30,8 @@ def check_timeout(timeout: float | None) -> None:
 
 
 def check_seconds(name: str, number: float) -> None:
-    """Raises ValueError if no timer can wait for so many seconds. `name`: that of the argument."""
+    """Raises ValueError if no timer can wait for so many seconds. `name` is that of the
+    argument."""
     if number > LONGEST and not is_seconds(number):
         raise ValueError(f"{name} is at most {LONGEST:g} seconds, or math.inf for no deadline")
     if not is_seconds(number):

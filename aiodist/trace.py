@@ -1,6 +1,6 @@
-"""Hooks at named points in the life of every operation; free when off.
+"""Hooks at named points in the life of every operation. They cost nothing if none is installed.
 
-A hook is called with the point, the scope (whose operation it is), the Work, and a value:
+A hook is called with the point, the scope of the operation, its Work, and a value:
 
 =================  ==========================================================================
 point              when
@@ -14,10 +14,10 @@ point              when
 "cancelled"        the Work was withdrawn by its owner: the others were told
 =================  ==========================================================================
 
-An all_reduce that is done within its call has "start" and "before_complete" at its end, and no
-other point. Groups that are made while a hook is installed report to it, for as long as they live.
-A hook runs inside of the engine: it is quick and calls nothing of the group. What it raises at
-"phase" fails the operation on all ranks; elsewhere it must not raise.
+An all_reduce that is done within its call has only "start" and "before_complete", both at its end.
+A group reports to the hook that was installed when it was made, for as long as it lives. A hook
+runs inside the engine, so it must be quick and must not call the group. An exception of it at
+"phase" fails the operation on all ranks. At other points it must not raise.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Scope(NamedTuple):
 
 
 Hook = Callable[[Scope, str, Any, Any], None]
-"""``hook(scope, point, work, value)``; `value` is None but where the table says what it is."""
+"""``hook(scope, point, work, value)``. `value` is None unless the table says otherwise."""
 Trace = Callable[[str, Any, Any], None]
 """A hook with its scope: ``trace(point, work, value)``."""
 
@@ -47,11 +47,11 @@ _hook: ContextVar[Hook | None] = ContextVar("aiodist_trace", default=None)
 
 
 def install(hook: Hook | None) -> None:
-    """Groups that this task, and those that it starts, make from now on report to `hook`."""
+    """Make all groups report to `hook` that this task, or a task it starts, makes from now on."""
     _hook.set(hook)
 
 
 def bound(scope: Scope) -> Trace | None:
-    """The hook that is installed, for `scope`; None: there is none."""
+    """Bind the installed hook to `scope`; None if there is no hook."""
     hook = _hook.get()
     return None if hook is None else partial(hook, scope)

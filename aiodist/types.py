@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import ssl as tls
 
 Tag = str | int | None
-"""What tells operations apart: a string, an integer, or None (a tag of its own). `1 != "1"`."""
+"""What tells operations apart: a string, an integer, or None. `1` and `"1"` differ."""
 
 
 class Wildcard(enum.Enum):
@@ -26,23 +26,23 @@ class Wildcard(enum.Enum):
 
 
 ANY_SOURCE: Final = Wildcard.SOURCE
-"""In `recv` and `probe`: a message of whichever rank."""
+"""For `recv` and `probe`: a message of any rank."""
 
 ANY_TAG: Final = Wildcard.TAG
-"""In `recv` and `probe`: a message of whichever tag."""
+"""For `recv` and `probe`: a message with any tag."""
 
 AnySource = Literal[Wildcard.SOURCE]
 AnyTag = Literal[Wildcard.TAG]
 Src = int | Sequence[int] | AnySource
-"""Whose messages a receive takes: those of a rank, of several ranks, or of any."""
+"""The sources of a receive: one rank, several ranks, or `ANY_SOURCE`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """One rank of a group.
 
-    `id` is unique to this process' membership, `host` the host part of the address its peers
-    see, `joined_at` seconds since the Unix epoch by the coordinator's clock.
+    `id` is unique to this membership of the process. `host` is the host part of the address that
+    peers see. `joined_at` is in seconds since the Unix epoch, by the coordinator's clock.
     """
 
     rank: int
@@ -56,10 +56,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How a group fares in an epoch: see `Group.views`.
+    """The state of a group in an epoch: see `Group.views`.
 
-    `members`: those who are alive, by rank. `lost`: rank → why. `left`: the ranks that have left in
-    order. `waiting`: how many wait to be let in by a rendezvous.
+    `members` are alive, by rank. `lost` maps ranks to the reason. `left` are the ranks that have
+    left in order. `waiting` is how many processes wait to be let in by a rendezvous.
     """
 
     epoch: int
@@ -73,13 +73,13 @@ class View:
 class ReduceOp:
     """A reduce operator. Use the constants, `premul_sum`, or `custom`.
 
-    `MINLOC` and `MAXLOC` take arrays whose first dimension is 2: values, and where they are found
-    (``np.stack([losses, np.full_like(losses, group.rank)])``). The result has the least, or the
-    greatest, of the values, each with its location; of equal values the least location. A NaN is
-    both least and greatest. Locations are of the dtype of the values: float32 has the whole numbers
-    up to 2**24, float64 those up to 2**53.
+    `MINLOC` and `MAXLOC` take arrays whose first dimension is 2: values, and their locations
+    (``np.stack([losses, np.full_like(losses, group.rank)])``). The result has the least or the
+    greatest of the values, each with its location. Equal values give the least location. NaN wins
+    over all other values. Locations have the dtype of the values: float32 holds whole numbers up to
+    2**24, float64 up to 2**53.
 
-    Every operator is taken to be associative. `commutative=False` keeps rank order;
+    Every operator must be associative. `commutative=False` keeps the order of ranks.
     `elementwise=True` allows the array to be cut into pieces that are reduced apart.
 
     For example::
@@ -110,7 +110,7 @@ class ReduceOp:
 
     @staticmethod
     def premul_sum(factor: float | int) -> ReduceOp:
-        """The sum of `factor * x` over ranks; `factor` must be the same on all ranks.
+        """The sum of `factor * x` over ranks. `factor` must be the same on all ranks.
 
         For example::
 
@@ -129,13 +129,15 @@ class ReduceOp:
         elementwise: bool = False,
         name: str | None = None,
     ) -> ReduceOp:
-        """An operator of your own: `function(a, b)`, `a` from the lower ranks.
+        """Make an operator of your own: `function(a, b)`, with `a` from the lower ranks.
 
-        It gets whole arrays of the caller's kind and shape and returns the result (or writes it
-        into `a` and returns `a`). With `elementwise=True` it may get any pieces of them. It runs in
-        the context (`contextvars`) of the call that it was given to. Whatever it raises on a rank,
-        that rank's Work fails with it, and those of all others with `CollectiveAbortedError`: none
-        is done before the calls on all ranks have ended well.
+        The function gets whole arrays of the caller's kind and shape. It returns the result, or
+        writes it into `a` and returns `a`. With `elementwise=True` it may get pieces of the arrays.
+        It runs in the context (`contextvars`) of its own call.
+
+        If it raises on a rank, the Work of that rank fails with that exception, and those of the
+        others with `CollectiveAbortedError`. No rank gets a result before the function has ended
+        well on all ranks.
 
         For example::
 
@@ -149,7 +151,7 @@ class ReduceOp:
 
     @staticmethod
     def of(op: ReduceOp | Callable[[Any, Any], Any]) -> ReduceOp:
-        """`op` itself, or a plain callable as a custom operator."""
+        """Return `op`, or a custom operator made of a plain callable."""
         if isinstance(op, ReduceOp):
             return op
         if callable(op):
@@ -167,24 +169,27 @@ class ReduceOp:
 
 
 def _minloc(a: Any, b: Any) -> Any:
-    """The lesser of each pair, with its location."""
+    """Take the lesser of each pair, with its location."""
     return _located(a, b, b[0] < a[0])
 
 
 def _maxloc(a: Any, b: Any) -> Any:
-    """The greater of each pair, with its location."""
+    """Take the greater of each pair, with its location."""
     return _located(a, b, b[0] > a[0])
 
 
 def _located(a: Any, b: Any, better: Any) -> Any:
-    """`a`, with what is `better` in `b`. Both are numpy arrays or tensors: what is used here is
-    spelled alike for the two."""
+    """Return `a`, with the pairs of `b` that are `better`.
+
+    Both are numpy arrays or both are tensors, because only what is spelled alike for the two is
+    used.
+    """
     if a.shape[0] != 2:
         raise ValueError(
             f"MINLOC and MAXLOC take an array of shape (2, …), values and their locations, not of "
             f"shape {tuple(a.shape)}"
         )
-    # A NaN is equal to nothing, not even to itself.
+    # NaN is not equal to anything, not even to itself.
     no_number = (b[0] != b[0]) & (a[0] == a[0])
     earlier = (b[0] == a[0]) & (b[1] < a[1])
     taken = (better | no_number | earlier).reshape(-1)
@@ -201,29 +206,31 @@ _MEMBERS = (
 for _name in _MEMBERS[:-2]:
     setattr(ReduceOp, _name, ReduceOp(_name))
 
-# Whole arrays, for a piece of one may have values without their locations.
+# Whole arrays, because a piece of one may have values without their locations.
 ReduceOp.MINLOC = ReduceOp("MINLOC", _minloc, elementwise=False)
 ReduceOp.MAXLOC = ReduceOp("MAXLOC", _maxloc, elementwise=False)
 
 SUM: Final = ReduceOp.SUM
 
 Average = NewType("Average", ReduceOp)
-"""The type of `ReduceOp.AVG`, for type checkers: the average of ints is a float."""
+"""The type of `ReduceOp.AVG`, for type checkers, because the average of ints is a float."""
 
 Op = ReduceOp | Callable[[Any, Any], Any]
-"""What operations take as their operator: a plain function stands for a custom one."""
+"""What operations take as operator. A plain function counts as a custom operator."""
 
 
 def unexpected(call: str, unknown: Mapping[str, Any], **instead: str) -> TypeError:
-    """The error of a `call` with arguments that it does not have, as Python words it. `instead`
-    maps names that users of other libraries expect to the argument of `call` that they mean."""
+    """Make the error of a `call` with arguments that it does not have, worded as Python does.
+
+    `instead` maps names that users of other libraries expect to the right argument of `call`.
+    """
     name = next(iter(unknown))
     hint = f": use {instead[name]}=" if name in instead else ""
     return TypeError(f"{call}() got an unexpected keyword argument {name!r}{hint}")
 
 
 class ReachOptions(TypedDict, total=False):
-    """Options that say how a process is reached: see `aiodist.connect`."""
+    """Options for how a process is reached: see `aiodist.connect`."""
 
     lease: float
     ssl: tls.SSLContext | tuple[tls.SSLContext, tls.SSLContext | None] | None
@@ -242,7 +249,7 @@ class ChannelOptions(ReachOptions, total=False):
 
 
 class MemberOptions(ReachOptions, total=False):
-    """`ReachOptions`, and what holds in a group: for clusters, which have its name and token."""
+    """`ReachOptions` and the options of a group. For clusters, which have its name and token."""
 
     join_window: float
     op_timeout: float
@@ -252,7 +259,7 @@ class MemberOptions(ReachOptions, total=False):
 
 
 class GroupOptions(MemberOptions, total=False):
-    """Options that every function takes that makes groups."""
+    """Options of every function that makes groups."""
 
     group: str | None
     name: str | None
@@ -266,7 +273,7 @@ class JoinOptions(GroupOptions, total=False):
 
 
 class RankOptions(JoinOptions, total=False):
-    """`JoinOptions`, and which rank to be, of how many."""
+    """`JoinOptions`, and the rank and size."""
 
     rank: int | None
     size: int | None

@@ -71,9 +71,30 @@ WRITTEN = [
 # The folders and modules whose docstrings and comments follow the rules. Add a room here when it is
 # rewritten.
 ROOMS = [
+    "aiodist/blocking",
+    "aiodist/buffers",
+    "aiodist/control",
+    "aiodist/environment.py",
+    "aiodist/errors.py",
+    "aiodist/hostlist.py",
+    "aiodist/launching",
+    "aiodist/links",
+    "aiodist/rank",
+    "aiodist/recorder.py",
     "aiodist/services",
+    "aiodist/testing",
+    "aiodist/threads",
+    "aiodist/timeouts.py",
     "aiodist/topologies",
+    "aiodist/trace.py",
+    "aiodist/transports",
+    "aiodist/types.py",
     "aiodist/windows",
+    "aiodist/wire",
+    "clients/aiodist_dask",
+    "clients/aiodist_ray",
+    "clients/aiodist_torch",
+    "server/aiodist_server",
 ]
 
 LONGEST = 30
@@ -144,7 +165,8 @@ def of_module(source: str) -> list[str]:
                 and isinstance(one.value.value, str)
                 for sentence in _sentences(one.value.value)
             ]
-    sentences += [one for block in _comments(source) for one in _sentences(block)]
+    for block in _comments(source):
+        sentences += _sentences(_without_examples(block))
     return sentences
 
 
@@ -161,18 +183,21 @@ def _comments(source: str) -> Iterator[str]:
         if (token.start[0] != last + 1 or behind_code) and block:
             yield "\n".join(block)
             block = []
-        block.append(token.string.lstrip("#: "))
+        block.append(re.sub(r"^#:? ?", "", token.string))
         last = -1 if behind_code else token.start[0]
     yield "\n".join(block)
 
 
 def _without_examples(docstring: str) -> str:
     text = re.sub(r"^```.*?^```$", "\n", docstring, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^==+ +==.*\n(?:.+\n?)+", "\n", text, flags=re.MULTILINE)  # a table
     kept, inside = [], False
     for line in textwrap.dedent(text).splitlines():
         if inside and line.strip() and not line.startswith(" "):
             inside = False
-        if not inside and not line.lstrip().startswith((">>>", "...")):
+        if inside and not line.strip():
+            kept.append("")
+        elif not inside and not line.lstrip().startswith((">>>", "...")):
             kept.append(line)
         inside = inside or line.rstrip().endswith("::")
     # A line of "Args:" is a text of its own.

@@ -1,15 +1,15 @@
-"""How a thread has something done on the loop of a group, and waits for its result.
+"""How a thread makes a call on the loop of a group, and waits for its result.
 
-There are two kinds of loops. One that runs in another thread of the program (`asyncio.run`) is
-handed the call, and the thread sleeps until it is told. On the loop of `aiodist.threads` the thread
-makes the call itself and does the loop's work while it waits: nobody has to be woken for it.
+There are two kinds of loops. A loop that runs in another thread of the program (`asyncio.run`)
+takes the call, and the calling thread sleeps until it is told. On the loop of `aiodist.threads` the
+calling thread makes the call itself and does the loop's work while it waits, so that no other
+thread has to be woken.
 
-**Why an interrupt is safe.** Ctrl-C raises KeyboardInterrupt in the main thread, wherever that is.
-Whoever catches it may reuse its arrays. So the operation is withdrawn first, on the loop, where it
-is half-way through nothing, and only then does the exception go on; the other ranks see a cancelled
-Work. A second Ctrl-C does not wait for that. Where a thread does the loop's work, the interrupt can
-come in the midst of it: then nobody knows how far that was, and all groups of the loop are aborted
-(see `aiodist.threads.loop`).
+**Why an interrupt is safe.** Ctrl-C raises KeyboardInterrupt in the main thread, at any line. A
+program that catches it may reuse its arrays. So we first withdraw the operation on the loop,
+between two callbacks, and only then raise. The other ranks see a cancelled Work. A second Ctrl-C
+does not wait for that. If the interrupted thread was doing the loop's work, nothing is known about
+the state of the loop, so all of its groups are aborted (see `aiodist.threads.loop`).
 """
 
 from __future__ import annotations
@@ -32,47 +32,47 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 LONGEST = threading.TIMEOUT_MAX
-"""Seconds for who waits without a deadline."""
+"""Seconds of a wait without a deadline."""
 
 
 class Home:
-    """The loop that a group lives on, as other threads see it: here, one that runs by itself."""
+    """The loop of a group, as other threads see it: a loop that some thread runs by itself."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
     @staticmethod
     def of(loop: asyncio.AbstractEventLoop) -> Home:
-        """The home of groups on `loop`."""
+        """Return the home of groups on `loop`."""
         engine = engine_of(loop)
         return Home(loop) if engine is None else OwnLoop(loop, engine)
 
     def adopt(self, group: Resident) -> None:
-        """A group that lives there is used by threads."""
+        """Hear that threads use a group that lives there."""
 
     def submit(self, call: Callable[[], None], until: Until = at_once) -> None:
-        """Have `call` made on the loop, now or soon, after those of this thread before it."""
+        """Make `call` on the loop, now or soon, after the earlier calls of this thread."""
         self._loop.call_soon_threadsafe(call)
 
     def help(self, until: Until, seconds: float) -> None:
-        """Do some of the loop's work, if that brings `until` about sooner."""
+        """Do some of the loop's work if that helps `until` to become true."""
 
     def began(self) -> None:
-        """On the loop: a thread waits for an operation."""
+        """On the loop: hear that a thread waits for an operation."""
 
     def ended(self) -> None:
-        """On the loop: that has ended."""
+        """On the loop: hear that the operation has ended."""
 
 
 class OwnLoop(Home):
-    """The loop of this process for programs that have none."""
+    """The loop of this process for programs that have none (`aiodist.threads`)."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, engine: Engine) -> None:
         super().__init__(loop)
         self._engine = engine
 
     def adopt(self, group: Resident) -> None:
-        # On the loop: an interrupt there has all groups looked through.
+        # On the loop, because an interrupt there goes through all groups.
         self._engine.submit(lambda: self._engine.adopt(group))
 
     def submit(self, call: Callable[[], None], until: Until = at_once) -> None:
@@ -89,8 +89,10 @@ class OwnLoop(Home):
 
 
 class BlockingWork(Generic[T]):
-    """An operation that goes on while its thread does something else: what `start`, `isend` and
-    `irecv` of a `BlockingGroup` return. To be used in any thread but that of the group's loop.
+    """An operation that goes on while its thread does something else.
+
+    `start`, `isend` and `irecv` of a `BlockingGroup` return it. Use it in any thread but that of
+    the group's loop.
 
     For example::
 
@@ -104,7 +106,8 @@ class BlockingWork(Generic[T]):
     """
 
     def __init__(self, home: Home, call: Callable[[], Any]) -> None:
-        """`call` is made on the loop of `home`; it gives a Work, a coroutine, or a plain value."""
+        """`call` is made on the loop of `home`. It returns a Work, a coroutine, or a plain
+        value."""
         if asyncio._get_running_loop() is not None:
             raise RuntimeError(
                 "a blocking call would stop the event loop that runs in this thread: await the "
@@ -114,15 +117,16 @@ class BlockingWork(Generic[T]):
         self._call = call
         self._outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._made = threading.Event()  # the call was made
-        self._work: asyncio.Future[T] | None = None  # what it gave, unless that is a plain value
+        # what the call returned, unless that is a plain value
+        self._work: asyncio.Future[T] | None = None
 
     # -- for its owner ----------------------------------------------------------------------------
 
     def wait(self, timeout: float | None = None) -> T:
-        """The result, or the error that it failed with. Waits for at most `timeout` seconds.
+        """Wait for the result at most `timeout` seconds, and return it or raise its error.
 
-        Raises TimeoutError when it is still pending then: it goes on. What interrupts the wait, as
-        KeyboardInterrupt does, cancels it.
+        Raises TimeoutError if it is still pending then; the operation goes on. An exception that
+        interrupts the wait, as KeyboardInterrupt does, cancels the operation.
         """
         done = self._outcome.done
         limit = LONGEST if timeout is None else timeout
@@ -143,17 +147,19 @@ class BlockingWork(Generic[T]):
     """The same under the name of `concurrent.futures.Future`."""
 
     def done(self) -> bool:
-        """Whether it has ended, well or not. Never waits."""
+        """Tell whether it has ended, well or not. Never waits."""
         return self._outcome.done()
 
     def cancel(self) -> bool:
-        """Withdraw it. Once this has returned, its arrays are not touched any more. False when it
-        was done already."""
+        """Withdraw it. When this returns, its arrays are not touched any more.
+
+        Returns False if it was done already.
+        """
         withdrawn: list[bool] = []
         heard = threading.Event()
 
         def cancel() -> None:
-            # The call was handed over before this one, so it has been made.
+            # Calls are made in order, so that of the operation was made before this one.
             withdrawn.append(self._work is not None and self._work.cancel())
             heard.set()
 
@@ -192,8 +198,8 @@ class BlockingWork(Generic[T]):
     # -- for the blocking group -------------------------------------------------------------------
 
     def start(self) -> BlockingWork[T]:
-        """Have the call made. Raises what it raises."""
-        # An interrupt may come anywhere in here, also when the call is on its way already.
+        """Make the call. Raises what the call raises."""
+        # An interrupt may come at any line here, also when the call is already on its way.
         try:
             self._home.submit(self._make, self._outcome.done)
             self._made.wait()
@@ -205,7 +211,7 @@ class BlockingWork(Generic[T]):
         return self
 
     def run(self) -> T:
-        """Have the call made, and wait for its result."""
+        """Make the call, and wait for its result."""
         try:
             self._home.submit(self._make, self._outcome.done)
             return self.wait()
@@ -214,7 +220,7 @@ class BlockingWork(Generic[T]):
             raise
 
     def _make(self) -> None:
-        """Make the call. On the loop."""
+        """Make the call. Runs on the loop."""
         try:
             given = self._call()
             if not isinstance(given, asyncio.Future) and not asyncio.iscoroutine(given):
@@ -229,7 +235,7 @@ class BlockingWork(Generic[T]):
         except BaseException as error:
             self._outcome.set_exception(error)
             if not isinstance(error, Exception):
-                raise  # the loop has to know that it was interrupted
+                raise  # the loop must know that it was interrupted
         finally:
             self._made.set()
 
@@ -250,14 +256,14 @@ class BlockingWork(Generic[T]):
             try:
                 self.cancel()
             except (GroupClosedError, RuntimeError):
-                return  # there is no such loop any more: nothing goes on there
+                return  # there is no such loop any more, so nothing goes on there
 
     def _as_work(self) -> Work[T]:
         return cast("Work[T]", self._work)
 
 
 class Blocking(Generic[T]):
-    """Something that lives on a loop, for threads."""
+    """An object that lives on a loop, for threads."""
 
     def __init__(self, home: Home, behind: T) -> None:
         self._home = home
@@ -267,7 +273,7 @@ class Blocking(Generic[T]):
 def waiting(
     operation: Callable[Concatenate[T, P], Awaitable[R]],
 ) -> Callable[Concatenate[Blocking[T], P], R]:
-    """The method of a `Blocking` that calls `operation` and waits for its result."""
+    """Make the method of a `Blocking` that calls `operation` and waits for its result."""
 
     @wraps(operation)
     def method(self: Blocking[T], /, *args: P.args, **options: P.kwargs) -> R:

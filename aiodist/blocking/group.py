@@ -21,20 +21,20 @@ R = TypeVar("R")
 
 @runtime_checkable
 class Neighboring(Protocol):
-    """A grid or a graph of a group, whose collectives are made of the group's."""
+    """A grid or a graph. Its collectives are made of those of the group."""
 
     @property
     def group(self) -> Any: ...
 
     def over(self, group: Any) -> Any:
-        """The same neighbours in another view of the group."""
+        """Return the same neighbours in another view of the group."""
         ...
 
 
 def _waiting(
     operation: Callable[Concatenate[Operations, P], Awaitable[R]],
 ) -> Callable[Concatenate[BlockingGroup, P], R]:
-    """The method of a `BlockingGroup` that calls `operation` and waits for its result."""
+    """Make the method of a `BlockingGroup` that calls `operation` and waits for its result."""
 
     @wraps(operation)
     def method(self: BlockingGroup, /, *args: P.args, **options: P.kwargs) -> R:
@@ -47,7 +47,7 @@ def _waiting(
 def _starting(
     operation: Callable[Concatenate[Operations, P], Awaitable[R]],
 ) -> Callable[Concatenate[BlockingGroup, P], BlockingWork[R]]:
-    """The method of a `BlockingGroup` that calls `operation` and does not wait for its result."""
+    """Make the method of a `BlockingGroup` that calls `operation` and returns at once."""
 
     @wraps(operation)
     def method(self: BlockingGroup, /, *args: P.args, **options: P.kwargs) -> BlockingWork[R]:
@@ -58,13 +58,14 @@ def _starting(
 
 
 class BlockingGroup:
-    """Made by `Group.blocking()` and `aiodist.connect_blocking()`. Every call waits for its result,
-    but `start`, `isend`, `issend` and `irecv`, which return a `BlockingWork`. Usable from any
-    thread but that of the group's event loop, which has to run meanwhile.
+    """A group whose operations are ordinary calls. Made by `Group.blocking` and `connect_blocking`.
 
-    Concurrent calls from several threads need tags to tell them apart, as concurrent tasks do. A
-    KeyboardInterrupt withdraws the operation that is waited for, as a cancelled Work is withdrawn,
-    before it is raised.
+    Every call waits for its result, except `start`, `isend`, `issend` and `irecv`, which return a
+    `BlockingWork`. Use it from any thread but that of the group's event loop, which must run
+    meanwhile.
+
+    Concurrent calls from several threads need tags, as those of concurrent tasks do.
+    KeyboardInterrupt withdraws the operation that the thread waits for before it is raised.
 
     For example::
 
@@ -75,15 +76,15 @@ class BlockingGroup:
     """
 
     def __init__(self, group: Any, home: Home) -> None:
-        """`group`: the `Group` whose methods are called on the loop that it lives on."""
+        """`group` is the `Group` whose methods are called on its loop."""
         self._group = group
         self._home = home
         home.adopt(group)
 
     # -- what it is -------------------------------------------------------------------------------
 
-    # Nothing here needs the loop: what does not change is read as it is, and what does, in one
-    # step that no other thread can come between.
+    # Nothing here needs the loop: constants can be read anywhere, and all else is read in one step,
+    # so that no other thread can come between.
 
     @property
     def name(self) -> str:
@@ -117,13 +118,13 @@ class BlockingGroup:
 
     @property
     def epoch(self) -> int:
-        """Which membership of that name this is; a later one has a higher epoch."""
+        """The number of this membership. It grows with each new one."""
         epoch: int = self._group.epoch
         return epoch
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Who the ranks are, by rank."""
+        """The members, by rank."""
         members: tuple[Member, ...] = self._group.members
         return members
 
@@ -147,13 +148,13 @@ class BlockingGroup:
 
     @property
     def lost(self) -> dict[int, str]:
-        """The ranks that are known to be lost or to have left, and why. See `Group.lost`."""
+        """The ranks that are lost or have left, with the reason. See `Group.lost`."""
         lost: dict[int, str] = self._group.lost
         return lost
 
     @property
     def revoked(self) -> bool:
-        """Whether a rank has revoked the group, as far as has been heard here."""
+        """Whether this rank has heard that the group was revoked."""
         revoked: bool = self._group.revoked
         return revoked
 
@@ -167,8 +168,7 @@ class BlockingGroup:
 
     # -- operations -------------------------------------------------------------------------------
 
-    # The second signature is for type checkers that do not tell overloads apart by what they are
-    # called with, as pyright does not here.
+    # The second signature is for type checkers that cannot pick an overload here, as pyright.
     @overload
     def start(
         self, operation: Callable[P, R], /, *args: P.args, **options: P.kwargs
@@ -180,15 +180,14 @@ class BlockingGroup:
     def start(
         self, operation: Callable[..., Any], /, *args: Any, **options: Any
     ) -> BlockingWork[Any]:
-        """Call an operation of this group and do not wait for its result, as `submit` of
-        `concurrent.futures` does: ``group.start(group.all_reduce, x)`` (MPI's Iallreduce).
+        """Start an operation of this group without waiting for its result (MPI's Iallreduce).
 
-        `operation`: a collective, send or receive of this group, or one of a `Grid` or `Graph` of
-        it. It has started when this returns, and `BlockingWork.result` waits for it. The order of
-        calls is the order of operations, for started and waiting ones alike. Do not change its
-        arrays until it is done.
+        As `submit` of `concurrent.futures`: ``group.start(group.all_reduce, x)``. `operation` is a
+        collective, send or receive of this group, or of a `Grid` or `Graph` of it. It has started
+        when this returns, and `BlockingWork.result` waits for it. Operations are ordered by their
+        calls, whether these wait or not. Do not change the arrays of an operation until it is done.
 
-        Raises TypeError for anything else, and what the call raises.
+        Raises TypeError for any other `operation`, and what the call raises.
 
         For example::
 
@@ -319,7 +318,7 @@ class BlockingGroup:
         """``for view in group.views()``: see `Group.views`."""
         views = self._group.views()
 
-        # A task for each step, as a step is neither a coroutine nor a Work.
+        # A task for each step, because a step is neither a coroutine nor a Work.
         async def following() -> View:
             view: View = await anext(views)
             return view
@@ -352,7 +351,7 @@ class BlockingGroup:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # In whatever epoch it is by now: `group = group.shrink()` within the block leaves it so.
+        # The newest epoch, because the block may have said `group = group.shrink()`.
         self._run(self._group._newest().__aexit__, kind, error, trace)
 
     # -- inside -----------------------------------------------------------------------------------

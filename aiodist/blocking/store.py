@@ -19,8 +19,7 @@ class BlockingStore(Blocking[Store]):
     delete = waiting(Store.delete)
 
     def watch(self, key: str, *, timeout: float | None = math.inf) -> BlockingWatch:
-        """The changes of `key` from now on: ``for key, value in store.watch("k")``. See
-        `Store.watch`."""
+        """Watch the changes of `key`: ``for key, value in store.watch("k")``. See `Store.watch`."""
         started: BlockingWork[Watch] = BlockingWork(
             self._home, lambda: self._behind.watch(key, timeout=timeout)
         )
@@ -28,7 +27,7 @@ class BlockingStore(Blocking[Store]):
 
 
 class BlockingWatch(Blocking[Watch]):
-    """The changes of one key: an iterator. Ends with `close`, or with a `with` block."""
+    """An iterator over the changes of one key. Ends with `close`, or with a `with` block."""
 
     def close(self) -> None:
         """End the watch; iteration stops. Idempotent."""

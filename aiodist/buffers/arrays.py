@@ -1,4 +1,4 @@
-"""One look at all kinds of arrays: their memory as a numpy array of the carrier dtype."""
+"""All kinds of arrays, seen alike: their memory as a numpy array of the carrier dtype."""
 
 from __future__ import annotations
 
@@ -18,27 +18,31 @@ Flat = NDArray[Any]
 
 _BYTE: Final = np.dtype(np.uint8)
 BUFFERS: Final = (bytearray, memoryview, array)
-"""What is a buffer and nothing else: its memory is taken for a numpy array. bytes are a value of
-their own, and stay what they are."""
+"""Types that are buffers and nothing else. Their memory counts as a numpy array. bytes are not
+among them, because they are a value of their own."""
 
 Kind = Literal["numpy", "torch", "scalar", "other", "device"]
-"""numpy array, torch tensor, numpy scalar, anything else with `__dlpack__`; in messages, an array
-of a device (where it comes to the host, a torch tensor, or a numpy array if there is no torch)."""
+"""numpy array, torch tensor, numpy scalar, anything else with `__dlpack__`, or an array of a
+device.
+
+"device" occurs in messages. On the host such an array becomes a torch tensor, or a numpy array if
+there is no torch.
+"""
 
 
 @lru_cache(maxsize=1024)
 def shown(name: str, shape: tuple[int, ...]) -> str:
-    """How texts show an array: `float32[3,4]`."""
+    """Show an array in a text: `float32[3,4]`."""
     return f"{name}[{','.join(map(str, shape))}]"
 
 
 class Array:
     """An array of a user.
 
-    `value` is the user's object, `name` the dtype, `base` its memory as a numpy array of the same
-    shape (any strides, any byte order). `is_flat`: whether that memory is what travels, as it is:
-    contiguous and little-endian. `frozen` says why the memory cannot be written in place
-    ("is read-only"); None: it can.
+    `value` is the user's object, and `name` its dtype. `base` is its memory as a numpy array of the
+    same shape, with any strides and byte order. `is_flat`: this memory can travel as it is, because
+    it is contiguous and little-endian. `frozen` says why the memory cannot be written in place ("is
+    read-only"), or is None.
     """
 
     __slots__ = ("base", "frozen", "is_flat", "kind", "name", "value")
@@ -61,22 +65,25 @@ class Array:
         return shown(self.name, self.base.shape)
 
     def read(self) -> Flat:
-        """The elements: the memory itself where it is flat, else a copy."""
+        """Return the elements: the memory itself if it is flat, else a copy."""
         base = self.base
         if not self.is_flat:
             base = np.array(base, dtype=carrier(self.name), order="C")
         return base.reshape(-1)
 
     def stage(self) -> tuple[Flat, Flat | None]:
-        """Where to write new elements: the memory itself where it is flat, else an uninitialised
-        staging array. The second item is what to `commit` when it is filled."""
+        """Return memory for new elements: the memory itself if it is flat, else an uninitialised
+        array.
+
+        The second item is what to `commit` when it is filled.
+        """
         if self.is_flat:
             return self.base.reshape(-1), None
         staged = np.empty(self.base.size, carrier(self.name))
         return staged, staged
 
     def commit(self, staged: Flat | None) -> None:
-        """New elements are written: copy them where they were staged, and tell autograd."""
+        """Take the new elements: copy them if they were staged, and tell autograd."""
         if staged is not None:
             np.copyto(self.base, staged.reshape(self.base.shape))
         if self.kind == "torch":
@@ -84,7 +91,7 @@ class Array:
 
 
 def view(value: Any, where: Where) -> Array | None:
-    """`value` as an Array, None if it is none.
+    """Return `value` as an Array, or None if it is not an array.
 
     Raises TypeError, naming `where`, for arrays that do not travel: object and record dtypes,
     masked arrays, tensors on other devices, sparse or quantised ones.
@@ -93,7 +100,8 @@ def view(value: Any, where: Where) -> Array | None:
         if isinstance(value, np.ma.MaskedArray):
             raise TypeError(f"{where}: a masked array does not travel: send data and mask apart")
         frozen = None if value.flags.writeable else "is read-only"
-        # Subclasses have shapes of their own: np.matrix never has one dimension.
+        # asarray, because subclasses may have shapes of their own: np.matrix never has one
+        # dimension.
         return Array(value, "numpy", _name(value, where), np.asarray(value), frozen)
     if tensors.is_tensor(value):
         try:
@@ -107,15 +115,15 @@ def view(value: Any, where: Where) -> Array | None:
     if isinstance(value, BUFFERS):
         try:
             base = np.asarray(memoryview(value))
-        except (TypeError, ValueError) as error:  # of a format of Python's own
+        except (TypeError, ValueError) as error:  # its format is one of Python's own
             raise TypeError(
                 f"{where}: numpy cannot read this {type(value).__name__} as numbers ({error}): "
                 "pass a numpy array"
             ) from error
         frozen = None if base.flags.writeable else "is read-only"
         return Array(value, "numpy", _name(base, where), base, frozen)
-    # Last, as it is the least of them: an array of another library is read where it lies, but by a
-    # view that knows nothing of that library's streams or locks, so it is never written.
+    # Last, because its view is the weakest: it knows nothing of the other library's streams or
+    # locks. So such an array is read in place, but never written.
     if hasattr(value, "__dlpack__") and not isinstance(value, type):
         try:
             base = np.from_dlpack(value)
@@ -129,18 +137,19 @@ def view(value: Any, where: Where) -> Array | None:
     return None
 
 
-# Three short ways to the memory of an array, for calls that take microseconds as a whole. `view`
-# looks at whatever may be an array, and can say what is wrong with it; these say None for anything
-# that is out of the ordinary, and the caller takes the long way, which finds the words. They differ
-# in what the caller knows already: nothing (`plain`), the dtype and the length, since it keeps
-# something by these (`flat`), or the size in bytes (`window`).
+# Three short ways to the memory of an array, for calls that take microseconds. `view` examines
+# anything that may be an array, and can say what is wrong with it. These return None for anything
+# unusual, and the caller then takes the long way. They differ in what the caller knows already:
+# nothing (`plain`), dtype and length (`flat`), or the size in bytes (`window`).
 #
-# A subclass of ndarray is none of theirs: it may have another idea of `reshape`.
+# Subclasses of ndarray take the long way, because they may redefine `reshape`.
 
 
 def plain(value: Any) -> Flat | None:
-    """The memory of a numpy array or torch tensor that is contiguous, writable and nothing special
-    (no subclass): flat, without a look at its dtype. None: take the long way."""
+    """Return the flat memory of a contiguous, writable numpy array or tensor, of any dtype.
+
+    Returns None for a subclass or anything else unusual: take the long way.
+    """
     cls = type(value)
     if cls is np.ndarray:
         return value.reshape(-1) if value.flags.carray else None
@@ -148,32 +157,36 @@ def plain(value: Any) -> Flat | None:
 
 
 def flat(value: Any, dtype: np.dtype[Any], length: int) -> Flat | None:
-    """The memory of a numpy array or torch tensor (no subclass) of `length` elements whose carrier
-    is `dtype`, flat. None: take the long way."""
+    """Return the flat memory of a numpy array or tensor of `length` elements with carrier `dtype`.
+
+    Returns None for a subclass or anything else unusual: take the long way.
+    """
     if type(value) is np.ndarray:
         return value.reshape(-1) if value.flags.carray else None
     return tensors.flat(value, dtype, length)
 
 
 def window(value: Any, nbytes: int) -> memoryview | None:
-    """The memory of a numpy array or torch tensor (no subclass) as `nbytes` bytes. None: take the
-    long way."""
+    """Return the memory of a numpy array or tensor as `nbytes` bytes.
+
+    Returns None for a subclass or anything else unusual: take the long way.
+    """
     if type(value) is np.ndarray:
         if not value.flags.carray:
             return None
         try:
             return value.data.cast("B")
-        except (TypeError, ValueError):  # of times, and of no elements: buffers know neither
+        except (TypeError, ValueError):  # buffers know neither times nor empty arrays
             return value.reshape(-1).view(np.uint8).data
     found = tensors.flat(value, _BYTE, nbytes)
     return None if found is None else found.data
 
 
 def writable(value: object, where: Where) -> Array:
-    """`value` as an Array whose memory can be written in place.
+    """Return `value` as an Array whose memory can be written in place.
 
-    Raises TypeError for what is no array or not of a kind that is written in place, ValueError
-    for a read-only one or one whose elements share memory.
+    Raises TypeError if it is not an array, or not of a kind that is written in place. Raises
+    ValueError if it is read-only, or if several of its elements share memory.
     """
     array = view(value, where)
     if array is None:
@@ -211,17 +224,17 @@ def misfit(
     got_shape: tuple[int, ...],
     where: Where,
 ) -> Exception:
-    """What is raised for an array of another dtype, or another shape."""
+    """Make the error for an array of another dtype or shape."""
     error = TypeError if got_name != name else ValueError
     text = f"{where}: is {shown(got_name, got_shape)}, {expected} is {shown(name, shape)}"
     return error(text)
 
 
 def empty(kind: Kind, name: str, shape: tuple[int, ...], where: Where) -> Array:
-    """A new, uninitialised array; numpy for all kinds but torch.
+    """Make a new, uninitialised array: a numpy array, or a tensor for the kind "torch".
 
-    A tensor is made as a numpy array where torch is not installed. Raises TypeError for dtypes
-    that only a (newer) torch has.
+    If torch is not installed, a tensor becomes a numpy array. Raises TypeError for dtypes that only
+    a (newer) torch has.
     """
     if kind == "torch" or (kind == "device" and name in TORCH):
         torch = tensors.require()
@@ -238,9 +251,9 @@ def empty(kind: Kind, name: str, shape: tuple[int, ...], where: Where) -> Array:
 
 
 def kind_and_name(dtype: Any, like: object) -> tuple[Kind, str]:
-    """What a new array is to be: of a dtype of numpy or torch, or as another array is.
+    """Return kind and dtype of a new array: of `dtype` (numpy's or torch's), or like an array.
 
-    Raises TypeError for what is no dtype, or none that travels, and for both or neither.
+    Raises TypeError if the dtype does not travel, and unless exactly one of the two is given.
     """
     if (dtype is None) == (like is None):
         raise TypeError("give a dtype, or like= an array to have its kind and dtype")
@@ -258,7 +271,7 @@ def kind_and_name(dtype: Any, like: object) -> tuple[Kind, str]:
 
 
 def over(memory: Flat, kind: Kind, name: str, shape: tuple[int, ...]) -> Any:
-    """The array of that kind, dtype and shape over flat memory of bytes."""
+    """Return the array of that kind, dtype and shape over flat memory of bytes."""
     array = memory.view(carrier(name)).reshape(shape)
     return tensors.wrap(array, name) if kind == "torch" else array
 

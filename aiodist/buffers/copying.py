@@ -1,4 +1,4 @@
-"""Copies of many bytes, in and out of memory that a cache does not hold."""
+"""Copies of many bytes, into and out of memory that no cache holds."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from numpy.typing import NDArray
 Flat = NDArray[Any]
 
 LARGE: Final = 128 * 1024
-"""Bytes from which numpy's loop is used. A call of it takes two microseconds, and what is smaller
-is in the cache, mostly, where the C library is faster."""
+"""Size in bytes from which numpy's loop is used. A call of it takes two microseconds, and smaller
+data is mostly in the cache, for which the C library is faster."""
 
 
 def copy(into: memoryview, data: memoryview) -> None:
-    """Copy bytes to memory of the same size, which is not the same memory. Lets other threads go on
-    where they are many."""
-    # The C library copies pieces below the size of a core's cache by one instruction of the
-    # processor (`rep movsb`). Where the target is not in a cache, that takes twice as long as a
-    # loop of vector instructions, as numpy has for arithmetic; and ten times as long where the
-    # target lies a few bytes behind the source, by the page. `positive` is arithmetic that
-    # changes nothing.
+    """Copy bytes to other memory of the same size. Large copies let other threads run."""
+    # The C library copies pieces below the size of a core's cache by one instruction (`rep movsb`).
+    # If the target is not in a cache, that takes twice as long as a loop of vector instructions. It
+    # takes ten times as long if the target lies a few bytes behind the source, modulo the page
+    # size. numpy has vector loops for arithmetic, and `positive` is arithmetic that changes
+    # nothing.
     if len(data) < LARGE:
         into[:] = data
     else:
@@ -29,8 +28,10 @@ def copy(into: memoryview, data: memoryview) -> None:
 
 
 def copy_out(into: Flat, source: Flat) -> None:
-    """Copy a flat array to another one of its dtype and length, from shared memory to the user's
-    array, say: that is in no cache, mostly, where it is large (see `copy`)."""
+    """Copy a flat array to another one of its dtype and length, mostly from shared memory.
+
+    Large arrays of users are in no cache, mostly: see `copy`.
+    """
     if into.nbytes < LARGE:
         into[:] = source
     else:

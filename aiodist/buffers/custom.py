@@ -15,17 +15,17 @@ from aiodist.types import ReduceOp
 Flat = NDArray[Any]
 
 PIECE_BYTES: Final = 1024 * 1024
-"""What an elementwise function gets at once: enough to forget its call, little to copy."""
+"""Bytes that an elementwise function gets at once: enough to outweigh the call, and little to
+copy."""
 
 
 class CustomKernel:
     """A user's function as a kernel, with the methods of `kernels.Kernel`.
 
-    Accumulators are carriers, and loading and storing just copy. The function gets copies, so
-    that it may write into `a` (or `b`) whatever is done with them later. What it raises is passed
-    on; TypeError or ValueError tell of results that are of another kind, dtype or shape.
-
-    With `sliceable` False the flat arrays must be whole: all `parts`, one after the other.
+    Accumulators are carriers, so loading and storing only copy. The function gets copies, so that
+    it may write into `a` or `b`. Its exceptions are passed on. A result of another kind, dtype or
+    shape raises TypeError or ValueError. If `sliceable` is False, the flat arrays must be whole:
+    all `parts`, one after the other.
     """
 
     __slots__ = (
@@ -42,14 +42,14 @@ class CustomKernel:
     )
 
     def __init__(self, op: ReduceOp, name: str, parts: Sequence[tuple[Kind, tuple[int, ...]]]):
-        """`parts`: kind and shape of each array of the caller that is joined here."""
+        """`parts` are kind and shape of each of the caller's arrays that are joined here."""
         assert op.function is not None
         self._function = op.function  # the user's
-        self._label = op.name.removeprefix("custom:")  # what errors call it
+        self._label = op.name.removeprefix("custom:")  # its name in errors
         self._parts = tuple(parts)
         self.op = op
         self.name = name
-        # Of carriers, and of accumulators: nothing is converted.
+        # The same for carriers and accumulators, because nothing is converted.
         self.dtype: np.dtype[Any] = carrier(name)
         self.wire_dtype = self.dtype
         self.loads = False
@@ -57,37 +57,36 @@ class CustomKernel:
         self.sliceable = op.elementwise
 
     def load(self, x: Flat, into: Flat | None = None) -> Flat:
-        """A copy of `x`: in `into` (which is returned) or a new array."""
+        """Copy `x` to `into` (which is returned) or to a new array."""
         if into is None:
             return x.copy()
         into[:] = x
         return into
 
     def combine(self, into: Flat, a: Flat, b: Flat) -> None:
-        """``into = f(a, b)``, `a` from lower ranks. `into` may be `a` or `b`."""
-        # The function may do with its arguments what it likes: write into the first and return it,
-        # keep the second. Both are copies, so neither the user's array nor what is about to be sent
-        # to another rank changes by that.
+        """Compute ``into = f(a, b)``, with `a` from lower ranks. `into` may be `a` or `b`."""
+        # The function may write into its first argument and return it, or keep the second. Both are
+        # copies, so that neither the user's array nor data for another rank changes.
         for kind, shape, start, stop in self._pieces(len(into)):
             first = self._call(kind, shape, a[start:stop].copy(), b[start:stop].copy())
             into[start:stop] = first.reshape(-1)
 
     def store(self, acc: Flat, out: Flat, size: int) -> None:
-        """A copy of `acc` in `out`."""
+        """Copy `acc` to `out`."""
         out[:] = acc
 
     def reduce(self, operands: Sequence[Flat], out: Flat, size: int) -> None:
-        """``out = f(f(operands[0], operands[1]), …)``. `out` may be one of the operands."""
+        """Compute ``out = f(f(operands[0], operands[1]), …)``. `out` may be one of the operands."""
         for kind, shape, start, stop in self._pieces(len(out)):
             acc = operands[0][start:stop].copy()
             for operand in operands[1:]:
                 acc = self._call(kind, shape, acc, operand[start:stop].copy()).reshape(-1)
             out[start:stop] = acc
 
-    # An elementwise function does not see where the arrays of a list begin and end: they are joined
-    # here, cut anywhere, and it gets flat pieces. Any other one gets each array in its own shape.
+    # An elementwise function does not see the bounds of the arrays: they are joined, cut anywhere,
+    # and it gets flat pieces. Any other function gets each array in its own shape.
     def _pieces(self, length: int) -> Iterator[tuple[Kind, tuple[int, ...], int, int]]:
-        """(kind, shape, start, stop) of what the function is called with."""
+        """Yield (kind, shape, start, stop) of each call of the function."""
         start = 0
         if self.sliceable:
             step = PIECE_BYTES // self.dtype.itemsize or 1
@@ -102,7 +101,7 @@ class CustomKernel:
             start = stop
 
     def _call(self, kind: Kind, shape: tuple[int, ...], a: Flat, b: Flat) -> Flat:
-        """f of two flat arrays, which may be overwritten; a new one or `a`."""
+        """Return f of two flat arrays, which may be overwritten: a new array, or `a`."""
         left, right = over(a, kind, self.name, shape), over(b, kind, self.name, shape)
         result = self._take(self._function(left, right), shape)
         return np.ascontiguousarray(result.base, self.dtype)

@@ -1,12 +1,12 @@
-"""Names of dtypes on the wire, and the numpy dtype that holds their elements here.
+"""Names of dtypes on the wire, and the numpy dtypes that hold their elements.
 
-A dtype is named as numpy and torch name it: `float32`, `bool`, `datetime64[ns]`, `S12`,
-`bfloat16`. What numpy does not know (bfloat16, float8, …) is held in its *carrier*: the unsigned
-integer of the same size. Elements are little-endian on the wire and in every carrier array. Names
-say no byte order: arrays of either travel, and new ones have that of this machine.
+A dtype has the name that numpy and torch give it: `float32`, `bool`, `datetime64[ns]`, `S12`,
+`bfloat16`. For dtypes that numpy lacks (bfloat16, float8, …), elements are held in a *carrier*: the
+unsigned integer of the same size. Elements are little-endian on the wire and in carrier arrays. A
+name has no byte order: arrays of both orders travel, and new ones have this machine's.
 
-**Why names, not codes.** A rank with a newer torch may have dtypes that this one has never heard
-of. By its name, the error can say which, and a carrier that is known holds its bytes all the same.
+**Why names instead of codes.** A rank with a newer torch may have dtypes that this rank does not
+know. An error can show the name, and a known carrier can hold the bytes all the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIGNED: Final = frozenset({"int8", "int16", "int32", "int64"})
 UNSIGNED: Final = frozenset({"uint8", "uint16", "uint32", "uint64"})
 INTEGERS: Final = SIGNED | UNSIGNED
 LONG_DOUBLE: Final = f"longdouble{np.finfo(np.longdouble).nmant + 1}"
-"""The significand's bits are part of the name: long double differs between platforms."""
+"""The name contains the bits of the significand, because long double differs between platforms."""
 LONG_COMPLEX: Final = f"c{LONG_DOUBLE}"
 FLOATS: Final = frozenset({"float16", "float32", "float64", "bfloat16", LONG_DOUBLE})
 COMPLEX: Final = frozenset({"complex64", "complex128", LONG_COMPLEX})
@@ -56,9 +56,11 @@ MAX_NDIM: Final = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
 
 
 def _little(dtype: DType) -> DType:
-    """The dtype, little-endian; *native* where that is this machine's order. numpy tells "<i4" of
-    `newbyteorder` from the "=i4" that users make: buffers that have "<i4" say "<i", which
-    memoryview, Cython and C extensions refuse."""
+    """Return the dtype in little-endian order, as *native* if that is this machine's order.
+
+    numpy distinguishes "<i4", which `newbyteorder` makes, from "=i4", which users make. Buffers of
+    the first report "<i", which memoryview, Cython and C extensions refuse.
+    """
     return np.dtype(dtype.newbyteorder("<").str)
 
 
@@ -75,9 +77,9 @@ _LONG: Final[dict[str, DType]] = {
     LONG_DOUBLE: _little(np.dtype(np.longdouble)),
     LONG_COMPLEX: _little(np.dtype(np.clongdouble)),
 }
-# By dtype of either byte order, since both travel under one name: an array of the other order is
-# turned when it is read, and what comes is stored little-endian. `np.dtype` objects are hashed by
-# what they are, so "=i8", "<i8" and, where C's long has 8 bytes, "l" are one key.
+# Both byte orders have one name: an array of the other order is turned when it is read, and
+# received arrays are little-endian. Hashes of `np.dtype` depend on the meaning, so "=i8", "<i8"
+# and, with a C long of 8 bytes, "l" are one key.
 _NAMES: Final[dict[DType, str]] = {
     order: name
     for name, dtype in [*_LONG.items(), *_PLAIN.items()]
@@ -90,7 +92,7 @@ _STRINGS = re.compile(r"[SU][1-9]\d{0,8}")
 
 
 def name_of(dtype: DType) -> str | None:
-    """The wire name of a numpy dtype; None for one that does not travel (objects, records, …)."""
+    """Return the wire name of a numpy dtype; None if it does not travel (objects, records, …)."""
     name = _NAMES.get(dtype)
     if name is None:
         if dtype.kind in "mM":
@@ -100,11 +102,11 @@ def name_of(dtype: DType) -> str | None:
     return name
 
 
-# The patterns are stricter than numpy, which takes "S" (a string of length 0), "U007" and a good
-# deal more: each dtype has one name, so that ranks that compare names compare dtypes.
+# The patterns are stricter than numpy, which takes "S" (a string of length 0) and "U007", for
+# example. Each dtype has one name, so that ranks can compare dtypes by comparing names.
 @lru_cache(maxsize=256)
 def carrier(name: str) -> DType:
-    """The little-endian numpy dtype that holds elements of dtype `name`.
+    """Return the little-endian numpy dtype that holds elements of dtype `name`.
 
     Raises LookupError for a name that no peer of this platform sends.
     """
@@ -114,6 +116,6 @@ def carrier(name: str) -> DType:
     if _TIMES.fullmatch(name) or _STRINGS.fullmatch(name):
         try:
             return _little(np.dtype(name))
-        except (TypeError, ValueError):  # e.g. a string longer than numpy allows
+        except (TypeError, ValueError):  # for example a string longer than numpy allows
             pass
     raise LookupError(f"no dtype {name!r} here")

@@ -1,20 +1,20 @@
-"""Values of users as metadata and array bytes (API section 3), and how they travel.
+"""Encode values of users: as metadata and the bytes of arrays.
 
-`encode` makes a message of a value without copying its arrays. `aiodist.buffers.values` has the way
-back: `parse` reads the metadata of a message that came, trusting nothing; the `Incoming` it gives
-makes the memory that the arrays' bytes go to, and in the end the value::
+`encode` makes a message of a value without copying its arrays. `aiodist.buffers.values` decodes:
+`parse` reads the metadata of a message without trusting it. The `Incoming` that it returns makes
+the memory for the bytes of the arrays, and finally the value::
 
     sender                              wire                    receiver
+
     encode(value) -> Encoded.meta       tree, dtypes, shapes    parse(meta) -> Incoming
                                                                 .allocate(out) -> .buffers
                      Encoded.buffers    bytes of the arrays     each buffer filled, in order
                                                                 .finish() -> the value
 
-**Why in two parts.** The metadata is small and has to be read as a whole before anything is known.
-The bytes of arrays are large, and there is nothing in them to read. Because the metadata comes
-first, the receiver knows where each array belongs before its first byte arrives: a socket can then
-read straight into the user's array, and a message that is too large, or does not fit into `out`, is
-refused before any memory is set aside for it.
+**Why two parts.** The metadata is small, and has to be read as a whole. The bytes of arrays are
+large, and need no reading. Because the metadata comes first, the receiver knows the place of each
+array before its first byte comes. So a socket can be read straight into the user's array. A message
+that is too large, or does not fit into `out`, is refused before it takes any memory.
 """
 
 from __future__ import annotations
@@ -35,19 +35,18 @@ from aiodist.buffers.paths import Path, Where
 from aiodist.buffers.tokens import MAX_DEPTH, PLAIN, Spec
 
 _KEPT: Final = 1024
-"""So many of these are kept."""
+"""How many are kept."""
 _described: Final[dict[tuple[Any, Any], tuple[bytes, tuple[Spec, ...]]]] = {}
-"""Metadata and specs of values that are one array whose memory travels as it is, by its dtype and
-shape: of those that came last."""
+"""Metadata and specs of recent values that are one flat array, by its dtype and shape."""
 
 
 class Encoded:
     """A value, ready to be sent.
 
-    `meta`: what `parse` takes. `buffers`: read-only or writable byte views of the arrays, in
-    order, without the empty ones; they keep the memory alive. `nbytes`: their sum. `specs`: dtype
-    and shape of each array. `gaps`: for each foreign array, how many of the buffers come before it;
-    `elsewhere`: the bytes of these.
+    `meta` is what `parse` takes. `buffers` are byte views of the arrays, in order, without empty
+    ones; they keep the memory alive. `nbytes` is their sum. `specs` has dtype and shape of each
+    array. `gaps` tells, for each foreign array, how many buffers come before it, and `elsewhere`
+    the bytes of these arrays.
     """
 
     __slots__ = ("buffers", "elsewhere", "gaps", "meta", "nbytes", "specs")
@@ -67,23 +66,23 @@ class Encoded:
         self.elsewhere = sum([s.nbytes for s in specs if s.kind == "device"]) if gaps else 0
 
     def fill(self, copies: Sequence[memoryview]) -> None:
-        """Its foreign arrays are on the host from here on."""
+        """Take copies of the foreign arrays, which are on the host from here on."""
         self.buffers = self.filled(copies)
         self.nbytes += self.elsewhere
         self.elsewhere, self.gaps = 0, ()
 
     def filled(self, copies: Sequence[memoryview]) -> list[memoryview]:
-        """All buffers, with copies of the foreign arrays in their places."""
-        # Nothing on the wire says where the bytes of one array end and those of the next begin: the
-        # receiver cuts them by the sizes in the metadata, in the order of the tree. So arrays that
-        # were left out, because they are on a device, have to come back where they stood. `gaps`
-        # says where: for a tree with arrays of the host (h) and of a device (d),
+        """Return all buffers, with copies of the foreign arrays in their places."""
+        # The wire does not mark the ends of arrays: the receiver cuts the bytes by the sizes in the
+        # metadata, in the order of the tree. So arrays that were left out, because they are on a
+        # device, must be put back in their places, which `gaps` tells. For a tree with arrays of
+        # the host (h) and a device (d)::
         #
         #     tree       h0   d0   h1   d1   d2
         #     buffers    h0        h1               gaps = (1, 2, 2)
         #     filled     h0   d0   h1   d1   d2
         #
-        # Empty arrays have no buffer, so a gap counts buffers, not arrays.
+        # A gap counts buffers, and not arrays, because empty arrays have no buffer.
         joined: list[memoryview] = []
         start = 0
         for gap, data in zip(self.gaps, copies, strict=True):
@@ -95,15 +94,15 @@ class Encoded:
 
 
 def encode(value: object, *, allow_pickle: bool = False, foreign: Giver | None = None) -> Encoded:
-    """The message for a value. `foreign` takes arrays out of it that are not of the host.
+    """Make the message of a value. `foreign` takes out arrays that are not on the host.
 
-    Arrays that are contiguous and little-endian are not copied. Raises TypeError, naming the
-    path, for a leaf that cannot travel, ValueError for a tree over 100 levels deep.
+    Arrays that are contiguous and little-endian are not copied. Raises TypeError, naming the path,
+    for a leaf that cannot travel, and ValueError for a tree over 100 levels deep.
     """
     array: Any = value
-    # One plain array is what nearly all values are. Its metadata depends on dtype and shape alone,
-    # and to look it up takes far less time than to make it. Trees are not looked up: a key for one
-    # would take a walk over it, and that is most of what encoding it costs.
+    # Nearly all values are one plain array. Its metadata depends only on dtype and shape, and a
+    # lookup takes far less time than making it. Trees are not looked up, because a key would need a
+    # walk over the tree, which is most of the cost of encoding it.
     flat = arrays.plain(array)
     if flat is not None:
         found = _described.get((array.dtype, array.shape))
@@ -115,8 +114,8 @@ def encode(value: object, *, allow_pickle: bool = False, foreign: Giver | None =
     meta, specs = tokens.pack(encoder.tokens), tuple(encoder.specs)
     encoded = Encoded(meta, encoder.buffers, specs, encoder.gaps)
     if flat is not None and encoder.direct:
-        # Only what travels as it lies in memory: an array of the other byte order has the same
-        # dtype name, but its bytes have to be turned each time.
+        # Only arrays that travel as they lie in memory. One of the other byte order has the same
+        # name, but its bytes have to be turned each time.
         if len(_described) >= _KEPT:
             del _described[next(iter(_described))]
         _described[array.dtype, array.shape] = encoded.meta, encoded.specs
@@ -133,12 +132,12 @@ class _Encoder:
         self.tokens: list[Any] = []  # the tree, flat
         self.buffers: list[memoryview] = []  # the bytes of its arrays
         self.specs: list[Spec] = []  # dtypes and shapes of its arrays
-        self.direct = True  # the memory of arrays is what travels, as it is
+        self.direct = True  # all arrays travel as they lie in memory
 
     def put(self, value: Any, where: Where, depth: int) -> None:
-        # The exact types first, as they are most common and take one look at a set. What is left
-        # may be a subclass (np.float64 is a float, np.str_ is a str, True is an int), so whether it
-        # is an array is asked before whether it is a number: a numpy scalar keeps its dtype.
+        # Exact types first, because they are the most common and need one lookup in a set. Others
+        # may be subclasses (np.float64 is a float, np.str_ is a str, True is an int). So we ask for
+        # arrays before numbers, because a numpy scalar keeps its dtype.
         kind = type(value)
         if kind in PLAIN:
             self.tokens.append(value)
@@ -153,7 +152,7 @@ class _Encoder:
                 self._pickle(value, where)
 
     def _array(self, value: Any, where: Where) -> bool:
-        if isinstance(value, (str, bytes, list, tuple, dict)):  # np.str_ is str
+        if isinstance(value, (str, bytes, list, tuple, dict)):  # np.str_ is a str
             return False
         if self.foreign is not None and (given := self.foreign.give(value, where)) is not None:
             name, shape = given
@@ -194,7 +193,7 @@ class _Encoder:
         for index, item in enumerate(value):
             self.put(item, Path(where, index), depth)
 
-    # No class is looked up by name at the other side, so it would come as a plain tuple, and a
+    # The receiver looks up no class by name, so a named tuple would become a plain tuple, and a
     # program that reads its fields would fail far from here.
     def _named_tuple(self, value: Any, where: Where) -> None:
         if not self.allow_pickle:
@@ -204,9 +203,9 @@ class _Encoder:
             )
         self._pickle(value, where)
 
-    # A key has to be hashable and equal to itself on the other side: plain values are, and tuples
-    # of them. An array as a key could be neither. A tuple counts as a level of depth of its own,
-    # because whoever reads it calls itself for each level.
+    # A key has to be hashable and equal to itself at the receiver. Plain values are, and tuples of
+    # them, but not arrays. A tuple counts as a level of depth, because its reader recurses for each
+    # level.
     def _key(self, key: Any, where: Where, depth: int) -> None:
         if type(key) in PLAIN:
             self.tokens.append(key)
@@ -241,10 +240,10 @@ class _Encoder:
 
 
 def _plain(value: Any) -> Any | None:
-    """The token of a number, string or a subclass of these; None for anything else.
+    """Return the token of a number, a string or a subclass of these; None for anything else.
 
-    The methods of the base classes are called by name, because a subclass may have changed them:
-    an `enum.IntEnum` that prints itself, a `str` whose `__str__` adds something.
+    The methods of the base classes are called by name, because a subclass may override them, as an
+    `enum.IntEnum` does.
     """
     if isinstance(value, int):
         return _int(int.__index__(value))
@@ -258,10 +257,10 @@ def _plain(value: Any) -> Any | None:
 
 
 def _int(value: int) -> Any:
-    # What msgpack can hold; Python's ints have no end.
+    # msgpack has a limit for ints, and Python does not.
     return value if -(2**63) <= value < 2**64 else tokens.big_int(value)
 
 
 def byte_view(flat: Flat) -> memoryview:
-    """The bytes of a flat array; writable if it is."""
+    """Return the bytes of a flat array; writable if it is."""
     return flat.view(np.uint8).data

@@ -1,9 +1,8 @@
 """Arrays that are not in memory of the host, as the codec of values sees them.
 
-The codec (`aiodist.buffers.values`) knows how values are told and where their bytes go, and nothing
-of devices. The rooms above know devices, and nothing of trees. These three protocols are all that
-they need of each other: somebody who takes arrays out of a value that leaves, somebody who has
-places for arrays of a value that comes, and such a place.
+The codec (`aiodist.buffers.values`) knows how values are described, and nothing of devices. The
+rooms above know devices, and nothing of trees. They need three protocols: one that takes arrays out
+of an outgoing value, one that has places for arrays of an incoming value, and such a place.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Target(Protocol):
-    """Where one array of a value that comes goes: an `aiodist.buffers.arrays.Array`, or such."""
+    """The place of one array of an incoming value, such as an `aiodist.buffers.arrays.Array`."""
 
     @property
     def value(self) -> Any:
@@ -26,12 +25,14 @@ class Target(Protocol):
         ...
 
     def stage(self) -> tuple[Flat, Flat | None]:
-        """Memory of the host for its bytes, empty where they do not come to the host, and what to
-        `commit` when it is filled."""
+        """Return host memory for its bytes, and what to `commit` when it is filled.
+
+        The memory is empty if the bytes do not come to the host.
+        """
         ...
 
     def commit(self, staged: Flat | None) -> None:
-        """All is there: have it where it goes."""
+        """Bring the array to its place, because all bytes have come."""
         ...
 
 
@@ -39,18 +40,22 @@ class Giver(Protocol):
     """Takes foreign arrays out of a value that is encoded."""
 
     def give(self, value: Any, where: Where) -> tuple[str, tuple[int, ...]] | None:
-        """Dtype and shape of an array that is to travel otherwise; None for anything else.
+        """Return dtype and shape of an array that travels in another way; None for anything else.
 
-        Raises TypeError, naming `where`, for a foreign array that does not travel."""
+        Raises TypeError, naming `where`, for a foreign array that does not travel.
+        """
         ...
 
 
 class Taker(Protocol):
-    """Has places for arrays of a value that comes."""
+    """Has places for arrays of an incoming value."""
 
     def is_foreign(self, value: Any) -> bool: ...
 
     def take(self, spec: Spec, out: Any, where: Where) -> Target | None:
-        """Where an array goes: to `out`, or if that is None to a new one. None: to the host, as
-        any other. Raises TypeError and ValueError, naming `where`, for what does not fit."""
+        """Return the place of an array: `out`, or a new one if that is None. None: the host, as
+        usual.
+
+        Raises TypeError or ValueError, naming `where`, if the array does not fit.
+        """
         ...

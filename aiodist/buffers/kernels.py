@@ -1,26 +1,24 @@
 """Reduction of flat arrays by the built-in operators.
 
 An element is *loaded* from the carrier into an accumulator, accumulators are *combined*, and the
-last one is *stored* in a carrier. float16 and bfloat16 accumulate in float32 and are rounded
-once, when stored (to nearest, ties to even); all others accumulate in their own dtype. Partial
-results on their way between ranks are accumulators.
+last one is *stored* in a carrier. float16 and bfloat16 accumulate in float32 and are rounded once,
+when stored (to nearest, ties to even). All others accumulate in their own dtype. Partial results
+between ranks are accumulators.
 
-Integers wrap around, NaN propagates in MIN and MAX, LAND, LOR and LXOR give 0 or 1 in the dtype.
+Integers wrap around, NaN propagates in MIN and MAX, and LAND, LOR and LXOR give 0 or 1 in the
+dtype. Of two NaNs a sum keeps one, with its sign and payload. It is the same one on all ranks,
+because numpy's choice does not depend on the output, except for arrays of one element. For these
+the output is never an operand.
 
-Of two NaNs a sum keeps one, with its sign and its payload: the same on all ranks, whichever operand
-the result is written to. numpy sees to that but for arrays of one element: these are written to
-none.
+**Why accumulators differ from carriers.** The sum of 8 ranks in float16 would be rounded seven
+times, and the errors add up. In float32 the sum of some float16 numbers is nearly exact, and
+rounded once. Partial results take twice the bytes on the wire for this, and results take none.
 
-**Why accumulators are told from carriers.** The sum of 8 ranks in float16 would be rounded seven
-times, and what is lost each time adds up. In float32 the sum of some float16 numbers is nearly
-exact, and rounded once. It costs twice the bytes on the wire for partial results, and nothing for
-results.
+**Why in blocks.** Loading, combining and storing a whole array of 64 MiB would bring it from memory
+into the processor three times. A block that fits into the cache of a core comes once, and all three
+steps are done while it is there.
 
-**Why in blocks.** Loading, combining and storing an array of 64 MiB one after the other would bring
-it from memory into the processor three times. A block that fits in the cache of a core comes once,
-and all three are done with it while it is there.
-
-The compiled part (`aiodist.compiled`) does all three in one pass, if it is there: `reduce` of
+The compiled part (`aiodist.compiled`), if it is there, does all three in one pass: `reduce` of
 float16 and bfloat16, and averages.
 """
 
@@ -41,7 +39,7 @@ from aiodist.types import ReduceOp
 Flat = NDArray[Any]
 
 BLOCK_BYTES: Final = 256 * 1024
-"""Accumulators of this size are worked on at once: they stay in the cache of a core."""
+"""Bytes of accumulators that are processed at once, so that they stay in the cache of a core."""
 
 _ALL: Final = BOOL | INTEGERS | FLOATS | COMPLEX
 _NUMBERS: Final = INTEGERS | FLOATS | COMPLEX
@@ -70,9 +68,9 @@ _HINTS: Final = {
 class Kernel:
     """One operator on one dtype. Make it with `Kernel.of`.
 
-    `dtype`: the numpy dtype of carriers. `wire_dtype`: that of accumulators. `loads`, `stores`:
-    whether loading and storing change elements; where both are False, carriers are accumulators.
-    `sliceable`: whether arrays may be cut into pieces that are reduced apart (here: always).
+    `dtype` is the numpy dtype of carriers, and `wire_dtype` that of accumulators. `loads` and
+    `stores` say whether loading and storing change elements. If both are False, carriers are
+    accumulators. `sliceable`: arrays may be cut into pieces that are reduced apart (here: always).
     """
 
     __slots__ = (
@@ -104,14 +102,15 @@ class Kernel:
             raise TypeError(
                 f"{op} has a float factor and {name} elements: give an int, or convert to a float"
             )
-        # Of arrays of one element: where the result is a new array, and where it goes to `out`.
-        # For these, numpy's inner loop differs with whether `out` is the first operand, and so does
-        # which of two NaNs is kept. A result in new memory is always made in one way.
+        # For arrays of one element: the function for a new array, and the one that writes to `out`.
+        # numpy's inner loop for one element depends on whether `out` is the first operand, and so
+        # does the choice between two NaNs. A result in new memory is always computed in the same
+        # way.
         self._new = self._ufunc if name in FLOATS | COMPLEX else None
         self._lone = self._ufunc if self._new is None else _elsewhere(self._new)
         if op.name == "PRODUCT" and name in COMPLEX:
-            # numpy rounds otherwise (with or without fused multiply-add) when `out` is an operand.
-            # Ranks reduce into different operands, and have to come to the same bits.
+            # numpy rounds otherwise (with or without fused multiply-add) if `out` is an operand.
+            # Ranks reduce into different operands, and have to get the same bits.
             self._ufunc = self._lone
         self.op = op
         self.name = name
@@ -119,27 +118,29 @@ class Kernel:
         # A dtype that is too narrow to add up in.
         self._narrow = name if name in ("float16", "bfloat16") else None
         self.wire_dtype: np.dtype[Any] = np.dtype("<f4") if self._narrow else self.dtype
-        # The parts of complex numbers are scaled apart: inf * (2+0j) has a NaN in it.
+        # The parts of complex numbers are scaled separately, because inf * (2+0j) contains a NaN.
         self._scale: np.dtype[Any] = (
             np.dtype(f"<f{self.dtype.itemsize // 2}") if name in COMPLEX else self.wire_dtype
         )
-        # PREMUL_SUM multiplies what is loaded, AVG divides what is stored. An average of partial
-        # averages would be wrong where ranks have come together in unequal numbers.
+        # PREMUL_SUM multiplies what is loaded, and AVG divides what is stored. An average of
+        # partial averages would be wrong if they come from unequal numbers of ranks.
         self._factor = None if op.factor is None else self._as_factor(op)
-        # Whether what is stored is divided by the number of ranks.
+        # Whether the stored result is divided by the number of ranks.
         self._averages = op.name == "AVG"
-        # A number that is not 0 counts as 1: of accumulators, so that 2 and 1 are equally true.
+        # A number that is not 0 counts as 1, in accumulators, so that 2 and 1 are equally true.
         self._logical = op.name in ("LAND", "LOR", "LXOR")
         self.loads = self._narrow is not None or self._factor is not None or self._logical
         self.stores = self._narrow is not None or self._averages
-        self._block = BLOCK_BYTES // self.wire_dtype.itemsize  # elements that are worked on at once
+        self._block = BLOCK_BYTES // self.wire_dtype.itemsize  # elements that are processed at once
         # The number of the compiled kernel; None: there is none.
         self._compiled: int | None = core.find(op.name, name) if core else None
 
     def plain(self, length: int, *, disjoint: bool = False) -> Callable[..., Any] | None:
-        """``plain(a, b, out=c)`` reduces two operands of `length` elements, with whatever warnings
-        of numpy are on; None where that takes more than one function. `disjoint`: `c` is none of
-        the operands."""
+        """Return a function that reduces two operands: ``plain(a, b, out=c)``.
+
+        The operands have `length` elements, and numpy's present warnings apply. Returns None if
+        more than one function is needed. `disjoint`: `c` is not one of the operands.
+        """
         if self.loads or self.stores:
             return None
         if disjoint and self._new is not None:
@@ -148,15 +149,15 @@ class Kernel:
 
     @staticmethod
     def of(op: ReduceOp, name: str) -> Kernel:
-        """The kernel of a built-in operator for dtype `name`.
+        """Return the kernel of a built-in operator for dtype `name`.
 
-        Raises TypeError for combinations without a meaning: AVG of integers, bitwise operators
-        on floats, MIN of complex numbers, anything on float8 or times.
+        Raises TypeError for combinations without a meaning: AVG of integers, bitwise operators on
+        floats, MIN of complex numbers, anything on float8 or times.
         """
         return _kernel(op.name, op.factor, repr(op.factor), name)
 
     def load(self, x: Flat, into: Flat | None = None) -> Flat:
-        """Elements of `x` as accumulators: in `into` (which is returned) or a new array."""
+        """Load elements of `x` as accumulators, into `into` (which is returned) or a new array."""
         if into is None:
             if not self.loads:
                 return x.copy()
@@ -169,18 +170,19 @@ class Kernel:
         return into
 
     def combine(self, into: Flat, a: Flat, b: Flat) -> None:
-        """``into = a op b`` of accumulators, `a` from lower ranks. `into` may be `a` or `b`."""
+        """Compute ``into = a op b`` of accumulators, with `a` from lower ranks. `into` may be `a`
+        or `b`."""
         with np.errstate(all="ignore"):
             self.combine_loudly(into, a, b)
 
     def combine_loudly(self, into: Flat, a: Flat, b: Flat) -> None:
-        """`combine` with whatever warnings of numpy are on: to be called by `quietly`."""
+        """Do what `combine` does, with numpy's present warnings. Call this by `quietly`."""
         (self._lone if len(into) == 1 else self._ufunc)(a, b, out=into)
 
     def store(self, acc: Flat, out: Flat, size: int) -> None:
-        """The result of `size` ranks, from accumulators into a carrier (`acc` is not changed).
+        """Store the result of `size` ranks from accumulators into a carrier. `acc` is not changed.
 
-        Where the dtypes are equal, `out` may be `acc`.
+        If the dtypes are equal, `out` may be `acc`.
         """
         with np.errstate(all="ignore"):
             for start in range(0, len(acc), self._block):
@@ -188,17 +190,20 @@ class Kernel:
                 self._store(acc[start:stop], out[start:stop], size)
 
     def reduce(self, operands: Sequence[Flat], out: Flat, size: int) -> None:
-        """``out = store(load(operands[0]) op load(operands[1]) op …)``, of carriers.
+        """Compute ``out = store(load(operands[0]) op load(operands[1]) op …)`` of carriers.
 
-        Bit for bit what `load`, `combine` and `store` give one after the other. `out` may be one
+        The bits equal those of `load`, `combine` and `store` one after the other. `out` may be one
         of the operands.
         """
         with np.errstate(all="ignore"):
             self.reduce_loudly(operands, out, size)
 
     def fold_loudly(self, operands: Sequence[Flat], out: Flat) -> None:
-        """`reduce` of a few elements, where neither loading nor storing changes them, with whatever
-        warnings of numpy are on. `out` is none of the operands but the first two."""
+        """Reduce a few elements that neither loading nor storing changes, with numpy's present
+        warnings.
+
+        `out` may be one of the first two operands only.
+        """
         if len(out) == 1 and (new := self._new) is not None:
             total = new(operands[0], operands[1])
             for x in operands[2:]:
@@ -213,8 +218,11 @@ class Kernel:
     def reduction_of(
         self, operands: Sequence[Flat]
     ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-        """``f, args, more``: ``f(*args, out=out, **more)`` reduces `operands`, one of each rank, as
-        `reduce` does, with whatever warnings of numpy are on. `out` is memory of none of them."""
+        """Return ``f, args, more``, so that ``f(*args, out=out, **more)`` reduces `operands`.
+
+        There is one operand of each rank. It computes what `reduce` does, with numpy's present
+        warnings. `out` must not share memory with an operand.
+        """
         plain = self.plain(len(operands[0]), disjoint=True)
         if plain is None:
             return self.reduce_loudly, (operands,), {"size": len(operands)}
@@ -223,7 +231,7 @@ class Kernel:
         return self.fold_loudly, (operands,), {}
 
     def reduce_loudly(self, operands: Sequence[Flat], out: Flat, size: int) -> None:
-        """`reduce` with whatever warnings of numpy are on: to be called by `quietly`."""
+        """Do what `reduce` does, with numpy's present warnings. Call this by `quietly`."""
         if len(operands) == 2 and not self.loads and not self.stores:
             (self._lone if len(out) == 1 else self._ufunc)(operands[0], operands[1], out=out)
             return
@@ -260,7 +268,7 @@ class Kernel:
     def _as_factor(self, op: ReduceOp) -> Any:
         try:
             if self.name in INTEGERS:
-                # Not by numpy, which wraps in some versions.
+                # Not by numpy, because some versions wrap.
                 cast(int, op.factor).to_bytes(self.dtype.itemsize, signed=self.name in SIGNED)
             with np.errstate(all="ignore"):
                 return self._scale.type(op.factor)
@@ -268,7 +276,7 @@ class Kernel:
             raise TypeError(f"the factor of {op} does not fit in {self.name}") from None
 
     def _load(self, x: Flat, into: Flat) -> None:
-        if self._narrow == "bfloat16":  # it is the upper half of a float32
+        if self._narrow == "bfloat16":  # bfloat16 is the upper half of a float32
             bits = into.view("<u4")
             bits[:] = x
             bits <<= 16
@@ -290,12 +298,13 @@ class Kernel:
 
 
 def quietly() -> Callable[..., Any]:
-    """``run(f, *args)``: calls f without warnings about overflow and the like, at less cost than
-    `numpy.errstate`. For one thread, and not within itself.
+    """Return ``run(f, *args)``, which calls f without numpy's warnings, faster than
+    `numpy.errstate`.
 
-    From numpy 2 on, what to warn of is kept in a context variable. So a context is made once in
-    which nothing is warned of, and functions are run in it. To enter and leave `errstate` each time
-    would take one or two microseconds, and a whole all-reduce of 8 bytes takes ten.
+    For one thread, and not within itself. From numpy 2 on, the settings of warnings are in a
+    context variable. So one context is made in which nothing is warned of, and functions run in it.
+    Entering and leaving `errstate` each time would take one or two microseconds, and a whole
+    all-reduce of 8 bytes takes ten.
     """
     if _is_old(np.__version__):
         return _with_errstate
@@ -306,7 +315,7 @@ def quietly() -> Callable[..., Any]:
 
 @lru_cache
 def _is_old(version: str) -> bool:
-    """Whether what numpy warns of is no context variable yet."""
+    """Tell whether numpy's settings of warnings are not in a context variable yet."""
     return np.lib.NumpyVersion(version) < "2.0.0"
 
 
@@ -316,7 +325,7 @@ def _with_errstate(f: Callable[..., Any], *args: Any) -> Any:
 
 
 def _elsewhere(function: Callable[..., Any]) -> Callable[..., None]:
-    """`function` for which `out` is none of the operands."""
+    """Make a variant of `function` for which `out` is never one of the operands."""
 
     def run(a: Flat, b: Flat, *, out: Flat) -> None:
         out[:] = function(a, b)
@@ -325,15 +334,17 @@ def _elsewhere(function: Callable[..., Any]) -> Callable[..., None]:
 
 
 def round_to_bfloat16(acc: Flat, out: Flat) -> None:
-    """float32 → the upper 16 bits, to nearest, ties to even; NaN stays NaN."""
+    """Round float32 to its upper 16 bits, to nearest, ties to even. NaN stays NaN."""
     bits = acc.view("<u4")
+    # The bits::
+    #
     #     float32    s eeeeeeee mmmmmmm mmmmmmmmmmmmmmmm
     #     bfloat16   s eeeeeeee mmmmmmm|<- these 16 go ->
     #
-    # What is added has the lower half carry into the upper one where it is over a half (0x8000):
-    # up. Where it is just that half, 0x7FFF is one too little to carry, and the last bit that stays
-    # adds the one if it is set: so the result is even either way. A carry out of the fraction goes
-    # into the exponent, which is right too: the next larger number, or infinity beyond the largest.
+    # The addend makes the lower half carry into the upper one if it is over a half (0x8000): that
+    # rounds up. For exactly a half, 0x7FFF is one too little to carry, and the last kept bit adds
+    # one if it is set, so the result is even. A carry out of the fraction goes into the exponent,
+    # which is right: the next larger number, or infinity beyond the largest.
     rounded = bits >> 16
     rounded &= 1
     rounded += 0x7FFF
@@ -347,8 +358,8 @@ def round_to_bfloat16(acc: Flat, out: Flat) -> None:
 
 @lru_cache(maxsize=1024)
 def _kernel(op_name: str, factor: float | int | None, _exact: str, name: str) -> Kernel:
-    # The text of the factor tells 1 from 1.0 and 0.0 from -0.0, which are equal, and so would be
-    # one key: but a float factor is refused for integers, and -0.0 gives other signs.
+    # The text of the factor distinguishes 1 from 1.0 and 0.0 from -0.0, which are equal and would
+    # be one key. A float factor is refused for integers, and -0.0 gives other signs.
     return Kernel(ReduceOp(op_name, factor=factor), name)
 
 

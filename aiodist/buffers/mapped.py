@@ -1,4 +1,4 @@
-"""An array of a value that comes which is there already."""
+"""An incoming array whose memory is already mapped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOTHING: Flat = np.empty(0, np.uint8)
 
 
 class Mapped:
-    """It lies in memory that is mapped here, and nothing is to come: a `Target`."""
+    """An array in memory that is mapped here, so that no bytes have to come. A `Target`."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

@@ -1,11 +1,11 @@
 """Which arrays share memory.
 
-An operation reads some arrays while it writes others. Where two of them share memory, the result
-would depend on what came first on this rank, so such a call is refused, or goes by a copy.
+An operation reads some arrays while it writes others. If two of them shared memory, the result
+would depend on what came first on this rank. So such a call is refused, or uses a copy.
 
-Of contiguous arrays that is a question of intervals of addresses: sorted once, each further array
-is found in them by bisection (`Ranges`). Others may lie between each other, as the columns of a
-matrix do, and share nothing: of those whose bounds meet, numpy is asked (`meetings`).
+Contiguous arrays are intervals of addresses: sorted once, each further array is found in them by
+bisection (`Ranges`). Other arrays may lie between each other, as the columns of a matrix do, and
+share nothing. If their bounds meet, numpy is asked (`meetings`).
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_WORK: Final[Any] = 100_000
-"""Most candidates that numpy may look at for one pair: two slices of any array of a few dimensions
-take a handful. What takes more was made to be hard, and counts as sharing memory."""
+"""How many candidates numpy may look at for one pair. Two slices of an array take a handful. A pair
+that takes more was made to be hard, and counts as sharing memory."""
 
 FEW: Final = 4
-"""So many arrays are compared two by two."""
+"""Up to this many arrays are compared two by two."""
 
 
 def _span(flat: NDArray[Any]) -> tuple[int, int]:
-    """First and last address + 1 of a contiguous array."""
+    """Return the first address and the last + 1 of a contiguous array."""
     start: int = flat.__array_interface__["data"][0]
     return start, start + flat.nbytes
 
 
 def same(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Whether two contiguous arrays are the same memory."""
+    """Tell whether two contiguous arrays are the same memory."""
     return a is b or _span(a) == _span(b)
 
 
 def bounds(array: NDArray[Any]) -> tuple[int, int]:
-    """First and last address + 1 of what an array, which need not be contiguous, lies between."""
+    """Return the first address and the last + 1 of an array, which need not be contiguous."""
     first = last = array.__array_interface__["data"][0]
     for length, stride in zip(array.shape, array.strides, strict=True):
         reach = (length - 1) * stride
@@ -48,7 +48,7 @@ def bounds(array: NDArray[Any]) -> tuple[int, int]:
 
 
 def shares(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Whether two arrays share memory."""
+    """Tell whether two arrays share memory."""
     try:
         return np.shares_memory(a, b, max_work=MOST_WORK)
     except np.exceptions.TooHardError:
@@ -56,12 +56,12 @@ def shares(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 def alike(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Whether two arrays have the same elements in the same places."""
+    """Tell whether two arrays have the same elements in the same places."""
     return (a.dtype, a.shape, a.strides) == (b.dtype, b.shape, b.strides) and bounds(a) == bounds(b)
 
 
 def folds(array: NDArray[Any]) -> bool:
-    """Whether two elements of one array share memory, as those of windows that slide do."""
+    """Tell whether two elements of one array share memory, as those of sliding windows do."""
     steps = sorted(
         (abs(stride), n) for stride, n in zip(array.strides, array.shape, strict=True) if n > 1
     )
@@ -72,8 +72,8 @@ def folds(array: NDArray[Any]) -> bool:
         reach += step * (n - 1)
     else:
         return False  # each dimension steps over all that the ones before it span
-    # Rare, and no array that slicing makes: all addresses are looked at.
-    places = np.zeros(array.shape, np.intp)  # of an array without elements, none
+    # Rare: slicing never makes such an array. All addresses are compared.
+    places = np.zeros(array.shape, np.intp)  # none of an array without elements
     for axis, (stride, n) in enumerate(zip(array.strides, array.shape, strict=True)):
         places += (np.arange(n) * stride).reshape(-1, *[1] * (array.ndim - axis - 1))
     return bool((np.diff(np.sort(places, axis=None)) < array.itemsize).any())
@@ -82,11 +82,13 @@ def folds(array: NDArray[Any]) -> bool:
 def meetings(
     written: Sequence[NDArray[Any]], read: Sequence[NDArray[Any]] = ()
 ) -> Iterator[tuple[int, int]]:
-    """The pairs of these, by their numbers, that share memory, of which one at least is `written`.
-    Those that are `read` are numbered from ``len(written)`` on."""
+    """Yield the pairs of arrays, by their numbers, that share memory and of which one is `written`.
+
+    The arrays in `read` are numbered from ``len(written)`` on.
+    """
     count = len(written)
     spans = sorted((*bounds(x), at) for at, x in enumerate((*written, *read)) if x.size)
-    reaching: list[tuple[int, int]] = []  # the ends of those before, that may reach this one
+    reaching: list[tuple[int, int]] = []  # the ends of earlier arrays that may reach this one
     for first, last, at in spans:
         reaching = [(end, other) for end, other in reaching if end > first]
         for _, other in reaching:
@@ -99,7 +101,7 @@ def meetings(
 
 
 class Ranges:
-    """The memory of contiguous arrays. `overlap`: whether two of them share some."""
+    """The memory of contiguous arrays. `overlap`: two of them share some."""
 
     __slots__ = ("_ends", "_starts", "overlap")
 
@@ -112,17 +114,20 @@ class Ranges:
         )
 
     def touch(self, flat: NDArray[Any]) -> bool:
-        """Whether `flat` shares memory with one of the arrays, which don't overlap."""
-        # They are sorted and apart, so only one of them can reach into [start, end): the last one
-        # that begins before `end`. All before that one end before it begins.
+        """Tell whether `flat` shares memory with one of the arrays, which do not overlap."""
+        # The arrays are sorted and disjoint, so only one of them can reach into [start, end): the
+        # last one that begins before `end`. All earlier ones end before it begins.
         start, end = _span(flat)
         index = bisect_left(self._starts, end) - 1
         return flat.nbytes > 0 and index >= 0 and self._ends[index] > start
 
 
 class Apart:
-    """Whether contiguous arrays of known dtypes and shapes share no memory. Those that come again
-    and again are known by who they are: to ask numpy where they lie takes many times as long."""
+    """Remembers whether contiguous arrays share no memory.
+
+    Their dtypes and shapes are known. Arrays that come again and again are recognised by identity,
+    because asking numpy for their addresses takes many times as long.
+    """
 
     __slots__ = ("_known", "_refs")
 
@@ -131,13 +136,15 @@ class Apart:
         self._refs: list[weakref.ref[Any]] = []
 
     def are(self, values: Sequence[Any], flats: Sequence[NDArray[Any]]) -> bool:
-        """Whether they are. `values`: numpy arrays or tensors, `flats`: the memory of each."""
-        # An array of numpy stays where it is as long as it lives. A tensor may be given another
-        # memory, but says at once where that is.
+        """Tell whether they share no memory. `values` are numpy arrays or tensors, `flats` their
+        memory."""
+        # A numpy array keeps its address as long as it lives. A tensor may get other memory, but
+        # tells its address at once.
         known = tuple([id(x) if type(x) is np.ndarray else x.data_ptr() for x in values])
         if known == self._known:
             return True
-        # Of contiguous arrays numpy says it by their bounds: of a few, each pair is faster.
+        # For contiguous arrays numpy decides by their bounds. For a few, comparing each pair is
+        # faster.
         pairs = combinations(flats, 2) if len(flats) <= FEW else ()
         if any(starmap(np.may_share_memory, pairs)) or (not pairs and Ranges(flats).overlap):
             return False
@@ -146,5 +153,5 @@ class Apart:
         return True
 
     def _forget(self, ref: weakref.ref[Any]) -> None:
-        """Another array may get the number of one that is gone."""
+        """Forget the arrays, because another array may get the id of one that is gone."""
         self._known = None

@@ -1,10 +1,10 @@
-"""Where in a tree of values something is, for error texts: `value['a'][3]`."""
+"""Places in a tree of values, for error texts: `value['a'][3]`."""
 
 from __future__ import annotations
 
 
 class Path:
-    """One step down a tree. Text is made only when somebody asks for it."""
+    """One step down a tree. The text is made on demand."""
 
     __slots__ = ("key", "parent")
 

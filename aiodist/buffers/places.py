@@ -1,12 +1,12 @@
-"""Where results go, and what is read meanwhile: the one rule for memory that a call gives twice.
+"""Memory of results, and memory that is read meanwhile: one rule for memory that a call gets twice.
 
-A result has one place. So places of different values that share memory are refused (`check`): no
-order of writing them would be right. What is *read* may lie anywhere, also where results go: the
-result is as if it had been read before anything was written. Where that would not be so by itself,
-it is read from a copy (`keep_apart`); the others cannot tell, and it is rare.
+If places of different values share memory, the call is refused (`check`), because no order of
+writing would be right. Inputs may overlap with outputs: the result is as if all inputs had been
+read before anything was written. If that would not hold by itself, the input is copied first
+(`keep_apart`). This is rare, and the other ranks cannot tell.
 
-One kind of sharing is common, and costs nothing: a value that lies where it would go on its own
-rank (`MPI_IN_PLACE` to who knows MPI). What is written there is what was there.
+One kind of sharing is common and costs nothing: a value that lies at its own place on its own rank
+(`MPI_IN_PLACE`). Writing there changes nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ Memory = NDArray[Any]
 
 
 def leaves_of(value: Any, depth: int = 0) -> Iterator[Any]:
-    """What a tree is made of. Raises ValueError where it is deeper than values may be: one that
-    contains itself would never end."""
+    """Yield the leaves of a tree. Raises ValueError if it is too deep.
+
+    A tree that contains itself would never end.
+    """
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
@@ -40,9 +42,10 @@ def leaves_of(value: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def check(places: Sequence[Any], name: str) -> None:
-    """Raise ValueError where two of `places`, each an array or a tree of arrays, share memory. In
-    one tree an array may be found more than once, as weights that are tied are: what comes there is
-    the same each time."""
+    """Raise ValueError if two of `places` share memory. Each is an array or a tree of arrays.
+
+    One tree may have an array more than once, as tied weights are, because both get the same data.
+    """
     found = [(slot, array.base) for slot, place in enumerate(places) for array in _arrays(place)]
     for one, other in overlaps.meetings([array for _, array in found]):
         (slot, a), (second, b) = found[one], found[other]
@@ -59,13 +62,13 @@ def check(places: Sequence[Any], name: str) -> None:
 
 
 def check_tree(place: Any, name: str) -> None:
-    """Raise ValueError where arrays of one tree share a part of their memory: see `check`."""
+    """Raise ValueError if arrays of one tree share a part of their memory: see `check`."""
     if isinstance(place, (list, tuple, dict)):
         check([place], name)
 
 
 def meet(value: Any, place: Any) -> bool:
-    """Whether arrays of a `value`, which is read, lie in a `place`, which is written."""
+    """Tell whether arrays of a `value`, which is read, overlap with a `place`, which is written."""
     return _met([array.base for array in _arrays(value)], _arrays(place))
 
 
@@ -76,14 +79,13 @@ def keep_apart(
     own: Encoded | None = None,
     at: int = 0,
 ) -> bool:
-    """Have those arrays of `values` copied that lie in `out`, where results go; whether there were
-    any.
+    """Copy those arrays of `values` that overlap with `out`. Returns whether there were any.
 
-    `own`: the one of them that goes to ``places()[at]`` itself: its arrays may lie there, each
-    where it goes.
+    Results go to `out`. `own` is the value that goes to ``places()[at]``: each of its arrays may
+    lie in its own place.
     """
     memories = [[np.frombuffer(buffer, np.uint8) for buffer in value.buffers] for value in values]
-    # Nearly always nothing meets, and then nobody need know which part of `out` is whose.
+    # Nearly always nothing overlaps, and the parts of `out` do not matter.
     if not _met([memory for each in memories for memory in each], _arrays(out)):
         return False
     slots = {slot: _arrays(place) for slot, place in places().items()}
@@ -102,20 +104,20 @@ def keep_apart(
 
 
 def _met(read: Sequence[Memory], written: Sequence[Array]) -> bool:
-    """Whether anything that is read lies in what is written."""
+    """Tell whether anything that is read overlaps with something that is written."""
     count = len(written)
     pairs = overlaps.meetings([array.base for array in written], read)
     return any(other >= count for _, other in pairs)
 
 
 def _is_in_place(memory: Memory, array: Array) -> bool:
-    """Whether what is read there is what is written there, byte for byte."""
+    """Tell whether the memory that is read is the memory that is written, byte for byte."""
     return array.is_flat and overlaps.bounds(array.base) == overlaps.bounds(memory)
 
 
 def _arrays(place: Any) -> list[Array]:
-    """The arrays of the host in a place. What is none is refused, or sent somewhere else, by
-    whoever goes on with it."""
+    """Return the host's arrays in a place. The caller refuses other objects, or sends them
+    elsewhere."""
     found: list[Array] = []
     for leaf in leaves_of(place):
         try:

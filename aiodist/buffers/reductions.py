@@ -20,19 +20,19 @@ from aiodist.buffers.vector import Vector
 from aiodist.types import ReduceOp
 
 _SHOWN: Final = 4
-"""So many arrays are shown one by one in a signature."""
+"""Up to this many arrays are shown one by one in a signature."""
 
 
 @dataclass(slots=True)
 class DtypeGroup:
     """All arrays of one dtype, joined.
 
-    `x` is the input and `out` the result. Without slots they have the same length, and an array
-    of one is either the same memory as its counterpart in the other or disjoint from all of it;
-    with slots `out` is the own slot, disjoint from `x`. `bounds`: where in `x` each slot begins,
-    and the end of the last; `[0, len(x)]` without slots. `kernel`: the operator; one that is not
-    `sliceable` goes with single flat arrays as `x` and `out`, and applies to the own slot alone.
-    """
+    `x` is the input and `out` the result. Without slots they have the same length, and each array
+    of one is either the same memory as its counterpart or disjoint from all of the other. With
+    slots, `out` is the own slot, disjoint from `x`. `bounds` has the index in `x` at which each
+    slot begins, and the end of the last; without slots `[0, len(x)]`. `kernel` is the operator. One
+    that is not `sliceable` has single flat arrays as `x` and `out`, and applies to the own slot
+    alone."""
 
     name: str
     kernel: Kernel | CustomKernel
@@ -44,9 +44,9 @@ class DtypeGroup:
 class Operand:
     """The input of a reduction and the memory of its result.
 
-    `kind`: "arrays", to be reduced `groups` by group; "scalar", a number in `value`; or "scalars",
-    a list of numbers in `value`, one a slot. `signature`: what must be the same on all ranks, fit
-    for texts. `finish()` gives the result when `groups[…].out` is filled.
+    `kind` is "arrays", to be reduced `groups` by group; "scalar", a number in `value`; or
+    "scalars", a list of numbers in `value`, one for each slot. `signature` is what must be the same
+    on all ranks, fit for texts. `finish()` returns the result when `groups[…].out` is filled.
     """
 
     __slots__ = ("_given", "_listed", "_own", "groups", "kind", "signature", "value")
@@ -67,15 +67,15 @@ class Operand:
 
     @staticmethod
     def of(x: object, op: ReduceOp, *, out: object = None, in_place: bool) -> Operand:
-        """`x`: an array, a flat list of arrays, or a number.
+        """Make an operand of `x`: an array, a flat list of arrays, or a number.
 
-        The result goes to `out` if it is given, else into `x` where `in_place` is set and the
-        array is of a kind that can be written, else to new arrays. Raises TypeError or ValueError,
-        naming the place, for what cannot be reduced, for a read-only array where the result goes
-        in place, and for an `out` that does not fit.
+        The result goes to `out` if it is given. Otherwise it goes into `x` if `in_place` is set and
+        the array can be written, else to new arrays. Raises TypeError or ValueError, naming the
+        place, if `x` cannot be reduced, if an array to write in place is read-only, or if `out`
+        does not fit.
         """
-        # Nearly every call is of one array, in place. The way below makes a list of it, and parts,
-        # and groups by dtype, which one array needs none of.
+        # Nearly every call has one array, in place. The general way makes lists, parts and groups
+        # by dtype, which one array does not need.
         if in_place and out is None and op.function is None:
             simple = Operand._of_one_flat(x, op)
             if simple is not None:
@@ -99,7 +99,8 @@ class Operand:
 
     @staticmethod
     def of_slots(xs: object, op: ReduceOp, *, rank: int, size: int, out: object = None) -> Operand:
-        """`xs`: `size` slots, as `split_slots` takes them; the result is that of slot `rank`.
+        """Make an operand of `size` slots, as `split_slots` takes them. The result is that of slot
+        `rank`.
 
         A slot is an array, a flat list of arrays, or a number. The result goes to `out` if it is
         given, else to new arrays. Raises as `of` and `split_slots`.
@@ -123,7 +124,8 @@ class Operand:
         return operand
 
     def finish(self) -> Any:
-        """All `out` vectors are filled: the result. It is `x` or `out` where that was written."""
+        """Return the result, after all `out` vectors are filled: `x` or `out` if that was
+        written."""
         for part in self._own:
             part.place.commit(part.staged)
         if self._given is not None:
@@ -136,7 +138,7 @@ class Operand:
 
     @staticmethod
     def _of_one_flat(x: object, op: ReduceOp) -> Operand | None:
-        """The common case, without the detours of the others: one array, in place, as it is."""
+        """Make the operand of the common case: one array, in place, as it is."""
         item = None if _is_list(x) else view(x, "x")
         if item is None or not item.is_flat or item.kind not in ("numpy", "torch"):
             return None
@@ -151,7 +153,7 @@ class Operand:
         return operand
 
     def _build(self, op: ReduceOp, slots: list[list[Array]], own: int, places: list[Array]) -> None:
-        """Make the groups. `places`: where the arrays of slot `own` go."""
+        """Make the groups. `places` are the places of the arrays of slot `own`."""
         parts = [
             _Part(index, item, item.read()) for index, slot in enumerate(slots) for item in slot
         ]
@@ -165,17 +167,19 @@ class Operand:
             self.groups.append(_group(op, name, named, own, len(slots)))
 
     def _expect(self, x: Any, out: Any) -> None:
-        """Note what `finish` returns: `out`, `x` if all of it is written in place, new arrays."""
+        """Note what `finish` returns: `out`, `x` if all of it is written in place, or new
+        arrays."""
         self._listed = _is_list(x)
         in_place = all(part.place is part.item for part in self._own)
         self._given = x if out is None and in_place else out
 
 
 class _Part:
-    """An array of the input. Those of the own slot have a `place`: where the result goes.
+    """An array of the input.
 
-    `x`: its elements. `target`: where they are reduced to; `staged`: the same, if that has to be
-    copied to `place` in the end, else None.
+    `x` has its elements. Arrays of the own slot have a `place` for the result, and a `target` that
+    they are reduced into. `staged` is the target if that has to be copied to `place` in the end,
+    else None.
     """
 
     __slots__ = ("item", "place", "slot", "staged", "target", "x")
@@ -197,17 +201,17 @@ class _Part:
 
 
 def _separate(parts: list[_Part], own: list[_Part], slots: int) -> None:
-    """Copy inputs that lie in memory which the result is written to, other than their own."""
+    """Copy inputs that overlap with the memory of another array's result."""
     # The plan of a reduction writes parts of the result while other ranks still wait for parts of
-    # the input, of whichever array. Where an input is also where the result of another one goes, as
-    # in `reduce([a, b], out=[b, a])`, what is sent of it would depend on which frame came first.
-    # Such an input is copied beforehand: it is rare, and the alternative would be to refuse it.
+    # the input. If one array's input is the place of another one's result, as in `reduce([a, b],
+    # out=[b, a])`, what we send would depend on which frame came first. Such an input is copied
+    # first: it is rare, and we would have to refuse it otherwise.
     #
-    # An array that is its own target needs none of that: this is what plans are made for. But two
-    # results in one place have no right answer, in whatever order.
+    # An array that is its own target needs no copy, because plans are made for that. But two
+    # results in one place have no right answer.
     targets = overlaps.Ranges([part.target for part in own if part.staged is None])
-    # Those that are staged are written in the end. Even then what was sent may have to be sent
-    # again: it is read from the input until its receiver has it.
+    # Staged results are written at the end. Even then data may have to be sent again, and it is
+    # read from the input until its receiver has it.
     late = [part.place.base for part in own if part.staged is not None]
     if targets.overlap or (
         late and any(overlaps.meetings(late, [part.target for part in own if part.staged is None]))
@@ -237,9 +241,9 @@ def _group(op: ReduceOp, name: str, parts: list[_Part], own: int, slots: int) ->
     else:
         given = [part.item for part in (parts if op.elementwise else mine)]
         kernel = CustomKernel(op, name, [(item.kind, item.shape) for item in given])
-    # A function that may not be given slices gets each array whole, in its own shape. So its arrays
-    # are copied side by side (`CustomKernel` knows where each begins), and the plan is one that
-    # does not cut. That costs a copy of everything, which `elementwise=True` spares.
+    # A function that cannot take slices gets each array whole, in its own shape. So its arrays are
+    # copied side by side (`CustomKernel` knows their bounds), and the plan does not cut.
+    # `elementwise=True` avoids this copy.
     if not kernel.sliceable and len(parts) > 1:
         xs = [np.concatenate(xs)]
     if not kernel.sliceable and len(mine) > 1:
@@ -253,7 +257,7 @@ def _group(op: ReduceOp, name: str, parts: list[_Part], own: int, slots: int) ->
 
 
 def _join(parts: list[_Part], joined: Flat) -> Flat:
-    """Have the results of all parts staged in one array."""
+    """Stage the results of all parts in one array."""
     start = 0
     for part in parts:
         stop = start + len(part.x)
@@ -263,7 +267,7 @@ def _join(parts: list[_Part], joined: Flat) -> Flat:
 
 
 def _place(item: Array, in_place: bool, where: Where) -> Array:
-    """Where the result for `item` goes when there is no `out`."""
+    """Return the place of the result for `item` if there is no `out`."""
     if in_place and item.kind in ("numpy", "torch"):
         check_writable(item, where)
         return item
@@ -271,7 +275,7 @@ def _place(item: Array, in_place: bool, where: Where) -> Array:
 
 
 def _fitting(items: list[Array], out: object, joined: bool, what: str) -> list[Array]:
-    """The arrays of `out`, which match `items`."""
+    """Return the arrays of `out`, after checking that they match `items`."""
     if not joined:
         places = [writable(out, "out")]
     elif isinstance(out, (list, tuple)) and len(out) == len(items):
@@ -287,11 +291,11 @@ def _fitting(items: list[Array], out: object, joined: bool, what: str) -> list[A
 
 
 def split_slots(xs: object, size: int) -> list[Any]:
-    """The slots of `xs`, one a rank: the items of a list or tuple of `size`, or one array cut
-    along its first dimension as `numpy.array_split` does (views, of the same kind).
+    """Return the slots of `xs`, one for each rank.
 
-    Raises ValueError for another number of items or an array without dimensions, TypeError for
-    anything else.
+    `xs` is a list or tuple of `size` items, or one array, which is cut along its first dimension as
+    `numpy.array_split` does (into views of the same kind). Raises ValueError for another number of
+    items or an array without dimensions, and TypeError for anything else.
     """
     if isinstance(xs, (list, tuple)):
         return check_slots(xs, size)
@@ -351,7 +355,7 @@ def _signature(items: list[Array], *, joined: bool) -> str:
 
 
 def signature_of_list(texts: list[str], elements: int) -> str:
-    """What all ranks must agree on of a list of arrays: `texts`, of each, and their elements."""
+    """Return what all ranks must agree on for a list of arrays, given the text of each."""
     if len(texts) <= _SHOWN:
         return f"[{', '.join(texts)}]"
     digest = hashlib.blake2b(" ".join(texts).encode(), digest_size=6).hexdigest()
@@ -359,7 +363,7 @@ def signature_of_list(texts: list[str], elements: int) -> str:
 
 
 def _short(count: float) -> str:
-    """25600000 → 25.6M."""
+    """Shorten a count: 25600000 → 25.6M."""
     units = iter(("", "k", "M", "G", "T"))
     unit = next(units)
     while count >= 1000 and unit != "T":

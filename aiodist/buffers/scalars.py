@@ -1,9 +1,9 @@
 """Reduction of Python numbers: int as int64, float as float64, complex, bool.
 
-Arrays wrap around when they overflow, as numpy does, because looking would take as long as adding.
-Of single numbers a user expects better: ints are added as Python adds them, and an OverflowError is
-raised where the result does not fit in 64 bits. The numbers of all ranks are gathered and reduced
-by each rank in the order of the ranks: so all of them get the same result, or the same error.
+Arrays wrap around when they overflow, as in numpy, because a check would take as long as adding.
+For single numbers users expect more: ints are added as Python adds them, and a result that does not
+fit into 64 bits raises OverflowError. The numbers of all ranks are gathered, and each rank reduces
+them in the order of the ranks. So all ranks get the same result, or the same error.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ _MIN, _MAX = -(2**63), 2**63 - 1
 
 
 def check_scalar(value: Any, op: ReduceOp) -> Scalar:
-    """`value` as plain bool, int, float or complex.
+    """Return `value` as a plain bool, int, float or complex.
 
-    Raises TypeError where the operator has no meaning for it, OverflowError for an int of more
+    Raises TypeError if the operator has no meaning for it, and OverflowError for an int of more
     than 64 bits.
     """
-    # The order of `_DTYPES` matters: a bool is an int, too. What comes out is of that very type,
-    # for a subclass (an `enum.IntEnum`) would be sent as a number, and be one on the other ranks
-    # alone.
+    # The order of `_DTYPES` matters, because a bool is an int, too. The result has exactly that
+    # type, because a subclass such as `enum.IntEnum` would be a plain number on the other ranks.
     kind = next(kind for kind in _DTYPES if isinstance(value, kind))
     value = kind(value)
     if op.function is None:
@@ -55,9 +54,9 @@ def check_scalar(value: Any, op: ReduceOp) -> Scalar:
 
 
 def reduce_scalars(values: Sequence[Scalar], op: ReduceOp) -> Scalar:
-    """The reduction of numbers of one type, given in rank order, in that type (AVG of int: float).
+    """Reduce numbers of one type, given in rank order, in that type (AVG of int: float).
 
-    Raises OverflowError, naming the operator, if an int result does not fit in 64 bits, and
+    Raises OverflowError, naming the operator, if an int result does not fit into 64 bits, and
     TypeError for mixed types or a custom operator that returns another type.
     """
     kind = type(values[0])
@@ -68,7 +67,7 @@ def reduce_scalars(values: Sequence[Scalar], op: ReduceOp) -> Scalar:
 
 
 def reduction_of(kind: type, op: ReduceOp) -> Callable[[Sequence[Any]], Scalar]:
-    """What does that with numbers of this type."""
+    """Return the function that reduces numbers of this type."""
     if op.function is not None:
         return lambda values: reduce(lambda a, b: _custom(op, a, b), values)
     if kind is int:
@@ -109,8 +108,8 @@ _INTS: Final[dict[str, Any]] = {
 }
 
 
-# What Python and numpy compute alike, to the bit (but for which NaN it is): Python takes a tenth of
-# the time.
+# What Python and numpy compute alike, bit by bit except for the choice of a NaN. Python takes a
+# tenth of the time.
 _FLOATS: Final[dict[str, Callable[[Sequence[Any]], float]]] = {
     "SUM": lambda values: reduce(float.__add__, values),
     "PRODUCT": lambda values: reduce(float.__mul__, values),
@@ -135,7 +134,7 @@ def _custom(op: ReduceOp, a: Scalar, b: Scalar) -> Scalar:
 
 
 def fits(value: int) -> bool:
-    """Whether it is an int of 64 bits."""
+    """Tell whether it is an int of 64 bits."""
     return _MIN <= value <= _MAX
 
 

@@ -1,10 +1,10 @@
 """Memory that one process of a host owns and writes, and the others map to read.
 
-A segment is an anonymous memfd: it has no name that could be left behind, and is gone with the
-last process that maps it. Its owner seals it against resizing (a reader of memory that shrinks
-would die of SIGBUS) and against writing through any other mapping, then passes the descriptor on
-(`aiodist.transports.handover`, or a connection of its own). What all are to write is sealed against
-resizing alone (`all_write`).
+A segment is an anonymous memfd. It has no name that could be left behind, and is gone with the last
+process that maps it. Its owner seals it against resizing, because memory that shrinks kills its
+readers (SIGBUS), and against writes through any other mapping. Then it passes the descriptor on
+(`aiodist.transports.handover`, or a connection of its own). Memory that all ranks write is sealed
+only against resizing (`all_write`).
 """
 
 from __future__ import annotations
@@ -31,19 +31,18 @@ if sys.platform == "linux":
 
 _FAILED: Final = ctypes.c_void_p(-1).value
 Memory: Any = type("Memory", (ctypes.c_ubyte * sys.maxsize,), {"__slots__": ("owner",)})
-"""Memory from an address on; the arrays that are made of it know where it ends. What `owner` is set
-to lives as long as they do."""
+"""Memory from an address on. Arrays made of it know its end. `owner` lives as long as they do."""
 
 
 class _Mapping:
-    """Mapped memory, until nobody refers to it any more."""
+    """Mapped memory, until nothing refers to it any more."""
 
     __slots__ = ("_address", "_nbytes", "_unmap")
 
     def __init__(self, address: int, nbytes: int) -> None:
         self._address = address
         self._nbytes = nbytes
-        self._unmap = _libc.munmap  # this module may be gone when the last view is
+        self._unmap = _libc.munmap  # kept, because this module may be gone when the last view goes
 
     def __del__(self) -> None:
         self._unmap(self._address, self._nbytes)
@@ -53,8 +52,8 @@ def _map(fd: int, nbytes: int, *, writes: bool) -> memoryview:
     """Map the first `nbytes` bytes of a file, for as long as there are views of them. Raises
     OSError.
 
-    Not by `mmap.mmap`, which keeps a duplicate of the file open meanwhile (up to Python 3.12): a
-    rank on a host of 64 would come to 64 files for each group.
+    `mmap.mmap` would keep a duplicate of the file open meanwhile (up to Python 3.12). On a host of
+    64 ranks that would be 64 files for each group.
     """
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writes else 0)
     address = _libc.mmap(None, nbytes, access, mmap.MAP_SHARED, fd, 0)
@@ -71,10 +70,10 @@ _SEAL_FUTURE_WRITE = 0x10
 
 
 class Segment:
-    """A mapping of `nbytes` bytes: `create` one of your own, or `attach` that of a peer.
+    """A mapping of `nbytes` bytes: `create` your own, or `attach` a peer's.
 
-    `fd` is the descriptor of an owned segment, to be passed to peers, -1 for a closed one, and for
-    an attached one that does not `keep` it: memory that is mapped needs none.
+    `fd` is the descriptor of an owned segment, to pass to peers. It is -1 if the segment is closed,
+    or attached without `keep`, because mapped memory needs no descriptor.
     """
 
     __slots__ = ("_memory", "fd", "nbytes")
@@ -86,26 +85,27 @@ class Segment:
 
     @classmethod
     def create(cls, nbytes: int, name: str = "aiodist", *, all_write: bool = False) -> Self:
-        """New memory, all zero, that this process alone writes (`all_write`: or any that has it).
-        `name` is what /proc/self/maps shows.
+        """Make new memory, all zero, that only this process writes (`all_write`: any that has it).
 
-        Raises ValueError for `nbytes` < 1, and OSError where the system gives no such memory."""
+        /proc/self/maps shows `name`. Raises ValueError for `nbytes` < 1, and OSError if the system
+        gives no such memory.
+        """
         if nbytes < 1:
             raise ValueError(f"a segment has at least 1 byte, not {nbytes}")
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            # Mapped before it is sealed: the seal on future writes leaves this one mapping. Who can
-            # do what from then on, until the memory is gone:
+            # Mapped before it is sealed, so that the seal on future writes spares this mapping.
+            # From then on::
             #
-            #                      this mapping   another of ours   one of a peer
-            #     read             yes            yes               yes
-            #     write            yes            no                no (`all_write`: yes)
-            #     shrink, grow     no             no                no
-            #     seal, unseal     no             no                no
+            #                          this mapping   another of ours   one of a peer
+            #         read             yes            yes               yes
+            #         write            yes            no                no (`all_write`: yes)
+            #         shrink, grow     no             no                no
+            #         seal, unseal     no             no                no
             #
-            # Ranks of one host trust each other no further than that: a rank that is broken, or
-            # hostile, can write nonsense into its own memory, and its readers check what they read.
-            # But it can neither change what others have written nor have a reader die of SIGBUS.
+            # Ranks of one host trust each other only so far. A broken or hostile rank can write
+            # nonsense into its own memory, so readers check what they read. But it cannot change
+            # what others have written, and cannot kill a reader by SIGBUS.
             os.ftruncate(fd, nbytes)
             memory = _map(fd, nbytes, writes=True)
             sizes = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -120,11 +120,11 @@ class Segment:
 
     @classmethod
     def attach(cls, fd: int, nbytes: int, *, writes: bool = False, keep: bool = False) -> Self:
-        """Map a peer's segment of `nbytes` bytes to read it, or to write as well. Takes `fd` over:
-        it is closed here whatever happens, unless all goes well and it is to be kept.
+        """Map a peer's segment of `nbytes` bytes to read it, or to write as well.
 
-        Raises ProtocolError for what is no sealed memory of that size, OSError where it cannot be
-        mapped."""
+        Takes over `fd`, which is closed unless this succeeds with `keep`. Raises ProtocolError
+        unless it is sealed memory of that size, and OSError if it cannot be mapped.
+        """
         try:
             try:
                 seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -137,9 +137,8 @@ class Segment:
                     "a peer passed on a segment that it could shrink, which would kill its readers"
                     " (SIGBUS): expected one sealed by F_SEAL_SHRINK"
                 )
-            # The size last: from here on it cannot change, for the seal is there, and cannot be
-            # taken off. Looked at before that, it could be that of a file which shrinks until it is
-            # sealed.
+            # The size last, because the seal now fixes it. Before that, it could be the size of a
+            # file that shrinks until it is sealed.
             size = os.fstat(fd).st_size
             if size != nbytes or nbytes < 1:
                 raise ProtocolError(
@@ -154,18 +153,21 @@ class Segment:
 
     @property
     def memory(self) -> memoryview:
-        """All of it, as bytes: writable for the owner, read-only where attached. Raises ValueError
+        """All of it, as bytes: writable for the owner, read-only if attached. Raises ValueError
         once closed."""
         if self._memory is None:
             raise ValueError("this segment is closed")
         return self._memory
 
     def for_readers(self) -> Self:
-        """The same memory of your own, with a file of its own to be passed on: then `is_read` tells
-        whether anybody has it. Raises OSError where the system does not open a file once more."""
-        # A lock belongs to an open file, which lasts as long as any descriptor of it, also one that
-        # is under way to another process, and any mapping made by it, also that of a child that was
-        # forked: the kernel lets go of the lock when the last of these is gone, however it went.
+        """Return the same memory with a file of its own to pass on, so that `is_read` can tell of
+        readers.
+
+        Raises OSError if the system cannot open the file once more.
+        """
+        # A lock belongs to an open file. That lasts as long as any descriptor of it, even one under
+        # way to another process, and any mapping made by it, even that of a forked child. The
+        # kernel releases the lock with the last of these, however it ends.
         fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -176,7 +178,7 @@ class Segment:
 
     @property
     def is_read(self) -> bool:
-        """Whether anybody has a file that `for_readers` gave, or maps memory by it."""
+        """Whether some process has a file that `for_readers` gave, or maps memory by it."""
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -185,9 +187,11 @@ class Segment:
         return False
 
     def close(self) -> None:
-        """Let go of it. The memory itself lasts until the last view of it is gone, those that
-        users hold included. Idempotent."""
-        # Not mmap.close(), which fails while there are views.
+        """Release it. Idempotent.
+
+        The memory lasts until its last view is gone, including views that users hold.
+        """
+        # Not mmap.close(), because it fails while there are views.
         self._memory = None
         fd, self.fd = self.fd, -1
         if fd != -1:
@@ -195,12 +199,12 @@ class Segment:
 
 
 def unsupported_reason() -> str | None:
-    """Why segments cannot be used here, for people to read; None where they can.
+    """Return why segments cannot be used here, for people; None if they can.
 
     Peers tell each other what they wrote by flags in this memory, without a system call: data
-    first, then the flag. A processor with total store order (x86-64) shows both to a reader in
-    that order. Others (aarch64) may show the flag first, and Python has no instruction to stop
-    them, so there shared memory is not used at all.
+    first, then the flag. A processor with total store order (x86-64) shows both to a reader in that
+    order. Others (aarch64) may show the flag first, and Python has no instruction to prevent that.
+    So shared memory is not used there.
     """
     if sys.platform != "linux":
         return f"this is {sys.platform}, not Linux"

@@ -1,4 +1,4 @@
-"""torch, seen from a library that does without: everything that touches a tensor is here.
+"""Everything that touches a tensor, for a library that works without torch.
 
 torch is used if the program has imported it. Only `require`, called for tensors that came in a
 message, imports it.
@@ -22,25 +22,25 @@ from aiodist.buffers.dtypes import CARRIERS, TORCH, carrier
 from aiodist.buffers.segment import Memory
 
 HUGE = 4 << 20
-"""Bytes from which huge pages are asked for, as numpy does and torch does not: the first writes to
+"""Bytes from which huge pages are asked for, as numpy does and torch does not. The first writes to
 such memory take a quarter of the time."""
 _PAGE = 4096
 _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", 14)
 
 _names: dict[Any, str] = {}
 _carriers: dict[Any, np.dtype[Any]] = {}
-"""The carriers of dtypes of torch that were seen."""
+"""The carriers of the dtypes of torch seen so far."""
 _plain_types: list[type] = []
 
 
 def loaded() -> Any | None:
-    """The torch module, if the program imported it (and that import got as far as tensors)."""
+    """Return the torch module if the program has imported it, as far as tensors."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "Tensor") else None
 
 
 def require() -> Any | None:
-    """The torch module, imported if need be; None where it is not installed."""
+    """Return the torch module, imported if need be; None if it is not installed."""
     torch = loaded()
     if torch is None:
         try:
@@ -56,7 +56,7 @@ def is_tensor(value: object) -> bool:
 
 
 def plain_type() -> type | None:
-    """`torch.Tensor`, if the program has imported torch."""
+    """Return `torch.Tensor` if the program has imported torch."""
     if _plain_types:
         return _plain_types[0]
     if found := getattr(sys.modules.get("torch"), "Tensor", None):
@@ -70,7 +70,7 @@ def is_dtype(value: object) -> bool:
 
 
 def dtype_name(dtype: Any) -> str | None:
-    """The wire name of a torch dtype; None for one that does not travel."""
+    """Return the wire name of a torch dtype; None if it does not travel."""
     name = _names.get(dtype)
     if name is None:
         name = str(dtype).removeprefix("torch.")
@@ -82,12 +82,12 @@ def dtype_name(dtype: Any) -> str | None:
 
 
 def memory(tensor: Any) -> tuple[str, NDArray[Any], str | None]:
-    """(dtype name, carrier array, why not writable) of a tensor.
+    """Return (dtype name, carrier array, why not writable) of a tensor.
 
-    The array shares the memory of the tensor, with its shape and strides, except for a conjugated
-    or negated view: then it is a copy, and the third item says so. It keeps the storage alive, and
-    does not keep it from being resized: it must not be used after that. Raises TypeError for
-    tensors that do not travel, ValueError for one whose storage was freed.
+    The array shares the memory of the tensor, with its shape and strides. A conjugated or negated
+    view is copied, and the third item says so. The array keeps the storage alive but does not
+    prevent resizing, so it must not be used after that. Raises TypeError for tensors that do not
+    travel, and ValueError if the storage was freed.
     """
     torch = sys.modules["torch"]
     if not tensor.is_cpu:
@@ -102,8 +102,8 @@ def memory(tensor: Any) -> tuple[str, NDArray[Any], str | None]:
     frozen = None
     cls = type(tensor)
     try:
-        # Such classes (DTensor, fake and functional tensors) pretend to be dense: what they have at
-        # `data_ptr()` is a part of their elements, or nothing.
+        # Such classes (DTensor, fake and functional tensors) pretend to be dense. At `data_ptr()`
+        # they have a part of their elements, or nothing.
         if cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             raise TypeError("its class computes in a way of its own")
         if tensor.is_conj() or tensor.is_neg():
@@ -115,19 +115,19 @@ def memory(tensor: Any) -> tuple[str, NDArray[Any], str | None]:
 
 
 def _strided(tensor: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The memory of a tensor, as it is seen by it."""
+    """Return the memory of a tensor with its shape and strides."""
     shape, strides, size = tensor.shape, None, dtype.itemsize
     elements = tensor.numel()
     if not tensor.is_contiguous():
         steps = tensor.stride()
         strides = [step * size for step in steps]
-        # Without any elements it would be contiguous.
+        # It has elements, because otherwise it would be contiguous.
         elements = 1 + sum([(n - 1) * step for n, step in zip(shape, steps, strict=True)])
     return np.ndarray(shape, dtype, _memory_of(tensor, elements * size), 0, strides)
 
 
 def plain(tensor: Any) -> NDArray[Any] | None:
-    """The memory of a plain tensor as a flat carrier array. None: it takes a closer look."""
+    """Return the memory of a plain tensor as a flat carrier array; None if it is unusual."""
     dtype = _carriers.get(tensor.dtype)
     if dtype is None:
         if dtype_name(tensor.dtype) is None:
@@ -137,8 +137,10 @@ def plain(tensor: Any) -> NDArray[Any] | None:
 
 
 def flat(tensor: Any, dtype: np.dtype[Any], length: int) -> NDArray[Any] | None:
-    """The memory of a tensor of `length` elements whose carrier is `dtype`, flat. None for one that
-    is not contiguous, a lazy view, or has no memory of its own here."""
+    """Return the flat memory of a tensor of `length` elements with carrier `dtype`.
+
+    Returns None if it is not contiguous, is a lazy view, or has no memory of its own here.
+    """
     try:
         if not tensor.is_contiguous() or not tensor.is_cpu or tensor.is_neg() or tensor.is_conj():
             return None
@@ -148,25 +150,24 @@ def flat(tensor: Any, dtype: np.dtype[Any], length: int) -> NDArray[Any] | None:
 
 
 def _memory_of(tensor: Any, nbytes: int) -> Any:
-    """The memory of a tensor whose elements span `nbytes`, and the rest of what there is.
+    """Return the memory of a tensor whose elements span `nbytes`, and the rest of its storage.
 
     Raises ValueError if its storage was freed or made too small, and what torch raises if it has
     none.
     """
-    # A tensor is a window on a storage, which other tensors may look at, too:
+    # A tensor is a window on a storage, which other tensors may share::
     #
     #     storage   [ start ................................... start + held )
     #     tensor               [ address ...... address + nbytes )
     #
-    # What numpy is given is the address alone, so nothing but this check stands between us and
-    # memory that belongs to somebody else by now. A storage that shrinks is no exotic case: sharded
-    # training (FSDP) frees the parameters of a layer by `storage.resize_(0)` after each use, while
-    # their tensors live on, and has them grow again before the next one, perhaps at another
-    # address.
+    # numpy gets only the address, so nothing but this check protects us from memory that belongs to
+    # something else by now. Storages do shrink: sharded training (FSDP) frees the parameters of a
+    # layer by `storage.resize_(0)` after each use, while their tensors live on. They grow again
+    # before the next use, maybe at another address.
     #
-    # An array keeps the storage alive for as long as it is there, not its memory. So arrays are
-    # made anew for each operation, and nobody keeps one beyond its end. (`tensor.numpy()` would do,
-    # if it did not forbid for good to resize that storage.)
+    # An array keeps the storage object alive, and not its memory. So arrays are made anew for each
+    # operation, and none is kept beyond its end. `tensor.numpy()` would forbid resizing that
+    # storage for good.
     storage = tensor.untyped_storage()
     start, held, address = storage.data_ptr(), storage.nbytes(), tensor.data_ptr()
     if nbytes and (not start or address + nbytes > start + held):
@@ -180,7 +181,7 @@ def _memory_of(tensor: Any, nbytes: int) -> Any:
 
 
 def dtype_of(torch: Any, name: str) -> Any:
-    """The dtype of that wire name. Raises TypeError where this torch does not know it."""
+    """Return the dtype of that wire name. Raises TypeError if this torch does not know it."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"torch {torch.__version__} has no dtype {name!r}: a newer one is needed")
@@ -188,7 +189,7 @@ def dtype_of(torch: Any, name: str) -> Any:
 
 
 def new(torch: Any, name: str, shape: Sequence[int], **where: Any) -> Any:
-    """An uninitialised tensor, as ``torch.empty`` makes it. Raises as `dtype_of`."""
+    """Make an uninitialised tensor, as ``torch.empty`` does. Raises as `dtype_of`."""
     dtype = dtype_of(torch, name)
     if name not in CARRIERS:
         return torch.empty(shape, dtype=dtype, **where)
@@ -197,7 +198,7 @@ def new(torch: Any, name: str, shape: Sequence[int], **where: Any) -> Any:
 
 
 def empty(torch: Any, name: str, shape: Sequence[int]) -> Any:
-    """An uninitialised CPU tensor. Raises as `dtype_of`, and MemoryError."""
+    """Make an uninitialised CPU tensor. Raises as `dtype_of`, and MemoryError."""
     try:
         made = new(torch, name, shape)
     except RuntimeError as error:
@@ -211,10 +212,10 @@ def empty(torch: Any, name: str, shape: Sequence[int]) -> Any:
 
 
 def _ask_for_huge_pages(address: int, nbytes: int) -> None:
-    """Of new memory, for the pages that are wholly in it. A system that has none goes without."""
-    # The first write to a page has the kernel find and clear one: of 4 KiB each, that is what a
-    # receive into new memory spends much of its time on. It is advice: nobody looks at what it
-    # returns.
+    """Ask for huge pages in new memory. Systems without them ignore that."""
+    # At the first write to a page the kernel finds and clears one. With pages of 4 KiB, a receive
+    # into new memory spends much of its time on that. The result does not matter, because this is
+    # advice.
     advise = _advise()
     if advise is not None:
         start = -(-address // _PAGE) * _PAGE
@@ -223,7 +224,7 @@ def _ask_for_huge_pages(address: int, nbytes: int) -> None:
 
 @cache
 def _advise() -> Callable[[int, int, int], int] | None:
-    """``madvise`` of the C library, where there is one."""
+    """Return ``madvise`` of the C library, or None."""
     if sys.platform != "linux":
         return None
     advise: Any = ctypes.CDLL(None).madvise
@@ -232,18 +233,18 @@ def _advise() -> Callable[[int, int, int], int] | None:
 
 
 def wrap(array: NDArray[Any], name: str) -> Any:
-    """A tensor of dtype `name` over the memory of a carrier array."""
+    """Make a tensor of dtype `name` over the memory of a carrier array."""
     torch = sys.modules["torch"]
     tensor = torch.from_numpy(array)
     return tensor.view(getattr(torch, name)) if name in CARRIERS else tensor
 
 
 def mark_written(tensor: Any) -> None:
-    """Tell autograd that the memory was written behind its back."""
-    # What autograd has saved for the backward pass it has saved by reference. The version counter
-    # of a tensor is how it notices that the memory is not the same any more, and raises, rather
-    # than give a wrong gradient. numpy, and a socket, write without counting.
-    if not tensor.is_inference():  # these have no version counter
+    """Tell autograd that the memory was written without its knowledge."""
+    # autograd saves tensors for the backward pass by reference. By the version counter it notices
+    # that the memory has changed, and raises, instead of giving a wrong gradient. numpy and sockets
+    # write without counting.
+    if not tensor.is_inference():  # inference tensors have no version counter
         _increment_version()(tensor)
 
 

@@ -1,15 +1,16 @@
 """A tree of values as a flat list of msgpack tokens, in preorder.
 
-The metadata of a message is the number of tokens, and the tokens. A token is either a plain value
-(None, bool, int of 64 bits, float, str, bytes) or one of the extension types below. A container
-gives the number of its items and is followed by them (a dict by key, value, key, value, …).
-Msgpack's own arrays and maps are not used: nothing nests, so a reader holds nothing that has not
-come, and its stack is as deep as it chooses. For example, ``{"w": float32[2,3], "n": (1, 2)}`` is
-seven tokens, after their number::
+The metadata of a message is the number of tokens, and the tokens. A token is a plain value (None,
+bool, int of 64 bits, float, str, bytes) or one of the extension types below. A container gives the
+number of its items and is followed by them (a dict by key, value, key, value, …).
+
+Msgpack's own arrays and maps are not used, so that nothing nests. A reader then holds only what has
+come, and chooses the depth of its stack. For example, ``{"w": float32[2,3], "n": (1, 2)}`` is seven
+tokens, after their number::
 
     7   DICT(2)   "w"   ARRAY(numpy float32 [2,3])   "n"   TUPLE(2)   1   2
 
-The 24 bytes of the array follow the metadata, they are not in it.
+The 24 bytes of the array follow the metadata, and are not in it.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from aiodist.buffers.dtypes import CARRIERS, MAX_NDIM, TORCH, carrier
 from aiodist.errors import ProtocolError
 
 MAX_DEPTH: Final = 100
-"""Containers within containers."""
+"""The most containers within containers."""
 TOO_DEEP: Final = f"the value is nested over {MAX_DEPTH} levels deep: does it contain itself?"
-"""What a ValueError says of a value beyond that."""
+"""The text of the ValueError for a deeper value."""
 
 PLAIN: Final = frozenset({type(None), bool, float, str, bytes})
-"""Types of values that are tokens as they are; so are ints of 64 bits."""
+"""Types of values that are tokens as they are. Ints of 64 bits are, too."""
 
 LIST, TUPLE, DICT, ARRAY, SCALAR, BIG_INT, COMPLEX, PICKLE = range(8)
 """Extension types. LIST, TUPLE and DICT hold the number of items, as 4 bytes."""
@@ -46,7 +47,7 @@ Ext = msgpack.ExtType
 
 
 class Spec(NamedTuple):
-    """What the metadata says of one array whose bytes come out of band."""
+    """What the metadata says of one array. Its bytes come separately."""
 
     kind: Kind
     name: str
@@ -58,9 +59,9 @@ class Spec(NamedTuple):
 
 
 def pack(tokens: list[Any]) -> bytes:
-    """The metadata of these tokens."""
-    # Names of files may hold bytes that are no UTF-8, which Python shows as lone surrogates. They
-    # travel as they are rather than fail on their way.
+    """Return the metadata of these tokens."""
+    # Names of files may hold bytes that are not UTF-8, which Python shows as lone surrogates. They
+    # travel as they are.
     packer = msgpack.Packer(unicode_errors="surrogatepass", autoreset=False)
     packer.pack(len(tokens))
     for token in tokens:
@@ -69,9 +70,9 @@ def pack(tokens: list[Any]) -> bytes:
 
 
 def unpack(meta: bytes | memoryview) -> list[Any]:
-    """The tokens of metadata. Raises ProtocolError."""
-    # Limits of zero: msgpack refuses arrays and maps before it makes them, however many items they
-    # claim to have.
+    """Return the tokens of metadata. Raises ProtocolError."""
+    # With limits of zero, msgpack refuses arrays and maps before it makes them, whatever size they
+    # claim.
     unpacker = msgpack.Unpacker(
         raw=False,
         unicode_errors="surrogatepass",
@@ -97,9 +98,8 @@ def container(code: int, count: int) -> Any:
 
 
 def big_int(value: int) -> Any:
-    # One byte more than the bits need, at times: there has to be room for the sign. Little-endian,
-    # as all else on the wire, and of any length: the whole metadata is bounded, and so are its
-    # parts.
+    # Sometimes one byte more than the bits need, because the sign needs room. Little-endian, as all
+    # else on the wire. The length is not limited, because the whole metadata is.
     return Ext(BIG_INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
 
 
@@ -108,13 +108,13 @@ def complex_number(value: complex) -> Any:
 
 
 def scalar(name: str, data: bytes) -> Any:
-    """A numpy scalar: its bytes travel in the metadata."""
+    """Make a numpy scalar. Its bytes travel in the metadata."""
     return Ext(SCALAR, bytes((len(name),)) + name.encode() + data)
 
 
 @lru_cache(maxsize=1024)
 def array(kind: Kind, name: str, shape: tuple[int, ...]) -> Any:
-    """An array: kind, number of dimensions, dimensions, name of the dtype."""
+    """Make an array: kind, number of dimensions, dimensions, name of the dtype."""
     which = _KINDS.index(kind) if kind in _KINDS else 0
     return Ext(ARRAY, struct.pack(f"<BB{len(shape)}q", which, len(shape), *shape) + name.encode())
 
@@ -140,12 +140,12 @@ def read_scalar(data: bytes) -> Any:
     return np.frombuffer(body, dtype)[0]
 
 
-# What is kept here was sent by peers, under keys of their choice. So the keys are short (a longer
-# one names no dtype, and errors are not kept), and there is an end to their number: whoever sends
-# ever new shapes has everybody parse them, and takes no memory by it.
+# Peers choose the keys of this cache. So keys are short, because a longer one names no dtype and
+# errors are not kept, and their number is bounded. A peer that sends ever new shapes makes others
+# parse them, but takes no memory.
 @lru_cache(maxsize=1024)
 def read_array(data: bytes) -> Spec:
-    """Raises ProtocolError for what `array` does not make."""
+    """Raises ProtocolError for bytes that `array` does not make."""
     if len(data) < 2 or data[0] >= len(_KINDS) or data[1] > MAX_NDIM:
         raise ProtocolError(f"the description of an array starts with {data[:2]!r}")
     kind, ndim = _KINDS[data[0]], data[1]
@@ -164,10 +164,11 @@ def read_array(data: bytes) -> Spec:
 
 
 def _sizes(itemsize: int, shape: Sequence[int]) -> tuple[int, int]:
-    """Bytes of the array, and what they would be if empty dimensions had one element.
+    """Return the bytes of the array, and the bytes if empty dimensions had one element.
 
-    The second is what numpy checks: it refuses the shape ``(0, 2**62, 2**62)``, of no byte at all.
-    A peer that sends such a shape is to get a clear error here, not to raise one within numpy.
+    numpy checks the second number: it refuses the shape ``(0, 2**62, 2**62)``, which has no bytes
+    at all. A peer that sends such a shape must get a clear error here, and not an exception inside
+    numpy.
     """
     nbytes = bound = itemsize
     for n in shape:
@@ -177,7 +178,7 @@ def _sizes(itemsize: int, shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _text(data: bytes) -> str:
-    if len(data) > 32 or not data.isascii():  # the longest name that there is has 26 characters
+    if len(data) > 32 or not data.isascii():  # the longest name has 26 characters
         raise ProtocolError(f"{data[:40]!r} is no name of a dtype")
     return data.decode("ascii")
 

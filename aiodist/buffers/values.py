@@ -1,8 +1,7 @@
-"""Metadata and array bytes as values of users (API section 3): what `aiodist.buffers.encoding` has
-made, on its way back.
+"""Decode values of users: what `aiodist.buffers.encoding` has encoded.
 
-`parse` reads the metadata of a message that came, trusting nothing; the `Incoming` it gives makes
-the memory that the arrays' bytes go to, and in the end the value.
+`parse` reads the metadata of a message without trusting it. The `Incoming` that it returns makes
+the memory for the bytes of the arrays, and finally the value.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from aiodist.errors import MessageTooLargeError, ProtocolError
 
 _END: Final = object()
 _SHORT: Final = 128
-"""Most bytes of metadata that are looked up before they are parsed. The metadata of one array is
-shorter. A longer one is that of a tree, which is hardly ever the same twice."""
+"""The most bytes of metadata that are looked up before they are parsed. That of one array is
+shorter. Longer metadata describes a tree, which hardly ever repeats."""
 _KEPT: Final = 1024
-"""So many of these are kept."""
+"""How many are kept."""
 
 
 class _Leaf:
@@ -42,8 +41,10 @@ class _Leaf:
 
 
 class _Pickled:
-    """An object of a tree that came as a pickle. It is unpickled in `Incoming.finish` alone: by
-    then it is known that this rank allows it."""
+    """An object of a tree that came as a pickle.
+
+    Only `Incoming.finish` unpickles it, after it is known that this rank allows it.
+    """
 
     __slots__ = ("data",)
 
@@ -52,10 +53,10 @@ class _Pickled:
 
 
 class Incoming:
-    """A message whose metadata is here and whose array bytes are to come.
+    """A message whose metadata has come, and whose array bytes are to come.
 
-    `nbytes`: how many bytes its arrays have. `allocate`, then fill `buffers` in order, then
-    `finish`. `foreign`: what it was allocated with; `targets`: where its arrays go.
+    `nbytes` is the size of its arrays. Call `allocate`, fill `buffers` in order, then call
+    `finish`. `foreign` is what it was allocated with, and `targets` are the places of its arrays.
     """
 
     __slots__ = (
@@ -75,42 +76,43 @@ class Incoming:
         self.specs = specs  # dtype and shape of each array
         self.nbytes = sum([spec.nbytes for spec in specs])
         self._allow_pickle = allow_pickle
-        self.buffers: list[memoryview] = []  # where the bytes go that come
+        self.buffers: list[memoryview] = []  # memory for the bytes to come
         self.foreign: Any = None  # has the places of arrays on devices
         self._out: Any = None  # the user's memory for it
-        self.targets: list[Target] = []  # where each array goes in the end
-        # Memory that is filled in its place, where the target is not contiguous or not of this byte
-        # order: copied into it by `finish`.
+        self.targets: list[Target] = []  # the final place of each array
+        # Memory that is filled instead of a target that is not contiguous, or not of this byte
+        # order. `finish` copies it.
         self._staged: list[Flat | None] = []
 
     def describe(self) -> str:
-        """The value in short: `float32[3,4]`, `list[3]`, `int`."""
+        """Describe the value in short: `float32[3,4]`, `list[3]`, `int`."""
         return describe(self._tree)
 
     @property
     def array(self) -> Spec | None:
-        """The one array that the value is; None where it is anything else."""
+        """The one array that the value is; None if it is anything else."""
         return self._tree.spec if isinstance(self._tree, _Leaf) else None
 
     @property
     def has_foreign(self) -> bool:
-        """Whether there are arrays in it that were on a device."""
+        """Whether it contains arrays that were on a device."""
         return any(spec.kind == "device" for spec in self.specs)
 
     def allocate(
         self, out: object = None, *, name: str = "out", foreign: Taker | None = None
     ) -> None:
-        """Make the memory that the bytes go to, and set `buffers`: writable byte views, in order,
-        without the empty ones.
+        """Make the memory for the bytes, and set `buffers`: writable byte views, in order.
 
-        Without `out`: new arrays of the kinds, dtypes and shapes that were sent. With it: an
-        array, or a tree of lists, tuples and dicts with an array where the value has one, that
-        are written in place. TypeError or ValueError, naming the place in `name`, says what does
-        not fit; the Incoming is then unchanged and may be allocated again. `foreign` has places
-        for arrays that go to a device, or come from one apart.
+        Empty ones are left out. Without `out` these are new arrays of the kinds, dtypes and shapes
+        that were sent. Otherwise `out` is an array, or a tree of lists, tuples and dicts with an
+        array wherever the value has one, and is written in place. `foreign` has places for arrays
+        that go to a device, or come from one separately.
+
+        Raises TypeError or ValueError, naming the place in `name`, if something does not fit. The
+        Incoming is then unchanged and may be allocated again.
         """
-        # Everything is looked at before anything of this object is set: so an error in the last
-        # array of a tree leaves it as it was, and the caller may try again with another `out`.
+        # Everything is checked before this object changes, so that the caller may try again with
+        # another `out` after an error in the last array of a tree.
         made: list[Target | None] = [None] * len(self.specs)
         for where, leaf, place in _walk(self._tree, out, name if out is not None else "value"):
             if isinstance(leaf, _Pickled):
@@ -141,10 +143,10 @@ class Incoming:
         self.buffers = [byte_view(target) for target, _ in staged if target.nbytes]
 
     def finish(self) -> Any:
-        """All bytes are in `buffers`: the value.
+        """Return the value, because all bytes are in `buffers`.
 
-        With `out`, that is `out` itself where it is an array or the value holds nothing but
-        arrays; else the value that came, with the arrays of `out` in it.
+        With `out`, this is `out` itself if it is an array or if the value holds only arrays.
+        Otherwise it is the value that came, with the arrays of `out` in it.
         """
         for array, staged in zip(self.targets, self._staged, strict=True):
             array.commit(staged)
@@ -153,7 +155,7 @@ class Incoming:
         return self.build([array.value for array in self.targets])
 
     def build(self, arrays: Sequence[Any]) -> Any:
-        """The value, with these as its arrays."""
+        """Return the value with these as its arrays."""
         return _build(self._tree, arrays)
 
     @property
@@ -186,13 +188,12 @@ def _only_arrays(tree: Any) -> bool:
     return isinstance(tree, _Leaf)
 
 
-# An `out` need not be of the kind that was sent: a list takes a tuple, a numpy array takes a
-# tensor, as long as both have an array in the same places. So trees are compared by their shape,
-# and only leaves by dtype. Where the value has something else than an array (a number, a string),
-# `out` may have anything but an array there: it is not used, but an array would look as if it had
-# been written.
+# `out` may be of another kind than the value: a list takes a tuple, and a numpy array takes a
+# tensor, if both have arrays in the same places. So trees are compared by their shape, and only
+# leaves by dtype. For a leaf that is not an array, `out` may have anything but an array, because an
+# array would look as if it had been written.
 def _walk(tree: Any, out: Any, where: Where) -> Iterator[tuple[Where, Any, Any]]:
-    """(place, leaf, what `out` has there) of each leaf. `out` None: nothing is matched."""
+    """Yield (place, leaf, item of `out` there) of each leaf. `out` None: nothing is matched."""
     if isinstance(tree, dict):
         if out is not None and (not isinstance(out, dict) or out.keys() != tree.keys()):
             raise _misfit(tree, out, where)
@@ -222,9 +223,9 @@ def _misfit(tree: Any, out: Any, where: Where) -> Exception:
 def parse(
     meta: bytes | memoryview, *, max_bytes: int = sys.maxsize, allow_pickle: bool = False
 ) -> Incoming:
-    """Read the metadata of a message. Nothing is allocated for the arrays.
+    """Read the metadata of a message. Allocates nothing for the arrays.
 
-    Raises ProtocolError for bytes that `encode` does not make, MessageTooLargeError if metadata
+    Raises ProtocolError for bytes that `encode` does not make, and MessageTooLargeError if metadata
     or arrays are over `max_bytes`.
     """
     if len(meta) > max_bytes:
@@ -240,11 +241,11 @@ def parse(
     return incoming
 
 
-# Whoever sends many different metadata pushes out what others have sent, and no more: entries are
-# short, and so many are kept. An error is not kept, but raised again each time.
+# A peer that sends many different metadata only pushes out the entries of others: entries are
+# short, and their number is bounded. Errors are not kept, but raised again each time.
 @lru_cache(maxsize=_KEPT)
 def _array_in(meta: bytes) -> Spec | None:
-    """The array that a value is, by its metadata; None where it is anything else."""
+    """Return the array that a value is, by its metadata; None if it is anything else."""
     reader = _Reader(tokens.unpack(meta))
     return reader.specs[0] if isinstance(reader.read(), _Leaf) else None
 
@@ -257,13 +258,12 @@ def _too_large(nbytes: int, what: str, max_bytes: int) -> str:
 
 
 class _Reader:
-    """Builds the tree of a list of tokens. Recursion is bounded by MAX_DEPTH.
+    """Builds the tree of a list of tokens. MAX_DEPTH bounds the recursion.
 
-    Nothing in here trusts the sender. The number of items that a container claims makes no memory
-    be set aside: items are taken one by one from tokens that have come, so a container of four
-    billion items ends with the error that nothing is left. No class is looked up by name, and
-    nothing is called that the sender could choose: a pickle stays bytes.
-    """
+    Nothing here trusts the sender. The claimed size of a container reserves no memory, because
+    items are taken one by one from tokens that have come. So a container of four billion items ends
+    with an error. No class is looked up by name, and the sender cannot choose a function to call: a
+    pickle stays bytes."""
 
     def __init__(self, stream: list[Any]) -> None:
         self._stream = iter(stream)
@@ -324,7 +324,7 @@ def _is_key(key: Any) -> bool:
 
 
 def describe(value: object) -> str:
-    """A value in short, for texts: `float32[1024]`, `list[3]`, `int`."""
+    """Describe a value in short, for texts: `float32[1024]`, `list[3]`, `int`."""
     if isinstance(value, _Leaf):
         return str(value.spec)
     if isinstance(value, (list, tuple, dict)):
@@ -344,7 +344,7 @@ def describe(value: object) -> str:
 
 
 def fill(buffers: Sequence[memoryview], data: bytes | memoryview) -> None:
-    """Spread `data` over `buffers`, in order; their sizes add up to its length."""
+    """Spread `data` over `buffers`, in order. Their sizes add up to its length."""
     at = 0
     for buffer in buffers:
         buffer[:] = data[at : at + buffer.nbytes]

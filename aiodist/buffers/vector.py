@@ -1,10 +1,9 @@
-"""Several flat arrays as one logical array, cut at any element.
+"""Several flat arrays as one logical array, which can be cut at any element.
 
-The gradients of a model are hundreds of arrays. Reduced one by one, each would pay for a round of
-its own; copied into one large array, all would be copied twice. As a vector they are reduced as if
-they were one, where they lie: a plan speaks of elements 1,000 to 2,000, and the vector knows that
-these are the end of one array, all of the next, and the beginning of a third.
-"""
+The gradients of a model are hundreds of arrays. Reduced one by one, each would need a round of its
+own. Copied into one large array, all would be copied twice. A vector lets them be reduced as one
+array without a copy. A plan speaks of elements 1,000 to 2,000. The vector knows that these are the
+end of one array, all of the next, and the beginning of a third."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ Flat = NDArray[Any]
 class Vector:
     """The concatenation of one-dimensional contiguous arrays of one dtype.
 
-    `length`: elements. `itemsize`: bytes of one. `arrays`: the parts, without the empty ones.
-    Nothing is copied. A memoryview stands for an array of its bytes.
+    `length` counts elements. `itemsize` is the bytes of one. `arrays` are the parts, without empty
+    ones. Nothing is copied. A memoryview counts as an array of its bytes.
     """
 
     __slots__ = ("_bytes", "_offsets", "arrays", "dtype", "itemsize", "length")
 
     def __init__(self, parts: Sequence[Flat | memoryview], dtype: Any = None) -> None:
-        """`dtype` is that of the parts; it has to be given where there may be no part."""
+        """`dtype` is that of the parts. It is needed if there may be no part."""
         arrays = [
             np.asarray(part, np.uint8) if isinstance(part, memoryview) else part for part in parts
         ]
@@ -42,17 +41,17 @@ class Vector:
                     f"a vector of {self.dtype} takes flat contiguous arrays of it, "
                     f"not {array.dtype}{list(array.shape)}"
                 )
-        # Where each part begins, and the end of the last.
+        # The beginning of each part, and the end of the last.
         self._offsets = [0, *accumulate([len(array) for array in self.arrays])]
-        self._bytes: list[memoryview] | None = None  # of `arrays`, made when they are asked for
+        self._bytes: list[memoryview] | None = None  # of `arrays`, made on demand
         self.length = self._offsets[-1]
 
     @classmethod
     def of(cls, array: Flat) -> Vector:
-        """The vector of one flat contiguous array.
+        """Return the vector of one flat contiguous array.
 
-        Made without a look at each part, because nearly all vectors have one, and are made in the
-        call of a small collective.
+        This skips the checks of each part, because nearly all vectors have one part, and are made
+        within the call of a small collective.
         """
         vector = cls.__new__(cls)
         vector.dtype = array.dtype
@@ -64,8 +63,11 @@ class Vector:
         return vector
 
     def lend(self, array: Flat | None) -> None:
-        """From here on it is `array`, of the same dtype and length as the one that it is `of`.
-        None: its array is the user's again, and until the next one is lent nothing is read."""
+        """Let it be `array` from here on, which has the same dtype and length as the one it was
+        made of.
+
+        None: the array belongs to the user again, and nothing is read until the next one is lent.
+        """
         self.arrays = [] if array is None or not self.length else [array]
         self._bytes = None
 
@@ -77,7 +79,8 @@ class Vector:
         return self.length * self.itemsize
 
     def views(self, start: int, stop: int) -> list[memoryview]:
-        """The bytes of elements `start` to `stop`, in order: contiguous views, none empty."""
+        """Return the bytes of elements `start` to `stop`, in order: contiguous views, none
+        empty."""
         if start >= stop:
             return []
         size = self.itemsize
@@ -89,7 +92,7 @@ class Vector:
         return [whole[i][a * size : b * size] for i, a, b in self._cut(start, stop)]
 
     def pieces(self, start: int, stop: int) -> list[Flat]:
-        """Elements `start` to `stop`, in order: flat views, none empty."""
+        """Return elements `start` to `stop`, in order: flat views, none empty."""
         if start >= stop:
             return []
         if len(self.arrays) == 1:
@@ -97,7 +100,8 @@ class Vector:
         return [self.arrays[i][a:b] for i, a, b in self._cut(start, stop)]
 
     def piece(self, start: int, stop: int) -> Flat | None:
-        """Elements `start` to `stop` as one flat view, where they lie in one array; else None."""
+        """Return elements `start` to `stop` as one flat view if they lie in one array; else
+        None."""
         arrays = self.arrays
         if len(arrays) == 1:
             return arrays[0][start:stop]
@@ -118,20 +122,20 @@ class Vector:
 
 
 def align(operands: Sequence[Sequence[Flat]]) -> Iterator[list[Flat]]:
-    """Cut lists of pieces of equal total length where any of them is cut.
+    """Cut lists of pieces of equal total length wherever any of them is cut.
 
-    Yields one flat array of each operand, all of one length, in order: what a kernel can work on.
+    Yields one flat array of each operand, all of one length, in order, for a kernel.
     """
     if all(len(pieces) == 1 for pieces in operands):
         yield [pieces[0] for pieces in operands]
         return
-    # A cut of any operand is a cut of all:
+    # A cut of any operand is a cut of all::
     #
     #     one        |--- 5 ---|-- 3 --|
     #     another    |- 2 -|---- 6 ----|
     #     yielded    | 2   | 3 |   3   |
     #
-    # `at` is where each of them is: the number of its piece, and the element in that.
+    # `at` is the position in each: the number of its piece, and the element in that.
     at = [(0, 0)] * len(operands)
     while all(index < len(pieces) for (index, _), pieces in zip(at, operands, strict=True)):
         n = min(

@@ -1,5 +1,5 @@
-"""The member's side of the control plane: what a rank says to the coordinator, and hears from it.
+"""The member's side of the control plane: its connection to the coordinator.
 
-The `ControlClient` is one membership, also over a coordinator that goes away and comes back. The
-`Store` of a group and the renewal of the lease go over the same connection.
+The `ControlClient` is one membership, and survives restarts of the coordinator. The `Store` of a
+group and the renewal of the lease use the same connection.
 """

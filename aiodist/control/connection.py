@@ -1,7 +1,7 @@
 """The member's end of the connection to the coordinator.
 
-A non-blocking socket of its own rather than an asyncio transport, because two threads write to it:
-the loop, and the one that renews the lease. A lock keeps frames whole; only the loop reads.
+A non-blocking socket instead of an asyncio transport, because two threads write to it: the loop,
+and the thread that renews the lease. A lock keeps frames whole. Only the loop reads.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ _NOT_NOW = (BlockingIOError, InterruptedError, tls.SSLWantReadError, tls.SSLWant
 
 
 class ControlSocket:
-    """Frames over a connected socket. `on_frame(frame)` and, once, `on_closed(error)` are called
-    from the loop, not after `close`; both may be replaced."""
+    """Frames over a connected socket.
+
+    The loop calls `on_frame(frame)`, and once `on_closed(error)`, but not after `close`. Both may
+    be replaced.
+    """
 
     def __init__(
         self,
@@ -34,14 +37,14 @@ class ControlSocket:
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._is_open = True  # the lease thread looks at it: changed under the lock
+        self._is_open = True  # read by the lease thread, so changed under the lock
         self.on_frame = on_frame
         self.on_closed = on_closed
         # Makes frames of bytes.
         self._decoder = Decoder(max_header=MAX_CONTROL_HEADER, max_payload=MAX_BODY_BEFORE_WELCOME)
         self._lock = threading.Lock()  # the lease thread sends, too
         self._out = bytearray()  # bytes that the kernel has not taken
-        self._loop = asyncio.get_running_loop()  # on which frames are read
+        self._loop = asyncio.get_running_loop()  # the loop that reads frames
         self._writing = False  # the loop watches for room
         self._loop.add_reader(sock.fileno(), self._readable)
 
@@ -50,11 +53,13 @@ class ControlSocket:
         return self._is_open
 
     def welcomed(self) -> None:
-        """The coordinator has shown who it is: large replies are taken from now on."""
+        """Take large replies from now on, because the coordinator has shown that it is the right
+        one."""
         self._decoder.max_payload = MAX_REPLY
 
     def give_up_after(self, seconds: float) -> None:
-        """Take the coordinator's host for gone when it confirms nothing for so long (Linux)."""
+        """Take the coordinator's host for gone if it confirms nothing for so many seconds
+        (Linux)."""
         if self._sock.family in (socket.AF_INET, socket.AF_INET6) and hasattr(
             socket, "TCP_USER_TIMEOUT"
         ):
@@ -63,29 +68,29 @@ class ControlSocket:
             )
 
     def send(self, data: bytes) -> None:
-        """Send a whole frame, from the loop: what does not leave now is sent when it can be."""
+        """Send a whole frame, from the loop. What does not leave now is sent later."""
         if not self._is_open:
             return
-        # The lease thread may wait for the lock: it is held for no longer than the kernel takes.
+        # Held only for one call of the kernel, because the lease thread may wait for it.
         with self._lock:
             self._out += data
             error = self._flush()
         self._after_flush(error)
 
     def send_from_thread(self, data: bytes) -> bool:
-        """Send a whole frame, from any thread. False: the socket is closed."""
+        """Send a whole frame, from any thread. Returns False if the socket is closed."""
         with self._lock:
             if not self._is_open:
                 return False
-            # What an earlier send left is flushed first; with that on its way, or no room for
-            # more, the coordinator has, or will get, a sign of life without this frame.
+            # Earlier bytes are flushed first. If some are left then, this frame can be left out,
+            # because those bytes are a sign of life, too.
             if not self._out:
                 self._out += data
             self._flush()
             return True
 
     def abandon(self) -> None:
-        """Close from another thread, the loop being closed."""
+        """Close from another thread, because the loop is closed."""
         with self._lock:
             self._is_open = False
             self._sock.close()
@@ -104,9 +109,11 @@ class ControlSocket:
             self._sock.close()
 
     def detach_after_fork(self) -> None:
-        """In a forked child: put the null device in the place of the socket. The lock may be held
-        by a thread that does not exist here, and the loop's selector is shared with the parent:
-        both stay untouched."""
+        """In a forked child: replace the socket by the null device.
+
+        The lock may be held by a thread that does not exist here, and the loop's selector is shared
+        with the parent, so neither is touched.
+        """
         if not self._is_open:
             return
         self._is_open = False
@@ -128,7 +135,8 @@ class ControlSocket:
 
     def _after_flush(self, error: Exception | None) -> None:
         if error is not None:
-            # Not from inside of send: its caller may be about to wait for the answer.
+            # Later, and not inside of `send`, because its caller may be about to wait for the
+            # answer.
             self._loop.call_soon(self._last_words, error)
         elif bool(self._out) != self._writing:
             self._writing = not self._writing
@@ -143,11 +151,11 @@ class ControlSocket:
         self._after_flush(error)
 
     def _readable(self) -> None:
-        # All that is there, and not one read for each event. The coordinator may say that it evicts
-        # this member, and close the connection while words of ours are under way to it: then the
-        # system resets the connection behind its last words. uvloop tells of both by one event, and
-        # of that connection never again (libuv stops watching a socket that has an error). Whoever
-        # reads the words alone waits for an end that has come already.
+        # Read all that is there, not once for each event. The coordinator may evict this member and
+        # close the connection while bytes of ours are on their way. The system then resets the
+        # connection behind the coordinator's last words. uvloop reports both in one event, and then
+        # nothing more, because libuv stops watching a socket that has an error. One read would then
+        # wait for ever for the end.
         while self._is_open:
             try:
                 with self._lock:
@@ -163,7 +171,7 @@ class ControlSocket:
             self._take(data)
 
     def _last_words(self, error: Exception) -> None:
-        """Nothing can be sent any more. What the coordinator said last still counts."""
+        """Read what the coordinator said last, and fail, because nothing can be sent any more."""
         self._readable()
         self._fail(error)
 

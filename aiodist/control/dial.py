@@ -1,4 +1,4 @@
-"""Reaching the coordinator: connect, TLS, greeting; and saying clearly why not."""
+"""Reach the coordinator: connect, TLS, greeting, and clear errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from aiodist.wire.proof import NONCE_BYTES, check_proof, make_proof, secret_of
 log = logging.getLogger("aiodist.control")
 
 ATTEMPT_SECONDS = 5.0
-"""Longest time that one attempt may take: a firewall that drops packets gives no answer at all."""
+"""The longest time of one attempt, because a firewall that drops packets gives no answer at all."""
 
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 0.5
@@ -42,16 +42,18 @@ HUSHED = "it did not answer"
 
 SILENT = "it closed the connection without a greeting"
 SILENT_SECONDS = 3.0
-"""After so long the log says so of a service that does nothing else. A coordinator may do it now
-and then: when it ends, or has too many connections, and its answer was lost."""
+"""Seconds after which the log tells of a service that only closes connections.
+
+A coordinator may do that now and then, when it ends or has too many connections.
+"""
 
 
 class ForeignServiceError(JoinError):
-    """What listens at the address is no aiodist coordinator."""
+    """The service at the address is not an aiodist coordinator."""
 
 
 class _Refused(Exception):
-    """An answer that another attempt would not change."""
+    """An answer that would be the same at another attempt."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -59,8 +61,10 @@ class _Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Greeted:
-    """A connection whose greeting is complete: `sock`, and what Welcome said. `trip`: seconds to
-    the coordinator and back, 0 where nobody knows."""
+    """A connection whose greeting is complete, and what Welcome said.
+
+    `trip` is the round trip in seconds, 0 if it is not known.
+    """
 
     sock: ControlSocket
     local_host: str
@@ -77,24 +81,24 @@ async def dial(
     retry: bool,
     caller: str = "",
 ) -> Greeted:
-    """Connect to the coordinator at `address` and exchange greetings. `caller`: the line of the
-    program that waits for it, for the log.
+    """Connect to the coordinator at `address` and exchange greetings.
 
-    Tries again until `timeout` (seconds) where that may help, unless `retry` is False: where nobody
-    listens yet, where the coordinator is busy, and where the connection ends without a word.
-    Raises JoinTimeoutError, JoinError, ForeignServiceError, AuthenticationError; ValueError for a
-    bad address, or an empty token.
+    `caller` is the line of the program that waits, for the log. Unless `retry` is False, this tries
+    again until `timeout` seconds are over, if that may help.
+
+    Raises JoinTimeoutError, JoinError, ForeignServiceError, AuthenticationError, and ValueError for
+    a bad address or an empty token.
     """
     target = parse_address(address)
-    # What may be different a moment later is tried again, and all else is told at once::
+    # What may change in a moment is tried again, and everything else is an error at once::
     #
-    #     nobody listens, or the name is not known    it is about to be started: again
-    #     the connection ends without a word          it ends, or is overrun: again; the log says so
-    #                                                 after a while, for a proxy does that for ever
+    #     nothing listens, or the name is unknown     it may be about to start: again
+    #     the connection ends without a word          it ends, or is overrun: again. The log says so
+    #                                                 after a while, for a proxy that never stops
     #     it says that it is busy                     thousands join at once: again
     #     it does not answer within an attempt        a firewall that drops packets: again
-    #     it speaks something else, TLS does not      another attempt would find the same: an error
-    #     fit, the token or the version is wrong
+    #     another protocol, TLS that does not fit,    another attempt would find the same: an error
+    #     a wrong token or version
     secret = secret_of(token)
     loop = asyncio.get_running_loop()
     start = loop.time()
@@ -112,7 +116,7 @@ async def dial(
         except _Refused as refused:
             raise refused.error from None
         except TimeoutError:
-            # The last one may have been cut short: what was found before it says more.
+            # If the last attempt was cut short, the error before it says more.
             if loop.time() >= patient_until:
                 last = HUSHED
         except OSError as error:
@@ -130,7 +134,7 @@ async def dial(
             log.warning("%s Trying until %g s are over%s", tried, timeout, caller)
         if left < FIRST_PAUSE:
             raise JoinTimeoutError(_unreachable(target, spent, attempts, last))
-        # Not all at once: there may be thousands.
+        # Spread in time, because there may be thousands of ranks.
         await asyncio.sleep(min(pause * chooser.uniform(0.5, 1.0), left / 2))
         pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -167,7 +171,8 @@ async def _attempt(target: Address, token: bytes | None, context: tls.SSLContext
     sock = await _connect(target)
     with closed_on_error(sock):
         local_host = "127.0.0.1"
-        # Of the connecting itself: later answers may have waited for others to share a packet with.
+        # The round trip of the connecting itself, because later answers may have waited to share a
+        # packet.
         trip = round_trip(sock) or 0.0
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             local_host = sock.getsockname()[0].removeprefix("::ffff:")
@@ -175,7 +180,7 @@ async def _attempt(target: Address, token: bytes | None, context: tls.SSLContext
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if target.scheme == "tls" or (target.scheme == "tcp" and context is not None):
             sock = await _encrypt(sock, context or tls.create_default_context(), target)
-    with closed_on_error(sock):  # with TLS it is another one
+    with closed_on_error(sock):  # TLS has put another socket in its place
         greeting = _Greeting(sock, target, token)
     with closed_on_error(greeting.sock):
         welcome = await greeting.done
@@ -203,13 +208,13 @@ async def _connect_one(family: int, where: tuple[object, ...] | str) -> socket.s
     with closed_on_error(sock):
         await asyncio.get_running_loop().sock_connect(sock, where)
         if family in (socket.AF_INET, socket.AF_INET6) and sock.getsockname() == sock.getpeername():
-            # Dialling a free port of this host can, by chance, connect to itself.
+            # A connection to a free port of this host can, by chance, connect to itself.
             raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there")
     return sock
 
 
 async def _encrypt(sock: socket.socket, context: tls.SSLContext, target: Address) -> tls.SSLSocket:
-    """The TLS handshake, by what takes the place of `sock`."""
+    """Make the TLS handshake. Returns the socket that takes the place of `sock`."""
     loop = asyncio.get_running_loop()
     secure = context.wrap_socket(
         sock,
@@ -233,7 +238,7 @@ async def _encrypt(sock: socket.socket, context: tls.SSLContext, target: Address
 
 
 _TLS_BROKEN = (tls.SSLEOFError, tls.SSLZeroReturnError, tls.SSLSyscallError)
-"""The connection ended; other errors of TLS say that the two sides do not agree."""
+"""The connection ended. All other errors of TLS mean that the two sides do not agree."""
 
 
 def _no_tls(target: Address, error: tls.SSLError) -> JoinError:
@@ -246,16 +251,16 @@ def _no_tls(target: Address, error: tls.SSLError) -> JoinError:
 
 
 class _Greeting:
-    """Hello →, ← Challenge, Proof →, ← Welcome. `done`: what Welcome says."""
+    """The greeting: Hello →, ← Challenge, Proof →, ← Welcome. `done` gives Welcome."""
 
     def __init__(self, sock: socket.socket, target: Address, token: bytes | None) -> None:
         self.done: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self._target = target
         self._token = token
-        # What the proof of the coordinator must be made of.
+        # The coordinator's proof must contain this.
         self._nonce = secrets.token_bytes(NONCE_BYTES)
-        self._challenge: Challenge | None = None  # None: it has not said anything
-        # Goes on to the client when all is well.
+        self._challenge: Challenge | None = None  # None: the coordinator has said nothing yet
+        # Goes on to the client if all is well.
         self.sock = ControlSocket(sock, self._on_frame, self._on_closed)
         self.sock.send(encode_message(Hello(self._nonce)))
 
@@ -318,7 +323,7 @@ class _Greeting:
         self.done.set_result(welcome)
 
     def _fail(self, error: OSError | _Refused) -> None:
-        """After an OSError, another attempt may go better."""
+        """Fail the greeting. After an OSError, another attempt may go better."""
         if not self.done.done():
             self.done.set_exception(error)
 

@@ -1,4 +1,4 @@
-"""What a member hears from its coordinator: what it is told unasked, and how requests fail."""
+"""What the coordinator tells a member unasked, and how requests fail."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from aiodist.wire.messages import Draining, Failed, Failure, MemberLeft, MemberL
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorGone:
-    """The connection to the coordinator ended, not by this side. `orderly`: it said goodbye.
-    `evicted`: it ruled this member lost, and told the others so. `final`: it is not looked for."""
+    """The connection to the coordinator ended, and this side did not close it.
+
+    `orderly`: the coordinator said goodbye. `evicted`: it ruled this member lost, and told the
+    others. `final`: this member does not look for it any more.
+    """
 
     reason: str
     orderly: bool = False
@@ -30,8 +33,10 @@ class CoordinatorGone:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorBack:
-    """There is a coordinator again, and this is a member there. `kept`: it has the store of the
-    one before; else the store is empty now."""
+    """There is a coordinator again, and this process is a member there.
+
+    `kept`: it has the store of the one before. Otherwise the store is empty now.
+    """
 
     kept: bool
 
@@ -40,7 +45,7 @@ ControlEvent = MemberLost | MemberLeft | Draining | CoordinatorGone | Coordinato
 
 
 class StoreValueError(AiodistError, ValueError):
-    """`add` met a value that is no decimal number of at most 64 bits."""
+    """`add` met a value that is not a decimal number of at most 64 bits."""
 
 
 _ERRORS: dict[Failure, type[AiodistError]] = {
@@ -59,5 +64,5 @@ _ERRORS: dict[Failure, type[AiodistError]] = {
 
 
 def error_of(failed: Failed, group: str | None) -> AiodistError:
-    """What a reply stands for that says why a request of a member of `group` failed."""
+    """Return the error that a Failed reply to a member of `group` stands for."""
     return _ERRORS[failed.kind](failed.text, group=group)

@@ -1,25 +1,25 @@
-"""The line from one member to the coordinator, over all connections that it takes.
+"""The line from one member to the coordinator, over all of its connections.
 
-A connection may break, and the coordinator be killed, cut off, or started anew. To the group that
-is nothing: operations need no coordinator. So a member that has lost it looks for it, and is then
-at the new one what it was at the one before::
+A connection may break, and the coordinator may be killed, cut off, or restarted. The group does not
+notice, because operations need no coordinator. The member looks for the coordinator, and then
+resumes its membership there::
 
     connected ──── the connection ends ───> away: looks for it, again and again
         ▲                │                    │
-        │                │                    │ somebody greets who may be its successor
+        │                │                    │ a coordinator greets that may be its successor
         │                ▼                    ▼
-        │           over for good <─────── `_register`: claims to be what it was (`_rejoin`),
-        │      evicted; nobody is to be       │         or asks to join once more
-        │      looked for; closed here        │
-        └─────────────────────────────────────┘  all that waits for an answer is said again
+        │           over for good <─────── `_register`: claims its membership (`_rejoin`),
+        │      evicted; no successor is       │         or asks to join once more
+        │      expected; closed here          │
+        └─────────────────────────────────────┘  all unanswered requests are sent again
 
-**Who asks notices nothing** of that but the time. What has no answer yet is kept as it was said,
-under its number (`requests`), and the coordinator that comes back knows by the number what the one
-before had carried out already.
+**Callers notice nothing but the delay.** Each unanswered request is kept under its number
+(`requests`). A coordinator that comes back knows by the number what its predecessor had carried out
+already.
 
-**One connection counts**, `_sock`, which may be a connection that is not registered yet: from the
-moment that a coordinator is found its words are heard, since right behind its answer it may say who
-else is lost. But requests go to it only once this member is registered (`Requests.send`).
+**One connection counts**, `_sock`. It may not be registered yet: a coordinator is heard from the
+moment that it is found, because right behind its answer it may tell which ranks are lost. But
+requests go to it only after this member is registered (`Requests.send`).
 """
 
 from __future__ import annotations
@@ -70,35 +70,38 @@ log = logging.getLogger("aiodist.control")
 
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 0.5
-"""Seconds between attempts to find the coordinator again: at most, and half of it at least."""
+"""The longest pause in seconds between attempts to find the coordinator; the shortest is half of
+it."""
 
 SHORTEST_ATTEMPT = 1.0
-"""Seconds. An attempt that began while the network was cut hears of its end late: where the lease
-is short, another one has to be made in time."""
+"""Seconds. An attempt that began while the network was cut ends late. If the lease is short,
+another one has to be made in time."""
 
 REJOIN_SECONDS = 30.0
-"""How long a coordinator that was found may take to let this member in."""
+"""Seconds that a coordinator may take to let this member in again."""
 
 
 class Doings(Protocol):
-    """Whoever can be asked what this member is doing."""
+    """Knows what this member is doing."""
 
     def now(self) -> Activity:
-        """From the thread of its loop."""
+        """Return what this member is doing. From the thread of its loop."""
         ...
 
     def counts(self, *, measure: bool) -> Counts:
-        """From the thread of its loop; and whether to `measure` from now on what takes time."""
+        """Return the counts. `measure`: time operations from now on. From the thread of its
+        loop."""
         ...
 
     def busy(self, seconds: float, ident: int) -> Activity:
-        """From another thread, where the loop, in thread `ident`, has not turned for `seconds`."""
+        """Return what keeps the loop, in thread `ident`, busy for `seconds`. From another
+        thread."""
         ...
 
 
 class Line:
-    """What a member has of the coordinator, whatever becomes of connections. It belongs to the loop
-    that made it."""
+    """A member's line to the coordinator, over all connections. Belongs to the loop that made
+    it."""
 
     def __init__(
         self,
@@ -113,23 +116,24 @@ class Line:
         self.trip = greeted.trip
         self.on_event: Callable[[ControlEvent], None] = lambda event: None
         self.doings: Doings | None = None
-        """What this member does: for the coordinator, who may ask."""
+        """What this member does, for the coordinator's questions."""
         self._token = token
         self._ssl = ssl
-        # All but what is named `from_thread` or `from_anywhere` is called from it.
+        # Calls everything here except `…from_thread` and `…from_anywhere`.
         self._loop = asyncio.get_running_loop()
         # Random pauses, so that members do not all come back at once.
         self._chooser = chooser_on(self._loop)
-        self._group: str | None = None  # the name of the group asked for, and not left
-        # How it asked to join; None: it did not, or gave up, or has left.
+        self._group: str | None = None  # the name of the group that was asked for and not left
+        # The request to join; None if there was none, it was given up, or this rank has left.
         self._ask: JoinRequest | None = None
-        self._standing: Standing | None = None  # what it is as a member; None: it is none
-        # What waits for an answer, whatever becomes of connections.
+        self._standing: Standing | None = None  # what this rank is as a member; None: it is not one
+        # What waits for an answer, over all connections.
         self._requests = Requests(self._loop)
         self._ended: AiodistError | None = None  # why it is over for good; None: it is not
-        # Why the coordinator goes, or is away: its last word, or the last try.
+        # Why the coordinator goes or is away: its last word, or the last attempt.
         self._gone = CoordinatorGone("")
-        self._coming_back: asyncio.Task[None] | None = None  # looks for it; None: it is there
+        # looks for the coordinator; None: it is there
+        self._coming_back: asyncio.Task[None] | None = None
         self._lease: Lease | None = None  # from the first join on
         self._sock = greeted.sock  # the present connection, or the last one
         self._welcome = greeted.welcome  # what the coordinator said of itself on it
@@ -138,28 +142,28 @@ class Line:
 
     @property
     def group(self) -> str | None:
-        """The name of the group that it has asked to join and not left."""
+        """The name of the group that this process has asked to join and has not left."""
         return self._group
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a coordinator, or one is looked for."""
+        """Whether there is a coordinator, or this member looks for one."""
         return self._ended is None
 
     @property
     def incarnation(self) -> int:
-        """Which start of the coordinator this is, with its state file."""
+        """The number of starts of the coordinator with its state file."""
         return self._welcome.incarnation
 
     @property
     def is_away(self) -> bool:
-        """Whether the coordinator is away, and is looked for."""
+        """Whether the coordinator is away and this member looks for it."""
         return self._coming_back is not None
 
     def _listen_to(self, sock: ControlSocket) -> None:
         sock.on_frame = self._on_frame
         sock.on_closed = self._on_closed
-        if not sock.is_open:  # between the greeting and now
+        if not sock.is_open:  # it closed between the greeting and now
             gone = ConnectionResetError("the coordinator closed the connection")
             self._loop.call_soon(self._on_closed, gone)
 
@@ -168,12 +172,12 @@ class Line:
         if number == 0:
             self._on_told(message)
             return
-        # At once: the connection may break before whoever waits for it has a turn.
+        # At once, because the connection may break before the caller has a turn.
         if isinstance(message, NextView) and self._standing is not None:
             message = self._standing.after(message)
         if isinstance(message, Left):
-            # No member any more. What comes right behind may be the coordinator's own end, and
-            # there is nothing to look for it for.
+            # This rank is no longer a member. The coordinator's own end may come next, and there is
+            # no reason to look for a new one then.
             self._standing = self._ask = None
         elif isinstance(message, View) and self._ask is not None:
             if self._standing is None:
@@ -218,7 +222,7 @@ class Line:
             )
 
     def unexpected(self, reply: Message) -> ProtocolError:
-        """The error for a reply of a type that does not belong to the request."""
+        """Make the error for a reply that does not belong to its request."""
         return ProtocolError(
             f"the coordinator at {self.address} replied with {type(reply).__name__}, which "
             "answers no such request"
@@ -237,31 +241,31 @@ class Line:
         self._requests.fail(error)
 
     def renew_from_thread(self, frame: bytes) -> None:
-        """A sign of life, from the lease thread."""
+        """Send a sign of life, from the lease thread."""
         self._sock.send_from_thread(frame)
 
     def busy_from_thread(self, seconds: float, ident: int) -> bytes | None:
-        """A sign of life that says what keeps the loop, in thread `ident`, from turning."""
+        """Return a sign of life that says what keeps the loop, in thread `ident`, busy."""
         return encode_message(self.doings.busy(seconds, ident)) if self.doings else None
 
     def abandon_from_thread(self) -> None:
-        """The loop is closed, and nobody can use this membership: let the others know."""
+        """Close the connection, because the loop is closed and this membership is unusable."""
         self._sock.abandon()
 
     def _on_closed(self, error: Exception) -> None:
         self._requests.send = None
-        # Whether the coordinator is looked for depends on three things. It has said at the greeting
-        # that another may come to its address (one that lives in a rank or a launcher ends with
-        # that). There is something to go back to: a membership, or a join that waits. And it has
-        # not ruled this member lost, which is final, whatever coordinator comes after it.
+        # We look for the coordinator if three things hold. It said in the greeting that another may
+        # come to its address: a coordinator that lives in a rank or launcher ends with it. There is
+        # something to resume: a membership, or a join that waits. And it has not ruled this member
+        # lost, because that is final at any later coordinator.
         gone, self._gone = self._gone, CoordinatorGone("")
         reason = gone.reason or str(error) or type(error).__name__
         joined = self._standing is not None or self._ask is not None
         final = gone.evicted or not (self._welcome.returns and joined)
         if self._ended is None and not final:
             self._gone = CoordinatorGone(reason)
-            # If it looks already, this connection was found and lost in the same moment: `_is_back`
-            # goes on from there, and nobody is told twice.
+            # If we look already, this connection was found and lost at once. `_is_back` goes on
+            # from there, and the event is not told twice.
             if self._coming_back is None:
                 self._coming_back = self._loop.create_task(
                     self._come_back(), name="aiodist come back"
@@ -280,18 +284,18 @@ class Line:
             self._end(CoordinatorLostError(f"looking for the coordinator failed: {error!r}"))
             raise error
         if self._ended is None and not self._sock.is_open:
-            # It broke again, in the very moment that it was there.
+            # It broke again, just when it was there.
             self._on_closed(ConnectionResetError("the coordinator closed the connection"))
 
     async def _come_back(self) -> None:
-        """Look for the coordinator until it is there; then be what this was, there."""
+        """Look for the coordinator until it is there, and resume the membership."""
         pause = FIRST_PAUSE
         said = ""
-        # An attempt that hangs must not cost the lease: the coordinator that is back counts it.
+        # A hanging attempt must not cost the lease, which a coordinator counts from its return.
         lease = self._ask.lease if self._ask is not None else math.inf
         patience = min(ATTEMPT_SECONDS, max(SHORTEST_ATTEMPT, lease / 2))
         while True:
-            # Not all at once: there may be thousands.
+            # Spread in time, because there may be thousands of ranks.
             await asyncio.sleep(pause * self._chooser.uniform(0.5, 1.0))
             pause = min(2 * pause, LONGEST_PAUSE)
             try:
@@ -308,15 +312,18 @@ class Line:
             except (AiodistError, OSError, TimeoutError) as error:
                 why = str(error)
                 self._gone = CoordinatorGone(why)
-                if type(error) is not JoinError and why != said:  # that one: nobody is there
+                # a plain JoinError: nothing listens there
+                if type(error) is not JoinError and why != said:
                     log.warning("not back at the coordinator: %s", why)
                 said = why
 
     async def _register(self, greeted: Greeted) -> None:
-        """Become what this was, at a coordinator that was found. Raises OSError, TimeoutError,
-        AiodistError where another attempt may help."""
-        # In this order: it is a member again before what was asked is said once more, for only
-        # members may ask; and what failed with the store fails before anything new is asked of it.
+        """Resume the membership at a coordinator that was found.
+
+        Raises OSError, TimeoutError or AiodistError if another attempt may help.
+        """
+        # The order matters. It is a member again before old requests are sent again, because only
+        # members may ask. Requests to a lost store fail before anything new is asked of the store.
         kept = check_successor(self.address, self._welcome, greeted.welcome)
         self._sock = sock = greeted.sock
         if self._ask is not None:
@@ -341,12 +348,14 @@ class Line:
             self._tell(CoordinatorBack(kept))
 
     async def _rejoin(self, standing: Standing, sock: ControlSocket) -> Rejoined:
-        """Be a member again. Raises OSError, TimeoutError, AiodistError; CancelledError where it
-        is no member any more, and has ended."""
+        """Be a member again. Raises OSError, TimeoutError, AiodistError.
+
+        Raises CancelledError if this rank is no longer a member and the line has ended.
+        """
         broken: asyncio.Future[Message] = self._loop.create_future()
-        # Frames are taken as ever from here on: right behind its answer the coordinator may say who
-        # else is gone. But if the connection ends, the loop of `_come_back` is what tries again, so
-        # that is told here, and not `_on_closed`.
+        # Frames are handled from here on, because right behind its answer the coordinator may tell
+        # which ranks are gone. But if the connection ends, `_come_back` tries again, so that end is
+        # reported here, and not to `_on_closed`.
         sock.on_frame = self._on_frame
         sock.on_closed = lambda error: self._broke_off(error, broken)
         with_view = False
@@ -365,16 +374,17 @@ class Line:
                     await asyncio.sleep(FIRST_PAUSE * self._chooser.uniform(1.0, 3.0))
                 elif isinstance(message, ViewWanted):
                     # This coordinator does not know the group, or not its newest epoch. All members
-                    # come back with the same view, which may be large: so it is sent by the one
-                    # that is asked for it, and the others are told `Later`.
+                    # have the same view, which may be large. So it asks one of them for it, and the
+                    # others get `Later`.
                     with_view = True
                 else:
                     raise self.unexpected(message)
 
     def _broke_off(self, error: Exception, broken: asyncio.Future[Message]) -> None:
-        """A connection ended before it was known whether this is still a member."""
+        """Handle the end of a connection before it was known whether this rank is still a
+        member."""
         if self._gone.evicted:
             self._on_closed(error)
         elif not broken.done():
             broken.set_exception(ConnectionResetError(f"it broke off: {error}"))
-            broken.exception()  # seen: nobody may wait for it any more
+            broken.exception()  # marks it as retrieved, because there may be no waiter

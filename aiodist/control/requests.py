@@ -1,8 +1,7 @@
-"""What a member has asked the coordinator and has no answer to yet.
+"""The unanswered requests of a member.
 
-The requests outlive a connection: those that wait for an answer are said again over the next one,
-in their order and under their numbers, so that the coordinator can tell what it has carried out
-already.
+Requests outlive a connection. They are sent again over the next one, in their order and under their
+numbers, so that the coordinator can tell which it has carried out already.
 """
 
 from __future__ import annotations
@@ -32,10 +31,12 @@ OnReply = Callable[[Message | AiodistError], None]
 
 @dataclass(slots=True)
 class _Request:
-    """`sent`: over the present connection, or one before; a write of which this is not known to
-    have come back holds a place among those under way, even when its caller has given up. `since`:
-    when it was made, by the clock of the loop. `is_in_line`: it waits until a place is free, or
-    behind a write that does."""
+    """A request.
+
+    `sent`: over this connection or an earlier one. A sent write keeps its place among those under
+    way until its answer comes, even if its caller has given up. `since`: when it was made, by the
+    clock of the loop. `is_in_line`: it waits for a free place, or behind a write that does.
+    """
 
     message: Message
     data: bytes
@@ -53,18 +54,19 @@ class _Watch:
 
 
 class Requests:
-    """Requests and subscriptions by number. `send(data)` sends a frame; set while connected."""
+    """Requests and subscriptions by number. `send(data)` sends a frame, and is set while
+    connected."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.send: Callable[[bytes], None] | None = None  # None: not connected
         self._loop = loop
-        self._numbers = itertools.count(1)  # of requests and subscriptions; 0 is what has no reply
-        self._requests: dict[int, _Request] = {}  # by number; writes stay when nobody waits
+        self._numbers = itertools.count(1)  # of requests and subscriptions; 0 means: no reply
+        self._requests: dict[int, _Request] = {}  # by number; writes stay even if no caller waits
         self._watches: dict[int, _Watch] = {}  # subscriptions, by number
-        self._told: list[bytes] = []  # what has no reply, while not connected
-        self._writes = 0  # to the store, that are under way
-        # Requests to the store that wait until one of these ends, by number. Reads are among them,
-        # because they are to find what was written before.
+        self._told: list[bytes] = []  # messages without a reply, while not connected
+        self._writes = 0  # writes to the store that are under way
+        # Numbers of store requests that wait for a place. Reads wait, too, because they must find
+        # what was written before them.
         self._line: deque[int] = deque()
 
     def start(
@@ -74,8 +76,11 @@ class Requests:
         send: Callable[[bytes], None] | None = None,
         max_body: int = MAX_BODY,
     ) -> tuple[int, asyncio.Future[Message]]:
-        """Send a request, now or once connected: its number, and the reply. A write to the store
-        waits until there are few enough under way. Raises as `encode_message`."""
+        """Send a request, now or once connected. Returns its number, and the reply.
+
+        A write to the store waits until few enough writes are under way. Raises as `encode_message`
+        does.
+        """
         number = next(self._numbers)
         data = encode_message(message, number, max_body=max_body)
         request = _Request(message, data, self._loop.create_future(), self._loop.time())
@@ -89,7 +94,7 @@ class Requests:
         return number, request.reply
 
     def _admit(self) -> None:
-        """Send those in the line that need not wait any more."""
+        """Send the requests in line that need not wait any more."""
         while self._line:
             request = self._requests.get(self._line[0])
             if request is not None:
@@ -107,28 +112,31 @@ class Requests:
             send(request.data)
 
     async def ask(self, message: Message, timeout: float | None) -> Message:
-        """Send a request and return the reply. Raises TimeoutError, what the reply fails with, and
-        as `encode_message`."""
+        """Send a request and return the reply.
+
+        Raises TimeoutError, the error of the reply, and what `encode_message` raises.
+        """
         number, reply = self.start(message)
         self._requests[number].has_deadline = timeout is not None
         try:
-            # No asyncio.timeout: this may begin within a task of the user (`aiodist.work.started`).
+            # No asyncio.timeout, because this may begin within a task of the user
+            # (`aiodist.work.started`).
             await asyncio.wait({reply}, timeout=timeout)
         finally:
-            if reply.cancel():  # it is not there
+            if reply.cancel():  # it has not come
                 self._give_up(number)
         if reply.cancelled():
             raise TimeoutError
         return reply.result()
 
     def begin(self, message: Message) -> asyncio.Future[Message]:
-        """Send a request: its reply, which nobody has to wait for."""
+        """Send a request. Returns its reply, which you need not await."""
         number, reply = self.start(message)
         reply.add_done_callback(lambda _: self.drop(number))
         return reply
 
     def tell(self, message: Message) -> None:
-        """Send, now or once connected, what has no reply."""
+        """Send a message without a reply, now or once connected."""
         data = encode_message(message)
         if self.send is not None:
             self.send(data)
@@ -136,13 +144,13 @@ class Requests:
             self._told.append(data)
 
     def of(self, number: int) -> Message | None:
-        """The request of that number, if its reply is waited for."""
+        """Return the request of that number, if its reply is awaited."""
         request = self._requests.get(number)
         return None if request is None else request.message
 
     def older_than(self, seconds: float) -> dict[int, Message]:
-        """Those with a deadline that have waited for so long, by number: votes, and requests to the
-        store."""
+        """Return the requests that have waited this long, by number: votes, and store requests with
+        a deadline."""
         before = self._loop.time() - seconds
         return {
             number: request.message
@@ -153,7 +161,7 @@ class Requests:
         }
 
     def drop(self, number: int) -> None:
-        """Nobody waits for the reply any more."""
+        """Forget a request whose reply is no longer awaited."""
         request = self._requests.pop(number, None)
         if request is not None and isinstance(request.message, StoreWrite):
             if not request.is_in_line:
@@ -161,7 +169,7 @@ class Requests:
             self._admit()
 
     def watch(self, message: StoreWatch | WatchWaiting, on_reply: OnReply) -> int:
-        """Send a request that has many replies, the last one maybe an error: its number."""
+        """Send a request that has many replies, the last maybe an error. Returns its number."""
         number = next(self._numbers)
         data = encode_message(message, number)
         self._watches[number] = _Watch(message, on_reply)
@@ -175,7 +183,7 @@ class Requests:
             self.send(encode_message(StoreCancel(number)))
 
     def answer(self, number: int, reply: Message | AiodistError) -> None:
-        """A reply has come."""
+        """Take in a reply."""
         watch = self._watches.get(number)
         if watch is not None:
             if isinstance(reply, AiodistError):
@@ -184,7 +192,7 @@ class Requests:
             return
         request = self._requests.get(number)
         if request is None:
-            return  # the caller waits no more
+            return  # the caller does not wait any more
         self.drop(number)
         if request.reply.done():
             return
@@ -194,13 +202,12 @@ class Requests:
             request.reply.set_result(reply)
 
     def say_again(self) -> None:
-        """There is another connection: what waits for an answer is said again."""
+        """Send all unanswered requests again, over a new connection."""
         assert self.send is not None
-        # In the order in which they were asked, so that a program that sets a key and then reads it
-        # reads what it has set, also where the connection broke between the two. Under the numbers
-        # that they had, so that the coordinator finds those writes that it has carried out already.
-        # What nobody waits for any more is not said again; watches begin anew, and are told what
-        # they may have missed.
+        # In their order, so that a program that sets a key and then reads it finds the value, even
+        # if the connection broke in between. Under their old numbers, so that the coordinator
+        # recognises writes that it has carried out already. Requests without a waiting caller are
+        # dropped. Watches begin anew, and are told what they may have missed.
         send, self.send = self.send, None  # writes that get a place by that are sent below
         for number, request in list(self._requests.items()):
             if request.reply.done():
@@ -214,13 +221,13 @@ class Requests:
             if isinstance(message, StoreWatch):
                 message = replace(message, again=True)
             send(encode_message(message, number))
-        # Behind the requests: what is told may be about them.
+        # After the requests, because these messages may be about them.
         told, self._told = self._told, []
         for data in told:
             send(data)
 
     def fail(self, error: AiodistError, *, only_store: bool = False) -> None:
-        """No reply will come any more; or (`only_store`) the store is not what it was."""
+        """Fail all requests; with `only_store` those to the store, because its content is lost."""
         which = StoreRequest if only_store else Message
         self._line.clear()  # writes are among them
         for number, request in list(self._requests.items()):
@@ -228,7 +235,8 @@ class Requests:
                 self.drop(number)
                 if not request.reply.done():
                     request.reply.set_exception(copy.copy(error))
-                    request.reply.exception()  # seen: whoever waits gets it, nobody else has to
+                    # marks it as retrieved, because there may be no waiter
+                    request.reply.exception()
         for number, watch in list(self._watches.items()):
             if isinstance(watch.message, which):
                 del self._watches[number]
@@ -240,8 +248,7 @@ class Requests:
             return
         if isinstance(request.message, StoreWait) and request.sent and self.send is not None:
             self.send(encode_message(StoreCancel(number)))
-        # A write that was sent may be carried out, and its answer is remembered there until this
-        # member has more writes under way than are remembered. So its place is taken until the
-        # answer comes, though nobody waits for it.
+        # A write that was sent may be carried out. The coordinator remembers its answer only while
+        # few enough writes are under way, so the write keeps its place until the answer comes.
         if not (request.sent and isinstance(request.message, StoreWrite)):
             self.drop(number)

@@ -1,4 +1,4 @@
-"""What a member is, and has been told: to be said to a coordinator that comes back."""
+"""What a member knows of its membership, to tell a coordinator that comes back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiodist.wire.returning import MAX_HEARD, Rejoin
 
 
 class Standing:
-    """A membership, over all its epochs: `view` is that of the newest."""
+    """A membership, over all of its epochs. `view` is that of the newest."""
 
     def __init__(self, ask: JoinRequest, view: View) -> None:
         self._ask = ask
@@ -22,7 +22,7 @@ class Standing:
         self.take(view)
 
     def take(self, view: View) -> None:
-        """There is a newer view. Raises ProtocolError where this is no member of it."""
+        """Take in a newer view. Raises ProtocolError if this member is not in it."""
         try:
             self.rank = view.ranks[self._ask.id]
         except KeyError:
@@ -32,32 +32,31 @@ class Standing:
         self._left: set[int] = set()
 
     def after(self, change: NextView) -> View:
-        """The view that comes after this one. Raises ProtocolError where `change` is none of it."""
+        """Return the view after this one. Raises ProtocolError if `change` does not fit."""
         try:
             return change.after(self.view)
         except ValueError as error:
             raise ProtocolError(f"the coordinator sends {error}") from None
 
     def news(self, epoch: int, ranks: tuple[int, ...], *, lost: bool) -> tuple[int, ...]:
-        """Those of `ranks` that were not known to be gone; now they are."""
+        """Note that `ranks` are gone. Returns those of them that are news."""
         if epoch != self.view.epoch:
             return ranks
-        # The same loss may be told twice, by the coordinator that saw it and by the one that came
-        # after it, and to the rank it must happen once.
-        # A coordinator that is back tells all that are gone, of whom most are known to be.
+        # A loss may be told twice: by the coordinator that saw it, and by its successor, which
+        # tells all ranks that are gone. The rank must hear of it once.
         news = {*ranks} - self._lost - self._left
         (self._lost if lost else self._left).update(news)
         return tuple(sorted(news))
 
     def hears(self, vote: Message | None, reply: Message) -> None:
-        """The outcome of a vote has come."""
+        """Note the outcome of a vote."""
         if isinstance(vote, Vote) and isinstance(reply, (BallotResult, Void)):
             self._heard[vote.context, vote.number] = reply
             if len(self._heard) > MAX_HEARD:
                 self._heard.popitem(last=False)
 
     def claim(self, *, with_view: bool) -> Rejoin:
-        """What it says of itself."""
+        """Return what this member tells a coordinator of itself."""
         return Rejoin(
             self._ask,
             self.rank,
@@ -71,7 +70,7 @@ class Standing:
 
 
 def _newest(heard: Iterable[tuple[tuple[bytes, int], BallotResult | Void]]) -> list[Heard]:
-    """Outcomes as they are told: the newest ones, of no more ids in all than a view has members."""
+    """Return the newest outcomes, with no more ids in all than a view may have members."""
     told: list[Heard] = []
     ids = 0
     for (context, number), outcome in reversed(list(heard)):
@@ -88,8 +87,11 @@ def _newest(heard: Iterable[tuple[tuple[bytes, int], BallotResult | Void]]) -> l
 
 
 def check_successor(address: str, before: Welcome, welcome: Welcome) -> bool:
-    """Whether it is the same coordinator as before, or has what that one wrote down. Raises
-    ForeignServiceError for one that cannot have taken its place."""
+    """Tell whether a coordinator has the state of the one before.
+
+    It has if it is the same one, or was started from its state file. Raises ForeignServiceError for
+    a coordinator that cannot have taken its place.
+    """
     if welcome.coordinator == before.coordinator:
         if welcome.incarnation >= before.incarnation:
             return True

@@ -1,4 +1,4 @@
-"""The store of a group, as its members use it: keys and bytes, kept by the coordinator."""
+"""The store of a group, as its members use it: keys and bytes that the coordinator keeps."""
 
 from __future__ import annotations
 
@@ -30,23 +30,24 @@ from aiodist.wire.messages import (
 from aiodist.work import Work, started
 
 MAX_UNREAD = 1024
-"""Changes a `Watch` keeps for its reader. Beyond, the oldest are dropped, never the last."""
+"""How many changes a `Watch` keeps for its reader. If more come, the oldest are dropped."""
 
 T = TypeVar("T")
 
 
 class Store:
-    """Bytes by key, shared by the members of one group, deleted with it.
+    """Bytes by key, shared by the members of one group, and deleted with the group.
 
-    Every call takes `timeout` in seconds; None is the group's `op_timeout`, `math.inf` none. They
-    raise CollectiveTimeoutError (a TimeoutError) after it, GroupClosedError after the group was
-    closed, CoordinatorLostError when the coordinator is gone, ValueError for a key that is not
-    1 to 1024 characters, or a timeout that is not more than 0. A value has at most 1 MiB, all keys
-    and values of a group 64 MiB, and there are at most 65536 keys: MessageTooLargeError (a
-    ValueError).
+    Every call starts at once and returns a `Work`. Every call takes `timeout` in seconds (None: the
+    group's `op_timeout`, `math.inf`: none).
 
-    `ttl`: seconds after which the key is deleted, counted from the last write; a write without
-    keeps it for good.
+    Calls raise CollectiveTimeoutError (a TimeoutError) after the timeout, GroupClosedError if the
+    group is closed, and CoordinatorLostError if the coordinator is gone. They raise ValueError for
+    a timeout that is not above 0, and for a key that does not have 1 to 1024 characters. They raise
+    MessageTooLargeError (a ValueError) above the limits: 1 MiB for a value, 64 MiB for all keys and
+    values of a group, and 65536 keys.
+
+    `ttl` is how many seconds after the write the key is deleted. A write without `ttl` keeps it.
 
     For example::
 
@@ -77,13 +78,13 @@ class Store:
 
     @started
     async def get(self, key: str, *, timeout: float | None = None) -> bytes | None:
-        """The value of `key`; None where there is none."""
+        """Return the value of `key`; None if there is none."""
         result = await self._call("get", key, StoreGet(key), timeout)
         return None if result is None else self._of_type(bytes, result)
 
     @started
     async def wait(self, keys: str | Iterable[str], *, timeout: float | None = None) -> None:
-        """Return once all of `keys` (or the one) exist at the same time."""
+        """Wait until all of `keys` (or the one key) exist at the same time."""
         wanted = (keys,) if isinstance(keys, str) else tuple(keys)
         await self._ask("wait", ", ".join(wanted), StoreWait(wanted), type(None), timeout)
 
@@ -91,10 +92,10 @@ class Store:
     async def add(
         self, key: str, amount: int = 1, *, ttl: float | None = None, timeout: float | None = None
     ) -> int:
-        """Add to the number that `key` holds in decimal (0 where absent), and return the sum.
+        """Add to the decimal number that `key` holds (0 if there is none), and return the sum.
 
-        Raises StoreValueError (a ValueError) where it holds something else, or the sum is over 64
-        bits.
+        Raises StoreValueError (a ValueError) if the key holds anything else, or if the sum does not
+        fit into 64 bits.
         """
         return await self._ask("add", key, StoreAdd(key, amount, ttl), int, timeout)
 
@@ -108,23 +109,24 @@ class Store:
         ttl: float | None = None,
         timeout: float | None = None,
     ) -> bool:
-        """Set `key` to `desired` if it holds `expected` (None: is absent). True: it was set."""
+        """Set `key` to `desired` if it holds `expected` (None: does not exist). Returns whether it
+        was set."""
         old = None if expected is None else _value(expected)
         message = StoreCompareSet(key, old, _value(desired), ttl)
         return await self._ask("compare_set", key, message, bool, timeout)
 
     @started
     async def delete(self, key: str, *, timeout: float | None = None) -> bool:
-        """Delete `key`. False: there was none."""
+        """Delete `key`. Returns False if there was none."""
         return await self._ask("delete", key, StoreDelete(key), bool, timeout)
 
     def watch(self, key: str, *, timeout: float | None = math.inf) -> Watch:
-        """The changes of `key` from now on: ``async for key, value in store.watch("k")``, with
-        None as the value of a key that was deleted.
+        """Watch the changes of `key` from now on: ``async for key, value in store.watch("k")``.
 
-        Every change the coordinator carries out after this call is seen; to start from the present
-        value, call this first and `get` second. `timeout` bounds the wait for each change. A reader
-        who is more than 1024 changes behind misses the oldest.
+        The value is None if the key was deleted. You see every change that the coordinator carries
+        out after this call. To begin with the present value, call `watch` first and `get` second.
+        `timeout` bounds the wait for each change. A reader that is more than 1024 changes behind
+        misses the oldest.
         """
         timeouts.check_timeout(timeout)
         return Watch(self._client, key, math.inf if timeout is None else timeout)
@@ -154,28 +156,30 @@ class Store:
 
 
 class Watch:
-    """The changes of one key. An async iterator; `await` it to be sure that it has begun at the
-    coordinator. Ends with `close`, with `async with`, or when it is dropped."""
+    """An async iterator over the changes of one key.
+
+    `await` it to be sure that the coordinator has begun to watch. It ends with `close`, with `async
+    with`, or when it is dropped.
+    """
 
     def __init__(self, client: ControlClient, key: str, timeout: float) -> None:
         self._client = client
         self._key = key
         self._timeout = timeout
-        # Unread, the oldest are dropped.
+        # Unread changes. The oldest are dropped.
         self._changes: deque[tuple[str, bytes | None]] = deque(maxlen=MAX_UNREAD)
-        # Why there are no more; raised after the changes before it.
+        # Why there are no more. Raised after the changes before it.
         self._error: AiodistError | None = None
-        self._begun = False  # the coordinator has said so
+        self._begun = False  # the coordinator has confirmed the watch
         self._closed = False  # by the user
         self._news = asyncio.Event()  # one of these four has changed
-        # A watch ends in one of three ways: `close`, the end of `async with`, or that nobody has it
-        # any more. For the last one nothing here may point at it but weakly::
+        # The client must not keep a watch alive that its user has dropped, so all references to the
+        # watch here are weak::
         #
         #     user ──> Watch ──> client ──subscriptions──> on_reply ──weak──> Watch
         #                                        ▲
         #     finalize (Watch is gone) ──────────┘ unsubscribes, by the loop: garbage is collected
         #                                            in whatever thread happens to run
-        # The client must not keep a watch alive that its user has dropped.
         weak = weakref.WeakMethod(self._on_reply)
 
         def on_reply(reply: Message | AiodistError) -> None:
@@ -183,8 +187,8 @@ class Watch:
             if method is not None:
                 method(reply)
 
-        self._number = client.subscribe(StoreWatch(key), on_reply)  # of the subscription
-        # Ends the subscription when nobody has the watch.
+        self._number = client.subscribe(StoreWatch(key), on_reply)  # the number of the subscription
+        # Ends the subscription if the watch was dropped.
         self._drop = weakref.finalize(self, client.unsubscribe_from_anywhere, self._number)
         self._drop.atexit = False  # at the end of the process there is no loop to tell
 

@@ -1,6 +1,6 @@
-"""What a process that was started for a function says at its end, through a pipe.
+"""The report of a process that ran a function, through a pipe.
 
-The reader never waits for it: the process may be stopped amid its report, or die there.
+The reader never blocks, because the process may be stopped or die in the middle of its report.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from aiodist.errors import AiodistError, in_words
 
 _HEADER = struct.Struct(">BQQ")  # outcome, bytes of text, bytes of the pickle
 _AT_ONCE = 16 << 20
-"""Most bytes that are read in one go: then the reader looks at its clock."""
+"""The most bytes that are read in one go, before the reader looks at its clock."""
 
 
 class Outcome(IntEnum):
-    """How the function ended; `OPAQUE`: by an exception that cannot be pickled."""
+    """How the function ended. `OPAQUE`: by an exception that cannot be pickled."""
 
     RETURNED = 0
     RAISED = 1
@@ -31,7 +31,7 @@ class Outcome(IntEnum):
 
 
 class Report(NamedTuple):
-    """`text`: the traceback of what was raised. `pickled`: what was returned, or raised."""
+    """`text` is the traceback of what was raised. `pickled` is what was returned or raised."""
 
     outcome: Outcome
     text: str
@@ -42,15 +42,17 @@ Dumps = Callable[[Any], bytes]
 
 
 def pickler(by_value: bool) -> Dumps:
-    """`pickle.dumps`, or that of cloudpickle: it packs functions and classes of ``__main__`` as a
-    whole, not by name, and gives what came from another process back as that knows it. pickle reads
-    both."""
+    """Return `pickle.dumps`, or that of cloudpickle if `by_value`.
+
+    cloudpickle packs functions and classes of ``__main__`` as a whole, not by name. pickle reads
+    both.
+    """
     dumps: Dumps = importlib.import_module("cloudpickle" if by_value else "pickle").dumps
     return dumps
 
 
 def returned(value: Any, dumps: Dumps = pickle.dumps) -> Report:
-    """Raises AiodistError for a value that cannot be pickled."""
+    """Make the report of a result. Raises AiodistError if `value` cannot be pickled."""
     try:
         return Report(Outcome.RETURNED, "", dumps(value))
     except Exception as error:  # whatever the value's own methods raise
@@ -59,7 +61,7 @@ def returned(value: Any, dumps: Dumps = pickle.dumps) -> Report:
 
 
 def raised(error: BaseException, dumps: Dumps = pickle.dumps) -> Report:
-    """Reports `error`, by its traceback alone if it does not survive pickling."""
+    """Make the report of `error`: its traceback alone if it does not survive pickling."""
     text = "".join(traceback.format_exception(error))
     with contextlib.suppress(Exception):  # whatever the exception's own methods raise
         pickled = dumps(error)
@@ -69,13 +71,13 @@ def raised(error: BaseException, dumps: Dumps = pickle.dumps) -> Report:
 
 
 def value_of(report: Report) -> Any:
-    """What was returned, or raised; None for what cannot be pickled. Raises what unpickling it
-    does."""
+    """Return what was returned or raised; None if that was not picklable. Raises unpickling
+    errors."""
     return None if report.outcome is Outcome.OPAQUE else pickle.loads(report.pickled)
 
 
 def send(fd: int, report: Report) -> None:
-    """Write `report`, waiting for its reader. Raises OSError."""
+    """Write `report`, and block until it is written. Raises OSError."""
     text = report.text.encode(errors="backslashreplace")
     header = _HEADER.pack(report.outcome, len(text), len(report.pickled))
     for part in (header + text, report.pickled):
@@ -98,7 +100,7 @@ class Reading:
 
     @property
     def has_begun(self) -> bool:
-        """Whether something has come, and not all."""
+        """Whether a part of the report has come, and not all."""
         return bool(self._header) and self.report is None
 
     @property
@@ -111,10 +113,10 @@ class Reading:
         return Report(Outcome(outcome), str(body[:text_bytes], "utf-8"), body[text_bytes:])
 
     def read(self) -> None:
-        """Take in what is there."""
-        # By hand, and not by a pickle module's own reader or a connection of multiprocessing: those
-        # read until they have it all. A rank that was stopped amid its report would stop the
-        # launcher as well, and with it the deadline that is to end this rank.
+        """Read what has come, without blocking."""
+        # We read by hand, because readers of pickle and multiprocessing block until they have it
+        # all. A rank that was stopped in the middle of its report would stop the launcher, too, and
+        # the deadline that is to end this rank.
         left = _AT_ONCE
         while left > 0 and not self.is_over and self.report is None:
             try:

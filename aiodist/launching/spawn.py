@@ -1,4 +1,5 @@
-"""What launchers share: the environment of a rank, how its end is told, how a group is ended."""
+"""What launchers share: the environment of a rank, its exit code, and how a process group is
+ended."""
 
 from __future__ import annotations
 
@@ -25,16 +26,19 @@ CONSEQUENCES: tuple[type[AiodistError], ...] = (
     CollectiveAbortedError,
     GroupRevokedError,
 )
-"""What ranks raise because another one failed: not the cause that a user looks for."""
+"""Errors that a rank raises because another rank failed. A user looks for the cause instead."""
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Whether a rank raised `error` because another one failed; a group, if all in it are that."""
+    """Tell whether a rank raised `error` because another rank failed.
+
+    An exception group is a consequence if all of its exceptions are.
+    """
     return all(isinstance(leaf, CONSEQUENCES) for leaf in leaves(error))
 
 
 SETTLE = 3.0
-"""Seconds that a failure which looks like a consequence waits for its cause to show."""
+"""How many seconds a failure that looks like a consequence waits for its cause."""
 
 GRACE = 5.0
 """Seconds between SIGTERM and SIGKILL for ranks that have to stop."""
@@ -42,16 +46,17 @@ GRACE = 5.0
 
 _RANK_AND_SIZES = ("AIODIST_RANK", "AIODIST_SIZE", "AIODIST_MIN_SIZE", "AIODIST_MAX_SIZE", "RANK",
                    "WORLD_SIZE", "AIODIST_RESTART_COUNT")  # fmt: skip
-"""Variables of which a rank has some: it must not find the others of what started its launcher."""
+"""Variables of a rank. A rank gets some of them, and must not inherit the others from its
+launcher."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """What all ranks of a run have in common.
 
-    `address`: of the coordinator. `master_addr`, `master_port`: for torch's own use, where a
-    program calls torch.distributed beside aiodist. `least`: of an elastic group, how many ranks it
-    takes; there the coordinator says which rank a process is.
+    `address` is that of the coordinator. `master_addr` and `master_port` are for programs that call
+    torch.distributed beside aiodist. `least` is the smallest size of an elastic group. In an
+    elastic group the coordinator assigns the ranks.
     """
 
     address: str
@@ -76,10 +81,10 @@ class Job:
 
 
 def rank_environment(job: Job, local_rank: int, cores: int, restarts: int = 0) -> dict[str, str]:
-    """The variables of one rank: aiodist's own and those of torchrun.
+    """Return the variables of one rank: those of aiodist and those of torchrun.
 
-    `cores` are shared out as OMP_NUM_THREADS: every numpy and torch takes all of them otherwise.
-    `restarts`: how often it was started before.
+    Each rank gets its share of `cores` as OMP_NUM_THREADS, because numpy and torch take all cores
+    otherwise. `restarts` says how often it was started before.
     """
     env = {
         "AIODIST_ADDRESS": job.address,
@@ -108,10 +113,12 @@ def rank_environment(job: Job, local_rank: int, cores: int, restarts: int = 0) -
 def with_rank_environment(
     base: Mapping[str, str], job: Job, local_rank: int, cores: int, restarts: int = 0
 ) -> dict[str, str]:
-    """`base` with the variables of one rank: an OMP_NUM_THREADS that is set there stays, what an
-    enclosing launcher left goes."""
-    # A rank that is started within a job of torchrun would take itself for one of that job's
-    # workers: it would look for the agent's store, and not make one of its own.
+    """Return `base` with the variables of one rank.
+
+    OMP_NUM_THREADS of `base` stays. Variables of an enclosing launcher are removed.
+    """
+    # A rank within a job of torchrun would otherwise take itself for a worker of that job, and
+    # would look for the agent's store instead of making one.
     env = {
         name: value
         for name, value in base.items()
@@ -124,19 +131,21 @@ def with_rank_environment(
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port of `host` that nobody listened on just now. If possible, none of those that the
-    system gives to connections: one of these may be taken a moment later."""
-    # At random, for several runs may start on this host at once and all look for a port. Between
-    # here and the moment at which somebody listens there is a gap in any case, so this can only
-    # make it unlikely that the port is taken: it is below those that Linux gives to connections
-    # (from 32768 on), of which a busy host may use hundreds a second.
+    """Return a TCP port of `host` on which no process listens now.
+
+    If possible, it is outside the range from which the system serves connections, because a port in
+    that range may be taken a moment later.
+    """
+    # At random, because several runs may start on this host at once. A gap remains between this
+    # check and the moment when the rank listens, so a collision can only be made unlikely. Linux
+    # serves connections from ports 32768 and up, of which a busy host may use hundreds a second.
     for port in (*random.sample(range(20_000, 32_000), 32), 0):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((host, port))
@@ -145,7 +154,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, from its return code (negative: the signal that ended it)."""
+    """Describe how a process ended, from its return code (negative: the signal that ended it)."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -155,15 +164,18 @@ def describe_exit(code: int) -> str:
 
 
 def shell_status(code: int) -> int:
-    """The return code of a process as a shell reports it: 128 + n for signal n."""
+    """Return the code that a shell reports for a process: 128 + n for signal n."""
     return code if code >= 0 else 128 - code
 
 
 def signal_group(pid: int, number: signal.Signals) -> bool:
-    """Signal the process group of the tethered process `pid`. False: there is none, because the
-    process has just started and has no group of its own yet, or because all of it has ended."""
-    # The number of the group is that of its first process, so no other group can have it while this
-    # one has a member left: nobody else is hit, though the first process may be gone by now.
+    """Signal the process group of the tethered process `pid`.
+
+    Returns False if there is none: the process has just started and has no group yet, or all of the
+    group has ended.
+    """
+    # A group has the number of its first process, and keeps it while it has a member. So no other
+    # group can be hit, even if the first process is gone.
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
@@ -172,7 +184,7 @@ def signal_group(pid: int, number: signal.Signals) -> bool:
 
 
 def require_posix(what: str) -> None:
-    """Raise OSError where there are no process groups, as on Windows."""
+    """Raise OSError if the system has no process groups, as Windows."""
     if os.name != "posix":
         raise OSError(
             f"{what} needs process groups, which {os.name!r} systems lack: start the ranks by "
@@ -181,7 +193,7 @@ def require_posix(what: str) -> None:
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A uvloop event loop; asyncio's own where uvloop cannot be had."""
+    """Return a new event loop: uvloop's if it is installed, else asyncio's."""
     try:
         import uvloop
     except ImportError:
@@ -191,7 +203,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """Ranks for a message: "rank 2", "ranks 0, 1 and 3"."""
+    """Name ranks for a message: "rank 2", "ranks 0, 1 and 3"."""
     names = [str(rank) for rank in sorted(ranks)]
     if len(names) == 1:
         return f"rank {names[0]}"

@@ -1,11 +1,12 @@
 """Tie a process to its parent: it gets a process group of its own and dies with the parent.
 
-The own process group keeps a Ctrl-C in the terminal from reaching the process directly, and lets
-the parent end it together with whatever it started. On Linux the kernel kills the process as soon
-as its parent is gone, even by ``kill -9``; elsewhere only a parent that ends in order ends it.
+A process group of its own keeps Ctrl-C in the terminal from reaching the process directly. The
+parent can also end it together with all processes that it has started. On Linux the kernel kills
+the process as soon as its parent is gone, even after ``kill -9``. On other systems only a parent
+that ends in order ends it.
 
-This file is run as a script, ``tether.py PARENT_PID PROGRAM ARGUMENT…``: it ties itself and
-becomes the program, since both properties survive exec. It imports only the standard library.
+This file is run as a script, ``tether.py PARENT_PID PROGRAM ARGUMENT…``: it ties itself and then
+becomes the program, because both properties survive exec. It imports only the standard library.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ _PR_SET_PDEATHSIG = 1
 
 
 def command(program: Sequence[str]) -> list[str]:
-    """The command that runs `program` (its full path first) tied to the calling process."""
-    # Isolated and without site: a fresh interpreter that is ready in some 15 ms.
+    """Return the command that runs `program` (its full path first) tied to the calling process."""
+    # Isolated and without site, so that the interpreter is ready in some 15 ms.
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *program]
 
 
 def _tie(parent: int) -> None:
     os.setpgid(0, 0)
     if os.environ.get("AIODIST_FLIGHT_RECORDER") and hasattr(signal, "SIGUSR1"):
-        # It may be asked for a dump before it is ready for that: this must not end it.
+        # The process may be asked for a dump before it is ready, and the signal must not end it.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # PR_SET_PDEATHSIG is about a death that is still to come. One in the few milliseconds since the
-    # start of this process has gone by unnoticed: then there is another parent already.
+    # PR_SET_PDEATHSIG does not tell of a parent that has died already. In that case there is
+    # another parent now.
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,24 +1,23 @@
-"""The links between ranks: made when first needed, kept through broken connections, given up when
-a peer is lost.
+"""The links between ranks: made when first needed, kept over broken connections, ended with a peer.
 
-The `Endpoint` is one rank's end of all of them. It shows peers that this rank is a member, hands
-the frames that come to the groups that they are for, and says who is gone.
+The `Endpoint` is one rank's end of all links. It shows peers that this rank is a member, hands
+frames to their groups, and tells which ranks are gone.
 
-**A link outlives its connection.** Between two members there is one stream of frames each way,
-however many connections it takes. A link whose connection breaks is *severed*
-(`aiodist.transports.lasting`): what it has to send waits, what has begun to come stays where it is,
-and its keeper is told. The keeper is the `Peer`, which connects again. Meanwhile nobody above
-notices: the link takes what is sent, and can be asked to discard it. The link over the new
-connection *adopts* the state of the old one.
+**A link outlives its connection.** Two members have one stream of frames each way, over any number
+of connections. If the connection breaks, the link is *severed* (`aiodist.transports.lasting`): data
+to send waits, received data stays, and the link's keeper is told. The keeper is the `Peer`, which
+connects again. The layers above do not notice, because the link still accepts frames and requests
+to discard them. The link over the new connection *adopts* the state of the old one.
 
-**The greeting** says how many links there have been and how many frames have come, and proves it. A
-listener compares the number of links. So it can tell a new connection that replaces its own one,
-which is broken though nobody here has noticed, from a connection that was under way before that.
+**The greeting** tells, with a proof, how many links there have been and how many frames have come.
+The listener compares the number of links. So it can tell two kinds of new connections apart: one
+that replaces the present connection, and one that was begun before it. The first shows that the
+present one is broken, even if this rank has not noticed.
 
-**The end of a process** (`process_watch`) is not found by calling the process: on its host, a pidfd
-tells. The pidfd is opened with the first link, right after the greeting. The greeting shows that
-the process lived, so its number cannot be that of another process by then.
+**The end of a process** (`process_watch`) shows through a pidfd on its host. The pidfd is opened
+with the first link, right after the greeting, because the greeting shows that the process lives. So
+its number cannot belong to another process yet.
 
-**Silence** (`aiodist.transports.silence`): four times in each lease, the kernel is asked when it
-last heard from a peer to whom something was sent.
+**Silence** (`aiodist.transports.silence`): four times in each lease we ask the kernel when it last
+heard from a peer that was sent something.
 """

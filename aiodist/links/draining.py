@@ -1,33 +1,31 @@
-"""Before a rank leaves: what it has sent is to be with its peers, however busy they are.
+"""Wait, before a rank leaves, until its peers have what it sent.
 
-A message is done, for its sender, when its memory may be reused. Then it may still wait here: for a
-link, since its receiver has not answered the first call yet, or for room, since that does not read.
-
-So `await group.send(x)` and the end of the program right behind it must not mean that `x` is lost.
-What was sent is in one of these places, and it is waited for from left to right::
+For its sender, a message is done when its memory may be reused. It may still wait here: for a link,
+because its receiver has not answered the first call, or for room, because its receiver does not
+read. So a program that ends right after `await group.send(x)` must not lose `x`. Data is in one of
+these places, and we wait for it from left to right::
 
     queued, no link ─> outbox, no room ─> own system ─> peer's system ─> peer has read it
+
     └────────────────────── held ──────────────────┘    └── unheard ──┘
           for as long as the caller allows                 one second at most
 
 **Until nothing is held.** While this process lives, it makes broken connections again and sends
-again what was lost with them. Once it is gone nobody does: what is in its own queues is lost then,
-and so is what its system holds if the connection breaks. What the peer's system has acknowledged,
-its process will read, even from a connection that was closed, however busy it is now. So that is
-how long one waits, and not until the peer has read it: that may take it a minute of computing, for
-which this rank would be kept for nothing.
+lost data again. Once it has ended, data in its own queues is lost, and so is data that its system
+holds if the connection breaks. But data that the peer's system has acknowledged will be read, even
+from a connection that was closed, however busy the peer is. So we do not wait until the peer has
+read it. That could take a minute of computing, and would keep this rank for nothing.
 
-**Then a second for the answers.** An acknowledgement may have been given by somebody between the
-two (a proxy), and where the system does not say what the peer has, `held` counts what the peer has
-not answered for anyway. Most peers answer at once, so it costs nothing to hear it from themselves.
-A peer that is too busy for that has it in its system.
+**Then a second for the answers.** A proxy in between may have acknowledged the data. Most peers
+answer at once, so it costs nothing to ask them. A peer that is too busy to answer has the data in
+its system. If the system does not say what the peer has, `held` counts everything unanswered.
 
-**Why nobody waits for ever.** Ranks that are lost are not waited for, also when they are lost
-meanwhile; all others have the time that the caller gives (`op_timeout`), and an abort ends the wait
-at once (`hurry`). The caller is told who has not taken how much.
+**Why this ends.** We do not wait for lost ranks, even if they are lost meanwhile. All others have
+the time that the caller gives (`op_timeout`), and an abort ends the wait at once (`hurry`). The
+caller is told which rank has not taken how much.
 
-**Before and after.** The contexts are closed by then, so nothing new is sent. The coordinator is
-told last (`rank.actor`), since on its word peers would give up connections that are being made.
+**Before and after.** The contexts are closed already, so nothing new is sent. The coordinator is
+told last (`rank.actor`), because peers give up connections that are being made when they hear it.
 """
 
 from __future__ import annotations
@@ -39,16 +37,18 @@ from functools import partial
 from aiodist.links.peer import Peer
 
 ANSWER_TIMEOUT = 1.0
-"""Seconds for peers to say themselves that all has come, which their systems have: should a
-connection break now, nobody is there to send again what was lost with it."""
+"""Seconds for peers to confirm themselves what their systems have.
+
+If a connection broke later, no process would be there to send the data again.
+"""
 
 FIRST_PAUSE = 0.001
 LONGEST_PAUSE = 0.05
-"""Seconds between looks: of what leaves a socket nobody is told."""
+"""Seconds between looks, because no event tells what has left a socket."""
 
 
 class Draining:
-    """Waits for `peers`, by root, but for those that are `lost`."""
+    """Waits for `peers`, by root, except those that are `lost`."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, peers: Mapping[int, Peer], lost: Container[int]
@@ -60,19 +60,21 @@ class Draining:
         self._coming: dict[int, asyncio.Future[None]] = {}
 
     def hurry(self) -> None:
-        """Wait no longer."""
+        """Stop waiting."""
         self._hurry.set()
 
     async def wait(self, seconds: float) -> dict[int, int]:
-        """Wait until all that was sent is with the peers' systems; where these do not say what they
-        have, with the peers. Returns how many bytes are not, after `seconds`, by root."""
+        """Wait until the peers' systems have everything, or the peers if their systems do not say.
+
+        Returns, by root, how many bytes are missing after `seconds`.
+        """
         deadline = self._loop.time() + seconds
         pause = FIRST_PAUSE
         is_over = False
         while held := self._held():
             if is_over or self._hurry.is_set():
                 return held
-            # After that there is another look: it may be this loop that was busy.
+            # After the deadline there is one more look, because this loop may have been busy.
             is_over = self._loop.time() >= deadline
             await self._pause(min(pause, max(0.0, deadline - self._loop.time())))
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -83,12 +85,12 @@ class Draining:
         return {}
 
     def _answered(self, _: asyncio.Future[None]) -> None:
-        """One of those who were asked has all. When all of them have, nothing is waited for."""
+        """Stop waiting if all peers that were asked have everything."""
         if all(came.done() for came in self._coming.values()):
             self.hurry()
 
     def _held(self) -> dict[int, int]:
-        """How much is not with whom. Asks them what they have, also after what was sent since."""
+        """Return the bytes that peers do not have yet, and ask the peers again if more was sent."""
         held: dict[int, int] = {}
         for root, peer in self._peers.items():
             if root in self._lost:

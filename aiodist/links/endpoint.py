@@ -1,9 +1,9 @@
 """One rank's links to its peers: made when first needed, shared by all groups of a membership.
 
-An endpoint lives as long as the membership, over all its epochs. It knows its peers by *root*, a
-number of its own: in the order in which it met them, so that in the first epoch it is the rank.
-Each epoch of the group, and each group made of it (subgroup, split, dup) is a context on the same
-links, with a number that other contexts do not have: no frame is taken for another epoch's.
+An endpoint lives as long as the membership, over all its epochs. It knows a peer by its *root*: a
+number of this endpoint, in the order in which it met the peers. In the first epoch the root is the
+rank. Each epoch of the group, and each group made of it (subgroup, split, dup), is a context on the
+same links. Contexts have distinct ids, so that no frame is taken for another epoch's.
 """
 
 from __future__ import annotations
@@ -55,79 +55,83 @@ class Endpoint:
         expected: int = MAX_MEMBERS,
         lease: float = LEASE,
     ) -> None:
-        """`expected`: how many members there will be at most. `lease`: after so many seconds
-        without an answer of its system, a peer's connection is broken."""
+        """`expected` is the most members there will be.
+
+        After `lease` seconds without an answer of its system, a peer's connection counts as broken.
+        """
         self.loop = loop
         self.lease = min(lease, LONGEST_SILENCE)
         self.progress = Progress(loop)  # polls within calls
-        self.copies = Copies()  # of what links may have to send again
+        self.copies = Copies()  # copies of data that links may have to send again
         self.recorder = Recorder()  # the flight recorder of all groups of this membership
-        self.moved = Moved()  # bytes of payload through shared memory
+        self.moved = Moved()  # payload bytes through shared memory
         self._past: defaultdict[str, Moved] = defaultdict(Moved)
-        """Those of links to peers that are forgotten, by transport."""
+        """The counts of links to forgotten peers, by transport."""
         self.called = 0
-        """Collectives that were called in contexts that have ended."""
-        self.contexts: dict[bytes, Inbox] = {}  # those that take frames, by the id in frames
+        """How many collectives were called in contexts that have ended."""
+        self.contexts: dict[bytes, Inbox] = {}  # the open contexts, by the id in frames
         self.closed_contexts: OrderedDict[bytes, str] = OrderedDict()
-        """The last MAX_CLOSED that have ended, and what was said of that."""
+        """The last MAX_CLOSED contexts that have ended, and the reasons."""
         self.lost: dict[int, str] = {}  # peers that are gone for this rank, and why
         self.doubted: set[int] = set()
-        """Those of them that may live: there is no link to them any more, and that is all that is
-        known here."""
-        self.closing = False  # this rank leaves: peers are not lost any more
+        """The lost peers that may live. This rank only knows that there is no link to them any
+        more."""
+        self.closing = False  # this rank leaves, so peers are not lost any more
         self.reads_devices = True
-        """Whether this rank may read the devices of others, and they its own."""
-        self._is_over = False  # no connection is taken any more
+        """Whether this rank and others may read each other's devices."""
+        self._is_over = False  # no connection is accepted any more
         self.rank = -1
         """This rank's own root."""
         self.on_broken: Callable[[int, str, bool], None] = lambda root, reason, ended: None
-        """Called for a peer to whom there is no link any more, though it did not take its leave;
-        and whether its process is known to have ended."""
+        """Called if the link to a peer is gone, though the peer has not said that it leaves. The
+        coordinator rules on it. The last argument: its process has ended."""
         self.on_failed: Callable[[BaseException], None] = lambda error: None
-        """Called with what nobody foresaw that something has failed with which was done beside."""
+        """Called with an unexpected exception of a background task."""
         self.on_exhausted: Callable[[OSError], None] = lambda error: None
         """Called if a link cannot be made because this process has no files left."""
         self.expects_ruling: Callable[[], bool] = lambda: False
-        """Whether there is a coordinator to say who is lost where a link is broken."""
+        """Whether there is a coordinator to rule which rank is lost if a link breaks."""
         self.ask: Ask = lambda roots, tell, seconds: None
-        """Asks the coordinator what peers are doing, where there is one: it tells, by root, after
-        so many seconds at most."""
-        # A root is the number of a member here, over all epochs: by it there are the peers, and it
-        # is found by a member's id.
+        """Asks the coordinator, if there is one, what peers are doing. It tells, by root, within so
+        many seconds."""
+        # The peers by root: the number of a member at this endpoint, over all epochs.
         self._peers: dict[int, Peer] = {}
         self._roots: dict[str, int] = {}  # by member id
-        self._numbers = itertools.count()  # the roots of those that come
-        self._entrance = Entrance(self, self._peers, expected)  # where peers come in that connect
+        self._numbers = itertools.count()  # the roots of new members
+        self._entrance = Entrance(self, self._peers, expected)  # handles peers that connect
         self._caller: Caller | None = None  # makes links, see `activate`
-        self._strays = Strays()  # frames for contexts that are not there yet
-        self._tasks: dict[asyncio.Task[None], None] = {}  # what is cancelled at the end, in order
+        self._strays = Strays()  # frames for contexts that do not exist yet
+        self._tasks: dict[asyncio.Task[None], None] = {}  # cancelled at the end, in order
         self._look: asyncio.TimerHandle | None = None  # the next `_look_around`
-        self._draining = Draining(loop, self._peers, self.lost)  # waits, before this rank leaves
+        self._draining = Draining(loop, self._peers, self.lost)  # waits before this rank leaves
 
     def activate(self, identity: Identity, dial: Dial) -> None:
-        """This rank is a member. ``dial(root, receiver, seconds)`` makes links, to systems that
-        answer within so many seconds. `admit` says who the others are."""
+        """Begin, because this rank is a member. `admit` tells which the others are.
+
+        ``dial(root, receiver, seconds)`` makes a link, if the peer's system answers within so many
+        seconds.
+        """
         self._entrance.identity = identity
         self._caller = Caller(self, identity, dial)
-        if not is_virtual(self.loop):  # there the network says so
+        if not is_virtual(self.loop):  # there the simulated network reports it
             self._look_later()
 
     def _look_later(self) -> None:
         self._look = self.loop.call_later(self.lease / LOOKS, self._look_around)
 
     def _look_around(self) -> None:
-        """Find connections that nobody answers on any more, or that have ended unheard."""
+        """Find connections whose peer does not answer any more, or that have ended unnoticed."""
         if not self.closing:
-            # uvloop tells of a connection that was reset once, and it may do so in one event with
-            # the last bytes that came over it. Links read these and then wait for the next event,
-            # for one read more at each event would cost more than it ever finds. Here it is found.
+            # uvloop reports a reset connection once, maybe together with its last bytes. A link
+            # reads these and then waits for the next event, because an extra read for each event
+            # would cost too much. Here we find such connections.
             self.poll()
             for peer in list(self._peers.values()):
                 peer.look(self.lease / LOOKS)
             self._look_later()
 
     def admit(self, ids: Sequence[str]) -> tuple[int, ...]:
-        """The members `ids` are answered and can be reached from now on: their roots."""
+        """Let the members `ids` connect and be reached from now on. Returns their roots."""
         identity = self._entrance.identity
         assert identity is not None
         roots = []
@@ -144,11 +148,11 @@ class Endpoint:
         return tuple(roots)
 
     def expect(self, expecting: bool) -> None:
-        """Whether peers may already know members that are not known here."""
+        """Note whether peers may already know members that this rank does not know yet."""
         self._entrance.expect(expecting)
 
     def forget(self, root: int) -> None:
-        """A peer that is lost, and that no context has a place for, is no peer any more."""
+        """Forget a peer that is lost and in no context."""
         peer = self._peers.pop(root)
         del self._roots[peer.id]
         self._entrance.forget(peer)
@@ -172,7 +176,7 @@ class Endpoint:
                 self.blame(stray.rank, error)
 
     def remove(self, context: Inbox, reason: str = CLOSED) -> None:
-        """Drop further frames for `context`, and tell those who may wait for some of ours."""
+        """Drop further frames for `context`, and tell peers that may wait for some of ours."""
         reason = reason[:1000]
         farewell = pack_fields(kinds.FAREWELL, context.id, reason)
         for peer in self._peers.values():
@@ -184,7 +188,7 @@ class Endpoint:
             self.closed_contexts.popitem(last=False)
 
     def keep(self, stray: Stray) -> None:
-        """Keep a stray until its group is made (or deliver it, if that happened meanwhile)."""
+        """Keep a stray frame until its group is made, or deliver it if the group exists by now."""
         context = self.contexts.get(stray.fields[1])
         if context is None:
             for dropped in self._strays.keep(stray.fields[1], stray):
@@ -193,37 +197,40 @@ class Endpoint:
             self._deliver(context, stray)
 
     def _deliver(self, context: Inbox, stray: Stray) -> None:
-        """Its group is there. Raises ProtocolError."""
+        """Deliver a stray frame to its group. Raises ProtocolError."""
         self._peers[stray.rank].settle(stray)
         nbytes = len(stray.memory)
         landing = context.frame(stray.rank, stray.fields, nbytes)
         deliver(landing, (stray.memory,), nbytes)
 
     def poll(self) -> None:
-        """Take in what has arrived."""
+        """Read what has arrived."""
         for peer in self._peers.values():
             if peer.link is not None:
                 peer.link.poll()
 
     def peer(self, root: int) -> Peer:
-        """The peer with this root: its own or another member's."""
+        """Return the peer with this root."""
         return self._peers[root]
 
     def transport_to(self, root: int) -> str | None:
-        """The transport of the link to a peer; None: there was none, or the peer is forgotten."""
+        """Return the transport of the link to a peer; None if there was none, or the peer is
+        forgotten."""
         peer = self._peers.get(root)
         return None if peer is None or peer.link is None else peer.link.kind
 
     @property
     def payload_bytes(self) -> tuple[int, int]:
-        """Payload bytes sent and received so far, over all links and through shared memory. Any
-        thread may ask."""
+        """Payload bytes sent and received so far, over all links and through shared memory.
+
+        Safe to read from any thread.
+        """
         moved = self.payload_by.values()
         return sum([sent for sent, _ in moved]), sum([received for _, received in moved])
 
     @property
     def payload_by(self) -> dict[str, tuple[int, int]]:
-        """The `payload_bytes` by transport; "memory" is shared memory."""
+        """The `payload_bytes` by transport. "memory" is shared memory."""
         found = {"memory": (self.moved.sent, self.moved.received)}
         found |= {kind: (past.sent, past.received) for kind, past in list(self._past.items())}
         for peer in list(self._peers.values()):
@@ -235,7 +242,7 @@ class Endpoint:
     # -- making links -----------------------------------------------------------------------------
 
     def accept(self, link: Link) -> None:
-        """A peer has connected."""
+        """Take in a connection that a peer has made."""
         if self._is_over:
             link.close()
         else:
@@ -248,12 +255,14 @@ class Endpoint:
 
     @property
     def is_dialing(self) -> bool:
-        """Whether something waits for a link that is being made."""
+        """Whether this rank waits for a link that is being made."""
         return any(peer.dialing is not None for peer in self._peers.values())
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run something beside; it is cancelled when the endpoint closes. It deals itself with all
-        that is to be expected: what it raises ends this rank's membership."""
+        """Run a background task, which is cancelled when the endpoint closes.
+
+        The task handles expected errors itself. An exception of it ends this rank's membership.
+        """
         task = self.loop.create_task(coroutine, name=name)
         self._tasks[task] = None
         task.add_done_callback(self._spawned)
@@ -267,33 +276,32 @@ class Endpoint:
 
     # -- ends -------------------------------------------------------------------------------------
 
-    # How a rank is lost. All ways lead to `lose`, which is final here: who is in `lost` is not sent
-    # to, not called, and turned away when it calls. It closes the link first, so nothing more
-    # comes of that rank, and then each context fails what needs it.
+    # How a rank is lost. All ways lead to `lose`, which is final here: nothing is sent to a rank in
+    # `lost`, we do not call it, and it is refused when it calls. `lose` closes the link first, so
+    # that nothing more comes from that rank. Then each context fails what needs it::
     #
     #     the coordinator says so ────────────────────────┐
-    #     it said that it aborts, or left, over the link ─┤
+    #     it said over the link that it aborts or left ───┤
     #                                                     ├──> lose ──> Context.rank_lost, each
     #     its process has ended ─────────────┐            │
-    #     nobody listens there any more ─────┼──> cut ────┘
+    #     its port refuses connections ──────┼──> cut ────┘
     #     the link is gone for good ─────────┘     └──> the coordinator hears of it (`on_broken`)
     #
-    # `cut` is for what this rank has seen itself, and the coordinator may not have. It need not
-    # agree: of two ranks without a link between them it turns out one, and that may be this one. So
-    # all that is certain is said by two flags. With `ended` the coordinator takes our word for it.
-    # With `is_over` it may doubt (another process could listen there), but this rank does not. With
-    # neither, the rank is lost here, as no operation can go on without a link, and is in `doubted`
-    # until the coordinator has ruled: what is said to others meanwhile is a belief
-    # (`aiodist.engine.hearsay`).
+    # `cut` is for what this rank has seen, and the coordinator may not have. The coordinator may
+    # disagree: of two ranks without a link it evicts one, which may be this one. Two flags tell
+    # what is certain. With `ended` the coordinator believes us. With `is_over` it may doubt,
+    # because another process could listen there, but this rank does not. With neither, the rank is
+    # lost here, because no operation can go on without a link, and it is in `doubted` until the
+    # coordinator has ruled. What we tell others meanwhile is a belief (`aiodist.engine.hearsay`).
     #
-    # Nobody waits for a link for ever. While there is none, and something is to be sent, `Caller`
-    # is at work, and ends in a link or in `cut`: a system that takes no connection has some
-    # seconds, one that breaks them some attempts. Only for the answer of a process there is no
-    # limit here, since it may just be busy: the silence of its host breaks the connection, the end
-    # of its process is seen, or its lease ends and the coordinator says so.
+    # No wait for a link is endless. If something is to be sent without a link, `Caller` works on
+    # it, and ends with a link or with `cut`. A system that accepts no connection has some seconds,
+    # and one that breaks them has some attempts. Only the answer of a process has no limit here,
+    # because it may be busy. The silence of its host breaks the connection, the end of the process
+    # is noticed, or its lease ends and the coordinator says so.
 
     def lose(self, rank: int, reason: str) -> None:
-        """`rank` is gone: fail what needs it, in every context."""
+        """Take `rank` for lost: fail what needs it, in every context."""
         if rank in self.lost or self.closing or rank == self.rank or rank not in self._peers:
             return
         self.lost[rank] = reason
@@ -307,8 +315,10 @@ class Endpoint:
             context.rank_lost(rank, reason)
 
     def cut(self, rank: int, reason: str, *, ended: bool = False, is_over: bool = False) -> None:
-        """There is no link to `rank`, dead or alive; or its process has `ended`. `is_over`: that
-        is beyond doubt for this rank, if not for the coordinator."""
+        """Report that there is no link to `rank`, or that its process has `ended`.
+
+        `is_over`: this rank has no doubt, even if the coordinator may.
+        """
         if rank in self._peers and rank not in self.lost and not self.closing:
             self.on_broken(rank, reason, ended)
             if not (ended or is_over):
@@ -316,38 +326,40 @@ class Endpoint:
         self.lose(rank, reason)
 
     def ruled(self, ranks: Iterable[int] = ()) -> None:
-        """The coordinator has spoken, of `ranks` if of any; or it never will."""
+        """Hear that the coordinator has ruled, on `ranks` if on any, or that it never will."""
         self.doubted.difference_update(ranks)
         for context in list(self.contexts.values()):
             context.ruled()
 
     def blame(self, rank: int, error: ProtocolError) -> None:
-        """What `rank` sent makes no sense, which only shows now that its link has moved on: it is
-        lost all the same."""
+        """Take `rank` for lost, because it sent nonsense that shows only after its link has moved
+        on."""
         if rank not in self.lost:
             log.warning("closing the link to rank %d: %s", rank, error)
             self.cut(rank, f"connection lost ({error})")
 
     def left(self, rank: int) -> None:
-        """`rank` has left in order: once all that it sent is in, it is gone."""
+        """Hear that `rank` has left in order. It is gone once all that it sent has come."""
         peer = self._peers[rank]
-        # Over a link what it sent may still be on its way, and the end of the link comes behind
-        # that: the link says then that it is gone.
+        # Data of that rank may still be on its way over the link. The end of the link comes behind
+        # it, and tells that the rank is gone.
         if not peer.is_linked or (peer.link is not None and peer.link.is_closed):
             self.lose(rank, LEFT)
 
     async def delivered(self, seconds: float) -> dict[int, int]:
-        """Wait until all that was sent is with those it is for, `seconds` at most: how many bytes
-        are not by then, by root. See `Draining`."""
+        """Wait until all receivers have what was sent, for at most `seconds`.
+
+        Returns, by root, how many bytes they do not have. See `Draining`.
+        """
         return await self._draining.wait(seconds)
 
     def hurry(self) -> None:
-        """Wait no longer in `delivered`."""
+        """End the wait of `delivered`."""
         self._draining.hurry()
 
     async def finish(self, timeout: float) -> None:
-        """Send what is queued, say goodbye, close."""
-        # From here on a link that ends is what was meant, and no loss.
+        """Send what is queued, say goodbye, and close."""
+        # From here on the end of a link is intended, and no loss.
         self.closing = True
         await self._stop_tasks()
         links = [peer.link for peer in self._peers.values() if peer.link is not None]
@@ -357,7 +369,7 @@ class Endpoint:
         self._entrance.close()
 
     def abort(self, reason: str) -> None:
-        """Leave at once, telling the peers why. Await `aborted` next."""
+        """Leave at once, and tell the peers why. Await `aborted` next."""
         farewell = pack_fields(kinds.FAREWELL, b"", reason[:1000])
         for peer in self._peers.values():
             if peer.link is not None or peer.dialing is not None:
@@ -366,8 +378,8 @@ class Endpoint:
 
     async def aborted(self) -> None:
         """Wait until everything is closed after `abort`."""
-        # A rank that finds a mismatch may have no links yet, and leave by that error. The verdict
-        # waits for the links then. Without it the others would only hear that a rank is lost.
+        # A rank that finds a mismatch may leave by that error before it has links. The verdict
+        # waits for the links. Without it the others would only hear that a rank is lost.
         dialing = [peer.dialing for peer in self._peers.values() if peer.dialing is not None]
         if dialing:
             await asyncio.wait(dialing, timeout=FAREWELL_TIMEOUT)

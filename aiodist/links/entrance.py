@@ -1,8 +1,8 @@
-"""Where peers come in that connect to this rank.
+"""Connections that peers make to this rank.
 
-Each connection begins as a stranger (`greeting`), and becomes the link of a peer once it has shown
-which member it is, and that it does not stand in the way of a better one (`peer`). A stranger whose
-proof is here may have to wait: the membership may be known to it, and not yet to this rank.
+Each connection begins as a stranger (`greeting`). It becomes the link of a peer once it has shown
+which member it is, and if it does not stand in the way of a better one (`peer`). A stranger whose
+proof has come may have to wait, because it may know the new membership before this rank does.
 """
 
 from __future__ import annotations
@@ -23,43 +23,45 @@ from aiodist.wire.proof import mark_of
 log = logging.getLogger("aiodist.endpoint")
 
 MIN_UNPROVEN = 256
-"""So many connections that have not shown who they are there may always be."""
+"""How many connections without a proof are always allowed."""
 
 
 class Entrance:
-    """The `Door` of one endpoint. `peers` are those that are known, by root."""
+    """The `Door` of one endpoint. `peers` are the known ones, by root."""
 
     def __init__(self, endpoint: Home, peers: Mapping[int, Peer], expected: int) -> None:
-        self.loop = endpoint.loop  # for the times of the greeting
-        self.sparing = Sparing(log)  # warns of what strangers do, but not without end
-        self.identity: Identity | None = None  # how this rank shows that it is a member
+        self.loop = endpoint.loop  # for the timeouts of the greeting
+        self.sparing = Sparing(log)  # limits warnings about strangers
+        self.identity: Identity | None = None  # shows that this rank is a member
         self._endpoint = endpoint
         self._peers = peers
-        self._roots: dict[bytes, int] = {}  # of the peers, by the mark with which they connect
-        self._expected = expected  # how many members there will be at most
+        # the roots of the peers, by the mark with which they connect
+        self._roots: dict[bytes, int] = {}
+        self._expected = expected  # the most members there will be
         self._expecting = False  # see `expect`
-        self._greeters: dict[Greeter, None] = {}  # in order: a simulation repeats itself
-        # Those of `_greeters` whose proof has not come; of too many the oldest are dropped.
+        # a dict for its order, because a simulation repeats itself
+        self._greeters: dict[Greeter, None] = {}
+        # The `_greeters` without a proof. If there are too many, the oldest are dropped.
         self._unproven: UnprovenConnections[Greeter] = UnprovenConnections(
             log, max(MIN_UNPROVEN, 2 * expected)
         )
 
     def know(self, peer: Peer) -> None:
-        """`peer` is a member."""
+        """Take in `peer`, which is a member."""
         self._roots[mark_of(peer.id)] = peer.rank
 
     def forget(self, peer: Peer) -> None:
-        """`peer` is none any more."""
+        """Forget `peer`, which is no longer a member."""
         del self._roots[mark_of(peer.id)]
 
     def admit(self, count: int) -> None:
-        """There are `count` members, all of whom are known."""
+        """Note that there are `count` members, all of them known."""
         self._expected = max(self._expected, count)
         self._unproven.most = max(MIN_UNPROVEN, 2 * count)
         self._proceed()
 
     def expect(self, expecting: bool) -> None:
-        """Whether peers may already know members that are not known here."""
+        """Note whether peers may already know members that this rank does not know yet."""
         self._expecting = expecting
         self._proceed()
 
@@ -68,26 +70,26 @@ class Entrance:
             greeter.proceed()
 
     def enter(self, link: Link) -> None:
-        """Somebody has connected."""
+        """Take in a new connection."""
         greeter = Greeter(self, link)
         link.receiver = greeter
         self._greeters[greeter] = None
         self._unproven.add(greeter, self.loop.time())
 
     def holds(self, greeter: Greeter) -> bool:
-        """A peer has sent its proof: whether it may wait until the membership is known."""
+        """Tell whether a peer whose proof has come may wait until the membership is known."""
         self._unproven.discard(greeter)
-        # A proof can be judged only when its member is known here, and until then a false one looks
-        # like any other. There are never more true ones than members, so the rest is turned away.
+        # A proof can be checked only when its member is known here; until then a false one looks
+        # like any other. There are never more true ones than members, so the rest is refused.
         return len(self._greeters) - len(self._unproven) <= self._expected
 
     def greeted(self, greeter: Greeter, rank: int, claim: Claim, nonces: Nonces) -> None:
-        """Rank `rank` has connected to us."""
+        """Answer a connection of rank `rank`, or close it."""
         endpoint, identity = self._endpoint, self.identity
         assert identity is not None
         self._greeters.pop(greeter, None)
         peer = self._peers[rank]
-        # A rank that leaves still takes a link for what it has to say.
+        # A rank that leaves still accepts a link on which it has data to send.
         if rank in endpoint.lost or (endpoint.closing and peer.dialing is None):
             why = (
                 "it is leaving"
@@ -108,7 +110,7 @@ class Entrance:
             peer.dialing.cancel()
         own = peer.claim
         proof = identity.prove("listener", peer.id, nonces, own)
-        # Urgent: nothing may overtake it.
+        # Urgent, because nothing may overtake it.
         greeter.link.send(pack_fields(kinds.HELLO_ACK, proof, *own), urgent=True)
         peer.attach(greeter.link, claim, dialled=False)
 
@@ -117,10 +119,13 @@ class Entrance:
         self._unproven.discard(greeter)
 
     def identify(self, mark: bytes, mac: bytes, claim: Claim, nonces: Nonces) -> int | None:
-        """Who connected shows that it is the member with this mark: its root. None while it may be
-        one that is not known here yet. Raises ProtocolError for somebody else."""
+        """Return the root of the member that this proof names, or None if it may still become
+        known.
+
+        Raises ProtocolError for a stranger.
+        """
         identity = self.identity
-        # This rank waits for its view, and others, who have theirs, may call already.
+        # This rank waits for its view. Others that have theirs may call already.
         if identity is None:
             return None
         root = self._roots.get(mark)
@@ -136,7 +141,7 @@ class Entrance:
         return root
 
     def close(self) -> None:
-        """Turn away those who have not shown who they are."""
+        """Close the connections that have not shown a proof."""
         for greeter in list(self._greeters):
             greeter.link.close()
 

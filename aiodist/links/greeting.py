@@ -1,6 +1,7 @@
-"""The greeting of two peers: each shows the other that it is a member, before anything else.
+"""The greeting of two peers: each shows the other that it is a member.
 
-Nothing that a stranger hears or says before that is about the group: random bytes, and proofs.
+A stranger neither hears nor says anything about the group before that: only random bytes and
+proofs.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from aiodist.wire.proof import NONCE_BYTES, Role, check_proof, make_proof, mark_
 log = logging.getLogger("aiodist.endpoint")
 
 HANDSHAKE_TIMEOUT = 10.0
-"""Seconds for each of the two frames in which who has connected shows who it is."""
+"""Seconds for each of the two frames by which a caller shows which member it is."""
 
 Nonces = tuple[bytes, bytes]
-"""Of the side that connected, and of the other."""
+"""The nonces of the caller and of the listener."""
 
 
 class Claim(NamedTuple):
-    """What a side says of the links that there have been: how many, and how many frames have come
-    to it over them."""
+    """What a side says of earlier links: how many there were, and how many frames have come to
+    it."""
 
     generation: int
     came: int
 
 
 class Identity:
-    """Who this endpoint is: member `id` of `group`, with `token`."""
+    """The identity of this endpoint: member `id` of `group`, with `token`."""
 
     def __init__(self, group: str, id: str, token: bytes | None = None) -> None:
         self.group = group
@@ -44,85 +45,92 @@ class Identity:
         self._token = token
 
     def prove(self, role: Role, peer: str, nonces: Nonces, claim: Claim) -> bytes:
-        """What shows member `peer` that this is who it is, and claims that."""
+        """Return the proof, for member `peer`, that this is member `id` and makes `claim`."""
         return make_proof(self._key(peer), role, *nonces, pack_fields(self.id, *claim))
 
     def check(self, role: Role, peer: str, mac: bytes, nonces: Nonces, claim: Claim) -> bool:
-        """Whether `mac` shows that the other side is member `peer`, and claims that."""
+        """Tell whether `mac` proves that the other side is member `peer` and makes `claim`."""
         return check_proof(mac, self._key(peer), role, *nonces, pack_fields(peer, *claim))
 
     def _key(self, peer: str) -> bytes:
-        # In order, so that both sides come to the same key.
+        # Sorted, so that both sides make the same key.
         return membership_key(self._token, self.group, sorted((self.id, peer)))
 
 
 class Door(Protocol):
-    """Where those come in who connect to this rank: it judges what they show of themselves."""
+    """Judges what callers show of themselves."""
 
     loop: asyncio.AbstractEventLoop
     sparing: Sparing
 
     def holds(self, greeter: Greeter) -> bool:
-        """The proof of `greeter` has come. Says whether it may wait here until the membership is
-        known, and calls `Greeter.proceed` whenever more members have become known."""
+        """Tell whether `greeter`, whose proof has come, may wait until the membership is known.
+
+        The door calls `Greeter.proceed` each time more members are known.
+        """
         ...
 
     def identify(self, mark: bytes, mac: bytes, claim: Claim, nonces: Nonces) -> int | None:
-        """Returns the root of the member that this proves to be; None while it may be a member
-        that is not known here yet. Raises ProtocolError for somebody else."""
+        """Return the root of the member that this proof names, or None if it may still become
+        known.
+
+        Raises ProtocolError for a stranger.
+        """
         ...
 
     def greeted(self, greeter: Greeter, rank: int, claim: Claim, nonces: Nonces) -> None:
-        """Takes over the link of `greeter`, which has shown that it is the member with root
-        `rank`: answers it, or closes it."""
+        """Take over the link of `greeter`, which is member `rank` (a root): answer it, or close
+        it."""
         ...
 
     def dismiss(self, greeter: Greeter) -> None:
-        """Forgets `greeter`, whose link is closed."""
+        """Forget `greeter`, whose link is closed."""
         ...
 
 
 class Counterpart(Protocol):
-    """The member that this rank has connected to, and greets."""
+    """The member that this rank has called and greets."""
 
     rank: int
     id: str
 
     @property
     def claim(self) -> Claim:
-        """What this rank says to it of the links that there have been."""
+        """What this rank tells it of earlier links."""
         ...
 
     def can_attach(self, link: Link, theirs: Claim) -> bool:
-        """Whether `link` can go on where the one before stopped, by what the member says."""
+        """Tell whether `link` can take the place of the last one, given the member's claim."""
         ...
 
     def attach(self, link: Link, theirs: Claim, *, dialled: bool) -> None:
-        """Takes over `link`, which is up now. `dialled`: this rank has made it."""
+        """Take over `link`, which is up now. `dialled`: this rank made it."""
         ...
 
 
 class Greeter:
-    """Receives the greeting of a peer that connected to us, a stranger until it has shown who it
-    is: it may send two frames, of a header each."""
+    """Receives the greeting of a caller, which is a stranger until it has shown a proof.
+
+    It may send two frames without payload.
+    """
 
     tells_why = True
-    """What breaks its link is in the log by its own doing, which is sparing."""
+    """It logs itself, sparingly, what breaks its link."""
 
     def __init__(self, endpoint: Door, link: Link) -> None:
         self.link = link
-        self.peer = link.peer_name  # its address, for the log
-        self.host = link.peer_name.rpartition(":")[0]  # strangers are counted by it
+        self.peer = link.peer_name  # the caller's address, for the log
+        self.host = link.peer_name.rpartition(":")[0]  # strangers are counted by host
         self._endpoint = endpoint
-        self._theirs = b""  # the nonce of the other side; b"": it has not said hello
+        self._theirs = b""  # the nonce of the other side; b"": no hello yet
         self._ours = secrets.token_bytes(NONCE_BYTES)  # the nonce that its proof must answer
-        # Its mark, proof and claim; None: not here yet.
+        # Its mark, proof and claim; None until they come.
         self._shown: tuple[bytes, bytes, Claim] | None = None
-        # Ends its patience with the peer's next frame.
+        # Expires if the peer's next frame takes too long.
         self._timer = self._patience()
 
-    # Its frames have no payload: what they set off is done when the link has counted them, since
-    # from the end of the greeting on the count begins anew. So it is their landing itself.
+    # Its frames have no payload, so it is their landing itself. It acts once the link has counted
+    # the frame, because the count begins anew at the end of the greeting.
     memory = None
 
     def frame(self, link: Link, header: bytes, nbytes: int) -> Landing | None:
@@ -138,9 +146,9 @@ class Greeter:
     def landed(self) -> None:
         if self._shown is None:
             self.link.send(pack_fields(kinds.CHALLENGE, self._ours))
-            # Patience begins anew. On a loop that takes seconds for a turn the hello is seen late:
-            # were its time taken from the proof's, no connection would ever be made there, and
-            # each would be tried again, beside all others, which makes the turns no shorter.
+            # The time starts anew. A loop that takes seconds for a turn sees the hello late. If the
+            # proof had only the rest of that time, no connection would ever be made, and repeated
+            # attempts would make the turns even longer.
             self._timer.cancel()
             self._timer = self._patience()
         elif self._endpoint.holds(self):
@@ -149,13 +157,13 @@ class Greeter:
             self.link.close(ProtocolError("more connections than there will be members"))
 
     def proceed(self) -> None:
-        """Judge the proof, once it has come and the membership is known."""
+        """Check the proof, once it has come and the membership is known."""
         if self._shown is None:
             return
         mark, mac, claim = self._shown
         nonces = (self._theirs, self._ours)
-        # The peer has done its part in time. If the membership is not known here yet, it is this
-        # rank that is late, and `Door.holds` limits how many may wait for it.
+        # The peer was in time. If the membership is not known here yet, this rank is late.
+        # `Door.holds` limits how many callers may wait for it.
         self._timer.cancel()
         try:
             found = self._endpoint.identify(mark, mac, claim, nonces)
@@ -181,14 +189,16 @@ class Greeter:
 
     def _expired(self) -> None:
         over = self._timer
-        self.link.poll()  # where it was this loop that did not turn, the frame lies there
+        self.link.poll()  # if this loop did not turn, the frame may lie there
         if self._shown is None and self._timer is over:
             self.link.close(ProtocolError(f"no greeting within {HANDSHAKE_TIMEOUT:g} s"))
 
 
 class Greeting:
-    """Receives the answers to our greeting of the peer that we connected to. `why`: what may be
-    the reason that there was none. `is_final`: the peer has said so."""
+    """Receives the answers of a peer that we called.
+
+    `why` may be the reason that there was no answer. `is_final`: the peer said so.
+    """
 
     _link: Link
     memory = None  # see `Greeter.memory`
@@ -237,13 +247,13 @@ class Greeting:
     def landed(self) -> None:
         link = self._link
         if self.answered.done():
-            link.close()  # superseded
+            link.close()  # the peer's own connection has replaced it
         elif self._claim is None:
             identity, own = self._identity, self._peer.claim
             mac = identity.prove("dialler", self._peer.id, (self._ours, self._theirs), own)
             link.send(pack_fields(kinds.PROOF, identity.mark, mac, *own), urgent=True)
         else:
-            # At once: the peer's first frames may be right behind its answer.
+            # At once, because the peer's first frames may be right behind its answer.
             self._peer.attach(link, self._claim, dialled=True)
             self.answered.set_result(True)
 
@@ -256,7 +266,7 @@ class Greeting:
 
 
 def _hello(fields: list[Any]) -> bytes:
-    """The nonce of a hello."""
+    """Return the nonce of a hello."""
     if len(fields) != 4 or fields[:3] != [kinds.HELLO, kinds.MAGIC, kinds.VERSION]:
         raise ProtocolError(f"not the hello of aiodist protocol {kinds.VERSION}")
     return _nonce(fields[3])
@@ -269,7 +279,7 @@ def _nonce(value: Any) -> bytes:
 
 
 def _shown(fields: list[Any]) -> tuple[bytes, bytes, Claim]:
-    """Mark, proof and claim."""
+    """Return mark, proof and claim."""
     if len(fields) != 5 or fields[0] != kinds.PROOF:
         raise ProtocolError("not a proof")
     if type(fields[1]) is not bytes or type(fields[2]) is not bytes:

@@ -1,11 +1,11 @@
-"""Payload bytes of one rank that no link counts: what went through shared memory, or over links to
-peers that are gone."""
+"""Counts of payload bytes that no link counts: through shared memory, or over links to peers that
+are gone."""
 
 from __future__ import annotations
 
 
 class Moved:
-    """How many there are: `sent` to others, or shown to them, and `received`, or read."""
+    """Counts of bytes: `sent` to others or shown to them, and `received` or read."""
 
     __slots__ = ("received", "sent")
 

@@ -1,8 +1,8 @@
-"""One group, as one of its ranks reaches it: who its ranks are, over which links, and who is gone.
+"""One group, as one of its ranks reaches it: its ranks, their links, and the ranks that are gone.
 
 The endpoint knows peers by root, over all groups and epochs of a membership. A group knows them by
-rank. This is where the one is made of the other, once for each group: whatever is sent for a group
-goes by `Party.peers`, to a peer that queues it as long as there is no link.
+rank. This class translates, once for each group. Everything that a group sends goes through
+`Party.peers`, and a peer queues it until there is a link.
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ class Party:
     ) -> None:
         self.endpoint = endpoint
         self.loop = endpoint.loop  # that of the endpoint
-        self.id = id  # names it in frames
+        self.id = id  # its id in frames
         self.group = group  # the name of the group
         self.epoch = epoch
         self.ranks = tuple(ranks)  # the roots of its members, by rank
-        self.rank = self.ranks.index(endpoint.rank)  # this one, among them
-        self.size = len(self.ranks)  # how many ranks it has, the lost ones among them
+        self.rank = self.ranks.index(endpoint.rank)  # this rank
+        self.size = len(self.ranks)  # how many ranks it has, including lost ones
         self.peers: Sequence[Peer] = [endpoint.peer(root) for root in ranks]  # by rank
         self.rank_of = {root: rank for rank, root in enumerate(self.ranks)}  # by root
-        self.gone: dict[int, str] = {}  # ranks that are lost to this group, or left it, and why
-        # Why nothing can be called any more. Raised are copies: an error that is raised keeps the
-        # frames that it went through, with all that they hold.
+        # ranks that are lost to this group, or have left it, and why
+        self.gone: dict[int, str] = {}
+        # Why nothing can be called any more. Copies are raised, because an error that is raised
+        # keeps its frames alive, with all that they hold.
         self.ended: AiodistError | None = None
 
     def end(self, error: AiodistError) -> None:
-        """Nothing can be called here any more, because of `error`."""
+        """End this group, because of `error`."""
         self.ended = error
 
     def check_open(self) -> None:
-        """Raise what ended this group here, if anything did."""
+        """Raise the error that ended this group, if it has ended."""
         if self.ended is not None:
             raise copy.copy(self.ended)
 
@@ -67,11 +68,11 @@ class Party:
         self.peers[dst].send(header, payload, done=done, token=token, urgent=urgent)
 
     def say(self, peer: int, kind: int, *fields: Any) -> None:
-        """Send `peer` a word, which overtakes what is queued."""
+        """Send `peer` a small frame that overtakes what is queued."""
         self.peers[peer].send(pack_fields(kind, self.id, *fields), urgent=True)
 
     def tell(self, peer: int, kind: int, *fields: Any) -> None:
-        """Send `peer` a word, behind all that was sent to it before."""
+        """Send `peer` a small frame behind all that was sent before."""
         self.peers[peer].send(pack_fields(kind, self.id, *fields))
 
     def discard(self, dst: int, token: object) -> None:
@@ -85,7 +86,7 @@ class Party:
             link.settle(token)
 
     def settle_all(self, to: Iterable[int], token: object) -> None:
-        """Settle for several ranks: what was sent to more than one is copied once."""
+        """Settle for several ranks. Data that was sent to more than one is copied once."""
         copies = self.endpoint.copies
         copies.begin()
         try:
@@ -95,45 +96,45 @@ class Party:
             copies.end()
 
     def link(self, peer: int) -> Link | None:
-        """The link to a rank, if there is one."""
+        """Return the link to a rank, or None."""
         return self.peers[peer].link
 
     def process_of(self, peer: int) -> int:
-        """The process of a rank of this host, as the system knows it; 0: it is not known."""
+        """Return the process id of a rank of this host; 0 if it is not known."""
         link = self.near(peer)
         return 0 if link is None else link.pid
 
     def near(self, peer: int) -> ShmLink | None:
-        """The link to a rank, if it is in shared memory."""
+        """Return the link to a rank if it is in shared memory, else None."""
         link = self.peers[peer].link
         return link if isinstance(link, ShmLink) else None
 
-    # -- who is gone ------------------------------------------------------------------------------
+    # -- lost ranks ------------------------------------------------------------------------------
 
     def lost(self) -> Mapping[int, str]:
-        """The ranks that are lost, and why."""
+        """Return the ranks that are lost, and why."""
         lost = self.endpoint.lost
         if not (self.gone or lost):
             return {}
         return {rank: lost[root] for root, rank in self.rank_of.items() if root in lost} | self.gone
 
     def has_lost(self, peer: int) -> bool:
-        """Whether a rank is lost."""
+        """Tell whether a rank is lost."""
         return peer in self.gone or self.ranks[peer] in self.endpoint.lost
 
     def why_lost(self, peer: int) -> PeerLostError | None:
-        """Why nothing can be exchanged with a rank any more; None where it can."""
+        """Return the error of operations that need a rank that is lost; None if it is not lost."""
         reason = self.gone.get(peer) or self.endpoint.lost.get(self.ranks[peer])
         if reason is None:
             return None
         return PeerLostError(f"rank {peer} is lost: {reason}", ranks=[peer])
 
     def why_broken(self) -> PeerLostError | None:
-        """Why no collective can be completed any more: the ranks that are lost; None: none is."""
+        """Return the error that names all lost ranks; None if no rank is lost."""
         lost = self.lost()
         text = "; ".join(f"rank {rank} is lost: {reason}" for rank, reason in lost.items())
         return PeerLostError(text, ranks=lost) if lost else None
 
     def error(self, cls: type[AiodistError], message: str, **fields: Any) -> AiodistError:
-        """An error that says where it happened."""
+        """Make an error that names this group and epoch."""
         return cls(message, group=self.group, epoch=self.epoch, **fields)

@@ -1,37 +1,37 @@
-"""One rank of a membership, as another one sees it: the link to it, and what that brings.
+"""One rank of a membership, as another one sees it: the link to it, and what comes over it.
 
-A connection that breaks between two living ranks is made again. Both sides dial; both say how many
-frames have come to them, and how many links they have had, so that each knows what to send again
-(`aiodist.transports.lasting`), and a connection that was under way meanwhile is told from one that
-replaces what is there.
+A connection that breaks between two living ranks is made again. Both say how many frames have come
+to them, so that each knows what to send again (`aiodist.transports.lasting`). Both also say how
+many links they have had, to tell an old connection from one that replaces the present one.
 
-**Who dials.** Whoever notices: often both, at the same moment, but where a firewall has forgotten a
-connection, or a host was cut off, only one may. It must not have to wait until the other notices,
-too, as that may take a lease.
+**Who dials.** The side that notices. Often both notice at the same moment. But if a firewall has
+forgotten a connection, or a host was cut off, only one side may notice. It must not wait for the
+other, because that may take a lease.
 
-**Which connection counts.** Where both dial, that of the lower member id, which both know: this one
-closes the connection that comes in while it dials itself, the other one ends its own call and takes
-it (`Entrance.greeted`). It may be closed without a reason by that, so it tries for longer. So there
-is never more than one, and both have the same one. The first link is made in the same way.
+**Which connection counts.** If both dial, the connection of the lower member id. That side closes
+connections that come in while it dials. The other side ends its own call and accepts
+(`Entrance.greeted`). Its calls may be closed without a reason, so it tries for longer. So both
+sides keep the same single connection. The first link is made in the same way.
 
-**Which connection is old.** One that comes in while this rank believes that its link is well is one
-of two things, and the number of links that the peer has had (its *generation*) says which::
+**Which connection is old.** A connection may come in while this rank believes that its link is
+well. The number of links that the peer has had (its *generation*) decides::
 
     links so far     0          1          2
     this rank      ──┼─ link 1 ─┼─ link 2 ─┼──────>
+
                                      └─ comes in, says 2: the peer has had link 2 as well, and calls
-                                        nevertheless, so it is broken, and given up here, too
+                                        nevertheless, so link 2 is broken, and given up here, too
                                      └─ comes in, says 0 or 1: was begun before there was link 2,
                                         and came in late; it is refused
 
-One case is between the two: this rank took the peer's connection, but its answer was lost on the
-way. Then the peer does not know of the link that it has made, and calls again with the number that
-it said then (`_unheard`). That is taken for a link that broke. Nothing can have come over it to the
-peer, so its count of frames is right, too.
+One case is between the two: this rank took the peer's connection, but its answer was lost. The peer
+then does not know of that link, and calls again with its former number (`_unheard`). This counts as
+a link that broke. Nothing can have come over it to the peer, so the peer's count of frames is
+right.
 
-The claims are part of the proofs of the greeting, so nobody without the token can change a count. A
-connection that brings nothing and breaks within a second, four times in a row, ends the link: then
-something is there that breaks each of them, and the coordinator is to rule.
+The claims are part of the proofs of the greeting, so that only a holder of the token can change a
+count. If four connections in a row break within a second without bringing anything, the link ends:
+something breaks each of them, and the coordinator has to rule.
 """
 
 from __future__ import annotations
@@ -57,27 +57,30 @@ from aiodist.work import Work
 log = logging.getLogger("aiodist.endpoint")
 
 MAX_EARLY_BYTES = 32 << 20
-"""Most bytes that one peer may send for groups that were not made here yet: messages have 16 MiB of
-credit where ranks are far, and collectives push 8 MiB (`aiodist.engine.calls.MAX_PUSHED`)."""
+"""The most bytes that one peer may send for groups that do not exist here yet.
+
+Messages have 16 MiB of credit between distant ranks, and collectives push 8 MiB
+(`aiodist.engine.calls.MAX_PUSHED`).
+"""
 STRAY_COST = 512
-"""What a frame costs of that, beside its bytes."""
+"""What each frame costs of that, beside its bytes."""
 MAX_UNHEARD = 1 << 17
-"""A peer that asks for answers while so many frames for it wait, or were not acknowledged, is lost:
-it asks without listening."""
+"""How many unacknowledged frames a peer may have when it asks a question. A peer with more is lost,
+because it asks without reading answers."""
 QUESTIONS = frozenset(
     {kinds.INQUIRE, kinds.KNOCK, kinds.TAGS, kinds.P2P, kinds.REGION, kinds.DEVICE}
 )
 """Kinds of frames that may be answered, whatever the program of this rank does."""
 SHORT_LIFE = 1.0
-"""Seconds: a connection that breaks before that, without having brought anything, was in vain."""
+"""Seconds. A connection that breaks sooner, without having brought anything, was in vain."""
 LOOKS = 4
-"""How often one looks, within a lease, whether a peer's host answers."""
+"""How often in a lease we check whether a peer's host answers."""
 IN_VAIN = 4
-"""So many of those, one after the other: then the link is given up."""
+"""After this many such connections in a row the link is given up."""
 
 
 class InOrder(str):
-    """Why a rank is gone that took its leave: it sends no more, and all that it sent has come."""
+    """The reason of a rank that has left: it sends no more, and all that it sent has come."""
 
     __slots__ = ()
 
@@ -99,7 +102,7 @@ class Inbox(Protocol):
     def pending(self) -> list[Work[Any]]: ...
 
     def ruled(self) -> None:
-        """Looks again who is lost: that is known better now, or never will be."""
+        """Look again which ranks are lost, because the coordinator has ruled or never will."""
         ...
 
     def frame(self, root: int, fields: list[Any], nbytes: int) -> Landing | None: ...
@@ -124,8 +127,10 @@ class Outgoing(NamedTuple):
 
 
 class Home(Protocol):
-    """The endpoint that a peer belongs to, of root `rank`: it knows which groups there are, and
-    makes links. `lost` are the roots of those who are gone for it, and why."""
+    """The endpoint that a peer belongs to. It knows the groups, and makes links.
+
+    `rank` is its own root. `lost` are the roots of the peers that are gone for it, and why.
+    """
 
     rank: int
     loop: asyncio.AbstractEventLoop
@@ -138,27 +143,28 @@ class Home(Protocol):
     on_exhausted: Callable[[OSError], None]
 
     def start_dialing(self, peer: Peer) -> asyncio.Task[None]:
-        """Begins to connect to `peer`. The task ends with a link that `peer` has attached, or with
-        the loss of `peer`."""
+        """Begin to connect to `peer`. The task ends with an attached link, or with the loss of
+        `peer`."""
         ...
 
     def keep(self, stray: Stray) -> None:
-        """Takes a stray frame, whose payload is there, until its group is made."""
+        """Keep a stray frame, whose payload has come, until its group is made."""
         ...
 
     def lose(self, rank: int, reason: str) -> None:
-        """Fails, in all groups, what needs the peer with root `rank`: it is gone."""
+        """Fail, in all groups, what needs the peer with root `rank`, because it is gone."""
         ...
 
     def cut(self, rank: int, reason: str, *, ended: bool = False, is_over: bool = False) -> None:
-        """Does the same for a peer to whom there is no link any more, though it may live, and has
-        the coordinator hear of it. `ended`: its process is known to have ended. `is_over`: that is
-        beyond doubt for this rank."""
+        """Do the same for a peer without a link, which may live, and tell the coordinator.
+
+        `ended`: its process has ended. `is_over`: this rank has no doubt.
+        """
         ...
 
 
 class Peer:
-    """The link to one rank, and what it brings: the `Receiver` of that link."""
+    """One rank: the link to it, and the `Receiver` of that link."""
 
     __slots__ = (
         "_came", "_early_bytes", "_endpoint", "_generation", "_in_vain", "_made", "_process_watch",
@@ -167,24 +173,25 @@ class Peer:
 
     def __init__(self, endpoint: Home, rank: int, id: str) -> None:
         self.rank = rank  # its root, a number of this endpoint alone
-        self.id = id  # its member id, which all know
+        self.id = id  # its member id, which all ranks know
         self.link: Link | None = None  # None: there was none yet
-        self.dialing: asyncio.Task[None] | None = None  # makes a connection; None: nobody does
+        self.dialing: asyncio.Task[None] | None = None  # makes a connection
         self.calling: Link | None = None
-        """A connection that was made to the peer, which has not answered the greeting yet."""
+        """A connection to the peer that has not answered the greeting yet."""
         self.broken = ""
-        """What broke the connection that is not there any more."""
-        self._generation = 0  # of how many links there have been
+        """Why the last connection broke."""
+        self._generation = 0  # how many links there have been
         self._unheard = -1  # how many the peer had had when it made the last one
         self._made = 0.0  # when the last connection was made, by the clock of the loop
         self._came = 0  # frames that had come before the last connection was made
-        self._in_vain = 0  # connections, one after the other, that were short and brought nothing
-        self._silent = 0  # looks, one after the other
+        self._in_vain = 0  # short connections in a row that brought nothing
+        self._silent = 0  # looks in a row without an answer
         self._process_watch: ProcessWatch | None = None
-        """Over the peer's process, whichever connection there is."""
+        """Watches the peer's process, over all connections."""
         self._endpoint = endpoint
         self._queue: list[Outgoing] = []  # frames that wait for the first link
-        self._early_bytes = 0  # of frames for groups not made here yet, see MAX_EARLY_BYTES
+        # bytes of frames for groups that do not exist here yet, see MAX_EARLY_BYTES
+        self._early_bytes = 0
 
     def send(
         self,
@@ -195,8 +202,8 @@ class Peer:
         token: object = None,
         urgent: bool = False,
     ) -> None:
-        """Send, as `Link.send` does, or queue until there is a link; nothing happens when the peer
-        is lost."""
+        """Send, as `Link.send` does, or queue until there is a link. Does nothing if the peer is
+        lost."""
         if self.link is not None:
             self.link.send(header, payload, done=done, token=token, urgent=urgent)
             return
@@ -209,7 +216,7 @@ class Peer:
 
     @property
     def held(self) -> int:
-        """How many bytes were sent that may not have come to the peer's system."""
+        """How many bytes were sent that the peer's system may not have."""
         link = self.link
         if link is None:
             return sum([frame.nbytes for frame in self._queue])
@@ -217,7 +224,7 @@ class Peer:
 
     @property
     def is_linked(self) -> bool:
-        """Whether there is a link, and a connection behind it."""
+        """Whether there is a link with a connection."""
         link = self.link
         return link is not None and not (isinstance(link, LastingLink) and link.is_severed)
 
@@ -227,18 +234,22 @@ class Peer:
             self.link.discard(token)
 
     def deliver(self, done: Done) -> bool:
-        """Whether all that was sent has come to the peer. If not, `done` will be called."""
+        """Tell whether all that was sent has come to the peer. If not, `done` will be called."""
         return not isinstance(self.link, LastingLink) or self.link.deliver(done)
 
     @property
     def claim(self) -> Claim:
-        """What we say to the peer over a new connection: nothing comes over the one before."""
+        """What we tell the peer over a new connection. After that nothing comes over the old
+        one."""
         link = self.link
         return Claim(self._generation, link.came if isinstance(link, LastingLink) else 0)
 
     def make_way(self, theirs: Claim) -> bool:
-        """The peer has connected: whether there is room for another link. If it knows of the one
-        that is there, that one is broken, and given up."""
+        """Tell whether there is room for a connection that the peer has made.
+
+        If the peer knows of the present link and calls nevertheless, that link is broken, and given
+        up.
+        """
         link = self.link
         if link is None:
             return theirs.came == 0
@@ -246,9 +257,9 @@ class Peer:
             return False
         if not link.is_severed:
             # If our HELLO_ACK was lost, the peer does not know that its connection attempt
-            # succeeded: it still names the number of links that it had before, `_unheard`.
+            # succeeded. It still names the number of links that it had before, `_unheard`.
             if theirs.generation < self._generation and theirs.generation != self._unheard:
-                return False  # it was begun before there was this link
+                return False  # it was begun before this link
             self.broken = "the peer has made another connection; "
             link.sever()
         if not link.can_go_on(theirs.came):
@@ -256,19 +267,19 @@ class Peer:
         return not link.is_closed
 
     def attach(self, link: Link, theirs: Claim, *, dialled: bool) -> None:
-        """`link` is up: send what waits for it, and what the peer has not got."""
+        """Take `link`, which is up: send what waits for it, and what the peer has not got."""
         old = self.link
-        # The peer has shown who it is: it may send frames of full size from here on.
+        # The peer has shown a proof, so it may send frames of full size now.
         link.receiver = self
         link.max_header = MAX_HEADER
         link.max_payload = MAX_WHOLE
-        self.link = link  # now, for to go on means to send
-        # That may find it broken already: then there has to be another call, though whoever made
-        # this one has not heard yet that it was taken.
+        self.link = link  # before going on, because that sends
+        # Going on may find the link broken already, and then calls again, though the task that made
+        # this link has not heard yet that it was taken.
         self.dialing = None
         self._unheard = -1 if dialled else theirs.generation
-        # Both sides know what both have claimed, so both count alike from here on, also where one
-        # of them had not heard of the link before.
+        # Both sides know both claims, so both count alike from here on, even if one of them had not
+        # heard of the last link.
         self._generation = max(self._generation, theirs.generation) + 1
         if isinstance(link, LastingLink):
             link.keep(self._severed, self._endpoint.copies)
@@ -282,12 +293,12 @@ class Peer:
             self._process_watch = ProcessWatch.over(link, self._endpoint.loop, self._process_ended)
         self._made = self._endpoint.loop.time()
         queue, self._queue = self._queue, []
-        # As on a link: what is urgent goes first.
+        # As on a link: urgent frames first.
         for header, payload, done, token, urgent in sorted(queue, key=lambda frame: not frame[-1]):
             self.send(header, payload, done=done, token=token, urgent=urgent)
 
     def can_attach(self, link: Link, theirs: Claim) -> bool:
-        """Whether `link`, to a peer that says so, can go on where the one before stopped."""
+        """Tell whether `link` can take the place of the last one, given the peer's claim."""
         old = self.link
         if old is None:
             return theirs.came == 0
@@ -300,9 +311,8 @@ class Peer:
         )
 
     def look(self, seconds: float) -> None:
-        """It is `seconds` since the last look: whether the peer's host has answered meanwhile."""
-        # While a connection is being made, the one before is gone: so it is the new one that has to
-        # be answered.
+        """Check whether the peer's host has answered in the `seconds` since the last look."""
+        # While a connection is being made, the old one is gone, so the new one has to be answered.
         link = self.calling or self.link
         if not isinstance(link, StreamLink) or not link.is_unanswered(seconds):
             self._silent = 0
@@ -313,7 +323,7 @@ class Peer:
             link.break_off(TimeoutError(f"no answer for {LOOKS * seconds:g} s"))
 
     def _severed(self, link: LastingLink, error: BaseException) -> None:
-        """The connection is broken. Make another one."""
+        """Make another connection, because this one broke."""
         endpoint = self._endpoint
         if link is not self.link:
             return
@@ -327,10 +337,11 @@ class Peer:
             self.dialing = endpoint.start_dialing(self)
 
     def _process_ended(self) -> None:
-        """Its process has ended, though somebody else may hold its end of the connection."""
+        """Handle the end of the peer's process, though another process may hold its end of the
+        connection."""
         link = self.link
         assert link is not None
-        while link.poll():  # what it had sent
+        while link.poll():  # read what it had sent
             pass
         if not link.is_closed:
             self._endpoint.cut(self.rank, f"its process has ended ({link.peer_name})", ended=True)
@@ -352,15 +363,15 @@ class Peer:
         if fields[0] == kinds.FAREWELL:
             self._farewell(fields)
             return None
-        # An answer is queued, however many there are already. So whoever asks without reading the
-        # answers would have this rank hold more and more of them.
+        # Answers are queued without limit. So a peer that asks without reading answers would fill
+        # this rank's memory.
         if fields[0] in QUESTIONS:
             self._check_unheard(link)
         context = endpoint.contexts.get(fields[1])
         if context is not None:
             return context.frame(self.rank, fields, nbytes)
         if fields[1] in endpoint.closed_contexts:
-            # Nobody takes it here any more, and the peer may not know.
+            # The context is closed here, and the peer may not know that.
             if fields[0] != kinds.REVOKE:
                 self._check_unheard(link)
                 reason = endpoint.closed_contexts[fields[1]]
@@ -401,13 +412,13 @@ class Peer:
                 self._endpoint.cut(self.rank, f"connection lost ({error})")
 
     def settle(self, stray: Stray) -> None:
-        """A stray frame has found its group."""
+        """Note that a stray frame has found its group."""
         self._early_bytes -= stray.cost
 
 
 @dataclass(eq=False, slots=True)
 class Stray:
-    """A frame for a group that was not made here yet: the landing of its payload."""
+    """A frame for a group that does not exist here yet: the landing of its payload."""
 
     home: Home
     rank: int

@@ -1,7 +1,7 @@
-"""Watching a peer's process on this host: its end is seen at once, whoever still holds its sockets.
+"""Watch a peer's process on this host, to see its end at once.
 
-A process that ends closes its connections, and that is how peers notice on other hosts. But a child
-that it forked in C, past Python's hooks, keeps them open. So a pidfd is watched beside.
+A process that ends closes its connections, and peers on other hosts notice that. But a child that
+it forked in C, past Python's hooks, keeps them open. So we also watch a pidfd.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from aiodist.transports.framed import FramedLink
 
 
 class ProcessWatch:
-    """Calls `ended` from the loop, once, when the process behind `file` (a pidfd) has ended, unless
-    `close` comes first."""
+    """Calls `ended` from the loop, once, when the process behind `file` (a pidfd) has ended.
+
+    `close` prevents that.
+    """
 
     __slots__ = ("_ended", "_file", "_loop")
 
@@ -32,8 +34,10 @@ class ProcessWatch:
     def over(
         cls, link: Link, loop: asyncio.AbstractEventLoop, ended: Callable[[], None]
     ) -> ProcessWatch | None:
-        """Watch the process at the other end of `link`; None where that is not possible. To be
-        called when that process has just shown that it lives."""
+        """Watch the process at the other end of `link`; None if that is not possible.
+
+        Call this only when that process has just shown that it lives.
+        """
         file = link.open_process() if isinstance(link, FramedLink) else None
         return None if file is None else cls(loop, file, ended)
 
@@ -42,12 +46,12 @@ class ProcessWatch:
         self._ended()
 
     def close(self) -> None:
-        """Watch no more. Idempotent."""
+        """Stop watching. Idempotent."""
         if not self._file.closed:
             if not self._loop.is_closed():
                 self._loop.remove_reader(self._file.fileno())
             self._file.close()
 
     def close_in_child(self) -> None:
-        """After a fork, in the child: close its copy, leaving the loop alone."""
+        """After a fork, in the child: close its copy without touching the loop."""
         self._file.close()

@@ -2,5 +2,5 @@
 
 `RankActor`, in `actor`, hears from the coordinator and tells the endpoint and the contexts. A
 `Context` is one group in one epoch, put together from the rooms below. The other modules lead from
-a group to the next one, and tell what this rank is doing.
+one epoch to the next, and tell what this rank is doing.
 """

@@ -1,7 +1,7 @@
 """The actor of a rank: its connection to the coordinator, its endpoint, its listeners.
 
-All groups made from one `connect` share one actor, over all epochs; it ends when the group of
-the newest epoch is closed.
+All groups of one `connect` share one actor, over all epochs. It ends when the group of the newest
+epoch is closed.
 """
 
 from __future__ import annotations
@@ -34,22 +34,21 @@ from aiodist.wire.recovery import Unreachable
 log = logging.getLogger("aiodist.group")
 
 GOODBYE_TIMEOUT = 5.0
-"""Seconds that peers, and the coordinator, have to answer a goodbye."""
+"""Seconds that peers and the coordinator have to answer a goodbye."""
 
 ANSWER_TIMEOUT = 1.0
-"""Seconds for the coordinator to say what peers are doing: half of it for their answers."""
+"""Seconds for the coordinator to say what peers are doing. Half of it is for the peers' answers."""
 
 MOST_SHARING = 64
-"""Most ranks of a group that look at each other's memory. Where there are more on a host, they are
-taken for ranks of several hosts: each maps the memory of those of its part alone."""
+"""The most ranks of a group that share memory. More ranks on one host are divided, as if they were
+on several hosts, and each maps only the memory of its part."""
 
 
 class MemoryReach(NamedTuple):
-    """What memory a rank can share.
+    """Which memory a rank can share.
 
-    `process` names its process; `inproc` says whether it meets others of that process there, `host`
-    the host, and the user there, with whose other processes it shares memory ("": it cannot, or is
-    not to).
+    `process` is the id of its process. `inproc`: it reaches other ranks of that process in memory.
+    `host` is the host and its user, whose other processes it shares memory with ("": none).
     """
 
     process: str
@@ -58,10 +57,10 @@ class MemoryReach(NamedTuple):
 
 
 class Served(Protocol):
-    """A coordinator that this rank serves to all, beside what it does itself."""
+    """A coordinator that this rank serves to all."""
 
     async def stop(self, *, drain: float) -> None:
-        """Ends it once all of its groups have ended, and after `drain` seconds in any case."""
+        """Stop it once all of its groups have ended, and after `drain` seconds at the latest."""
         ...
 
 
@@ -82,9 +81,12 @@ class RankActor:
         memory_of: Callable[[MemberInfo], MemoryReach],
         events: Iterable[ControlEvent] = (),
     ) -> None:
-        """`people`: the members by their root, to be kept up here. `memory_of`: what memory each
-        can share. `events`: what the coordinator has told since the view."""
-        self.loop = asyncio.get_running_loop()  # all of this happens on it
+        """`people` are the members by root, and are kept up to date here.
+
+        `memory_of` tells which memory each can share. `events` are what the coordinator said since
+        the view.
+        """
+        self.loop = asyncio.get_running_loop()  # everything here happens on it
         self.address = address
         self.view = view
         self.roots: tuple[int, ...] = ()  # of the members of the view, by rank
@@ -92,23 +94,23 @@ class RankActor:
         self.lost: dict[int, str] = {}  # ranks of the view that the coordinator ruled lost, and why
         self.left: set[int] = set()  # ranks of the view that have left in order
         self.changed: set[Callable[[], None]] = set()
-        """Called when members of the view are lost or leave, when there is another, at the end."""
+        """Called when members of the view are lost or leave, for a new view, and at the end."""
         self.control = control
         self.endpoint = endpoint
-        self.store = Store(control, timeout=op_timeout)  # that of the group, at the coordinator
+        self.store = Store(control, timeout=op_timeout)  # the group's store at the coordinator
         self.context: Context | None = None  # that of the newest epoch; None: not made yet
         self._memory_of = memory_of
-        self._memories: dict[int, MemoryReach] = {}  # what memory each member can share, by root
+        self._memories: dict[int, MemoryReach] = {}  # which memory each member can share, by root
         # Events of an epoch that is not adopted here yet.
         self._ahead: list[MemberLost | MemberLeft] = []
-        self._listeners = list(listeners)  # where peers connect to this rank
+        self._listeners = list(listeners)  # peers connect to these
         self._coordinator = coordinator
         self._op_timeout = op_timeout
         self._leaving: asyncio.Task[None] | None = None  # closes everything; None: this rank stays
         self._hurries = False  # it was aborted while it left
         self.is_evicted = False  # the coordinator has ruled that this rank is lost
         self.adopt(view)
-        # What was told since the view comes first, and what is told from now on behind it.
+        # Events since the view come first, then new ones.
         for event in events:
             self._on_event(event)
         control.on_event = self._on_event
@@ -121,19 +123,19 @@ class RankActor:
         endpoint.ask = self._ask
         endpoint.expects_ruling = self._expects_ruling
         self.thread = threading.get_ident()
-        """That of the loop."""
+        """The thread of the loop."""
         _actors.add(self)
 
     def adopt(self, view: View) -> tuple[int, ...]:
-        """`view` is the newest: the roots of its members, by rank."""
-        # A root is what the endpoint knows a member by, for as long as it is one; a rank is its
-        # place in one view. When rank 1 of three is lost, and a new member comes:
+        """Make `view` the newest. Returns the roots of its members, by rank."""
+        # The endpoint knows a member by its root for as long as it is one. A rank is a place in one
+        # view. If rank 1 of three is lost and a new member comes::
         #
         #     epoch 1   ranks 0 1 2    roots 0 1 2
         #     epoch 2   ranks 0 1 2    roots 0 2 3
         #
-        # So what outlives an epoch (links, losses, whom a group of epoch 1 is waiting for) is kept
-        # by root, for in the next view the same rank may be another member.
+        # So links, losses and everything else that outlives an epoch are kept by root, because the
+        # same rank may be another member in the next view.
         before, left = self.roots, {self.roots[rank] for rank in self.left}
         self.roots = self.endpoint.admit([member.id for member in view.members])
         for root, member in zip(self.roots, view.members, strict=True):
@@ -142,10 +144,10 @@ class RankActor:
         stay = {*self.roots}
         for root in before:
             if root not in stay and root not in self.endpoint.lost and root not in left:
-                # The coordinator was away when we were to hear of it.
+                # The coordinator was away when this rank should have heard of it.
                 self.endpoint.lose(root, f"epoch {view.epoch} began without it")
-        # Groups of former epochs go on beside this one, and say of their lost ranks who they were.
-        # Only who is in none of them is forgotten.
+        # Groups of earlier epochs go on beside this one, and name their lost ranks. A member is
+        # forgotten only once it is in none of them.
         used = stay.union(*[context.ranks for context in self.contexts])
         for root in [root for root in self.endpoint.lost if root not in used]:
             self.endpoint.forget(root)
@@ -159,7 +161,7 @@ class RankActor:
         return self.roots
 
     def layout(self, ranks: Iterable[int]) -> Layout:
-        """How the collectives of `ranks` may share memory, and which of them."""
+        """Return how the collectives of `ranks` may share memory, and which ranks with which."""
         ranks = tuple(ranks)
         costs = agreed(self.people[rank].addresses for rank in ranks)
         memories = [self._memories[rank] for rank in ranks]
@@ -171,14 +173,14 @@ class RankActor:
         return Layout(sharing, teams, costs)
 
     def neighbours(self, ranks: Sequence[int], rank: int) -> tuple[int, int]:
-        """The place of `rank` among those of `ranks` that are of its host, and their number."""
+        """Return the place of `rank` among those of `ranks` on its host, and their number."""
         hosts = [self.people[root].host_id for root in ranks]
         here = [one for one, host in enumerate(hosts) if host == hosts[rank]]
         return here.index(rank), len(here)
 
     def _on_event(self, event: ControlEvent) -> None:
         if isinstance(event, (MemberLost, MemberLeft)):
-            if event.epoch > self.view.epoch:  # the view has come, and is about to be adopted
+            if event.epoch > self.view.epoch:  # its view has come, and is about to be adopted
                 self._ahead.append(event)
                 return
             for rank in event.ranks:
@@ -204,7 +206,7 @@ class RankActor:
                     event.reason,
                 )
         elif isinstance(event, CoordinatorBack):
-            # As loud as the word that it is away: who heard that waits for this.
+            # A warning like the one before, because its reader waits for this.
             log.warning(
                 "group %r: the coordinator at %s is back%s",
                 self.view.group,
@@ -213,7 +215,7 @@ class RankActor:
             )
 
     def _on_broken(self, root: int, reason: str, ended: bool) -> None:
-        """There is no link to a peer any more: the coordinator rules who is lost."""
+        """Tell the coordinator that there is no link to a peer. It rules which rank is lost."""
         if self._leaving is None and self.control.is_open and root in self.roots:
             self.control.tell(Unreachable(self.people[root].id, reason[:MAX_TEXT], ended))
 
@@ -223,7 +225,8 @@ class RankActor:
     def _ask(
         self, roots: Sequence[int], tell: Callable[[dict[int, str]], None], seconds: float
     ) -> None:
-        """Ask the coordinator what peers are doing, who may wait for their answers for so long."""
+        """Ask the coordinator what peers are doing. It may wait so many seconds for their
+        answers."""
         asked = set(roots)
         wanted = {rank: root for rank, root in enumerate(self.roots) if root in asked}
         if not wanted or self.control.is_away or not self.control.is_open:
@@ -242,13 +245,13 @@ class RankActor:
         self.control.begin(request).add_done_callback(told)
 
     def _tell_changed(self) -> None:
-        # A copy, for who is told may want to hear no more.
+        # A copy, because a listener may remove itself.
         for call in list(self.changed):
             call()
 
     @property
     def contexts(self) -> list[Context]:
-        """Those of all groups of this rank, of all epochs that go on."""
+        """The contexts of all groups of this rank, of all epochs that go on."""
         contexts: list[Any] = list(self.endpoint.contexts.values())
         return contexts
 
@@ -267,18 +270,21 @@ class RankActor:
         self.abort("evicted", error)
 
     def _on_failed(self, error: BaseException) -> None:
-        """Nobody knows what else is wrong here, and others may wait for what never comes."""
+        """Abort after an unexpected error, because others may wait for something that never
+        comes."""
         if self._leaving is None:
             self.abort(f"an unexpected error on it: {in_words(error)}"[:MAX_TEXT])
 
     def _cannot_accept(self, error: OSError) -> None:
-        # A peer waits there, but it may be a stranger. So this rank goes on, unless it waits, too.
+        # The peer that waits may be a stranger, so this rank goes on unless it waits, too.
         if self.endpoint.is_dialing:
             self._exhausted(error)
 
     def _exhausted(self, error: OSError) -> None:
-        """No link can be made for want of files. The others would wait for this rank until their
-        deadline, so it leaves, and says why."""
+        """Leave, and say why, because no link can be made without files.
+
+        Otherwise the others would wait for this rank until their deadlines.
+        """
         if self._leaving is None:
             why = (error.strerror or str(error)).lower()
             reason = f"{why}: it cannot make links to other ranks; raise the limit (ulimit -n)"
@@ -294,7 +300,7 @@ class RankActor:
         return GroupClosedError(f"the group that it was made of was {why}", group=self.view.group)
 
     def when_gone(self, call: Callable[[], None]) -> None:
-        """Call this once all is closed: this rank has begun to leave."""
+        """Call this once everything is closed. This rank must have begun to leave."""
         assert self._leaving is not None
         self._leaving.add_done_callback(lambda _: call())
 
@@ -306,14 +312,14 @@ class RankActor:
         if self._leaving is None:
             self._leaving = self.loop.create_task(self._leave(), name="aiodist leave")
             self._tell_changed()
-        # Whoever waits for it may be cancelled. The goodbye goes on: otherwise the others would
-        # take this rank for lost.
+        # The caller may be cancelled. The goodbye goes on, because the others would otherwise take
+        # this rank for lost.
         await asyncio.shield(self._leaving)
 
     async def _leave(self) -> None:
         self._close_contexts(self._end_with())
-        # Peers first: what is queued for them must be on its way before they hear that we left. A
-        # small message is sent, for its sender, before there is a link to its receiver.
+        # Peers first, because queued data must be on its way before they hear that we left. For its
+        # sender, a small message is sent before there is a link to its receiver.
         left = await self.endpoint.delivered(self._op_timeout)
         error = await self._undelivered(left) if left else None
         await self.endpoint.finish(FAREWELL_TIMEOUT if left else GOODBYE_TIMEOUT)
@@ -322,14 +328,14 @@ class RankActor:
         self.control.close()
         await self.control.closed()
         if self._coordinator is not None:
-            # Last of all: this rank, too, has just left by way of the coordinator that it serves.
+            # Last, because this rank itself has just left through the coordinator that it serves.
             await self._coordinator.stop(drain=self._op_timeout)
         _actors.discard(self)
         if error is not None:
             raise error
 
     async def _undelivered(self, left: Mapping[int, int]) -> CollectiveTimeoutError:
-        """What says that so many bytes, by root, were not taken."""
+        """Make the error for bytes, by root, that peers did not take."""
         texts = {} if self._hurries else await self._seen(list(left))
         until = "when it was aborted" if self._hurries else f"within {self._op_timeout:g} s"
         ranks = {root: self.people[root].rank for root in left}
@@ -347,7 +353,7 @@ class RankActor:
         )
 
     async def _seen(self, roots: Sequence[int]) -> Mapping[int, str]:
-        """What peers are doing, as far as the coordinator finds out."""
+        """Return what peers are doing, as far as the coordinator finds out."""
         told: asyncio.Future[Mapping[int, str]] = self.loop.create_future()
 
         def tell(texts: Mapping[int, str]) -> None:
@@ -362,8 +368,8 @@ class RankActor:
         return {}
 
     def abort(self, reason: str, error: GroupClosedError | None = None) -> None:
-        """Close everything at once; `gone` waits for what takes a turn of the loop. `error`: what
-        is pending fails with."""
+        """Close everything at once. `gone` waits for the rest. Pending operations fail with
+        `error`."""
         if self._leaving is not None:
             self._hurries = True
             self.endpoint.hurry()
@@ -371,16 +377,16 @@ class RankActor:
         self.endpoint.abort(reason)
         self._close_contexts(error or self._end_with(f"aborted: {reason}"))
         self._leaving = self.loop.create_task(self._stop(reason), name="aiodist abort")
-        self._leaving.add_done_callback(_stopped)  # not all who abort wait for it
+        self._leaving.add_done_callback(_stopped)  # not every caller of abort waits for it
         self._tell_changed()
 
     async def _stop(self, reason: str) -> None:
-        # Peers first: they hear the reason from us, behind all that we had sent them. Some connect
-        # to us while we connect to them, so we listen until then.
+        # Peers first: they hear the reason from us, behind all that we had sent. Some connect to us
+        # while we connect to them, so we listen until then.
         try:
             await self.endpoint.aborted()
             await self.control.leave(FAREWELL_TIMEOUT, aborts=reason)
-        finally:  # the loop may end before that
+        finally:  # the loop may end before
             self._close_listeners()
             self.control.abort(reason)
         await self.control.closed()
@@ -398,14 +404,14 @@ class RankActor:
             listener.close()
 
     def close_in_child(self) -> None:
-        """After a fork: the child's copy is closed, without a word to anybody."""
+        """After a fork: close the child's copy, without a word to others."""
         error = GroupClosedError(
             "the group was inherited over a fork; connect in the child instead",
             group=self.view.group,
         )
         for context in self.contexts:
             context.ended = error
-        for listener in self._listeners:  # else peers could still connect to it, after our death
+        for listener in self._listeners:  # else peers could connect to the child after our death
             listener.close_in_child()
         self.endpoint.close_in_child()
         self.control.close_fds_after_fork()
@@ -417,7 +423,7 @@ def _stopped(task: asyncio.Task[None]) -> None:
 
 
 def as_member(info: MemberInfo, rank: int | None = None) -> Member:
-    """What users are told of a member; `rank`: in a group made of its own."""
+    """Make the public description of a member. `rank`: its rank in a derived group."""
     return Member(
         rank=info.rank if rank is None else rank,
         id=info.id,
@@ -430,10 +436,10 @@ def as_member(info: MemberInfo, rank: int | None = None) -> Member:
 
 
 def _sharing(memories: Sequence[MemoryReach]) -> Sharing:
-    """How ranks of one host may share memory."""
+    """Return how ranks of one host may share memory."""
     if len({memory.process for memory in memories}) == len(memories):
         return Sharing.POLLED
-    # Ranks of one process take turns: to look at memory means to keep the other from writing.
+    # Ranks of one process take turns: while one looks at memory, the others cannot write.
     return Sharing.NONE if any(memory.inproc for memory in memories) else Sharing.WOKEN
 
 

@@ -1,9 +1,9 @@
 """One group in one epoch, as one of its ranks has it: all that it holds open, wired together.
 
-A context is entered synchronously, from calls of its group and from the links of its endpoint. What
-comes for the group is handed to the part that it is for: collectives (`aiodist.engine`), messages
-(`aiodist.p2p`), shared arrays, devices. And all of them hear it here when a rank is gone, and when
-the group has ended.
+A context is entered synchronously, from calls of its group and from the links of its endpoint. It
+passes each frame to the part that it belongs to: collectives (`aiodist.engine`), messages
+(`aiodist.p2p`), shared arrays, devices. It also tells all of them when a rank is lost, and when the
+group ends.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from aiodist.work import Work
 
 
 def _nobody(rank: int) -> None:
-    """Nobody is asked for a sign."""
+    """No rank is asked for a sign."""
 
 
 Take = Callable[[int, list[Any], int], Landing | None]
-"""Takes a frame: of which rank, its header, and how many bytes of payload it has."""
+"""Takes a frame: the rank that sent it, its header, and its number of payload bytes."""
 
 
 class Context(Party):
@@ -66,18 +66,17 @@ class Context(Party):
         layout: Layout,
     ) -> None:
         super().__init__(endpoint, id=id, group=group, epoch=epoch, ranks=ranks)
-        self.op_timeout = op_timeout  # seconds for a collective that was given no timeout
-        self.max_message_bytes = max_message_bytes  # most of a message as a whole
+        self.op_timeout = op_timeout  # seconds for a collective without a timeout
+        self.max_message_bytes = max_message_bytes  # the most bytes of a whole message
         self.allow_pickle = allow_pickle  # whether values may be any Python objects
-        # Hear of all that is called here.
+        # Notes everything that is called here.
         scope = Scope(group, epoch, self.rank, self.size, id)
         self.records = Records(endpoint.recorder, scope, self.ranks)
         self.derived: dict[bytes, int] = {}
-        # How many splits were called.
-        self.splits = 0
-        """How often a group of which name and ranks was made of this one."""
-        sharing, self.teams, self.costs = layout  # the ranks of each host; what plans cost
-        # Whether all are of one host, and are to share memory once that is agreed on.
+        """How many groups of each name and ranks were made of this one."""
+        self.splits = 0  # how many splits were called
+        sharing, self.teams, self.costs = layout  # the ranks of each host; the costs for plans
+        # Whether all ranks are on one host, and share memory once they have agreed on that.
         self.shares_memory = sharing is not Sharing.NONE and not spans_hosts(self.teams)
         # Its collectives.
         self.calls = Calls(
@@ -87,10 +86,11 @@ class Context(Party):
             op_timeout=op_timeout,
             way=self.costs.way,
         )
-        self.on_end: Callable[[], None] | None = None  # called once it has ended, by whatever
+        self.on_end: Callable[[], None] | None = None  # called once it has ended, for any reason
         self.express: Express[Any, Any] | None = None  # the fast path of small collectives
-        self.post_express: PostExpress | None = None  # and of those with a tag
-        self.shows = False  # what is called now is posted
+        # the fast path of small collectives with a tag
+        self.post_express: PostExpress | None = None
+        self.shows = False  # calls are posted from now on
         self.device_memory = DeviceMemory(self)  # arrays on devices, and what peers have open
         # Arrays in memory that all ranks see.
         self.heap = Heap(self, shares=self.shares_memory)
@@ -114,19 +114,19 @@ class Context(Party):
             kinds.KNOCK: arrivals.knock,
             kinds.ADMIT: arrivals.admit,
         }
-        """Who takes which frames; all others are words that stand in a header, see `_word`."""
-        # Has a lane made, beside the first collective; None: there will be none.
+        """The handlers of frames. All other frames are small ones without payload: see `_word`."""
+        # Makes a lane beside the first collective; None: there will be none.
         self._setup = None if sharing is Sharing.NONE else LaneSetup(self, sharing)
         self.calls.setup = self._setup
         if self._setup is None:
             self.use_links()
-        # Last of all: frames that came early are handed over within this call.
+        # Last, because this call hands over frames that came early.
         endpoint.add(self)
 
     # -- what comes -------------------------------------------------------------------------------
 
     def frame(self, root: int, fields: list[Any], nbytes: int) -> Landing | None:
-        """A header of `root` came: where its payload goes. Raises ProtocolError."""
+        """Take a header of `root`. Returns the landing of its payload. Raises ProtocolError."""
         src = self.rank_of.get(root)
         if src is None:
             raise ProtocolError(f"a frame for {self.group!r}, which rank {root} is not part of")
@@ -161,7 +161,7 @@ class Context(Party):
             raise ProtocolError(f"no frame is of kind {kind!r}")
 
     def inline(self, work: Work[Any], peers: Sequence[int]) -> None:
-        """Poll for a message of `peers` (none: of anyone) that `work` waits for."""
+        """Poll for a message of `peers` (none: of any rank) that `work` waits for."""
         links = [
             link
             for peer in peers or range(self.size)
@@ -186,7 +186,7 @@ class Context(Party):
 
     @property
     def lane(self) -> Lane | None:
-        """Where collectives share memory, once that is agreed on."""
+        """The memory that collectives share, once the ranks have agreed on it."""
         return self.calls.lane
 
     @property
@@ -199,7 +199,7 @@ class Context(Party):
         self.say(peer, kinds.KICK)
 
     def share_memory(self, lane: Lane) -> None:
-        """From number `lane.first` on, collectives without a tag run on `lane`."""
+        """Run collectives without a tag on `lane`, from number `lane.first` on."""
         self.calls.lane = lane
         if spans_hosts(self.teams):
             self.express = MultihostExpress(self, lane)
@@ -214,16 +214,16 @@ class Context(Party):
 
     @property
     def crowded(self) -> bool:
-        """Whether more ranks share memory than have a core each, as all of them know."""
+        """Whether more ranks share memory than there are cores. All ranks know this."""
         return self.calls.lane is not None and self.calls.lane.crowded
 
     def use_links(self) -> None:
-        """There will be no lane: collectives go over links."""
+        """Run collectives over links, because there will be no lane."""
         self.express = LinkExpress(self)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is pending, nothing was given up early, and nobody is lost."""
+        """Whether nothing is pending, nothing was given up early, and no rank is lost."""
         calls = self.calls
         pending = calls.ops or calls.waiting.by_key or calls.deferred
         return not (pending or self.gone or calls.arrivals.verdicts)
@@ -232,17 +232,20 @@ class Context(Party):
 
     @property
     def pending(self) -> list[Work[Any]]:
-        """Works that are not done, but for receives and probes, which may never be, and aiodist's
-        own, of which the user knows nothing."""
+        """The Works that are not done.
+
+        Receives and probes are left out, because they may never be done, and so are aiodist's own
+        works.
+        """
         sends = [work for work in self.p2p.pending if work.op in ("send", "ssend")]
         return self.calls.pending + sends
 
     def rank_lost(self, root: int, reason: str) -> None:
-        """`root` is gone, at least from this group: fail what needs it."""
+        """Fail what needs `root`, which is lost, at least for this group."""
         src = self.rank_of.get(root)
         if src is None or src in self.gone:
             return
-        # First of all, since what is told below asks who is gone.
+        # First, because the calls below ask which ranks are gone.
         self.gone[src] = reason
         self.p2p_express.rank_lost(src)
         self.calls.rank_lost(src)
@@ -251,18 +254,19 @@ class Context(Party):
         self.ruled()
 
     def ruled(self) -> None:
-        """Look at the Works that wait to know who is lost: it is known better, or never will be."""
+        """Check the Works that wait for a ruling, because the coordinator has ruled or never
+        will."""
         self.calls.ends.hearsay.review()
 
     def revoke(self, by: int) -> None:
-        """Rank `by` has revoked the group: fail everything, and pass the word on.
+        """Fail everything, because rank `by` has revoked the group, and pass that on.
 
-        Everybody tells everybody, so that all who live hear it, whoever dies meanwhile.
+        Each rank tells all others, so that all living ranks hear it even if some die meanwhile.
         """
-        # One who hears it tells it on before it does anything else. So if any rank that stays alive
-        # has heard it, all do. It is n words of some 20 bytes from each of n ranks, once in the
-        # life of a group, and they overtake what is queued. Each link carries it at most once each
-        # way, since a group that has ended passes on nothing: that is what ends the flood.
+        # A rank passes it on before it does anything else. So if one rank that stays alive hears
+        # it, all do. This costs n frames of some 20 bytes from each of n ranks, once in the life of
+        # a group, and they overtake what is queued. A group that has ended passes nothing on, which
+        # ends the flood.
         if self.ended is not None:
             return
         for peer in range(self.size):
@@ -273,7 +277,7 @@ class Context(Party):
         self.close(self.error(GroupRevokedError, text))
 
     def _revoked(self, fields: list[Any]) -> None:
-        """A REVOKE frame has come. Raises ProtocolError."""
+        """Handle a REVOKE frame. Raises ProtocolError."""
         match fields:
             case [_, _, int(by)] if type(by) is int and 0 <= by < self.size:
                 if by == self.rank and self.ended is None:
@@ -283,14 +287,14 @@ class Context(Party):
                 raise ProtocolError("a REVOKE frame ends in a rank")
 
     def close(self, error: AiodistError, *, abort: bool = False) -> None:
-        """Fail all that is pending, and whatever is called later. With `abort` tell the others."""
+        """Fail all that is pending, and later calls. With `abort`, tell the others."""
         if self.ended is not None:
             return
         if self._setup is not None:
             self._setup.cancel()
         self.calls.close(error, abort=abort)
-        self.device_memory.close()  # it may have a last word
-        # The count outlives the context, for it is about the whole membership.
+        self.device_memory.close()  # it may send a last frame
+        # This count belongs to the whole membership, so it outlives the context.
         self.endpoint.called += self.calls.called
         self.end(error)
         self.heap.close()

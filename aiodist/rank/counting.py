@@ -1,6 +1,6 @@
-"""What a rank counts for who watches its coordinator over time: an `aiodist.recorder.Observer`.
+"""What a rank counts, for monitoring: an `aiodist.recorder.Observer`.
 
-How long operations take is measured from the first time that somebody asks for it: until then it
+The durations of operations are measured only after the first request for them. Until then that
 costs nothing.
 """
 
@@ -31,7 +31,7 @@ _KINDS: tuple[type[AiodistError], ...] = (
 _BUCKETS = len(SECONDS) + 1
 
 Row = list[float]
-"""How many operations took how long, by `SECONDS`; behind these, the sum in seconds."""
+"""How many operations took how long, by `SECONDS`, and then the sum in seconds."""
 
 
 class Counting:
@@ -40,7 +40,7 @@ class Counting:
     def __init__(self, actor: RankActor) -> None:
         self._actor = actor
         self._rows: defaultdict[tuple[str, int], Row] = defaultdict(_row)
-        """By the name of the operation and the bits of its bytes."""
+        """By the name of the operation and the number of bits of its size in bytes."""
         self.measures = False
 
     def measure(self) -> None:
@@ -71,7 +71,7 @@ class Counting:
             row[_BUCKETS] += seconds
 
     def now(self) -> Counts:
-        """What was counted by now."""
+        """Return the counts so far."""
         endpoint = self._actor.endpoint
         failed = endpoint.recorder.failures
         rows: defaultdict[tuple[str, int], Row] = defaultdict(_row)

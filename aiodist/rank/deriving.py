@@ -1,9 +1,9 @@
 """Contexts made of others: subgroups, splits, duplicates, and next epochs.
 
-All ranks of a new group work out the same id for it, each for itself, so none has to be told. What
-it takes is a barrier, on the new context: who comes out of it knows that all have called for the
-group, and so have its context. A rank that cannot call any more says so on that context, too
-(`decline`): otherwise the others would wait for it in the barrier until their deadline.
+All ranks of a new group compute the same id for it, so that no rank has to tell the others. They
+meet at a barrier on the new context: a rank that leaves the barrier knows that all ranks have
+called for the group, and have its context. A rank that cannot call any more says so on that
+context, too (`decline`), because the others would otherwise wait for it until their deadlines.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from aiodist.shared_memory.lane import Layout
 from aiodist.wire.frames import pack_fields
 
 _MADE = b"made"
-"""The tag of the barrier by which the ranks of a new group know that all have called for it."""
+"""The tag of the barrier that shows that all ranks have called for the new group."""
 _SPLIT = b"split %d"
-"""The tag of the two collectives that split number n consists of: others may begin between them."""
+"""The tag of the two collectives of split number n, because other splits may begin between them."""
 
 
 def another(
     context: Context, *, id: bytes, group: str, epoch: int, ranks: Sequence[int], layout: Layout
 ) -> Context:
-    """A context of the roots `ranks` with the settings of this one."""
+    """Make a context of the roots `ranks` with the settings of this one."""
     return Context(
         context.endpoint,
         id=id,
@@ -45,7 +45,8 @@ def another(
 
 
 def _child(parent: Context, group: str, kind: str, ranks: Sequence[int], layout: Layout) -> Context:
-    """The context of a group of some ranks of `parent`, the next one of this kind and ranks."""
+    """Make the context of a group of some ranks of `parent`: the next one of this kind and
+    ranks."""
     return another(
         parent,
         id=_id_of(parent, kind, ranks),
@@ -64,8 +65,10 @@ async def derive(
     layout: Layout,
     timeout: float | None,
 ) -> Context:
-    """The context of a group of some ranks of `parent`, once all of them have called this. It may
-    have been revoked by then: by a rank that has it already, as all will."""
+    """Make the context of a group of some ranks of `parent`, once all of them have called this.
+
+    It may already be revoked, by a rank that has it. All ranks get it then.
+    """
     context = _child(parent, group, kind, ranks, layout)
     call = base.barrier(context)
     try:
@@ -73,31 +76,32 @@ async def derive(
             "subgroup", f"subgroup({kind})", call.start, tag=_MADE, timeout=timeout
         )
     except BaseException as error:
-        # A rank that has the group already may revoke it while this one still waits. Then all have
-        # it, and this one, too, is to get it, and find it revoked.
+        # A rank that has the group already may revoke it while this one still waits. All ranks have
+        # it then, so this one gets it, too, revoked.
         if isinstance(error, GroupRevokedError) and isinstance(context.ended, GroupRevokedError):
             return context
         context.close(GroupClosedError("the group was not made", group=group))
         if isinstance(parent.ended, GroupRevokedError) and isinstance(error, AiodistError):
-            raise copy.copy(parent.ended) from error  # some could not call this any more
+            raise copy.copy(parent.ended) from error  # some ranks could not call this any more
         raise
     return context
 
 
 def _id_of(parent: Context, kind: str, ranks: Sequence[int]) -> bytes:
-    """The id of a child context: the same on all of its ranks, different from all others."""
-    # Nobody hands out ids: that would take a round of its own, and a rank in charge of it, which
-    # may die. All hash the same words instead: the id of the parent, the call, and its ranks. Two
-    # groups that go on at the same time differ in one of these, but for chance: at 64 bits, a
-    # program that makes a million groups meets an equal pair once in some 40 million runs.
+    """Return the id of a child context: the same on all of its ranks, and different from all
+    others."""
+    # An authority for ids would take a round, and might die. So all ranks hash the same data: the
+    # id of the parent, the call, and its ranks. Two groups that live at the same time differ in one
+    # of these. Collisions are rare: with 64 bits, a program that makes a million groups meets one
+    # in some 40 million runs.
     wanted = pack_fields(kind, *ranks)
-    # The same ranks may ask again; they count alike, since they call in the same order.
+    # The same ranks may ask again. All count alike, because they call in the same order.
     count = parent.derived[wanted] = parent.derived.get(wanted, 0) + 1
     return hashlib.blake2b(parent.id + count.to_bytes(8, "big") + wanted, digest_size=8).digest()
 
 
 def members(parent: Context, ranks: Sequence[int]) -> list[int]:
-    """The ranks of a subgroup. Raises TypeError and ValueError for what is none of this rank."""
+    """Return the ranks of a subgroup. Raises TypeError or ValueError for invalid ones."""
     ranks = [base.as_rank(rank, parent.size, "each of ranks") for rank in ranks]
     if len(set(ranks)) != len(ranks):
         raise ValueError(f"ranks has a rank twice: {ranks}")
@@ -110,7 +114,7 @@ def members(parent: Context, ranks: Sequence[int]) -> list[int]:
 
 
 Part = tuple[str, list[int]]
-"""What a part of a group is called, and its ranks."""
+"""The name of a part of a group, and its ranks."""
 
 
 async def parts(
@@ -120,8 +124,10 @@ async def parts(
     timeout: float | None,
     decline: Callable[[Part, BaseException], None],
 ) -> Part | None:
-    """The ranks that gave the same color, ordered by (key, rank); None for the color None. Raises
-    TypeError. `decline` is called where this fails though others may go on with that part."""
+    """Return the ranks that gave the same color, ordered by (key, rank); None for the color None.
+
+    Raises TypeError. If this fails although others may go on with that part, `decline` is called.
+    """
     parent.splits = number = parent.splits + 1
     tag = _SPLIT % number
     try:
@@ -129,7 +135,7 @@ async def parts(
         timeouts.check_timeout(timeout)
         call = values.all_gather(parent, [color, parent.rank if key is None else key], None)
     except (TypeError, ValueError) as error:
-        # Twice, for a split is two collectives, and the others count both.
+        # Twice, because a split is two collectives, and the others count both.
         parent.calls.forgo("split", tag, error)
         parent.calls.forgo("split", tag, error)
         raise
@@ -137,8 +143,8 @@ async def parts(
     try:
         chosen = _choices(await work)
     except BaseException as error:
-        # Others may know all colors, and wait for all to say that they do. And whoever gave it up
-        # has counted that, too.
+        # Others may know all colors, and wait for all ranks to confirm. A rank that gave up has
+        # counted that second collective, too.
         if parent.ended is None:
             parent.calls.forgo("split", tag, error)
         raise
@@ -156,8 +162,10 @@ async def parts(
 
 
 def _plain(color: Any, key: Any) -> tuple[str | int | None, int | None]:
-    """Color and key as they travel, and as the ranks of one color name it alike: a group that is
-    made of them has its id by that. Raises TypeError."""
+    """Return color and key as they travel. Raises TypeError.
+
+    All ranks of one color must name it alike, because the id of their group depends on it.
+    """
     if isinstance(color, str):
         color = str.__str__(color)
     elif color is not None:
@@ -173,8 +181,8 @@ def decline(
     layout: Layout,
     error: BaseException,
 ) -> None:
-    """Tell the others of a group that is being made that this rank will not be in it: its call
-    raises `error`."""
+    """Tell the others of a group that is being made that this rank will not be in it, for
+    `error`."""
     if parent.ended is None or isinstance(parent.ended, GroupRevokedError):
         context = _child(parent, group, kind, ranks, layout)
         context.calls.forgo("subgroup", _MADE, error)
@@ -182,7 +190,7 @@ def decline(
 
 
 def _choices(values: Sequence[Any]) -> list[tuple[str | int | None, int]]:
-    """The color and the key of each rank. Raises ProtocolError."""
+    """Return the color and the key of each rank. Raises ProtocolError."""
     choices = []
     for rank, value in enumerate(values):
         match value:

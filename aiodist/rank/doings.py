@@ -1,4 +1,4 @@
-"""What a rank is doing: its answer when the coordinator asks."""
+"""What a rank is doing: its answer to the coordinator."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RankDoings:
         return self._activity(busy=seconds, places=_places(whereabouts.of_thread(ident)))
 
     def _activity(self, **known: Any) -> Activity:
-        """With what any thread may ask for."""
+        """Add what any thread may read."""
         endpoint = self._actor.endpoint
         called = endpoint.called + sum([context.calls.called for context in self._actor.contexts])
         sent, received = endpoint.payload_bytes
@@ -66,8 +66,10 @@ class RankDoings:
 
 
 class Pending(NamedTuple):
-    """An operation that waits. `op`: of a collective. `seq`: its number, also one that it will
-    get."""
+    """An operation that waits.
+
+    `op` is set for collectives. `seq` is its number, or the number that it will get.
+    """
 
     work: Work[Any]
     context: Context
@@ -76,7 +78,7 @@ class Pending(NamedTuple):
 
 
 def pending_in(context: Context) -> Iterator[Pending]:
-    """What waits in a context, but for calls that are no operations yet."""
+    """Yield what waits in a context, except calls that are not operations yet."""
     for op in context.calls.ops.values():
         if op.tag != SETUP_TAG:
             yield Pending(op.work, context, op, op.seq)
@@ -89,7 +91,7 @@ def pending_in(context: Context) -> Iterator[Pending]:
 
 
 def wait_of(pending: Pending, ranks: Mapping[int, int]) -> Wait:
-    """What the coordinator is told of it. `ranks`: those of the view, by root."""
+    """Describe it for the coordinator. `ranks` are those of the view, by root."""
     work, context, _, seq = pending
     missing = missing_in(pending)
     roots = [context.ranks[rank] for rank in missing]
@@ -106,7 +108,7 @@ def wait_of(pending: Pending, ranks: Mapping[int, int]) -> Wait:
 
 
 def missing_in(pending: Pending) -> Sequence[int]:
-    """The ranks of its group that an operation waits for, as far as known here."""
+    """Return the ranks of its group that an operation waits for, as far as known here."""
     work, context, op, _ = pending
     if op is not None:
         return deadlines.missing(context.calls, op)

@@ -1,7 +1,7 @@
 """The flight recorder: the last operations of every rank of this process, as text.
 
-Recording is always on. `enable` says where what was recorded goes after an error, and when a signal
-asks for it; `dump` writes it now.
+Recording is always on. `enable` says where dumps go after an error and on a signal. `dump` writes
+one now.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ VARIABLE = "AIODIST_FLIGHT_RECORDER"
 """The environment variable: a directory, or "stderr"."""
 
 SHORT = 20
-"""So many of the last operations are shown on stderr after an error."""
+"""How many of the last operations an error shows on stderr."""
 
 PAUSE = 10.0
-"""Seconds after a dump for an error in which a rank writes no other: errors come in crowds."""
+"""Seconds between two dumps of a rank after errors, because errors come in crowds."""
 
 __all__ = ["VARIABLE", "disable", "dump", "enable"]
 
 
 class _Settings:
-    """Where dumps go. One a process, as signals are."""
+    """The target of dumps. One for each process, because signals are."""
 
     def __init__(self) -> None:
-        self.where: str | None = None  # as given to `enable`; None: nothing is dumped
+        self.where: str | None = None  # as given to `enable`; None: no dumps
         self.directory: Path | None = None  # None: dumps go to stderr
-        self.handles_signal = False  # SIGUSR1 is ours
-        self.before: Any = None  # what handled that signal before
-        self.decided = False  # the environment has no say any more
+        self.handles_signal = False  # we handle SIGUSR1
+        self.before: Any = None  # the handler before ours
+        self.decided = False  # the environment is not asked any more
 
 
 _settings = _Settings()
@@ -56,17 +56,18 @@ _actors: weakref.WeakSet[RankActor] = weakref.WeakSet()
 
 
 def enable(where: str | os.PathLike[str] = "stderr", *, on_signal: bool = True) -> None:
-    """Dump what was recorded after an error of an operation (PeerLostError, CollectiveTimeoutError,
-    MismatchError, ProtocolError; at most every 10 seconds a rank) and, with `on_signal`, when
-    SIGUSR1 arrives.
+    """Dump the last operations after errors, and when SIGUSR1 arrives (with `on_signal`).
 
-    `where`: a directory, in which each rank writes a file "GROUP-rankR-pidP.txt" (the newest dump
-    alone), or "stderr": there an error shows the last 20 operations, the signal all. A handler
-    for SIGUSR1 that the program has installed before is called after ours. The environment variable
-    AIODIST_FLIGHT_RECORDER, where set and not empty, does the same at the first `connect`.
+    The errors are PeerLostError, CollectiveTimeoutError, MismatchError and ProtocolError of an
+    operation, at most every 10 seconds for each rank. `where` is a directory or "stderr". In a
+    directory each rank writes one file "GROUP-rankR-pidP.txt" with its newest dump. On stderr an
+    error shows the last 20 operations, and the signal shows all.
 
-    Raises OSError where the directory cannot be made; ValueError where `on_signal` is asked for
-    outside of the main thread.
+    A handler for SIGUSR1 that your program had installed is called after ours. The environment
+    variable AIODIST_FLIGHT_RECORDER, if it is not empty, does the same at the first `connect`.
+
+    Raises OSError if the directory cannot be made, and ValueError for `on_signal` outside of the
+    main thread.
 
     For example::
 
@@ -86,7 +87,7 @@ def enable(where: str | os.PathLike[str] = "stderr", *, on_signal: bool = True) 
 
 
 def disable() -> None:
-    """Dump no more. A signal handler that `enable` has replaced is put back."""
+    """Stop dumping, and put back a signal handler that `enable` has replaced."""
     _settings.where = _settings.directory = None
     _settings.decided = True
     if _settings.handles_signal:
@@ -110,7 +111,7 @@ def dump(file: TextIO | None = None) -> None:
 
 
 def watch(actor: RankActor) -> None:
-    """`actor` has joined a group: from now on it is part of dumps. For the engine."""
+    """Make `actor`, which has joined a group, part of dumps. For the engine."""
     _actors.add(actor)
     if not _settings.decided:
         _settings.decided = True
@@ -155,13 +156,13 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _write(actor: RankActor, reason: str, *, everything: bool = False) -> None:
-    """Never raises: the caller is in the middle of something else."""
+    """Write a dump. Never raises, because the caller is in the middle of something else."""
     try:
         if _settings.directory is not None:
             _replace(_settings.directory / _file_name(actor), _text(actor, reason))
         else:
             text = _text(actor, reason, most=None if everything else SHORT)
-            # Not sys.stderr: a signal may come while that is being written to.
+            # Not sys.stderr, because a signal may come while the program writes to it.
             rest = memoryview(text.encode(errors="replace"))
             while rest:
                 rest = rest[os.write(2, rest) :]
@@ -170,8 +171,8 @@ def _write(actor: RankActor, reason: str, *, everything: bool = False) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    # Written beside and put in place at once: a process that dies meanwhile leaves the dump before,
-    # and not half of this one. Ranks in other threads have files of their own.
+    # Written beside and moved into place, so that a process that dies meanwhile leaves the old dump
+    # instead of half of a new one. Ranks in other threads have their own files.
     new = path.with_suffix(f".new{threading.get_ident()}")
     new.write_text(text, encoding="utf-8", errors="replace")
     new.replace(path)
@@ -183,12 +184,12 @@ def _file_name(actor: RankActor) -> str:
 
 
 def _rank(actor: RankActor) -> int:
-    """The rank in the newest epoch; in the first one, as long as it begins, the root is that."""
+    """Return the rank in the newest epoch. While the first epoch begins, the root is the rank."""
     return actor.endpoint.rank if actor.context is None else actor.context.rank
 
 
 def _text(actor: RankActor, reason: str, *, most: int | None = None) -> str:
-    """What is known of one rank, for people."""
+    """Describe one rank, for people."""
     now = actor.loop.time()
     clock = time.time() - now
     size = len(actor.view.members)
@@ -210,7 +211,7 @@ def _text(actor: RankActor, reason: str, *, most: int | None = None) -> str:
 
 
 def _last(entries: list[Entry], most: int | None) -> list[Entry]:
-    """The last ones, and those before that still wait."""
+    """Return the last entries, and earlier ones that still wait."""
     if most is None or len(entries) <= most:
         return entries
     before = [entry for entry in entries[:-most] if entry.state == "waits"]
@@ -239,15 +240,15 @@ def _line(
 
 
 def _pending(actor: RankActor) -> list[Work[Any]]:
-    with contextlib.suppress(RuntimeError):  # the loop goes on meanwhile, in its thread
+    with contextlib.suppress(RuntimeError):  # the loop may go on meanwhile, in its own thread
         return [work for one in actor.contexts for work in [*one.pending, *one.p2p.pending]]
     return []
 
 
 def _waiting(actor: RankActor) -> dict[tuple[bytes, str], list[int]]:
-    """Of the collectives that wait: which ranks have not entered them, as far as known."""
+    """Return which ranks have not entered the collectives that wait, as far as known."""
     found = {}
-    with contextlib.suppress(RuntimeError):  # the loop goes on meanwhile, in its thread
+    with contextlib.suppress(RuntimeError):  # the loop may go on meanwhile, in its own thread
         for one in actor.contexts:
             for op in list(one.calls.ops.values()):
                 name = name_of(op.work.op, op.tag, op.seq)
@@ -269,7 +270,7 @@ def _time(seconds: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    if seconds < 5e-5:  # as shown: 0.0 ms
+    if seconds < 5e-5:  # it would show as 0.0 ms
         return "at once"
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
 

@@ -1,8 +1,7 @@
 """A rank that waits for long says so: in its log, and to the coordinator.
 
-One timer for each rank looks every few seconds at what is pending. So an operation costs nothing
-for this, and whatever is told was pending for long. What counts are operations that have a
-deadline: a receive may wait for ever, and that is no sign of trouble.
+One timer for each rank looks every few seconds at what is pending. So this costs an operation
+nothing. Only operations with a deadline count, because a receive may wait for ever without trouble.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ PERIOD = 2.5
 """Seconds between two looks."""
 
 ASK_SECONDS = 1.0
-"""How long ranks that seem to be missing have to say that they have called it."""
+"""Seconds for ranks that seem to be missing to say that they have called it."""
 
 ANSWER_SECONDS = 2.0
-"""How long the coordinator has to say what others are doing. It gives them a second to answer."""
+"""Seconds for the coordinator to say what others are doing. It gives them one second to answer."""
 
 MOST_TOLD = 4
-"""So many of the ranks that are waited for are told with what they are doing."""
+"""How many of the missing ranks are told with what they are doing."""
 
 
 class _Long(NamedTuple):
@@ -49,15 +48,15 @@ class _Long(NamedTuple):
 
 
 class Patience:
-    """That of one rank, over all of its groups and epochs."""
+    """Watches the waits of one rank, over all of its groups and epochs."""
 
     def __init__(self, actor: RankActor) -> None:
         self._actor = actor
         self._loop = actor.loop
         self._told: set[Hashable] = set()  # the waits that were told: Works, numbers of requests
         self._reports = False  # the coordinator has heard of one
-        self._moved = actor.endpoint.payload_bytes  # what has moved by now,
-        self._moved_at = self._loop.time()  # and when that last changed
+        self._moved = actor.endpoint.payload_bytes  # what has moved by now
+        self._moved_at = self._loop.time()  # when that last changed
         self._timer = self._loop.call_later(PERIOD, self._look)
         actor.changed.add(self._changed)
 
@@ -79,7 +78,7 @@ class Patience:
             self._actor.control.tell(Stalled(0.0))
 
     def _found(self) -> dict[Hashable, _Long]:
-        """What waits for long, and has a deadline."""
+        """Return what has waited for long and has a deadline."""
         found: dict[Hashable, _Long] = {}
         for context in self._actor.contexts:
             for one in pending_in(context):
@@ -91,8 +90,10 @@ class Patience:
         return found
 
     def _is_stuck(self, one: _Long) -> bool:
-        """Whether it waits for another rank to call it, or no data moves. A large array that still
-        moves on a slow line is no stall."""
+        """Tell whether it waits for another rank to call it, or no data moves.
+
+        A large array that still moves on a slow line does not count.
+        """
         moved = self._actor.endpoint.payload_bytes
         if moved != self._moved:
             self._moved, self._moved_at = moved, self._loop.time()
@@ -102,8 +103,8 @@ class Patience:
         return context.p2p.is_unmatched(work) if op is None else bool(missing_in(one.pending))
 
     async def _tell(self, fresh: Mapping[Hashable, _Long]) -> None:
-        # They may have called it, and this rank has not heard of it yet: a tree of ranks tells one
-        # of them little about most others.
+        # Others may have called it without this rank knowing, because a tree of ranks tells one
+        # rank little about most others.
         for one in fresh.values():
             if one.pending is not None and one.pending.op is not None and one.pending.op.seq >= 0:
                 deadlines.ask_whether_entered(one.pending.context.calls, one.pending.op)
@@ -114,7 +115,7 @@ class Patience:
             (found[key] for key in fresh.keys() & found.keys()), key=lambda one: -one.seconds
         )
         if left and not self._actor.is_over:
-            # Before the answer, for the wait may be over by then.
+            # Before the answer, because the wait may be over by then.
             first = left[0].pending
             roots = [] if first is None else [first.context.ranks[one] for one in missing_in(first)]
             where = self._where(first)
@@ -123,7 +124,8 @@ class Patience:
             log.warning("%s%s", self._text(left, texts), where)
 
     async def _report(self, waits: list[_Long]) -> Mapping[int, str]:
-        """Tell the coordinator: what the ranks are doing that the first wait is for, by root."""
+        """Tell the coordinator. Returns what the ranks are doing that the first wait is for, by
+        root."""
         control = self._actor.control
         if control.is_away or not control.is_open:
             return {}
@@ -134,7 +136,7 @@ class Patience:
             self._reports = True
             await asyncio.wait({reply}, timeout=ANSWER_SECONDS)
             seen = reply.result() if reply.done() else None
-        except AiodistError:  # this rank, or the coordinator, goes meanwhile
+        except AiodistError:  # this rank or the coordinator goes meanwhile
             return {}
         if not isinstance(seen, Seen):
             return {}
@@ -143,12 +145,13 @@ class Patience:
         return {roots[rank]: text for rank, text in pairs if rank < len(roots)}
 
     def _text(self, waits: list[_Long], texts: Mapping[int, str]) -> str:
-        """`texts`: what the ranks are doing that the first wait is for, by root; "": not known."""
+        """Compose the text. `texts`: what the missing ranks of the first wait do, by root ("": not
+        known)."""
         first, actor = waits[0], self._actor
         if first.pending is not None:
             work, context, _, _ = first.pending
             group, epoch, roots = context.group, context.epoch, context.ranks
-            # Tags of bytes are aiodist's own, of which the program knows nothing.
+            # Tags of bytes are aiodist's own, and mean nothing to the program.
             called = name_of(work.op, None if isinstance(work.tag, bytes) else work.tag, work.seq)
             otherwise = ": all ranks have called it, and no data moves"
         else:
@@ -164,7 +167,7 @@ class Patience:
         return text
 
     def _where(self, pending: Pending | None) -> str:
-        """Which line of the program waits."""
+        """Return the line of the program that waits."""
         if pending is not None:
             place = whereabouts.of_work(self._loop, pending.work)
         else:
@@ -173,8 +176,10 @@ class Patience:
 
 
 def watch(actor: RankActor) -> None:
-    """`actor` has joined a group: what waits there for long is told. Participants of channels wait
-    for each other as they please, and their programs see no operation."""
+    """Watch the waits of `actor`, which has joined a group.
+
+    Participants of channels are left out, because they wait for each other by design.
+    """
     if not channel_of(actor.view.group):
         Patience(actor)
 

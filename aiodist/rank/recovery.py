@@ -1,12 +1,12 @@
-"""Going on after a loss: what `Group.agree`, `shrink` and `rendezvous` do.
+"""Recovery after a loss: `Group.agree`, `shrink` and `rendezvous`.
 
-The coordinator is the arbiter: each group counts its ballots, and each ballot has one outcome, for
-all who hear it. Ranks that the coordinator ruled lost have no say, so a ballot ends whoever dies
-meanwhile. The outcome is heard beside the call that asked for it: where a call was cancelled while
-the next epoch was on its way, the next call finds it.
+The coordinator decides. Each group numbers its ballots, and each ballot has one outcome for all.
+Ranks that the coordinator ruled lost have no vote, so a ballot ends even if ranks die meanwhile.
+The outcome is received independently of the call: if a call was cancelled while the next epoch was
+on its way, the next call finds it.
 
-A new epoch is a new context, with a number of its own, on the links that are there. So groups that
-were made of a former epoch go on beside it.
+A new epoch is a new context, with an id of its own, on the existing links. So groups that were made
+in an earlier epoch go on beside it.
 """
 
 from __future__ import annotations
@@ -36,23 +36,24 @@ from aiodist.wire.messages import Message, View
 from aiodist.wire.recovery import BallotResult, Cause, GiveUpVote, Purpose, Void, Vote
 
 LAST_WORD_SECONDS = 2.0
-"""How long a vote that ran out of time waits for the coordinator to say who was missing."""
+"""Seconds that a vote whose time is over waits for the coordinator to say which ranks were
+missing."""
 
 Outcome = View | BallotResult
 
 
 class Recovery:
-    """Recovery of one group in one epoch. `ids`: the member ids of its ranks."""
+    """Recovery of one group in one epoch. `ids` are the member ids of its ranks."""
 
     def __init__(self, actor: RankActor, context: Context, ids: Sequence[str]) -> None:
         self.is_root = actor.context is context
-        """Whether this is the group that `connect` gave, in its epoch; not one made of it."""
+        """Whether this is the group that `connect` gave, in its epoch, and not one made of it."""
         self._actor = actor
         self._context = context
         self._ids = tuple(ids)
-        self._number = 0  # of the next ballot: all ranks count alike
+        self._number = 0  # of the next ballot; all ranks count alike
         self._unsent: dict[int, Vote] = {}  # votes that are sent when the loop turns, by number
-        # The vote that leads to the next epoch, which a later call goes on with.
+        # The vote that leads to the next epoch. A later call goes on with it.
         self._under_way: tuple[Vote, asyncio.Future[Outcome]] | None = None
         self._has_gone_on = False  # the next epoch has begun, and this one takes no votes
 
@@ -65,7 +66,7 @@ class Recovery:
             )
 
     async def agree(self, flag: bool, seconds: float) -> bool:
-        """The AND of the flags of all living ranks."""
+        """Return the AND of the flags of all living ranks."""
         self._check()
         vote = self._new_vote(Purpose.AGREE, flag=flag)
         outcome = await self._wait(vote, self._cast(vote), seconds)
@@ -73,8 +74,10 @@ class Recovery:
         return outcome.flag
 
     def _change_to_no(self, vote: Vote) -> None:
-        """The call of `vote` is cancelled: it votes False, unless it is decided already. The others
-        get a verdict, as they would of a rank that says no."""
+        """Vote False, because the call of `vote` is cancelled. No effect if it is decided already.
+
+        The others get a verdict, as if this rank had said no.
+        """
         no = replace(vote, flag=False)
         if vote.number in self._unsent:
             self._unsent[vote.number] = no
@@ -82,8 +85,11 @@ class Recovery:
             self._cast(no)
 
     def refuse(self, error: BaseException) -> None:
-        """`agree` was called with what it cannot take, and raises `error`: that vote is void, for
-        all; or if all others have voted, there is no agreement."""
+        """Make a vote void for all, because `agree` was called with bad arguments and raises
+        `error`.
+
+        If all others have voted, they do not agree.
+        """
         self._check()
         vote = self._new_vote(Purpose.AGREE, flag=False)
         self._cast(vote)
@@ -98,14 +104,15 @@ class Recovery:
         least: int | None = None,
         most: int | None = None,
     ) -> Context:
-        """The context of the next epoch: of the survivors, and at a rendezvous of joiners."""
+        """Return the context of the next epoch: of the survivors, and at a rendezvous of
+        joiners."""
         self._check()
-        # Others may still work in this epoch, and would wait for this rank in vain: so they hear
+        # Others may still work in this epoch, and would wait for this rank in vain. So they hear
         # that it is over.
         self._context.revoke(self._context.rank)
-        if self._under_way is not None:  # by a call that was cancelled, or ran out of time
-            # Its vote may have been decided since, and then leads to the next epoch. If it became
-            # void by the end of that call, there is a new one.
+        if self._under_way is not None:  # by a call that was cancelled or ran out of time
+            # That vote may lead to the next epoch by now. If it became void when its call ended,
+            # there is a new one.
             with contextlib.suppress(CollectiveAbortedError):
                 return await self._follow(seconds)
         vote = self._new_vote(purpose, least=least, most=most)
@@ -113,14 +120,13 @@ class Recovery:
         return await self._follow(seconds)
 
     async def _follow(self, seconds: float) -> Context:
-        """Go where the vote that is under way leads to."""
+        """Wait for the vote that is under way, and return the context of its outcome."""
         assert self._under_way is not None
         vote, outcome = self._under_way
         try:
             found = await self._wait(vote, outcome, seconds)
         finally:
-            # A vote that is not decided yet stays, for the next call to follow. One that has failed
-            # leads nowhere.
+            # An undecided vote stays, for the next call. A failed one leads nowhere.
             if outcome.done() and outcome.exception() is not None:
                 self._under_way = None
         self._check()
@@ -130,7 +136,7 @@ class Recovery:
     # Votes.
 
     def _check(self) -> None:
-        """Raises what makes votes impossible."""
+        """Raises the reason if votes are impossible."""
         ended = self._context.ended
         if self._has_gone_on:
             text = "this group has gone on: use the one that shrink() or rendezvous() gave"
@@ -138,7 +144,7 @@ class Recovery:
         if ended is not None and not isinstance(ended, GroupRevokedError):
             raise copy.copy(ended)
 
-    # What a call of a vote is, and what may cut it short:
+    # How a vote runs, and what may cut it short::
     #
     #     call -> _cast ---- Vote ----> coordinator ---- outcome ----> _hear -> `outcome` is set
     #               |                                                              |
@@ -146,13 +152,12 @@ class Recovery:
     #               '- cancelled, or out of time: GiveUpVote, or for a cancelled `agree` another
     #                  Vote, which replaces the first: no effect if it is decided by then
     #
-    # `_hear` does not need the caller: a view that comes is adopted though its call was cancelled.
-    # The other ranks go on with that view in any case, and connect to this one by it. What the
-    # caller gets of it is another matter, and may be had by the next call (`_follow`).
+    # `_hear` does not need the caller. A view that comes is adopted even if its call was cancelled,
+    # because the other ranks go on with it and connect to this one. The next call gets what the
+    # cancelled one would have got (`_follow`).
     #
-    # Who gives up has to say so. A vote waits for all who live, so the others would wait for as
-    # long as this rank is a member. But it only asks: the coordinator may have decided a moment
-    # before, and then the decision stands, for all.
+    # A rank that gives up has to say so, because a vote waits for all living ranks. This is a
+    # request: the coordinator may have decided a moment before, and that decision stands for all.
 
     def _new_vote(
         self,
@@ -167,12 +172,13 @@ class Recovery:
         return Vote(self._context.id, number, purpose, flag, voters, least, most)
 
     def _cast(self, vote: Vote) -> asyncio.Future[Outcome]:
-        """Vote: the outcome, of which nobody has to take notice."""
+        """Send a vote. Returns its outcome, which need not be awaited."""
         outcome: asyncio.Future[Outcome] = self._actor.loop.create_future()
-        # Before the vote: new members may hear of its outcome sooner than this rank, and connect.
+        # Before the vote, because new members may hear of its outcome sooner than this rank, and
+        # connect.
         self._expect(vote, True)
-        # When the loop turns: as soon as it is sent it may decide, and a call of `agree` that is
-        # cancelled before that is to vote False.
+        # When the loop turns, because the vote may decide as soon as it is sent. A call of `agree`
+        # that is cancelled before that votes False.
         self._unsent[vote.number] = vote
         self._actor.loop.call_soon(self._send, vote.number, outcome)
         return outcome
@@ -183,13 +189,13 @@ class Recovery:
             reply = self._actor.control.begin(vote)
         except AiodistError as error:  # the membership has ended meanwhile
             outcome.set_exception(error)
-            outcome.exception()  # seen
+            outcome.exception()  # marks it as retrieved
             self._expect(vote, False)
         else:
             reply.add_done_callback(partial(self._hear, vote, outcome))
 
     def _tell(self, give_up: GiveUpVote) -> None:
-        """Behind the votes."""
+        """Send it behind the votes."""
         self._actor.loop.call_soon(self._actor.control.tell, give_up)
 
     def _expect(self, vote: Vote, is_expecting: bool) -> None:
@@ -199,7 +205,7 @@ class Recovery:
     def _hear(
         self, vote: Vote, outcome: asyncio.Future[Outcome], reply: asyncio.Future[Message]
     ) -> None:
-        """The outcome is there. A view becomes the newest whether or not somebody waits for it."""
+        """Take in the outcome. A view becomes the newest, even if no call waits for it."""
         try:
             found = reply.result()
             if isinstance(found, View):
@@ -211,12 +217,15 @@ class Recovery:
             outcome.set_result(found)
         except Exception as error:
             outcome.set_exception(error)
-            outcome.exception()  # seen
+            outcome.exception()  # marks it as retrieved
         self._expect(vote, False)
 
     async def _wait(self, vote: Vote, outcome: asyncio.Future[Outcome], seconds: float) -> Outcome:
-        """The outcome. A call that waits no longer makes the vote void, or votes False if it is
-        `agree` that was cancelled, unless the vote is decided already."""
+        """Wait for the outcome.
+
+        A call that stops waiting makes the vote void, and a cancelled `agree` votes False, unless
+        the vote is decided already.
+        """
         give_up = GiveUpVote(vote.context, vote.number, Cause.CANCELLED, "the call was cancelled")
         try:
             done, _ = await asyncio.wait(
@@ -243,7 +252,7 @@ class Recovery:
         return outcome.result()
 
     def _error(self, void: Void, vote: Vote) -> AiodistError:
-        """What a void vote fails with."""
+        """Return the error that a void vote stands for."""
         ranks = {one: rank for rank, one in enumerate(self._ids)}
         if void.by not in ranks:
             return self._actor.control.unexpected(void)
@@ -266,15 +275,15 @@ class Recovery:
 
     def _of_view(self, view: View) -> Context:
         actor = self._actor
-        # The view was for a call that gave up waiting. It was adopted nevertheless, and another
-        # epoch may have begun since.
+        # The view was for a call that gave up. It was adopted nevertheless, and another epoch may
+        # have begun since.
         if view.epoch != actor.view.epoch:
             raise self._context.error(GroupRevokedError, f"epoch {actor.view.epoch} has begun")
         actor.context = self._make(view.context, view.epoch, actor.roots)
         return actor.context
 
     def _of_survivors(self, verdict: BallotResult) -> Context:
-        """Of a group that was made of another."""
+        """Make the next context of a group that was made of another."""
         roots = dict(zip(self._ids, self._context.ranks, strict=True))
         if self._ids[self._context.rank] not in verdict.members or {*verdict.members} - {*roots}:
             raise self._actor.control.unexpected(verdict)
@@ -287,7 +296,7 @@ class Recovery:
 
 
 def check_sizes(least: int | None, most: int | None) -> None:
-    """Raises TypeError and ValueError for arguments that no rendezvous takes."""
+    """Raises TypeError or ValueError for sizes that no rendezvous takes."""
     for label, size in (("min_size", least), ("max_size", most)):
         if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
             raise TypeError(f"{label} is an int or None, not {size!r}")
@@ -298,7 +307,7 @@ def check_sizes(least: int | None, most: int | None) -> None:
 
 
 def missing_text(missing: Mapping[int, str]) -> str:
-    """Who has not voted, and what each is doing."""
+    """Name the ranks that have not voted, and what each is doing."""
     if not missing:
         return ": all ranks have called it, and too few wait to join"
     each = [f"rank {rank} ({text or 'no answer'})" for rank, text in sorted(missing.items())]

@@ -1,8 +1,7 @@
 """Operations as spans and metrics of OpenTelemetry: `aiodist.telemetry.enable()`.
 
-Nothing is reported unless it is asked for: a span takes longer than many an operation, and a
-program that has set up OpenTelemetry for its requests need not want one of each.
-"""
+Nothing is reported by default, because a span takes longer than many operations. A program that has
+set up OpenTelemetry for its requests may not want a span for each operation."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ __all__ = ["disable", "enable"]
 
 
 class _Sinks(NamedTuple):
-    """Where reports go. None: not asked for."""
+    """The targets of reports. None: not asked for."""
 
     tracer: Tracer | None
     seconds: Histogram | None
@@ -32,10 +31,10 @@ class _Sinks(NamedTuple):
 
 
 class _Settings:
-    """One a process."""
+    """One for each process."""
 
     def __init__(self) -> None:
-        self.sinks: _Sinks | None = None  # of ranks that join from now on; None: none
+        self.sinks: _Sinks | None = None  # of ranks that join from now on; None: no reports
 
 
 _settings = _Settings()
@@ -50,13 +49,13 @@ def enable(
 ) -> None:
     """Report the operations of all ranks of this process that connect from now on.
 
-    `spans`: one for each operation, from the call to its end, as a child of the span that is
-    current at the call. `metrics`: the histograms ``aiodist.operation.duration`` (s) and
-    ``aiodist.operation.size`` (By), by operation. The providers: those to use (None: the global
-    ones, which the SDK sets). Needs the package opentelemetry-api (the extra `otel`), and the SDK
-    for anything to come of it.
+    `spans`: one for each operation, from the call to its end, as a child of the current span at the
+    call. `metrics`: the histograms ``aiodist.operation.duration`` (s) and
+    ``aiodist.operation.size`` (By), by operation. `tracer_provider` and `meter_provider` default to
+    the global ones. Needs the package opentelemetry-api (the extra `otel`), and the SDK to export
+    anything.
 
-    Raises ImportError where opentelemetry-api is not installed.
+    Raises ImportError if opentelemetry-api is not installed.
 
     For example::
 
@@ -85,12 +84,12 @@ def enable(
 
 
 def disable() -> None:
-    """Ranks that connect from now on report nothing."""
+    """Report nothing of ranks that connect from now on."""
     _settings.sinks = None
 
 
 def watch(actor: RankActor) -> None:
-    """`actor` has joined a group: what it does is reported, if that is asked for."""
+    """Report what `actor`, which has joined a group, does, if reports were asked for."""
     if _settings.sinks is not None:
         tell_time_exactly(actor.loop)
         recorder = actor.endpoint.recorder

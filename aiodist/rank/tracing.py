@@ -1,10 +1,10 @@
 """Traces: what a rank did, and when, written to a file at its end, for `aiodist trace` to join.
 
 Nothing is measured unless the environment variable AIODIST_TRACE names a directory when the rank
-connects. Each rank then keeps its last operations in memory, and compares its clock with the
-coordinator's again and again, so that the files of all ranks can be brought into one clock: it asks
-for the time, and takes it that the coordinator has read its clock halfway between question and
-answer. That is wrong by at most half of the time between the two.
+connects. Each rank then keeps its last operations in memory. It also compares its clock with the
+coordinator's again and again, so that the files of all ranks can be put on one clock. It asks for
+the time, and assumes that the coordinator read its clock halfway between question and answer. The
+error is at most half of the time between the two.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from aiodist.work import Work
 log = logging.getLogger("aiodist.trace")
 
 VARIABLE = "AIODIST_TRACE"
-"""The environment variable: the directory that ranks write their files into."""
+"""The environment variable: the directory for the files of all ranks."""
 
 FORMAT = 2
-"""Raised with every change of the files."""
+"""Raised with every change of the files' format."""
 
 MOST = 200_000
-"""How many operations of a rank are kept at most: the last ones."""
+"""How many operations of a rank are kept: the last ones."""
 
 BURST = 8
-"""So many times in a row the coordinator is asked for the time; the fastest answer counts."""
+"""How often in a row the coordinator is asked for the time. The fastest answer counts."""
 PAUSE = 5.0
-"""Seconds between two such bursts: clocks of hosts drift by microseconds in that time."""
+"""Seconds between two bursts. The clocks of hosts drift by microseconds in that time."""
 PATIENCE = 2.0
-"""Seconds after which an answer says nothing about clocks any more."""
+"""Seconds after which an answer is useless for comparing clocks."""
 
 _tracers: set[Tracer] = set()
 _numbers = itertools.count(1)
 
 
 def watch(actor: RankActor) -> None:
-    """`actor` has joined a group: where the environment asks for traces, it is traced."""
+    """Trace `actor`, which has joined a group, if the environment asks for traces."""
     where = os.environ.get(VARIABLE)
     if not where:
         return
@@ -71,16 +71,16 @@ def watch(actor: RankActor) -> None:
 
 
 class Tracer:
-    """What one rank does, from what its recorder remembers."""
+    """What one rank does, from what its recorder keeps."""
 
     def __init__(self, actor: RankActor, directory: Path) -> None:
         self._actor = actor
         self._directory = directory
         self._number = next(_numbers)
-        self._events: list[tuple[float, str]] = []  # what became of the group, and when
-        self._told: set[str] = set()  # those of them that were told
+        self._events: list[tuple[float, str]] = []  # what happened to the group, and when
+        self._told: set[str] = set()  # the events that were noted
         self._clock: list[tuple[float, float, float]] = []
-        """When, what the coordinator's clock is ahead by, and by how much that is wrong at most."""
+        """Time, offset of the coordinator's clock, and greatest error of that, in seconds."""
         tell_time_exactly(actor.loop)
         actor.endpoint.recorder.keep(MOST)
         actor.endpoint.spawn(self._compare_clocks(), "aiodist trace: clock")
@@ -97,7 +97,7 @@ class Tracer:
         self._pass_on(event)
 
     def _look(self) -> None:
-        """The members of the group have changed, or this rank is about to leave."""
+        """Note changes of the members, or that this rank is about to leave."""
         actor = self._actor
         epoch = actor.view.epoch
         texts = [f"epoch {epoch} of {actor.view.group!r}: {len(actor.view.members)} ranks"]
@@ -119,7 +119,7 @@ class Tracer:
             await asyncio.sleep(PAUSE)
 
     async def _compared(self) -> tuple[float, float, float] | None:
-        """One comparison; None: the coordinator is away, or slow."""
+        """Compare clocks once; None if the coordinator is away or slow."""
         now = self._actor.loop.time
         asked = now()
         try:
@@ -131,7 +131,7 @@ class Tracer:
         return answered, reply.seconds - (asked + answered) / 2, (answered - asked) / 2
 
     def write(self) -> None:
-        """Write the file, once and for all. Never raises: the rank has ended by now."""
+        """Write the file, once. Never raises, because the rank has ended."""
         if self not in _tracers:
             return
         _tracers.discard(self)
@@ -140,7 +140,7 @@ class Tracer:
         rank = actor.people[actor.endpoint.rank].rank
         name = f"{group}-rank{rank}-pid{os.getpid()}-{self._number}.json"
         new = self._directory / f"{name}.new"
-        try:  # beside, and put in place at once: so no file is half of one
+        try:  # written beside and moved into place, so that no file is half of one
             new.write_text(json.dumps(self._contents()), encoding="utf-8")
             new.replace(self._directory / name)
         except OSError as error:
@@ -174,7 +174,7 @@ class Tracer:
         }
 
     def _transports(self, scope: Scope) -> list[str | None]:
-        """What leads to the ranks of a group; None: nothing was needed."""
+        """Return the transports to the ranks of a group; None: no link was needed."""
         endpoint = self._actor.endpoint
         return [endpoint.transport_to(root) for root in endpoint.recorder.roots.get(scope.id, ())]
 
@@ -184,7 +184,8 @@ class Tracer:
 
 
 def _row(one: Entry) -> tuple[Any, ...]:
-    """An operation: op, tag, number, call, peer, bytes, start, end, state, error, plans."""
+    """Make the row of an operation: op, tag, number, call, peer, bytes, start, end, state, error,
+    plans."""
     tag = one.tag if one.tag is None or isinstance(one.tag, (str, int)) else repr(one.tag)
     return (
         one.op, tag, one.seq, one.call, one.peer, one.nbytes, one.started,
@@ -198,9 +199,12 @@ def _write_all() -> None:
 
 
 def _write_when_terminated() -> None:
-    """SIGTERM, by which launchers stop the ranks of a run that has failed, would end this process
-    before it has written what everybody wants to see. Where the program handles it, it ends in an
-    orderly way, and so does the trace."""
+    """Write the traces on SIGTERM, unless the program handles it.
+
+    Launchers stop the ranks of a failed run by SIGTERM, which would end this process before it has
+    written its trace. A program that handles the signal ends in order, and its trace is written
+    then.
+    """
     if (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -1,4 +1,4 @@
-"""How a group fares: what `Group.views` gives."""
+"""The state of a group: what `Group.views` gives."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from aiodist.wire.recovery import Waiting, WatchWaiting
 
 
 async def views(actor: RankActor) -> AsyncIterator[View]:
-    """The membership now, and again after every change; what changes while nobody asks is seen
-    in one. Ends when this rank leaves."""
+    """Yield the membership now, and again after every change. Ends when this rank leaves.
+
+    Changes between two steps are seen as one.
+    """
     news = asyncio.Event()
     waiting = 0
 
@@ -29,7 +31,7 @@ async def views(actor: RankActor) -> AsyncIterator[View]:
 
     first = asyncio.Event()
     if actor.control.is_away:
-        first.set()  # how many wait is seen once it is back
+        first.set()  # the number of waiting ranks comes once it is back
     number = actor.control.subscribe(WatchWaiting(), told)
     actor.changed.add(news.set)
     seen: View | None = None

@@ -14,23 +14,25 @@ from typing import Any
 from aiodist.work import Rest, Work
 
 MOST_LINES = 4
-"""So many places are told of one thread, or of the tasks of one loop."""
+"""How many places are told of one thread, or of the tasks of one loop."""
 
 MOST_TEXT = 200
-"""Most characters of one place."""
+"""The most characters of one place."""
 
 _OWN = f"{Path(__file__).parents[1]}/"
 _LIBRARY = Path(bdb.__file__).parent
 _ASYNCIO = f"{Path(asyncio.__file__).parent}/"
 _LOOPS = tuple([f"{_ASYNCIO}{name}.py" for name in ("base_events", "events", "runners")])
-"""Where event loops run: what called them is not what they are busy with."""
+"""The files of event loops. Their callers are not what the loop is busy with."""
 _HIDDEN = tuple([f"{_LIBRARY}/{name}.py" for name in ("bdb", "cmd", "pdb", "selectors")])
 
 
 def of_thread(ident: int) -> tuple[str, ...]:
-    """What a thread executes just now, innermost first: the lines of the callback or task that
-    its loop is busy with; nothing if it waits. To be called from another thread, or from a signal
-    handler."""
+    """Return what a thread executes now: the lines of the callback that its loop runs, innermost
+    first.
+
+    Returns nothing if the thread waits. Call this from another thread, or from a signal handler.
+    """
     frame = sys._current_frames().get(ident)
     lines: list[str] = []
     while frame is not None and len(lines) < MOST_LINES:
@@ -44,13 +46,12 @@ def of_thread(ident: int) -> tuple[str, ...]:
 
 
 def of_tasks(loop: asyncio.AbstractEventLoop, pending: Sequence[Work[Any]] = ()) -> tuple[str, ...]:
-    """What the tasks of a loop wait for: the innermost line of the user's in each. To be called
-    from the thread of the loop.
+    """Return what the tasks of a loop wait for: the user's innermost line in each.
 
-    First come those who wait for the operations `pending`, in that order: beside the main loop of a
-    web server, they are what one looks for. Where no task awaits an operation itself (it is
-    shielded, say, or a thread waits for it), it is told by the line that has called it. Then come
-    those who wait for anything else of aiodist, and then all others.
+    Call this from the thread of the loop. Tasks that wait for the operations `pending` come first,
+    in that order, because a reader looks for these, and not for the main loop of a web server. If
+    no task awaits an operation itself (it is shielded, or a thread waits for it), the line of its
+    call is given. Then come tasks that wait for something else of aiodist, and then all others.
     """
     waiting, inside, outside = _tasks(loop)
     wholes = _wholes(loop)
@@ -62,13 +63,15 @@ def of_tasks(loop: asyncio.AbstractEventLoop, pending: Sequence[Work[Any]] = ())
 
 
 def of_work(loop: asyncio.AbstractEventLoop, work: Work[Any]) -> str:
-    """Where the program waits for an operation, or has called it; "" if that is not known. To be
-    called from the thread of the loop."""
+    """Return the line that waits for an operation, or has called it; "" if that is not known.
+
+    Call this from the thread of the loop.
+    """
     return _of_work(work, _tasks(loop)[0], _wholes(loop))
 
 
 def of_caller() -> str:
-    """The line of the program that has called into aiodist; "" if there is none."""
+    """Return the line of the program that has called into aiodist; "" if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_ours(frame.f_code):
         frame = frame.f_back
@@ -85,28 +88,30 @@ def _of_work(work: Work[Any], waiting: dict[int, str], wholes: dict[int, Work[An
 
 
 def _wholes(loop: asyncio.AbstractEventLoop) -> dict[int, Work[Any]]:
-    """The Work of a `split` and the like, by the id of what its task waits for."""
+    """Return the Works of `split` and the like, by the id of what their tasks wait for."""
     rests = [(task, task.get_coro()) for task in asyncio.all_tasks(loop)]
     return {id(_awaits(task)): rest.work for task, rest in rests if isinstance(rest, Rest)}
 
 
 def _awaits(task: asyncio.Task[Any]) -> Any:
-    """What a task waits for."""
+    """Return what a task waits for."""
     return getattr(task, "_fut_waiter", None)
 
 
 def _tasks(loop: asyncio.AbstractEventLoop) -> tuple[dict[int, str], list[str], list[str]]:
-    """Where tasks wait for a Work, by its id; for anything of aiodist; and for anything else."""
+    """Return the lines that wait for a Work, by its id; for something else of aiodist; for other
+    things."""
     waiting: dict[int, str] = {}
     inside: list[str] = []
     outside: list[str] = []
     tasks = [task for task in asyncio.all_tasks(loop) if not task.done()]
-    # The main task is the oldest; names like "Task-12" count.
+    # The main task is the oldest. Names like "Task-12" count upwards.
     for task in sorted(tasks, key=lambda task: (len(task.get_name()), task.get_name())):
         place, is_inside = _waits_at(task.get_coro())
         if place is not None:
             awaited = _awaits(task)
-            for future in getattr(awaited, "_children", (awaited,)):  # of asyncio.gather
+            # the children of asyncio.gather
+            for future in getattr(awaited, "_children", (awaited,)):
                 waiting.setdefault(id(future), place)
             is_inside = is_inside or isinstance(awaited, Work)
             (inside if is_inside else outside).append(place)
@@ -114,7 +119,7 @@ def _tasks(loop: asyncio.AbstractEventLoop) -> tuple[dict[int, str], list[str], 
 
 
 def of_task(task: asyncio.Task[Any]) -> str:
-    """The innermost line of the user's that a task waits at, with its text; "" if there is none."""
+    """Return the user's innermost line that a task waits at, with its text; "" if there is none."""
     places = [place for place in _awaited(task.get_coro()) if not _is_ours(place[0])]
     if not places:
         return ""
@@ -124,7 +129,7 @@ def of_task(task: asyncio.Task[Any]) -> str:
 
 
 def _waits_at(coroutine: Any) -> tuple[str | None, bool]:
-    """The innermost place of the user's in a task, and whether it waits there for aiodist."""
+    """Return the user's innermost place in a task, and whether it waits there for aiodist."""
     place, is_inside = None, False
     for code, line in _awaited(coroutine):
         if not _is_ours(code):
@@ -135,7 +140,7 @@ def _waits_at(coroutine: Any) -> tuple[str | None, bool]:
 
 
 def _awaited(coroutine: Any) -> Iterator[tuple[CodeType, int]]:
-    """The places of a coroutine and of what it awaits, outermost first."""
+    """Yield the places of a coroutine and of what it awaits, outermost first."""
     for _ in range(100):
         for kind in ("cr", "gi", "ag"):
             frame: FrameType | None = getattr(coroutine, f"{kind}_frame", None)

@@ -18,11 +18,11 @@ COMMAND = "python -m aiodist.testing simulate"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. Returns its exit status: 0, or 1 if an invariant did not hold for a seed."""
+    """Run the command. Returns its exit status: 0, or 1 if an invariant did not hold for a seed."""
     options = _parser().parse_args(arguments)
     before = logging.root.manager.disable
     if not options.verbose:
-        logging.disable(logging.CRITICAL)  # ranks are lost all the time
+        logging.disable(logging.CRITICAL)  # because ranks are lost all the time
     try:
         return _simulate(options)
     finally:
@@ -61,7 +61,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def play(run: Run) -> str:
-    """Run it. Returns what must not have happened, or ""."""
+    """Play a run. Returns what must not have happened, or ""."""
     try:
         run.play()
     except (HangError, DeadlockError, InvariantError) as error:

@@ -1,11 +1,11 @@
-"""What every transport must do, as tests. For one of your own::
+"""What every transport must do, as tests. Test your own transport like this::
 
     class TestMine(LinkConformance):
         def transport(self) -> Transport:
             return MyTransport()
 
-The tests are plain methods (no pytest plugin is needed), each with an event loop of its own from
-`new_loop`. None of them sleeps or looks at a clock, except to give up on what hangs.
+The tests are plain methods, without a pytest plugin. Each has an event loop of its own from
+`new_loop`. None of them sleeps or reads a clock, except to stop if something hangs.
 """
 
 from __future__ import annotations
@@ -15,4 +15,4 @@ from aiodist.testing.conformance_frames import FrameTests
 
 
 class LinkConformance(FrameTests, EndTests):
-    """Subclass it and give `transport`; `in_pieces = False` where payloads always come whole."""
+    """Subclass it and give `transport`. Set `in_pieces = False` if payloads always come whole."""

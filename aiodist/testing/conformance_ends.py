@@ -11,7 +11,7 @@ from aiodist.testing.links import LARGE, Ends, LinkTests, Recorder, scenario
 
 
 def failing(error: Exception) -> Callable[..., NoReturn]:
-    """A callback that raises `error`."""
+    """Make a callback that raises `error`."""
 
     def fail(*_: object) -> NoReturn:
         raise error
@@ -45,7 +45,7 @@ class EndTests(LinkTests):
         assert not ends.at_b.headers
 
     async def _broken(self, ends: Ends, error: type[BaseException]) -> None:
-        """Both ends close: `b` by `error`, `a` because the connection broke."""
+        """Check that both ends close: `b` by `error`, `a` because the connection broke."""
         await ends.over()
         assert isinstance(ends.at_b.ends[0], error), ends.at_b.ends
         assert isinstance(ends.at_a.ends[0], OSError), ends.at_a.ends
@@ -92,9 +92,8 @@ class EndTests(LinkTests):
         block = memoryview(bytes(LARGE))
         ends.a.send(b"large", [block])
         ends.a.send(b"last", [memoryview(b"!")])
-        # The end is a frame like others: it comes behind all that was sent, and nothing comes
-        # behind it, urgent or not. Otherwise a peer could not tell a goodbye from a connection that
-        # broke.
+        # The end is a frame like others: behind all that was sent, and with nothing behind it,
+        # urgent or not. Otherwise a peer could not tell a goodbye from a broken connection.
         finishing = asyncio.ensure_future(ends.a.finish(60.0))
         await asyncio.sleep(0)
         ends.a.send(b"too late", urgent=True)

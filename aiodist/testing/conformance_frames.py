@@ -163,8 +163,8 @@ class FrameTests(LinkTests):
 
     @scenario
     async def test_done_may_send_again_and_again(self, ends: Ends) -> None:
-        # `done` may be called inside `send`, and may send: a link that simply called it would go
-        # one frame deeper with each.
+        # `done` may be called inside `send`, and may send again. A link that just calls it would
+        # recurse each time.
         count = 3000  # deeper than Python's stack
 
         def send(n: int) -> None:
@@ -234,8 +234,8 @@ class FrameTests(LinkTests):
 
     @scenario
     async def test_poll_takes_a_bounded_number_of_frames(self, ends: Ends) -> None:
-        # Small frames cost time, not bytes: a bound on bytes alone would hold up the loop for as
-        # long as a peer can send.
+        # Small frames cost time instead of bytes. A bound on bytes alone would hold up the loop for
+        # as long as a peer can send.
         for n in range(20_000):
             ends.a.send(b"%20d" % n)
 
@@ -311,10 +311,9 @@ class FrameTests(LinkTests):
         if self.in_pieces:
             assert 0 < ends.a.backlog < LARGE
         ends.a.discard(7)
-        # The frame has to be completed, for its header has promised so many bytes: but not from
-        # memory that is the user's again. So the link copies the rest before
-        # `discard` returns.
-        buffer[:] = b"\x02" * LARGE  # nobody reads it any more
+        # The frame has to be completed, because its header has promised so many bytes. But its
+        # memory belongs to the user again, so the link copies the rest before `discard` returns.
+        buffer[:] = b"\x02" * LARGE  # it is not read any more
         ends.a.send(b"after", [memoryview(b"ok")], done=ends.done(gone, "after"))
         await ends.until(lambda: ends.at_b.frames[-1:] == [(b"after", b"ok")] and bool(gone))
         assert gone == ["after"]
@@ -327,7 +326,7 @@ class FrameTests(LinkTests):
             assert len(ends.at_b.frames) == 1
 
     async def _receive_a_part(self, ends: Ends, into: bytearray) -> tuple[bytes, int]:
-        """Send a large payload, receive some of it `into`. Returns the payload, and how much of it
+        """Send a large payload, and receive some of it `into`. Returns the payload, and how much
         has come."""
         payload = random.Random(8).randbytes(len(into)).replace(b"\0", b"\1")
         ends.at_b.on_frame = lambda header, nbytes: memoryview(into)

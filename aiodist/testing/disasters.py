@@ -14,8 +14,11 @@ from aiodist.testing.simulation import Simulation
 
 @dataclass(frozen=True)
 class Disaster:
-    """`kind` is a key of `DISASTERS`; it happens at `when` (seconds) to `victim`, a rank, and in
-    some kinds to `other`, another. `seconds`: how long it lasts; `choice` is for it to use."""
+    """One disaster: `kind`, a key of `DISASTERS`, happens at `when` (seconds) to the rank `victim`.
+
+    Some kinds also involve the rank `other`. It lasts `seconds`. `choice` is a random number for
+    its use.
+    """
 
     kind: str
     when: float
@@ -32,17 +35,17 @@ class Disaster:
 
 
 def arrange(simulation: Simulation, disaster: Disaster) -> None:
-    """See to it that `disaster` happens."""
+    """Schedule `disaster`."""
     happen = DISASTERS[disaster.kind]
     simulation.network.at(disaster.when, happen, simulation, disaster)
 
 
 def random_disaster(chooser: Random, size: int, until: float) -> Disaster:
-    """One that happens before `until` (seconds)."""
+    """Choose a disaster that happens before `until` (seconds)."""
     victim, other = chooser.sample(range(size), 2)
     return Disaster(
         chooser.choice(sorted(DISASTERS)),
-        # Early ones hit the beginning, when groups are made and links set up.
+        # Early ones hit the beginning, in which groups and links are made.
         until * chooser.random() ** 2,
         victim,
         other,
@@ -99,21 +102,21 @@ def _lose_coordinator_link(simulation: Simulation, disaster: Disaster) -> None:
 
 
 def _partition_one(simulation: Simulation, disaster: Disaster) -> None:
-    """One rank is cut off from all, the coordinator included."""
+    """Cut one rank off from all others and the coordinator."""
     victim, _ = _nodes(simulation, disaster)
     simulation.network.partition([victim], simulation.network.nodes.values())
     simulation.network.later_by(disaster.seconds, simulation.network.heal)
 
 
 def _partition_two(simulation: Simulation, disaster: Disaster) -> None:
-    """Two ranks do not reach each other; everybody else reaches both."""
+    """Cut two ranks off from each other. All others reach both."""
     victim, other = _nodes(simulation, disaster)
     simulation.network.partition([victim], [other])
     simulation.network.later_by(disaster.seconds, simulation.network.heal)
 
 
 def _partition_coordinator(simulation: Simulation, disaster: Disaster) -> None:
-    """Some ranks do not reach the coordinator."""
+    """Cut some ranks off from the coordinator."""
     some = [node for at, node in enumerate(simulation.nodes) if disaster.choice >> at & 1]
     simulation.network.partition(some, [simulation.coordinator])
     simulation.network.later_by(disaster.seconds, simulation.network.heal)
@@ -124,9 +127,8 @@ def _restart_coordinator(simulation: Simulation, disaster: Disaster) -> None:
     simulation.restart_coordinator(disaster.seconds / 10, how)
 
 
-# What a kind does with `choice` is its own affair: it is drawn once for each disaster, however much
-# of it is used. So a kind that comes to use more of it does not change what any seed draws after
-# that.
+# Each disaster draws one `choice`, however much of it is used. So a kind that begins to use more of
+# it does not change what a seed draws after that.
 DISASTERS: dict[str, Callable[[Simulation, Disaster], None]] = {
     "kill": _kill,
     "kill while sending": _kill_while_sending,
@@ -140,4 +142,4 @@ DISASTERS: dict[str, Callable[[Simulation, Disaster], None]] = {
     "cut off the coordinator": _partition_coordinator,
     "restart the coordinator": _restart_coordinator,
 }
-"""By name. More can be added: they are drawn like the others."""
+"""By name. More can be added, and are drawn like the others."""

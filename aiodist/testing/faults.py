@@ -15,7 +15,7 @@ Action = Callable[[Any], None] | BaseException | Named
 
 _MESSAGES = frozenset({"send", "ssend", "recv", "probe"})
 _OF_COLLECTIVES = frozenset({"entered", "phase"})
-"""Points that messages do not come to."""
+"""Points that messages do not reach."""
 _TRACED_AS = {
     "isend": "send",
     "issend": "ssend",
@@ -23,12 +23,12 @@ _TRACED_AS = {
     "sendrecv": "recv",
     "dup": "subgroup",
 }
-"""Methods whose operations go by the names of others."""
+"""Methods whose operations have the names of others."""
 
 
 @dataclass
 class Fault:
-    """What is to happen once: see `FaultInjector.fail_at`."""
+    """A fault that happens once: see `FaultInjector.fail_at`."""
 
     rank: int
     op: str
@@ -38,12 +38,12 @@ class Fault:
     seconds: float
     required: bool = True
     happened: bool = False
-    came: int = 0  # how often the rank came to that point
+    came: int = 0  # how often the rank has reached that point
 
 
 @dataclass
 class FaultInjector:
-    """A trace hook (see `aiodist.trace`) that lets things go wrong at chosen points.
+    """A trace hook (see `aiodist.trace`) that makes things fail at chosen points.
 
     `do(action, rank, work, seconds)` carries out the named actions.
     """
@@ -62,18 +62,19 @@ class FaultInjector:
         seconds: float = 1.0,
         required: bool = True,
     ) -> Fault:
-        """When `rank` comes to `point` of an operation `op` for the `nth` time (0: the first):
+        """Fail when `rank` reaches `point` of an operation `op` for the `nth` time (0: the first).
 
-        - "kill": its process ends, as by kill -9; "unplug": so does its host, nobody hears of it;
-        - "stop": its process stops for `seconds`, as by SIGSTOP and SIGCONT;
-        - "block": its loop does not turn for `seconds`, as while it computes;
-        - "cancel": the Work is cancelled, in the next turn of the loop;
-        - an exception: it is raised there (at the point "phase" only);
-        - a function: it is called with the Work.
+        - "kill": its process ends, as by kill -9.
+        - "unplug": its host ends, and no peer is told.
+        - "stop": its process stops for `seconds`, as by SIGSTOP and SIGCONT.
+        - "block": its loop does not turn for `seconds`, as while it computes.
+        - "cancel": the Work is cancelled, in the next turn of the loop.
+        - An exception is raised there (only at the point "phase").
+        - A function is called with the Work.
 
-        A fault that does not happen fails the simulation, because the test then tries nothing.
-        With `required=False` it need not happen; `happened` of what is returned tells whether it
-        did. Raises ValueError for points, operations and actions that there are not.
+        A fault that does not happen fails the simulation, because the test then tries nothing. With
+        `required=False` it need not happen, and `happened` of the result tells whether it did.
+        Raises ValueError for points, operations and actions that do not exist.
         """
         _check(op, point, action)
         fault = Fault(rank, op, point, action, nth, seconds, required)
@@ -81,7 +82,7 @@ class FaultInjector:
         return fault
 
     def problems(self) -> list[str]:
-        """The faults that were to happen and did not, one a line."""
+        """Return the required faults that did not happen, one a line."""
         return [
             f"a fault did not happen: rank {fault.rank} came to {fault.point!r} of {fault.op!r} "
             f"{fault.came} times, not {fault.nth + 1}. If it need not happen: required=False"
@@ -94,8 +95,8 @@ class FaultInjector:
             wanted = fault.rank, fault.op, fault.point
             if fault.happened or wanted != (scope.rank, work.op, point):
                 continue
-            # Counted here and not by the operation: `nth` is about calls of this rank that come to
-            # this point, in the order in which they do.
+            # Counted here and not by the operation, because `nth` counts this rank's calls that
+            # reach this point.
             fault.came += 1
             if fault.came <= fault.nth:
                 continue

@@ -1,4 +1,4 @@
-"""What happened to every operation of every rank, and whether it may have happened."""
+"""What happened to every operation of every rank, and checks of it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ SAME_EVERYWHERE = frozenset({"all_reduce", "broadcast", "all_gather", "barrier",
 """Collectives whose result is the same on all ranks."""
 
 NOT_DUE = frozenset({"recv", "probe"})
-"""Operations that may wait for ever, if nobody gives them a deadline."""
+"""Operations that may wait for ever without a deadline."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """One operation of one rank. Times in seconds of the loop; `end` is the last point it reached:
-    "start", or how it ended: "done", "failed", "cancelled"."""
+    """One operation of one rank. Times are in seconds of the loop.
+
+    `end` is "start" while it goes on, then "done", "failed" or "cancelled".
+    """
 
     process: str
     scope: Scope
@@ -38,7 +40,7 @@ class Entry:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Which collective it is: the same on all ranks that take part."""
+        """Names the collective: the same on all ranks that take part."""
         return self.scope.group, self.scope.epoch, self.scope.id, self.op, self.tag, self.seq
 
     def __str__(self) -> str:
@@ -52,10 +54,10 @@ class Entry:
 
 @dataclass
 class History:
-    """A trace hook (see `aiodist.trace`) that remembers; and what is to be true of what it has.
+    """A trace hook (see `aiodist.trace`) that records operations, and checks of the record.
 
-    `now` and `process` tell the time, and who is running. What a dead process does is not noted:
-    give "" as its name.
+    `now` tells the time, and `process` the running process. A dead process has the name "", and is
+    not recorded.
     """
 
     now: Callable[[], float]
@@ -89,13 +91,13 @@ class History:
             entry.error = value if point == "failed" else None
 
     def expect(self, work: Any, seconds: float) -> None:
-        """`work` has to end within `seconds` of its start."""
+        """Require `work` to end within `seconds` of its start."""
         entry = self._pending.get(work)
         if entry is not None:
             entry.deadline = entry.started + seconds
 
     def digest(self) -> str:
-        """Of all that is in it: two runs with the same digest went the same way."""
+        """Return a digest of the record: two runs with the same digest went the same way."""
         summary = hashlib.blake2b(digest_size=8)
         for entry in self.entries:
             line = (entry.process, entry.scope[:4], entry.op, entry.tag, entry.seq, entry.started,
@@ -109,8 +111,11 @@ class History:
         is_alive: Callable[[str], bool] = lambda process: True,
         stopped: Callable[[str], float] = lambda process: 0.0,
     ) -> list[str]:
-        """What must not be: see `docs/testing.md`. `is_alive` says of which processes everything
-        must have ended, `stopped` for how many seconds a process could do nothing about it."""
+        """Return what must not have happened: see `docs/testing.md`.
+
+        `is_alive` tells for which processes everything must have ended. `stopped` tells for how
+        many seconds a process could not run.
+        """
         return [
             *self._different(),
             *self._foreign(),
@@ -120,9 +125,9 @@ class History:
         ]
 
     def _different(self) -> Iterator[str]:
-        """Ranks have completed one (group, epoch, tag, seq) with different values."""
-        # The heart of what collectives promise. It needs no model of what a result should be: ranks
-        # that completed the same operation hold it against each other.
+        """Yield collectives that ranks completed with different values."""
+        # The core of what collectives promise. This needs no model of the result, because ranks
+        # that completed the same operation are compared with each other.
         first: dict[tuple[object, ...], Entry] = {}
         for entry in self.entries:
             if entry.end == "done" and entry.op in SAME_EVERYWHERE and entry.seq is not None:
@@ -131,9 +136,9 @@ class History:
                     yield f"ranks completed with different values: {other}; {entry}"
 
     def _reused(self) -> Iterator[str]:
-        """One rank, the same number twice."""
-        # Matching goes by (tag, number). If a rank used one twice, its second call could be given
-        # what others have sent for the first: a wrong result, which looks right.
+        """Yield numbers that one rank used twice."""
+        # Operations match by (tag, number). If a rank used one twice, its second call could get
+        # what others have sent for the first: a wrong result that looks right.
         seen: dict[tuple[object, ...], Entry] = {}
         for entry in self.entries:
             if entry.seq is not None and entry.seq >= 0 and entry.op not in NOT_DUE:
@@ -156,14 +161,14 @@ class History:
                     yield f"ended {late:.6f} s after its deadline: {entry}"
 
     def _foreign(self) -> Iterator[str]:
-        """Errors that no contract mentions."""
+        """Yield errors that are not aiodist's."""
         for entry in self.entries:
             if entry.error is not None and not isinstance(entry.error, AiodistError):
                 yield f"an error that is not one of aiodist's: {entry}"
 
 
 def digest_of(value: Any) -> str:
-    """A short name of a value: arrays by dtype, shape and content."""
+    """Return a short digest of a value: arrays by dtype, shape and content."""
     summary = hashlib.blake2b(digest_size=8)
     if isinstance(value, tuple) and type(value) is not tuple:
         summary.update(repr(value).encode())  # an Envelope

@@ -1,11 +1,11 @@
-"""What may happen in a run of a scenario, and what was seen that must not.
+"""What may happen in a run of a scenario, and what ranks saw that must not happen.
 
-Ranks say here what they see: errors, memory that must stay as it is, how long things may take.
-Whether an error has a cause is a question to the scenario. Where ranks were stopped, cut off or
-killed, whatever they do may fail, and so may whatever needs them; where nothing of that kind has
-happened, nothing may. That is all that can be asked of errors in a random program: which of two
-operations hears of a death first is up to the network, so no run is compared with what another one
-did. Results are asked more of: they are right, or there are none.
+Ranks report here what they see: errors, memory that must stay as it is, durations. The scenario
+decides whether an error has a cause. If ranks were stopped, cut off or killed, everything they do
+may fail, and so may everything that needs them. If nothing like that has happened, nothing may
+fail. No more can be asked of errors in a random program, because the network decides which of two
+operations hears of a death first. So runs are not compared with each other. Results must be right,
+or missing.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ SENTINEL = -0x5EED
 SLACK = 0.05
 """Seconds that an operation may end after its deadline."""
 MOST_BUFFERED = 12 << 20
-"""Bytes that may wait in a rank for one peer, whatever happens."""
+"""Bytes that may wait in a rank for one peer, in any case."""
 NOTICE = 2.0
 """Seconds that news may take."""
 PROMPT = frozenset({"kill", "kill while sending", "kill in an operation", "break links",
                     "raise in an operation"})  # fmt: skip
-"""Disasters after which everybody who is alive runs, and is reachable."""
+"""Disasters after which all living ranks run and can be reached."""
 POSSIBLE = (
     CollectiveAbortedError,
     CollectiveTimeoutError,
@@ -47,27 +47,27 @@ POSSIBLE = (
     GroupRevokedError,
     PeerLostError,
 )
-"""What operations of ranks that call the same may fail with."""
+"""Errors that operations may raise if all ranks call the same."""
 
 
 class Judge:
-    """What was seen in one run. `problems`: what was wrong with what ranks saw."""
+    """What was seen in one run. `problems`: what was wrong in it."""
 
     def __init__(self, scenario: Scenario, simulation: Simulation) -> None:
         self.scenario = scenario
         self.simulation = simulation
         simulation.extra_problems = self.found
         self.problems: list[str] = []
-        # Arrays that were given back, and must not be written to any more.
+        # Arrays that were given back, and must not be written any more.
         self._buffers: list[tuple[Array, str]] = []
         self._members: dict[bytes, tuple[str, ...]] = {}  # the hosts of each context, by rank
 
     def meet(self, group: Group) -> None:
-        """Ranks are going to work in this group."""
+        """Note that ranks are going to work in this group."""
         self._members[group._context.id] = tuple(member.host for member in group.members)
 
     def found(self) -> list[str]:
-        """What is wrong, at the end."""
+        """Return what is wrong, at the end."""
         found = [*self.problems, *self._unnoticed()]
         for array, text in self._buffers:
             if not (array == SENTINEL).all():
@@ -76,8 +76,8 @@ class Judge:
 
     @property
     def disturbed(self) -> bool:
-        """Whether anything happened by which a rank may seem lost."""
-        # A coordinator that comes back with its state file is not to be noticed, nor is a link that
+        """Whether anything happened that may make a rank seem lost."""
+        # Ranks must not notice a coordinator that comes back with its state file, nor a link that
         # breaks once.
         harmless = {"break links"}
         if self.scenario.durable:
@@ -86,7 +86,7 @@ class Judge:
         return not harmless.issuperset(kinds) or kinds.count("break links") > 1
 
     def blame(self, group: Group, error: BaseException, what: str, expected: bool) -> bool:
-        """Note an error that has no cause. Returns whether somebody is lost by it."""
+        """Note an error without a cause. Returns whether a rank is lost by it."""
         # While a rank is stopped or cut off, all operations may take too long, or be given up.
         possible = isinstance(error, POSSIBLE) or type(error) is AiodistError  # an injected one
         if not expected and not (possible and self.disturbed):
@@ -95,11 +95,11 @@ class Judge:
 
     @property
     def is_prompt(self) -> bool:
-        """Whether everybody hears of all that happens, soon."""
+        """Whether all ranks soon hear of everything that happens."""
         return all(disaster.kind in PROMPT for disaster in self.scenario.disasters)
 
     def _unnoticed(self) -> list[str]:
-        """Operations that went on for longer than the lease of a member that was dead."""
+        """Return operations that went on for longer than the lease of a dead member."""
         if not self.is_prompt:
             return []
         found = []
@@ -108,7 +108,8 @@ class Judge:
             members = self._members.get(entry.scope.id, ())
             if entry.process in deaths or entry.ended is None or entry.end != "failed":
                 continue
-            if entry.op in NOT_DUE or entry.op == "send":  # to whom, the history does not say
+            # the history does not have the receiver of a send
+            if entry.op in NOT_DUE or entry.op == "send":
                 continue
             for host, died in deaths.items():
                 noticed = max(entry.started, died) + self.scenario.lease + NOTICE
@@ -117,7 +118,7 @@ class Judge:
         return found
 
     def watch(self, buffer: Array, text: str) -> None:
-        """`buffer` must not be written to from now on."""
+        """Check that `buffer` is not written from now on."""
         buffer.fill(SENTINEL)
         self._buffers.append((buffer, text))
 
@@ -126,7 +127,7 @@ class Judge:
             self.simulation.history.expect(work, timeout + SLACK)
 
     def look(self, group: Group) -> None:
-        """Memory is bounded, whatever the others do."""
+        """Check that memory is bounded, whatever the others do."""
         for rank in range(group.size):
             link = group._context.link(rank) if rank != group.rank else None
             if link is not None and link.backlog > MOST_BUFFERED:

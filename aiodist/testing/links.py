@@ -1,4 +1,4 @@
-"""Tests over two connected links in one event loop, with receivers that remember what came."""
+"""Tests over two connected links in one event loop, with receivers that record what came."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Self = TypeVar("_Self", bound="LinkTests")
 
 
 class Taken:
-    """The landing of one frame at a `Recorder`. Where its payload goes may be changed."""
+    """The landing of one frame at a `Recorder`. Its memory may be changed."""
 
     def __init__(self, recorder: Recorder, header: bytes, memory: memoryview) -> None:
         self.header = header
@@ -30,17 +30,17 @@ class Taken:
         self._recorder = recorder
 
     def landed(self) -> None:
-        """Have the recorder note that the frame is complete."""
+        """Tell the recorder that the frame is complete."""
         self._recorder.complete(self)
 
 
 class Recorder:
     """A receiver that keeps all that a link brings.
 
-    `frames` holds (header, payload) of complete frames, in order; `ends` the errors given to
-    `closed`, `mistakes` what a link must not do; `landing` is that of the last frame. The hooks,
-    where set, are called inside the callbacks: `on_frame(header, nbytes)` gives the memory for the
-    payload, instead of new memory, or None to have it skipped.
+    `frames` has (header, payload) of complete frames, in order. `ends` has the errors given to
+    `closed`, and `mistakes` what a link must not do. `landing` is that of the last frame. The
+    hooks, if set, are called inside the callbacks. `on_frame(header, nbytes)` returns memory for
+    the payload, instead of new memory, or None to skip it.
     """
 
     def __init__(self, news: asyncio.Event) -> None:
@@ -51,11 +51,11 @@ class Recorder:
         self.on_payload: Callable[[], object] | None = None
         self._news = news
         self.mistakes: list[str] = []
-        self._inside = False  # a callback is running: none may be called from within
+        self._inside = False  # a callback is running, and no other may be called
         self.landing: Taken | None = None
 
     def frame(self, link: Link, header: bytes, nbytes: int) -> Landing | None:
-        """Note the header, give memory for the payload."""
+        """Note the header, and give memory for the payload."""
         with self._callback():
             self.headers.append(header)
             if self.on_frame is None:
@@ -81,10 +81,10 @@ class Recorder:
             if not link.is_closed:
                 self.mistakes.append("closed() was called on a link that is open")
 
-    # What every callback is checked for. A link that calls a receiver from inside of its own
-    # callback would have the engine enter itself half-way; one that calls after `closed` would have
-    # it touch what it has given back. Neither shows in what arrives, so it is noted, and looked at
-    # in the end (`connected`).
+    # Checks of every callback. A link that calls a receiver inside of its own callback would have
+    # the engine enter itself half-way. One that calls after `closed` would make it touch what it
+    # has given back. Neither shows in what arrives, so it is noted, and checked at the end
+    # (`connected`).
     @contextmanager
     def _callback(self) -> Iterator[None]:
         if self._inside:
@@ -110,19 +110,21 @@ class Ends:
         self.b: Link
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Let the loop work until `condition()` holds. It is looked at whenever a receiver or a
-        `done` of `self.done` was called."""
+        """Let the loop run until `condition()` holds.
+
+        It is checked whenever a receiver or a `done` of `self.done` was called.
+        """
         async with asyncio.timeout(PATIENCE):
             while not condition():
                 self.news.clear()
                 await self.news.wait()
 
     async def over(self) -> None:
-        """Let the loop work until both receivers were told of the end."""
+        """Let the loop run until both receivers were told of the end."""
         await self.until(lambda: bool(self.at_a.ends and self.at_b.ends))
 
     def done(self, calls: list[object], value: object) -> Callable[[], None]:
-        """A `done` that appends `value` to `calls`."""
+        """Make a `done` that appends `value` to `calls`."""
 
         def call() -> None:
             calls.append(value)
@@ -133,8 +135,10 @@ class Ends:
 
 @asynccontextmanager
 async def connected(transport: Transport) -> AsyncIterator[Ends]:
-    """Connect two links of `transport` by loopback; close them at the end, and check that the
-    receivers were called as they should be."""
+    """Connect two links of `transport` by loopback, and close them at the end.
+
+    Then check that the receivers were called correctly.
+    """
     ends = Ends()
 
     def accept(link: Link) -> None:
@@ -173,7 +177,7 @@ def scenario(
 
         self.run(main())
 
-    del run.__dict__["__wrapped__"]  # pytest would take the parameters there for fixtures
+    del run.__dict__["__wrapped__"]  # because pytest would take its parameters for fixtures
     return run
 
 
@@ -192,7 +196,7 @@ class LinkTests(ABC):
         return asyncio.new_event_loop()
 
     def run(self, main: Awaitable[None]) -> None:
-        """Run `main` in a new loop; errors that only reach the loop's handler count as well."""
+        """Run `main` in a new loop. Errors that only reach the loop's handler count as well."""
         lost: list[dict[str, Any]] = []
 
         async def watched() -> None:
@@ -200,7 +204,7 @@ class LinkTests(ABC):
             async with asyncio.timeout(PATIENCE):
                 await main
 
-        # A loop of its own for each test: what one leaves in its loop, another does not find.
+        # Each test has a loop of its own, so that it finds nothing of another test.
         with asyncio.Runner(loop_factory=self.new_loop) as runner:
             runner.run(watched())
         assert not lost, f"errors nobody handled: {lost}"

@@ -1,11 +1,10 @@
-"""Hosts that are far from each other, on this machine: network namespaces whose only way to each
-other is a line with a bandwidth, a delay and a queue.
+"""Distant hosts on this machine: network namespaces joined by lines with bandwidth, delay and a
+queue.
 
-Each namespace has a TUN device. What its kernel sends there, a thread of this process takes, packet
-by packet, and gives to the kernel of the receiver when the line would have brought it. So TCP is
-that of the kernels, with their windows, their acknowledgements and their losses. That is the
-difference to a proxy, which ends each connection: to TCP a peer behind a proxy is as near as the
-proxy, and only whoever asks it something sees how far it is.
+Each namespace has a TUN device. A thread of this process takes each packet that its kernel sends
+there, and gives it to the receiver's kernel when the line would have brought it. So TCP is that of
+the kernels, with their windows, acknowledgements and losses. A proxy would end each connection: TCP
+would see a peer as near as the proxy, and only an answer would show its distance.
 """
 
 from __future__ import annotations
@@ -29,24 +28,27 @@ from aiodist.testing.owned_namespaces import remove, remove_left_over, this_proc
 from aiodist.testing.wires import Port
 
 NETWORK: Final = "10.231.9"
-"""The addresses of the hosts are in this network, from .1 on."""
+"""The hosts have addresses of this network, from .1 on."""
 
 MTU: Final = 9000
-"""Bytes of a packet: large, as each costs this machine some processor time."""
+"""Bytes of a packet: large, because each costs this machine some processor time."""
 
 _BUFFERS: Final = "4096 131072 67108864"
-"""Least, first and most bytes of the buffers of a connection. Most systems let that which is sent
-and not acknowledged take 4 MiB, of which a third or more is overhead: less than what is on a line
-of 50 MB/s and 100 ms."""
+"""Least, first and most bytes of the buffers of a connection. Most systems allow 4 MiB that is sent
+and not acknowledged, of which a third or more is overhead. That is less than what is on a line of
+50 MB/s and 100 ms."""
 
 _ATTACH, _TUN, _PLAIN = 0x400454CA, 0x0001, 0x1000  # TUNSETIFF, IFF_TUN, IFF_NO_PI
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What joins a host to all others, each way: `rate` in bytes per second, `delay` in seconds
-    from host to host, and the bytes that the `queue` before it takes; more is dropped. Of what gets
-    into it, one packet of ``1 / loss`` is lost: which ones, chance says, by the `seed`."""
+    """A line from a host to all others, each way.
+
+    `rate` is in bytes per second, and `delay` in seconds from host to host. `queue` is how many
+    bytes wait before it; more is dropped. Of the rest, the share `loss` of the packets is lost,
+    chosen by `seed`.
+    """
 
     rate: float
     delay: float
@@ -65,34 +67,37 @@ class _Event(NamedTuple):
     when: float
     order: int
     to: int
-    """The host that the packet is for."""
+    """The receiving host."""
     packet: bytes
     arrives: bool
-    """It has passed the port of its receiver, too."""
+    """It has also passed the port of its receiver."""
 
 
 class Switch:
-    """Carries packets between the TUN devices `files`, by way of a port for what each host sends
-    and one for what it gets. No time but what it is told goes by in here."""
+    """Carries packets between the TUN devices `files`, through a port for each direction of each
+    host.
+
+    Time goes by only through the arguments.
+    """
 
     def __init__(self, line: Line, files: Sequence[int]) -> None:
         self._line = line
         self._files = files
-        # One for each host: which of its packets are lost does not depend on what others send.
+        # One for each host, so that a host's losses do not depend on what others send.
         self._chances = [Random(f"{line.seed} {src}") for src in range(len(files))]
         self.lost = 0
-        """Packets that the lines have lost, beside those that found their queue full."""
+        """Packets that the lines have lost, without those that found their queue full."""
         self.up = [Port(line.rate, line.room) for _ in files]
         self.down = [Port(line.rate, line.room) for _ in files]
         self._events: list[_Event] = []  # a heap
         self._order = 0
 
     def due(self) -> float | None:
-        """When the next packet has come to a port. None: there is none."""
+        """Return when the next packet comes to a port; None: there is none."""
         return self._events[0].when if self._events else None
 
     def send(self, src: int, packet: bytes, now: float) -> None:
-        """The host `src` has sent a packet. What is for nobody, or not IPv4, is dropped."""
+        """Take a packet of the host `src`. Packets for unknown hosts, or not IPv4, are dropped."""
         to = packet[19] - 1
         if packet[0] >> 4 == 4 and 0 <= to < len(self._files):
             left = self.up[src].take(now, len(packet))
@@ -126,14 +131,16 @@ class FarHost:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """What a command begins with that is to run there."""
+        """The beginning of a command that runs there."""
         return (shutil.which("ip") or "ip", "netns", "exec", self.namespace)
 
 
 @contextlib.contextmanager
 def far_hosts(count: int, line: Line) -> Iterator[tuple[list[FarHost], Switch]]:
-    """So many hosts, each joined to the others by a `line` of its own; gone afterwards. Raises
-    OSError where they cannot be made: that needs root, /dev/net/tun, and `ip` of iproute2."""
+    """Make hosts, each joined to the others by a `line` of its own. They are removed afterwards.
+
+    Raises OSError if that is impossible: it needs root, /dev/net/tun, and `ip` of iproute2.
+    """
     if shutil.which("ip") is None:
         raise OSError("network namespaces need `ip` of the package iproute2")
     remove_left_over()
@@ -181,7 +188,8 @@ def _ip(*arguments: str) -> None:
 
 def _carry(switch: Switch, files: Sequence[int], stop: int) -> None:
     """Carry packets until `stop` is at its end."""
-    # A line does not wait for a core: where this thread does, queues are full that would not be.
+    # A line does not wait for a core. If this thread did, queues would fill that otherwise would
+    # not.
     with contextlib.suppress(OSError):
         os.sched_setscheduler(threading.get_native_id(), os.SCHED_RR, os.sched_param(1))
     poll = select.epoll()
@@ -192,7 +200,7 @@ def _carry(switch: Switch, files: Sequence[int], stop: int) -> None:
             poll.register(file, select.EPOLLIN)
         while True:
             due = switch.due()
-            # What is due in less than a tick is waited for no shorter: it leaves with what follows.
+            # A wait is at least one tick. What is due sooner leaves with what follows.
             ready = poll.poll(-1 if due is None else max(0.001, due - time.monotonic()))
             for file, _ in ready:
                 if file == stop:

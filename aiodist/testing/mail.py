@@ -1,4 +1,4 @@
-"""Messages of random programs: who sends what to whom, and how it is to be received."""
+"""Messages of random programs: sender, receiver, and the way to receive them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from random import Random
 
 SIZES = (0, 1, 1000, 7000, 30_000, 120_000)
-"""Elements, of 8 bytes: eager ones, and large ones that are pulled in pieces."""
+"""Elements of 8 bytes: eager messages, and large ones that are pulled in pieces."""
 LONG = 100.0
-"""Seconds after which a receive that should have found its message has not."""
+"""Seconds after which a receive that should have found its message has failed."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """`number` is unique; messages of one (source, tag) must arrive in its order."""
+    """One message. `number` is unique. Messages of one (source, tag) must arrive in its order."""
 
     number: int
     src: int
@@ -24,10 +24,13 @@ class Message:
 
 @dataclass(frozen=True)
 class Mail:
-    """`wild`: receives name no source ("source"), a list of sources ("some"), neither source nor
-    tag ("all"), or both ("no"). `patience`: seconds that a receive waits before it is given up and
-    posted again; `cancelled`: how often it is given up at once. `late`: seconds before a rank
-    begins to receive. `plain`: values are arrays alone, received in memory that is given for it."""
+    """The messages of a program.
+
+    `wild`: receives name no source ("source"), a list of sources ("some"), neither source nor tag
+    ("all"), or both ("no"). `patience`: seconds until a receive is given up and posted again.
+    `cancelled`: how often it is given up at once. `late`: seconds before a rank begins to receive.
+    `plain`: values are single arrays, received into given memory.
+    """
 
     messages: tuple[Message, ...]
     wild: str
@@ -38,7 +41,7 @@ class Mail:
 
 
 def random_mail(chooser: Random, size: int, *, calm: bool, narrow: bool) -> Mail:
-    """Messages among `size` ranks."""
+    """Choose messages among `size` ranks."""
     count = chooser.choice([0, 10, 40])
     wild = chooser.choice(["no", "no", "source", "some", "all"])
     flood = not narrow and chooser.random() < 0.1

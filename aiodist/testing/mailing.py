@@ -1,4 +1,4 @@
-"""Messages of random programs on their way: sent, received, and compared with what was sent."""
+"""Messages of random programs: sent, received, and compared with what was sent."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from aiodist.types import ANY_SOURCE, ANY_TAG
 from aiodist.work import Work
 
 MOST_IN_VAIN = 20
-"""Receives that are given up before one waits for long."""
+"""How many receives are given up before one waits for long."""
 
 Due = dict[tuple[int, str | int], deque[Message]]
 """Messages that are to come, by sender and tag."""
 
 
 async def exchange(judge: Judge, group: Group, failures: list[BaseException]) -> None:
-    """All messages of this rank, sent and received."""
+    """Send and receive all messages of this rank."""
     rank = _Correspondent(judge, group, failures)
     await asyncio.gather(rank.send_all(), rank.receive_all())
 
 
 class _Correspondent:
-    """A rank of `group`, as far as messages go."""
+    """The messages of one rank of `group`."""
 
     def __init__(self, judge: Judge, group: Group, failures: list[BaseException]) -> None:
         self._judge = judge
         self._group = group
         self._failures = failures
         self._mail = judge.scenario.mail
-        # Those among the ranks that there are.
+        # Those among the ranks that exist.
         self._messages = [one for one in self._mail.messages if max(one.src, one.dst) < group.size]
 
     def _blame(self, error: BaseException, what: str) -> None:
@@ -86,7 +86,7 @@ class _Correspondent:
         await asyncio.gather(*(self._receive(*key, some) for key, some in wanted.items()))
 
     async def _receive(self, src: Any, tag: Any, messages: list[Message]) -> None:
-        """These messages, one after the other, so that their order shows."""
+        """Receive these messages one after the other, so that their order shows."""
         mail, group = self._mail, self._group
         chooser = Random(f"receive {self._judge.scenario.seed} {group.rank} {src} {tag}")
         due: Due = {}
@@ -124,7 +124,7 @@ class _Correspondent:
                 self._judge.watch(out, f"{group!r} {work!r}")
 
     def _check(self, work: Work[Any], value: Any, due: Due) -> None:
-        """The messages of one source and tag come in their order, each once."""
+        """Check that the messages of one source and tag come in their order, each once."""
         line = due.get((work.source or 0, work.tag))
         if not line:
             self._judge.problems.append(f"{self._group!r} received what is not for it, by {work!r}")

@@ -1,7 +1,7 @@
 """A simulated network: nodes with one process each, and connections that are slow, cut or broken.
 
-It carries streams, as TCP does: what is lost on the way is sent again, so a lossy network is a slow
-one; a cut holds everything back until it heals, or the connection is given up.
+It carries streams, as TCP does. Lost packets are sent again, so a lossy network is a slow one. A
+cut holds everything back until it heals, or until the connection is given up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a seed stands for: a random program of some ranks, and what goes wrong meanwhile."""
+"""The scenario of a seed: a random program of some ranks, and what goes wrong meanwhile."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from aiodist.testing.network import Conditions
 from aiodist.testing.steps import KINDS, Step
 
 SIZES = (0, 1, 3, 50, 1000, 9000, 40_000)
-"""Elements, of 8 bytes."""
+"""Elements of 8 bytes."""
 NARROW_SIZES = (0, 1, 3, 50, 300, 1000, 6000)
-"""Of those whose connections take little at once."""
+"""For programs whose connections take little at once."""
 WIDE = ((1 << 14, 1 << 18), (1 << 18, 1 << 22))
 """What other connections take at once, in bytes."""
 
 
 @dataclass(frozen=True)
 class Child:
-    """A group made of the first one while that works: by "dup", by "split" with `colors` by rank,
-    or as the "subgroup" of the ranks whose color is not None. What it does: `steps` by color."""
+    """A group that is made of the first one while that works.
+
+    It is made by "dup", by "split" with `colors` by rank, or as the "subgroup" of the ranks whose
+    color is not None. It runs `steps`, by color.
+    """
 
     kind: str
     colors: tuple[int | None, ...]
@@ -31,11 +34,14 @@ class Child:
 
 @dataclass(frozen=True)
 class Scenario:
-    """All that a seed decides. `durable`: the coordinator has a state file. `moves`: how ranks get
-    from each epoch to the next: they "leave" and meet in another group, or go on by "shrink" or
-    "rendezvous". `cancels`: step → the rank that gives it up. `hurries`: step → its
-    deadline in seconds. `pauses`: (rank, step) → seconds before the call. `wrongs`: step → the rank
-    that calls it with another shape."""
+    """All that a seed decides.
+
+    `durable`: the coordinator has a state file. `moves`: how ranks get from each epoch to the next:
+    they "leave" and meet in another group, or go on by "shrink" or "rendezvous". `cancels` maps
+    steps to the rank that gives it up, and `hurries` to its deadline in seconds. `pauses` maps
+    (rank, step) to seconds before the call. `wrongs` maps steps to the rank that calls it with
+    another shape.
+    """
 
     seed: int | str
     size: int
@@ -69,11 +75,10 @@ class Scenario:
 
 
 def scenario(seed: int | str) -> Scenario:
-    """What `seed` stands for."""
-    # Everything is drawn here, in one order, before anything runs. Were it drawn on the way, what a
-    # rank draws would depend on how far the others have come, and a seed that fails could not be
-    # made smaller: as it is, a scenario without one of its disasters has the same program as
-    # before.
+    """Make the scenario of `seed`."""
+    # Everything is drawn here, in one order, before anything runs. Otherwise what a rank draws
+    # would depend on the progress of the others, and a failing seed could not be made smaller. This
+    # way a scenario without one of its disasters keeps its program.
     chooser = Random(f"scenario {seed}")
     size = chooser.choice([2, 2, 3, 3, 4, 5, 7])
     calls = chooser.choice([5, 20, 60])

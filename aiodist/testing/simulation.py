@@ -1,8 +1,8 @@
-"""Ranks on a simulated network, in one event loop and no time at all.
+"""Ranks on a simulated network, in one event loop and virtual time.
 
-What runs is the library as it is, over TCP: coordinator, membership, leases, links, collectives,
-point to point. Simulated are sockets, hosts and time. Everything is decided by the seed: a run
-that failed fails again.
+The library runs as it is, over TCP: coordinator, membership, leases, links, collectives, point to
+point. Sockets, hosts and time are simulated. The seed decides everything, so a run that failed
+fails again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class HangError(AssertionError):
 
 
 class InvariantError(AssertionError):
-    """Something happened that must not. `problems`: what, one a line."""
+    """Something happened that must not happen. `problems` lists it."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -53,9 +53,9 @@ class InvariantError(AssertionError):
 class Simulation:
     """A coordinator and `size` ranks, each on a host of its own.
 
-    `seed` decides all that is random; `durable`: the coordinator has a state file; `options` are
-    those of `aiodist.connect`. `loop`, `network`, `faults` (see `FaultInjector.fail_at`) and
-    `history` are for tests to use.
+    `seed` decides all that is random. `durable`: the coordinator has a state file. `options` are
+    those of `aiodist.connect`. Tests may use `loop`, `network`, `faults` (see
+    `FaultInjector.fail_at`) and `history`.
 
     For example::
 
@@ -85,24 +85,24 @@ class Simulation:
         self.coordinator = self.network.node(COORDINATOR)  # the process that serves
         # The processes of the ranks, by rank.
         self.nodes = [self.network.node(f"10.0.1.{rank + 1}") for rank in range(size)]
-        self.address = f"tcp://{COORDINATOR}:{PORT}"  # where the coordinator is
+        self.address = f"tcp://{COORDINATOR}:{PORT}"  # the coordinator's address
         self.problems: list[str] = []  # what must not have happened, and did
-        self.extra_problems: Callable[[], list[str]] = list  # what a test looks for of its own
+        self.extra_problems: Callable[[], list[str]] = list  # further checks of a test
         self._options = {"transports": ("tcp",), **options}
         self._served: Coordinator | None = None  # the coordinator that runs in its process
         self._durable = durable
-        self._folder = ""  # of its state file; "": it has none
+        self._folder = ""  # of its state file; "": none
         self._restarts = 0  # how often the coordinator was started again
 
     # ---- running ----
 
     def run(self, program: Program, *args: Any, limit: float = LIMIT) -> list[Any]:
-        """Run ``await program(group, *args)`` on every rank: what each returned, or the exception
-        that it ended with (`Killed` for a rank that was killed), by rank.
+        """Run ``await program(group, *args)`` on every rank. Returns the outcomes by rank.
 
-        Raises HangError where that takes longer than `limit` seconds of virtual time, DeadlockError
-        where nothing goes on at all, InvariantError where something happened that must not:
-        see `check`.
+        An outcome is the result, or the exception that ended it (`Killed` for a rank that was
+        killed). Raises HangError if that takes longer than `limit` seconds of virtual time,
+        DeadlockError if nothing goes on, and InvariantError if something happened that must not
+        happen: see `check`.
         """
 
         async def rank_main(rank: int) -> Any:
@@ -114,8 +114,10 @@ class Simulation:
     def play(
         self, mains: Mapping[int, Coroutine[Any, Any, Any]], limit: float = LIMIT
     ) -> list[Any]:
-        """Run these coroutines, each on the node of that rank, beside a coordinator: their
-        outcomes, in order. For programs that connect by themselves; else as `run`."""
+        """Run these coroutines, each on the node of its rank, beside a coordinator.
+
+        Returns their outcomes in order, as `run` does. For programs that connect by themselves.
+        """
         with ExitStack() as stack:
             if self._durable:
                 self._folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -127,7 +129,7 @@ class Simulation:
         return outcomes
 
     def connecting(self, rank: int | None, **options: Any) -> Any:
-        """What `aiodist.connect` returns, for use on the node of `rank`."""
+        """Return what `aiodist.connect` returns, for use on the node of `rank`."""
         wanted: dict[str, Any] = {"rank": rank, "size": self.size}
         return connect(self.address, **{**wanted, **self._options, **options})
 
@@ -157,14 +159,16 @@ class Simulation:
         await served.start()
 
     def restart_coordinator(self, seconds: float, how: str = "reset") -> None:
-        """Kill the coordinator (see `Node.kill`); after `seconds` another one comes to its address,
-        with its state file if there is one. Nothing happens where it is away already."""
+        """Kill the coordinator (see `Node.kill`). After `seconds` another one comes to its address.
+
+        It has the state file if there is one. Does nothing if the coordinator is away already.
+        """
         if not self.coordinator.alive:
             return
         self.coordinator.kill(how)
-        # A killed process has no last words: its tasks are neither cancelled nor resumed. Python
-        # would complain of that when they are collected, of those that never began even as of a
-        # coroutine that was not awaited.
+        # The tasks of a killed process are neither cancelled nor resumed. Python would complain
+        # when they are collected, and of those that never began as coroutines that were not
+        # awaited.
         for task in self.coordinator.tasks:
             abandon(task)
             coroutine = task.get_coro()
@@ -178,11 +182,11 @@ class Simulation:
 
     def _come_back(self) -> None:
         self.coordinator = self.network.another(COORDINATOR)
-        # Members come first: without a state file, who joins may be taken for one of them.
+        # Members come first, because without a state file a joiner may be taken for one of them.
         self.coordinator.spawn(self._serve(0.0 if self._folder else RECOVERY), "coordinator")
 
     def _let_go(self) -> None:
-        """What the system does with the files of a process that has ended."""
+        """Do what the system does with the files of a process that has ended."""
         if self._served is not None and self._served._journal is not None:
             self._served._journal.close_after_fork()
 
@@ -192,11 +196,11 @@ class Simulation:
             self.faults(scope, point, work, value)
 
     def _outcome(self, node: Node, task: asyncio.Task[Any]) -> asyncio.Future[Any]:
-        """What becomes of the task of a node that may be killed."""
+        """Return the outcome of a task on a node that may be killed."""
         outcome: asyncio.Future[Any] = self.loop.create_future()
 
-        # The task of a node that is killed never ends, nor does it hear of it. So its outcome is
-        # known either by its end or by that of its node, whichever comes first.
+        # The task of a killed node never ends, and does not hear of the kill. So its outcome is its
+        # end or that of its node, whichever comes first.
         def ended(_: object = None) -> None:
             if outcome.done():
                 return
@@ -212,8 +216,8 @@ class Simulation:
         return outcome
 
     def _complete(self, main: Coroutine[Any, Any, T], limit: float) -> T:
-        # Not `run_until_complete`: the limit is one of virtual time, so it takes a timer on this
-        # loop, and what is left when it is over shall be told before anything is cancelled.
+        # Not `run_until_complete`, because the limit is in virtual time and takes a timer on this
+        # loop, and because what is left must be told before anything is cancelled.
         task: asyncio.Task[T] = self.loop.create_task(main, name="simulation")
         timer = self.loop.call_later(limit, self.loop.stop)
         task.add_done_callback(lambda _: self.loop.stop())
@@ -231,7 +235,7 @@ class Simulation:
     # ---- the end ----
 
     def _reap(self) -> None:
-        """Note what the living have left behind."""
+        """Note what living nodes have left behind."""
         for node in self.network.nodes.values():
             if node.alive:
                 self.problems += [f"{node.host} left {sock!r} open" for sock in node.sockets]
@@ -239,16 +243,17 @@ class Simulation:
                 self.problems += [f"{node.host} left a task over: {name}" for name in left]
 
     def check(self) -> None:
-        """Raise InvariantError for whatever happened that must not have happened.
+        """Raise InvariantError if anything happened that must not happen.
 
-        The history (see `History.problems`), errors that were not handled, Works that the program
-        did not look at (see `aiodist.Work`; not if a rank was killed), faults that did not happen
-        (see `FaultInjector.fail_at`), and what live nodes left behind: tasks, sockets.
+        This checks the history (see `History.problems`), errors that were not handled, faults that
+        did not happen (see `FaultInjector.fail_at`), and tasks and sockets that living nodes left
+        behind. It also checks for Works that the program did not look at (see `aiodist.Work`),
+        unless a rank was killed.
         """
         alive = {node.name: node.alive for node in self.network.nodes.values()}
-        gc.collect()  # a failed Work that nobody has seen says so when it goes
+        gc.collect()  # a failed Work that was not awaited reports that when it goes
         problems = [*self.problems, *self.loop.errors]
-        if self._restarts or not all(alive.values()):  # the dead have no time to look at anything
+        if self._restarts or not all(alive.values()):  # because the dead cannot look at anything
             problems = [
                 text
                 for text in problems
@@ -278,6 +283,6 @@ class Simulation:
 
 
 def _who() -> str:
-    """The process that is running; "" for a dead one."""
+    """Return the running process; "" for a dead one."""
     process = current_process()
     return "" if process is None or not process.alive else process.name

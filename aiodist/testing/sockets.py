@@ -1,8 +1,8 @@
 """Simulated stream sockets: what TCP does, as far as a user of sockets can tell.
 
 A socket here has the methods of `socket.socket` that asyncio and the library call. Each direction
-of a connection is a `Way`: bytes are cut, delayed and delivered in order, a limited number of them
-at a time. How long that takes, and whether it gets through at all, its network decides.
+of a connection is a `Way`: bytes are cut, delayed and delivered in order, a limited number at a
+time. Its network decides how long that takes, and whether anything gets through.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ _TRIP = struct.Struct("=148xI")
 """`tcpi_min_rtt` of Linux's `struct tcp_info`, in microseconds."""
 
 SYN_AGAIN = 1.0
-"""Seconds after which a connection that got no answer is tried again; doubled each time."""
+"""Seconds after which an unanswered connection is tried again, doubled each time."""
 
 
 class Way:
     """One direction of a connection."""
 
-    # Where a byte is, from `send` at one end to `recv` at the other:
+    # The way of a byte, from `send` at one end to `recv` at the other::
     #
     #     sendmsg ── put ──> queue ──────── _arrive ──> arrived ── take ──> recv
     #                        (time, packet)             bytearray
     #             |<------------------- room -------------------->|
     #
-    # What is not yet read takes room, on both hosts together. A sender whose peer does not read
-    # runs out of it: `sendmsg` takes less, then nothing, and the socket is not ready to be written
-    # until the peer has read. This is how a simulation tries back-pressure.
-    #
-    # A cut holds `_arrive` back: all that is under way waits in the queue until `Wires.heal`.
+    # Unread bytes take room, on both hosts together. If the peer does not read, a sender runs out
+    # of it: `sendmsg` takes less, then nothing, and the socket cannot be written until the peer has
+    # read. So a simulation tries back-pressure. A cut holds `_arrive` back: everything under way
+    # waits in the queue until `Wires.heal`.
 
     def __init__(self, network: Wires, source: SimSocket, target: SimSocket, room: int) -> None:
         self.network = network  # decides how long everything takes
@@ -45,11 +44,11 @@ class Way:
         self.target = target
         self.arrived = bytearray()  # bytes that were not read yet
         self.ended = False  # whether no more will come
-        # What is on its way, with the time at which it arrives, and whether it is only coming in.
+        # What is on its way, with the time of its arrival, and whether it is only coming in.
         self.queue: deque[tuple[float, object, bool]] = deque()
         self._room = room  # bytes that the system holds between the two
         self._travelling = 0  # bytes in `queue`
-        self._last = 0.0  # when the last of `queue` arrives: nothing overtakes
+        self._last = 0.0  # when the last of `queue` arrives, because nothing overtakes
         self._scheduled = False  # whether the loop will call `_arrive`
 
     @property
@@ -62,7 +61,7 @@ class Way:
         return self._travelling
 
     def put(self, data: bytes) -> None:
-        """Bytes leave; perhaps in several packets."""
+        """Send bytes, maybe in several packets."""
         self._travelling += len(data)
         for packet in self.network.cut(data):
             self._queue(packet)
@@ -97,7 +96,7 @@ class Way:
         if isinstance(item, bytes):
             self._travelling -= len(item)
             if target.closed:
-                # Nobody takes it: that is answered by a reset.
+                # The socket is closed, so the bytes are answered by a reset.
                 self.clear()
                 network.later(self.source.node, target.node, self.source.broken_by_peer)
                 return
@@ -112,7 +111,7 @@ class Way:
         self.schedule()
 
     def clear(self) -> None:
-        """Nothing more arrives."""
+        """Drop what is on its way."""
         self.queue.clear()
         self._travelling = 0
 
@@ -144,7 +143,7 @@ class SimSocket:
         self._error: OSError | None = None  # raised by the next call that looks at the connection
         self._over = False  # nothing can be sent or received any more
         self._shut = False  # nothing can be sent any more
-        self._number = next(network.numbers)  # what `fileno` says
+        self._number = next(network.numbers)  # the result of `fileno`
         node.sockets[self] = None
         network.loop.selector.follow(self)
 
@@ -163,7 +162,7 @@ class SimSocket:
         self.changed()
 
     def fail(self, number: int) -> None:
-        """The connection is over: the next call that looks at it raises this error."""
+        """End the connection. The next call that looks at it raises this error."""
         if self._over or self.closed:
             return
         self._over = True
@@ -174,16 +173,16 @@ class SimSocket:
         self.changed()
 
     def broken_by_peer(self) -> None:
-        # A reset overtakes what is unread: whether a reader still gets that is up to its system.
-        # Both have to do, so both are tried.
+        # A reset overtakes unread bytes. Whether a reader still gets them depends on its system, so
+        # both are tried.
         if self.incoming is not None and self.network.flip():
-            self.incoming.arrived.clear()  # a system may drop what was not read, or keep it
+            self.incoming.arrived.clear()  # a system may drop unread bytes, or keep them
         self.fail(errno.ECONNRESET)
 
     # ---- being connected ----
 
     def _syn(self, where: Where, again: float) -> None:
-        """Ask for a connection; if nothing comes back, another time after `again` seconds."""
+        """Ask for a connection. If nothing comes back, ask again after `again` seconds."""
         network, own, node = self.network, self.node, self.network.nodes.get(where[0])
         if self.closed or not own.alive:
             return
@@ -195,7 +194,7 @@ class SimSocket:
             network.later(own, node, self._ask, node, where, again)
 
     def _ask(self, node: Node, where: Where, again: float) -> None:
-        """The request has come to `node`."""
+        """Handle the request at `node`."""
         network = self.network
         listener: SimSocket | None = network.listeners.get(where)
         if self.closed or node.silent:
@@ -236,7 +235,7 @@ class SimSocket:
             found |= selectors.EVENT_WRITE
         return found
 
-    # ---- what `socket.socket` has ----
+    # ---- methods of `socket.socket` ----
 
     def fileno(self) -> int:
         return self._number if not self.closed or not self.node.alive else -1
@@ -371,16 +370,16 @@ class SimSocket:
     def close(self) -> None:
         if self.closed:
             return
-        # Linux resets a connection that is closed with bytes unread, for its peer would take them
-        # for read. A goodbye that comes behind such bytes is lost by that, as in real life.
+        # Linux resets a connection that is closed with unread bytes, because its peer would take
+        # them for read. A goodbye behind such bytes is lost, as in reality.
         unread = self.incoming is not None and len(self.incoming.arrived) > 0
         self._end(END if not unread else RESET)
 
     def vanish(self, how: object | None) -> None:
-        """Its process was killed: the peer sees END, RESET or (None) nothing."""
+        """Handle that its process was killed: the peer sees END, RESET or (None) nothing."""
         if not self.closed:
             self._end(how)
-            # What the dead may still be doing in this turn of the loop must not stumble.
+            # What the dead process may still be doing in this turn of the loop must not fail.
             self.network.loop.selector.follow(self)
 
     def _end(self, how: object | None) -> None:

@@ -1,7 +1,7 @@
-"""Collectives of random programs: how each is called, and what it has to give.
+"""Collectives of random programs: how each is called, and what it has to return.
 
-Whatever a rank contributes names its epoch, its rank and the step, and all results can be computed
-without the others: a wrong sum, a mixed-up operation and a message of another epoch all show.
+Each contribution contains the epoch, the rank and the step, and each result can be computed without
+the others. So a wrong sum, a mixed-up operation and a message of another epoch all show.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Parts = list[tuple[Any, Array]]
 
 @dataclass(frozen=True)
 class Step:
-    """One collective of the program, the same on all ranks; `size` is a number of elements."""
+    """One collective of the program, the same on all ranks. `size` is a number of elements."""
 
     number: int
     kind: str
@@ -31,19 +31,19 @@ class Step:
     size: int
     root: int
     separate: bool
-    """Whether an `out` is given where the operation takes one."""
+    """Whether `out` is given, if the operation takes it."""
 
 
 def data(epoch: int, rank: int, number: int, size: int) -> Array:
-    """What `rank` contributes."""
-    # Epoch and step in the upper bits, the rank in the lower eight, a small ramp on top: sums of
-    # all ranks stay exact, and an element that comes from another place, rank, step or epoch is
-    # another number.
+    """Return what `rank` contributes."""
+    # Epoch and step in the upper bits, the rank in the lower eight, and a small ramp on top. So
+    # sums of all ranks are exact, and an element of another place, rank, step or epoch is another
+    # number.
     return np.arange(size, dtype=np.int64) % 13 + (((epoch * 1000 + number) << 8) + rank + 1)
 
 
 def total(group: Group, step: Step, ranks: int) -> Array:
-    """The sum of what the first `ranks` ranks contribute."""
+    """Return the sum of what the first `ranks` ranks contribute."""
     found = np.zeros(step.size, np.int64)
     for rank in range(ranks):
         found += data(group.epoch, rank, step.number, step.size)
@@ -52,8 +52,11 @@ def total(group: Group, step: Step, ranks: int) -> Array:
 
 @dataclass(frozen=True)
 class Kind:
-    """`start(group, step, x, options)` calls it; `expected(group, step, result)` gives what came
-    beside what should have come. `buffers`: whether `x` is written to."""
+    """A kind of collective.
+
+    `start(group, step, x, options)` calls it. `expected(group, step, result)` returns what came
+    beside what should have come.
+    """
 
     start: Callable[[Group, Step, Array, dict[str, Any]], Work[Any]]
     expected: Callable[[Group, Step, Any], Parts]
@@ -120,7 +123,7 @@ def _scan(group: Group, step: Step, result: Any) -> Parts:
 
 
 def _exscan(group: Group, step: Step, result: Any) -> Parts:
-    # At rank 0 it is what that rank has given, as it is.
+    # At rank 0 it is that rank's own contribution, unchanged.
     return [(result, total(group, step, max(1, group.rank)))]
 
 
@@ -160,15 +163,15 @@ class Call:
         self.work = kind.start(group, step, self.x, options)
 
     def buffers(self) -> list[Array]:
-        """The memory that the operation may write to while it is pending."""
+        """Return the memory that the operation may write while it is pending."""
         return [buffer for buffer in (self.x, self.out) if buffer is not None]
 
     def drop(self) -> None:
-        """Let go of the memory."""
+        """Drop the memory."""
         self.x = self.out = None
 
     def wrong(self, result: Any) -> str:
-        """What is wrong with its result; "" if nothing is."""
+        """Return what is wrong with its result; "" if nothing is."""
         for came, expected in KINDS[self.step.kind].expected(self.group, self.step, result):
             if not isinstance(came, np.ndarray) or not np.array_equal(came, expected):
                 return (

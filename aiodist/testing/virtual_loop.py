@@ -1,7 +1,7 @@
 """An event loop whose time is simulated, and the processes that run on it.
 
-Time stands still while anything is ready to run, and jumps to the next timer when nothing is. With
-no timer left, what still waits would wait for ever: `DeadlockError`.
+Time stands still while anything is ready to run. If nothing is, it jumps to the next timer. Without
+a timer everything would wait for ever: `DeadlockError`.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 MOST_LAST_WORDS = 16
-"""How often a coroutine of a process that has ended is closed, where it goes on after that."""
+"""How often a coroutine of an ended process is closed if it goes on after that."""
 
 SLOWEST_DISK = 0.01
-"""Most seconds that a write to a disk takes, or whatever else is done by threads."""
+"""The most seconds of a write to a disk, or of anything else that threads do."""
 
 
 class DeadlockError(RuntimeError):
-    """Nothing is ready, and no timer is set: what still waits would wait for ever."""
+    """Nothing is ready, and no timer is set, so that all tasks would wait for ever."""
 
 
 class Process:
     """What runs on a virtual loop as one process: its tasks and callbacks.
 
-    Everything that is started from inside of `spawn` belongs to it. `stop` is what SIGSTOP does:
-    nothing of it runs until `resume`; `block` is what a long computation does: its loop does not
-    turn, but its threads go on. `end` is what kill -9 does: nothing of it ever runs again.
+    Everything that starts inside of `spawn` belongs to it. `stop` acts as SIGSTOP: nothing of it
+    runs until `resume`. `block` acts as a long computation: its loop does not turn, but its threads
+    go on. `end` acts as kill -9: nothing of it ever runs again.
     """
 
     def __init__(self, loop: VirtualLoop, name: str) -> None:
@@ -50,12 +50,12 @@ class Process:
         self.held = False  # its loop does not turn
         self.blocked = False  # and its threads go on meanwhile
         self.stopped_seconds = 0.0  # how long it did not run, in all
-        self.context = Context()  # of its callbacks: says whose they are
+        self.context = Context()  # of its callbacks, to tell their process
         self.context.run(_current.set, self)
         self._held: list[_Call] = []  # what came due while it did not run
         self._since = 0.0  # when it was stopped
         loop.processes.append(self)
-        # All that it has started.
+        # All tasks that it has started.
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
     def __repr__(self) -> str:
@@ -97,7 +97,7 @@ class Process:
         self._held.clear()
 
     def hold(self, call: _Call) -> None:
-        """Keep what came due while the process is stopped."""
+        """Keep a call that came due while the process is stopped."""
         self._held.append(call)
 
 
@@ -105,12 +105,12 @@ _current: ContextVar[Process | None] = ContextVar("aiodist_testing_process", def
 
 
 def current_process() -> Process | None:
-    """The process whose code is running, or None."""
+    """Return the process whose code is running, or None."""
     return _current.get()
 
 
 class _Call:
-    """A callback of a process; `by_thread`: not of its loop."""
+    """A callback of a process. `by_thread`: not of its loop."""
 
     __slots__ = ("args", "by_thread", "callback", "context", "handle", "process")
 
@@ -137,21 +137,21 @@ class _Call:
             process.hold(self)
 
     def again(self) -> None:
-        if not self.handle.cancelled():  # by what ran since it came due
+        if not self.handle.cancelled():  # what ran since it came due may have cancelled it
             self()
 
     def __repr__(self) -> str:
         return f"{self.process.name}: {self.callback!r}"
 
 
-# Which process a callback belongs to is not asked of who sets it up: the library knows nothing of
-# processes. It goes by contextvars. A task runs in the context that it was spawned with; what it
-# sets up (timers, other tasks, callbacks of its sockets) inherits that. So all that comes of
-# `spawn`, by however many steps, has the process in its context, and the loop wraps it in a
-# `_Call`, which runs it, keeps it while the process is stopped, or drops it when it is dead.
+# The library knows nothing of processes, so contextvars tell which process a callback belongs to. A
+# task runs in the context that it was spawned with. What it sets up (timers, other tasks, callbacks
+# of its sockets) inherits that. So everything that comes of `spawn` has the process in its context.
+# The loop wraps it in a `_Call`, which runs it, keeps it while the process is stopped, or drops it
+# if that is dead.
 #
-# What the network does (a packet arrives, a cut heals) is done in an empty context: it goes on
-# whatever becomes of who has sent the packet.
+# What the network does (a packet arrives, a cut heals) runs in an empty context, because it goes on
+# even if the sender has died.
 
 H = TypeVar("H", bound=asyncio.Handle)
 
@@ -164,7 +164,7 @@ def _belonging(
     *,
     by_thread: bool = False,
 ) -> H:
-    """Have the loop `schedule` a callback as one of the process that is running, if one is."""
+    """Make the loop `schedule` a callback of the running process, if there is one."""
     process = _current.get() if context is None else context.get(_current)
     if process is None:
         return schedule(callback, *args, context=context)
@@ -179,38 +179,38 @@ class Pollable(Protocol):
     def fileno(self) -> int: ...
 
     def events(self) -> int:
-        """What it is ready for now: EVENT_READ and EVENT_WRITE."""
+        """Return what it is ready for now: EVENT_READ and EVENT_WRITE."""
         ...
 
 
 class VirtualSelector(selectors.BaseSelector):
-    """Readiness of simulated files; waiting is a jump in time."""
+    """Readiness of simulated files. Waiting is a jump in time."""
 
     def __init__(self, chooser: Random) -> None:
         self.now = 0.0  # seconds since the loop was made
         self.turns = 0  # how often it has looked for what is ready
         self.alarms: dict[int, Callable[[], None]] = {}  # what to call in which turn
-        # Makes the error where all wait for ever.
+        # Makes the error if all tasks wait for ever.
         self.idle_error: Callable[[], BaseException] = lambda: DeadlockError("nothing to wait for")
-        self._chooser = chooser  # decides in which order files are served that are ready at once
-        # Files that somebody waits for, and for what.
+        self._chooser = chooser  # decides the order of files that are ready at once
+        # Files that are waited for, and for what.
         self._keys: dict[int, selectors.SelectorKey] = {}
-        self._files: dict[int, Pollable] = {}  # all files that there are
+        self._files: dict[int, Pollable] = {}  # all files that exist
         self._hot: dict[int, None] = {}  # files that may be ready: only these are asked
 
     def touch(self, file: Pollable) -> None:
-        """`file` may have become ready for something."""
+        """Note that `file` may have become ready."""
         number = file.fileno()
         if number in self._keys:
             self._files[number] = file
             self._hot[number] = None
 
     def follow(self, file: Pollable) -> None:
-        """`file` was made."""
+        """Note that `file` was made."""
         self._files[file.fileno()] = file
 
     def drop(self, file: Pollable) -> None:
-        """`file` was closed."""
+        """Note that `file` was closed."""
         self._files.pop(file.fileno(), None)
         self._hot.pop(file.fileno(), None)
 
@@ -235,19 +235,17 @@ class VirtualSelector(selectors.BaseSelector):
         self._files.clear()
         self._hot.clear()
 
-    # This is the whole of virtual time. asyncio calls `select` once a turn, with the seconds until
-    # its next timer, 0 if a callback is ready, None if there is neither:
+    # This is all of virtual time. asyncio calls `select` once a turn, with the seconds until its
+    # next timer, 0 if a callback is ready, and None if there is neither::
     #
     #     something is ready          it is served, at the same time
     #     nothing, and a timer        `now` jumps to it: the seconds are over at once
     #     nothing, and no timer       nothing will ever happen any more: `DeadlockError`
     #
-    # A real selector finds readiness in the system's order, which programs must not rely on. Here
-    # it is shuffled, by the seed.
-    #
-    # Asking each of some hundred sockets in each turn would be most of what a simulation does. So
-    # only those are asked that something has happened to (`touch`), or that were ready and may be
-    # still.
+    # A real selector reports readiness in the system's order, which programs must not rely on. Here
+    # the seed shuffles it. Asking some hundred sockets in each turn would be most of a simulation's
+    # work. So only files are asked that something has happened to (`touch`), or that were ready
+    # before.
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         self.turns += 1
         if self.turns in self.alarms:
@@ -259,7 +257,7 @@ class VirtualSelector(selectors.BaseSelector):
             if events:
                 ready.append((key, events))
             else:
-                del self._hot[number]  # until it changes, or is waited for otherwise
+                del self._hot[number]  # until it changes, or is registered anew
         if ready:
             self._chooser.shuffle(ready)
         elif timeout is None:
@@ -270,16 +268,18 @@ class VirtualSelector(selectors.BaseSelector):
 
 
 def abandon(task: Any) -> None:
-    """It never ends, and nobody keeps it: Python is not to complain of that when it is collected.
-    There is no public way to say so."""
+    """Keep Python from complaining when a task that never ends is collected.
+
+    There is no public way to do so.
+    """
     task._log_destroy_pending = False
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop in virtual time, starting at 0. No thread, no real file, no real clock.
 
-    `seed` decides in which order files that are ready at once are served. `errors` has what
-    reached the loop's exception handler: nothing should.
+    `seed` decides the order of files that are ready at once. `errors` has what reached the loop's
+    exception handler: nothing should.
     """
 
     is_virtual = True
@@ -292,7 +292,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.errors: list[str] = []
         self.processes: list[Process] = []
         self.chooser = Random(f"library {seed}")
-        """Where the library gets what nobody can guess."""
+        """The library's source of random numbers."""
         super().__init__(self._virtual)
         self.set_exception_handler(self._note_error)
         self.make_socket: Callable[[int, int, int], socket.socket] | None = None
@@ -307,8 +307,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual.turns
 
     def at_turn(self, turn: int, callback: Callable[[], None]) -> None:
-        """Call `callback`, as the process that calls this, before anything else happens in that
-        turn."""
+        """Call `callback`, as the calling process, before anything else happens in that turn."""
         self._virtual.alarms[turn] = partial(contextvars.copy_context().run, callback)
 
     @property
@@ -316,13 +315,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual
 
     def identity(self) -> tuple[str, str, int, str, str]:
-        """Who is running, for the library: each process is on a host of its own."""
+        """Return the running process, for the library. Each process is on a host of its own."""
         process = _current.get()
         name = "simulation" if process is None else process.name
         return f"{name}-process-loop", name, 1, name, "user"
 
     def new_socket(self, family: int, kind: int, proto: int = 0) -> socket.socket:
-        """What the library calls in place of `socket.socket` where it runs on this loop."""
+        """Make a socket. The library calls this in place of `socket.socket` on this loop."""
         if self.make_socket is None:
             raise OSError("this virtual loop has no network: make a Network on it")
         return self.make_socket(family, kind, proto)
@@ -335,8 +334,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         )
 
     def waiting(self) -> list[str]:
-        """Each task that is not over, with the line of the program that it waits at. Tasks of
-        processes that have ended are left out, because they never go on."""
+        """Return each task that is not over, with the line of the program that it waits at.
+
+        Tasks of ended processes are left out, because they never go on.
+        """
         ended = {task for one in self.processes if not one.alive for task in one.tasks}
         lines: list[str] = []
         for task in asyncio.all_tasks(self) - ended:
@@ -349,7 +350,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         error = what.get("exception")
         self.errors.append(f"{what.get('message')}: {error!r}" if error else str(what["message"]))
 
-    # Callbacks belong to the process that is running when they are set up.
+    # Callbacks belong to the process that sets them up.
 
     def call_soon(
         self, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
@@ -368,7 +369,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_in_thread(
         self, delay: float, callback: Callable[..., object], *args: Any
     ) -> asyncio.TimerHandle:
-        """What a thread of the process does after `delay` seconds, also where its loop is busy."""
+        """Schedule what a thread of the process does after `delay` seconds, even if its loop is
+        busy."""
         call_at = partial(super().call_at, self.time() + delay)
         return _belonging(call_at, callback, args, None, by_thread=True)
 
@@ -384,7 +386,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().call_soon(call.again, context=call.context)
 
     def close(self) -> None:
-        """Close it, and bury what never ends: tasks and connections of ended processes, say."""
+        """Close it, and bury what never ends, such as tasks and connections of ended processes."""
         if not self.is_closed():
             self.call_soon(self._bury, context=Context())
             self.call_soon(self.stop, context=Context())
@@ -392,24 +394,25 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().close()
 
     def __del__(self) -> None:
-        """It holds nothing of the system's: there is nothing to warn of."""
+        """Do nothing, because it holds nothing of the system."""
 
     def _bury(self) -> None:
-        # A process that was killed leaves coroutines behind which are never resumed. Collected as
-        # they are, each would warn, or run its `finally` in a loop that is closed. So they are
-        # closed here, in a last turn, while what they call still works.
+        # A killed process leaves coroutines behind that are never resumed. When collected, each
+        # would warn, or run its `finally` in a closed loop. So they are closed here, in a last
+        # turn, while what they call still works.
         for transport in list(self._transports.values()):
-            with suppress(Exception):  # it was lost before, and has let go of its loop
+            with suppress(Exception):  # it was lost before, and has left its loop
                 transport.abort()
                 transport._call_connection_lost(None)
         buried: set[asyncio.Task[Any]] = set()
-        while left := asyncio.all_tasks(self) - buried:  # the last words of some are new tasks
+        # some create new tasks while they are closed
+        while left := asyncio.all_tasks(self) - buried:
             for task in left:
                 abandon(task)
                 coroutine: Any = task.get_coro()
-                # Each of its `finally` that waits for something has it stay, and be closed anew.
+                # A `finally` that waits for something survives, and is closed again.
                 for _ in range(MOST_LAST_WORDS):
-                    with suppress(Exception):  # whatever it thinks of that
+                    with suppress(Exception):  # it may raise anything
                         coroutine.close()
                     if getattr(coroutine, "cr_frame", None) is None:
                         break
@@ -424,7 +427,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Args], T], *args: *Args
     ) -> asyncio.Future[T]:
-        """What threads do is done after a moment; not at all, if the process ends before."""
+        """Run what threads do after a moment, unless the process ends before."""
         done: asyncio.Future[T] = self.create_future()
         self.call_later(self.chooser.uniform(0.0, SLOWEST_DISK), self._execute, done, func, args)
         return done

@@ -1,4 +1,4 @@
-"""How ranks of random programs go on after a loss, and whether they agree on it."""
+"""How ranks of random programs go on after a loss, and whether they agree."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from aiodist.group import Group
 from aiodist.testing.judge import Judge
 
 PATIENCE = 600.0
-"""Seconds that a vote may take: ranks come to it from operations that have deadlines."""
+"""Seconds that a vote may take, because ranks come to it from operations that have deadlines."""
 
 
 class Voting:
-    """What all ranks of a run heard: each verdict and each view has to be the same for all."""
+    """What all ranks of a run heard. Each verdict and each view has to be the same for all."""
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
@@ -21,7 +21,7 @@ class Voting:
         self._views: dict[tuple[str, int], tuple[str, ...]] = {}
 
     def see(self, group: Group) -> None:
-        """A rank is in this epoch of a group."""
+        """Note that a rank is in this epoch of a group."""
         ids = tuple(member.id for member in group.members)
         known = self._views.setdefault((group.name, group.epoch), ids)
         if known != ids and not self._may_be_two:
@@ -30,17 +30,18 @@ class Voting:
     @property
     def _may_be_two(self) -> bool:
         """Whether two groups may have served under one name, for a moment: see the guarantees."""
-        # A coordinator that comes back without its state file knows of those members alone who have
-        # come back to it, and may form a group of these while others are still cut off.
+        # A coordinator that comes back without its state file knows only the members that have come
+        # back. It may form a group of these while others are still cut off.
         return self._judge.disturbed and not self._judge.scenario.durable
 
     async def go_on(
         self, group: Group, move: str, has_failed: bool, chooser: Random
     ) -> Group | None:
-        """The next epoch of `group`, by "shrink" or "rendezvous"; None where this rank is out."""
-        # Half of those who have seen a failure revoke, the others go straight to the vote. Both
-        # have to do: ranks that still wait in operations come to the vote by a deadline, or by the
-        # revoke.
+        """Return the next epoch of `group`, by "shrink" or "rendezvous"; None if this rank is
+        out."""
+        # Half of the ranks that have seen a failure revoke, and the others go straight to the vote.
+        # Both must work: ranks that still wait in operations come to the vote by a deadline, or by
+        # the revoke.
         if has_failed and chooser.random() < 0.5:
             group.revoke()
         what = "agree"

@@ -1,7 +1,7 @@
 """What a simulated network is made of below its sockets: hosts, time, chance, and faults.
 
-`Node` is a process on a host of its own; `Wires` know all of them, how long a packet takes and
-whether it gets through. They know sockets only as what has to be told when something breaks.
+A `Node` is a process on a host of its own. `Wires` know all of them, how long a packet takes, and
+whether it gets through. They know sockets only as objects to tell when something breaks.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any
 from aiodist.testing.virtual_loop import Process, VirtualLoop
 
 FIRST_FILE = 1 << 24
-"""Numbers of simulated files start here: no real one is as high."""
+"""Numbers of simulated files begin here, because no real one is as high."""
 
 MOST_PACKETS = 8
-"""About so many packets a write, at most: more would show nothing new, but where packets take time
+"""About this many packets a write, at most. More would show nothing new, unless packets take time
 to leave."""
 
 IDLE_GIVES_UP = 20.0
-"""Seconds after which a cut ends an idle connection, as keep-alive does. One that has bytes on
+"""Seconds after which a cut ends an idle connection, as keep-alive does. A connection with bytes on
 their way goes on trying."""
 
 Where = tuple[str, int]
 
 END, RESET = object(), object()
-"""What ends a way, behind all bytes: an orderly end, or a broken connection."""
+"""The end of a way, behind all bytes: an orderly end, or a broken connection."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Conditions:
     """How a network behaves. Times in seconds, sizes in bytes.
 
     `delay`: one way, from and to. `loss`: how often a packet has to be sent again, which takes
-    `again`. `room`: how much a connection takes before somebody reads, from and to. `largest`: of
-    a packet. `short`: how often a write takes less than there is room for. `rate`: bytes per second
-    that a host sends, and that it gets, at most; 0: any number. `control`: the congestion control
-    that the systems say they have; it changes nothing of how packets travel, but with "reno" or
-    "cubic" links to hosts that are far have several connections.
+    `again`. `room`: how much a connection takes before its peer reads, from and to. `largest`: the
+    largest packet. `short`: how often a write takes less than there is room for. `rate`: the most
+    bytes per second that a host sends, and that it gets; 0: no limit. `control`: the congestion
+    control that the systems claim to have. It does not change how packets travel, but with "reno"
+    or "cubic" links to distant hosts have several connections.
     """
 
     delay: tuple[float, float] = (20e-6, 1e-3)
@@ -57,7 +57,7 @@ class Conditions:
 
 
 class Port:
-    """One end of a line, one way: packets leave it one after the other. No I/O in here."""
+    """One end of a line, one way: packets leave it one after the other. No I/O here."""
 
     def __init__(self, rate: float, room: float) -> None:
         self._rate = rate
@@ -66,10 +66,11 @@ class Port:
         self.carried = 0
         """Bytes that were taken."""
         self.dropped = 0
-        """Packets that were not."""
+        """Packets that were dropped."""
 
     def take(self, now: float, nbytes: int) -> float | None:
-        """When a packet that comes `now` has left. None: it is dropped, as the queue is full."""
+        """Return when a packet that comes `now` has left; None: it is dropped, because the queue is
+        full."""
         begins = max(now, self._free)
         if (begins - now) * self._rate + nbytes > self._room:
             self.dropped += 1
@@ -80,32 +81,36 @@ class Port:
 
 
 class Node(Process):
-    """A process on a host of its own. `host`: its address."""
+    """A process on a host of its own. `host` is its address."""
 
     def __init__(self, network: Wires, host: str) -> None:
         super().__init__(network.loop, host)
         self.host = host
         self.network = network
-        self.sockets: dict[Any, None] = {}  # those that it has not closed, in their order
+        self.sockets: dict[Any, None] = {}  # those that it has not closed, in order
         self.died = 0.0  # when it was killed
         self.silent = False
-        """Whether it was unplugged: nobody hears from it, not even that a connection broke."""
-        self.ports = itertools.count(40000)  # those that its connections come from
+        """Whether it was unplugged, so that peers hear nothing from it, not even that a connection
+        broke."""
+        self.ports = itertools.count(40000)  # the local ports of its connections
         rate = network.conditions.rate
         self.ends = [Port(rate, math.inf) for _ in "io"] if rate else None
-        """Where packets come in, and go out, one after the other."""
+        """Ports through which packets come in, and go out, one after the other."""
         self.on_end: list[Callable[[], None]] = []  # called when it is killed
-        self._quota: int | None = None  # bytes that it may send before it is killed; None: any
+        self._quota: int | None = None  # bytes that it may send before it is killed; None: no limit
 
     def kill(self, how: str = "reset") -> None:
-        """End the process: "reset" breaks its connections, "close" ends them as a process does
-        that has read all, "silent" is a power failure: nobody hears anything."""
+        """End the process: "reset" breaks its connections, "silent" is a power failure without a
+        word.
+
+        "close" ends the connections as a process does that has read everything.
+        """
         if not self.alive:
             return
         endings = {"reset": RESET, "close": END, "silent": None}
-        # How a death looks from the other end is up to the system of the dead: with unread bytes it
-        # resets the connection, without it ends it in order. A host without power says nothing, and
-        # peers learn it by a lease, or by keep-alive. The library has to do the same in all cases.
+        # The system of the dead process decides how its end looks: with unread bytes it resets the
+        # connection, and without it ends it in order. A host without power says nothing, and peers
+        # learn it by a lease, or by keep-alive. The library has to do the same in all cases.
         ending = endings[how]
         self.end()
         self.died = self.loop.time()
@@ -118,7 +123,7 @@ class Node(Process):
             tell()
 
     def kill_after(self, nbytes: int, how: str = "reset") -> None:
-        """Kill it once it has sent so many more bytes: somewhere in a frame, most likely."""
+        """Kill it once it has sent so many more bytes, most likely in the middle of a frame."""
         self._quota = nbytes
         self._how = how
 
@@ -140,7 +145,7 @@ class Wires:
 
     def __init__(self, loop: VirtualLoop, seed: int | str, conditions: Conditions | None) -> None:
         self.loop = loop
-        self.conditions = conditions or Conditions()  # what delays and losses there are
+        self.conditions = conditions or Conditions()  # delays and losses
         self.nodes: dict[str, Node] = {}  # by host
         self.bytes_carried = 0  # by all connections
         self._chooser = Random(f"network {seed}")  # decides all that is random
@@ -148,22 +153,25 @@ class Wires:
         self.listeners: dict[Where, Any] = {}  # the sockets that listen, by address
         self._cuts: dict[frozenset[str], None] = {}  # pairs of hosts that do not reach each other
         self._held: dict[Any, None] = {}  # ways with bytes that wait for a cut to end
-        # Connections to break: between whom, and after how many bytes.
+        # Connections to break: between which hosts, and after how many bytes.
         self._breaks: dict[tuple[frozenset[str], bool], int] = {}
         self.broken = 0
         """How many connections were broken by `break_links` and `break_after`."""
 
     def node(self, host: str) -> Node:
-        """The node with that address; made when first asked for."""
+        """Return the node with that address, made when first asked for."""
         if host not in self.nodes:
             self.nodes[host] = Node(self, host)
         return self.nodes[host]
 
     def another(self, host: str) -> Node:
-        """A new process on the host of one that has ended. Who still has a connection to that one,
-        since its host was silent, learns that it is broken."""
-        # As with TCP: the host is there again, has never heard of that connection, and answers its
-        # next packet by a reset.
+        """Make a new process on the host of one that has ended.
+
+        Peers that still have a connection to the old one, because its host was silent, learn that
+        it is broken.
+        """
+        # As with TCP: the host is there again, does not know that connection, and answers its next
+        # packet by a reset.
         before = self.nodes[host]
         assert not before.alive
         node = self.nodes[host] = Node(self, host)
@@ -176,7 +184,7 @@ class Wires:
     # ---- faults ----
 
     def partition(self, some: Iterable[Node], others: Iterable[Node]) -> None:
-        """Nothing gets through between `some` and `others`, until `heal`."""
+        """Let nothing through between `some` and `others`, until `heal`."""
         others = list(others)
         for a in some:
             for b in others:
@@ -185,7 +193,7 @@ class Wires:
         self.expect_silence()
 
     def expect_silence(self) -> None:
-        """Some are cut off from now on: their idle connections end after a while."""
+        """End idle connections of hosts that are cut off after a while."""
         self.later_by(IDLE_GIVES_UP, self._give_up_idle)
 
     def heal(self) -> None:
@@ -197,7 +205,8 @@ class Wires:
                 way.schedule()
 
     def break_links(self, a: Node, b: Node) -> int:
-        """Break all connections between `a` and `b`, as a firewall that forgets does. How many."""
+        """Break all connections between `a` and `b`, as a firewall that forgets them. Returns how
+        many."""
         broken = 0
         for sock in list(a.sockets):
             way = sock.outgoing
@@ -210,11 +219,14 @@ class Wires:
 
     def break_after(self, a: Node, b: Node, nbytes: int, *, arrived: bool = False) -> None:
         """Break the connections between `a` and `b` once so many more bytes were sent, both ways
-        together; `arrived`: once so many have arrived, and may have been read."""
+        together.
+
+        `arrived`: once so many have arrived, and may have been read.
+        """
         self._breaks[frozenset((a.host, b.host)), arrived] = nbytes
 
     def passes(self, way: Any, nbytes: int, *, arrived: bool) -> None:
-        """Bytes were sent by `way`, or have arrived."""
+        """Count bytes that were sent by `way`, or have arrived."""
         a, b = way.source.node, way.target.node
         key = frozenset((a.host, b.host)), arrived
         if key in self._breaks:
@@ -233,14 +245,14 @@ class Wires:
                 if way is not None and self.is_cut(node, way.target.node) and not way.queue:
                     sock.fail(errno.ETIMEDOUT)
 
-    # ---- how it fares with what is on its way ----
+    # ---- what happens to packets on their way ----
 
     def leave(self, node: Node, nbytes: int) -> float:
-        """When a packet that `node` sends now has left it."""
+        """Return when a packet that `node` sends now has left it."""
         return self._through(node, 1, nbytes)
 
     def come_in(self, node: Node, nbytes: int) -> float:
-        """When one that has come to `node` now has come in as a whole."""
+        """Return when a packet that has come to `node` now has come in as a whole."""
         return self._through(node, 0, nbytes)
 
     def _through(self, node: Node, end: int, nbytes: int) -> float:
@@ -248,19 +260,19 @@ class Wires:
         return now if node.ends is None else node.ends[end].take(now, nbytes) or now
 
     def delay(self, a: Node, b: Node) -> float:
-        """Seconds that the next packet takes."""
+        """Return the seconds that the next packet takes."""
         conditions = self.conditions
-        # A packet that is lost is sent again after a while, again and again: to a stream that is a
-        # delay, and all that is behind it waits as well (`Way` lets nothing overtake).
+        # A lost packet is sent again after a while, repeatedly. For a stream that is a delay, and
+        # everything behind waits as well, because `Way` lets nothing overtake.
         seconds = self._chooser.uniform(*conditions.delay)
         while self._chooser.random() < conditions.loss:
             seconds += conditions.again
         return seconds
 
     def cut(self, data: bytes) -> Iterator[bytes]:
-        """Packets of `data`."""
-        # Where a stream is cut must not matter to its reader. So sizes are odd: now and then any
-        # size from one byte on, which cuts amid headers and lengths.
+        """Cut `data` into packets."""
+        # A reader must not depend on the cuts of a stream. So now and then a size is odd, from one
+        # byte on, which cuts headers and lengths.
         self.bytes_carried += len(data)
         at = 0
         while at < len(data):
@@ -273,11 +285,11 @@ class Wires:
             at += size
 
     def room(self) -> int:
-        """How many bytes a new connection takes one way, before somebody reads."""
+        """Return how many bytes a new connection takes one way before its peer reads."""
         return self._chooser.randint(*self.conditions.room)
 
     def shorten(self, room: int) -> int:
-        """How much of `room` a write takes."""
+        """Return how much of `room` a write takes."""
         if room > 1 and self._chooser.random() < self.conditions.short:
             return self._chooser.randint(1, room)
         return room
@@ -286,7 +298,7 @@ class Wires:
         return self._chooser.random() < 0.5
 
     def holds(self, way: Any) -> bool:
-        """Whether what arrives now does not get through. It waits then."""
+        """Tell whether what arrives now is held back. It waits then."""
         if not self.is_cut(way.source.node, way.target.node):
             return False
         self._held[way] = None
@@ -302,5 +314,5 @@ class Wires:
         self.at(self.loop.time() + seconds, callback, *args)
 
     def later(self, a: Node, b: Node, callback: Callable[..., object], *args: Any) -> None:
-        """After the time of a packet from `a` to `b`."""
+        """Call it after the time of a packet from `a` to `b`."""
         self.later_by(self.delay(a, b), callback, *args)

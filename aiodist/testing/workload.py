@@ -1,9 +1,8 @@
-"""Scenarios carried out: simulated ranks run random programs, and what they see is checked.
+"""Runs scenarios: simulated ranks run random programs, and what they see is checked.
 
-The ranks run the same collectives in their own order, exchange messages beside (`mailing`), cancel,
-come late, set deadlines, drop arrays and make others in their place, while `disasters` happen; then
-they meet again in the next epoch (`voting`). Whatever completes is checked; whatever fails must
-have a cause (`judge`).
+The ranks run the same collectives in their own order and exchange messages beside (`mailing`). They
+cancel, come late, set deadlines, and replace arrays, while `disasters` happen. Then they meet again
+in the next epoch (`voting`). Results are checked, and failures must have a cause (`judge`).
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from aiodist.testing.steps import Call, Step
 from aiodist.testing.voting import Voting
 
 IN_FLIGHT = 12
-"""Collectives that a rank has pending at once."""
+"""How many collectives a rank has pending at once."""
 
 
 class Run:
-    """A scenario that is carried out."""
+    """One run of a scenario."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -55,9 +54,9 @@ class Run:
         self._problems = self.judge.problems
         self.completed = 0  # operations that gave a result
         self.failed = 0  # operations that raised
-        self.outcomes: list[Any] = []  # what the main function of each rank came to
+        self.outcomes: list[Any] = []  # the outcome of each rank's main function
         self._voting = Voting(self.judge)  # how ranks go on after a loss
-        self._drops = Random(f"drops {scenario.seed}")  # says whose memory is dropped
+        self._drops = Random(f"drops {scenario.seed}")  # decides whose memory is dropped
 
     def play(self) -> None:
         """Raises HangError, DeadlockError, InvariantError."""
@@ -78,7 +77,7 @@ class Run:
                 if group is None:
                     if not name:
                         name, first_number = f"work {number}", number
-                    # Whoever comes back finds those who have come back, too.
+                    # Ranks that come back meet the others that have come back.
                     first = name == "work 0"
                     group = await self.simulation.connecting(
                         rank if number == 0 else None,
@@ -93,8 +92,8 @@ class Run:
                 return
             assert group is not None
             self._voting.see(group)
-            # What a rank does in an epoch goes by the number of the epoch, not by how many it has
-            # been in: so it is the same on all ranks, also on one that has missed the first epochs.
+            # What a rank does in an epoch depends on the number of the epoch. So it is the same on
+            # all ranks, even on one that has missed the first epochs.
             at = first_number + group.epoch - 1
             move = self.scenario.moves[at] if at + 1 < self.scenario.epochs else "leave"
             group = await self._epoch(group, chooser, move)
@@ -103,7 +102,7 @@ class Run:
             number = max(number, at) + 1
 
     async def _epoch(self, group: Group, chooser: Random, move: str) -> Group | None:
-        """Work, and go on by `move`: the next group, or None where this rank has left."""
+        """Work, and go on by `move`. Returns the next group, or None if this rank has left."""
         failures: list[BaseException] = []
         for outcome in await asyncio.gather(
             self._program(group, chooser, failures, self.scenario.steps),
@@ -126,7 +125,7 @@ class Run:
         return None
 
     async def _last_meeting(self, group: Group, has_failed: bool) -> None:
-        """All is over; nothing may be left in the engine."""
+        """Check that the engine keeps nothing when all is over."""
         try:
             await group.barrier(tag="last")
         except AiodistError as error:
@@ -134,10 +133,10 @@ class Run:
             return
         if self.judge.disturbed or has_failed:
             return
-        # Whatever an engine keeps for the others has to be gone when nothing is under way: a leak
-        # of one entry an operation would be found by no other check, as each run has but some
+        # Everything that an engine keeps for others has to be gone when nothing is under way. No
+        # other check would find a leak of one entry an operation, because each run has only some
         # hundred.
-        await asyncio.sleep(5.0)  # credit of messages is returned late
+        await asyncio.sleep(5.0)  # because credit of messages is returned late
         context = group._context
         left = {
             "operations": context.calls.ops,
@@ -228,11 +227,11 @@ class Run:
                 self._problems.append(wrong)
             if self._is_wrong(step, group):
                 self._problems.append(f"{group!r}: {step} was done, though ranks called it apart")
-            del result, call.work  # or it would have the memory that may be dropped
+            del result, call.work  # because these would keep the memory that may be dropped
             self._poison(call)
 
     def _is_wrong(self, step: Step, group: Group) -> bool:
-        """Whether the ranks call it with different shapes."""
+        """Tell whether the ranks call it with different shapes."""
         return self.scenario.wrongs.get(step.number, group.size) < group.size > 1
 
     def _may_fail(self, step: Step, group: Group, error: AiodistError) -> bool:
@@ -244,9 +243,11 @@ class Run:
         return isinstance(error, CollectiveAbortedError) and number in self.scenario.cancels
 
     def _poison(self, call: Call) -> None:
-        """The operation is over: its memory is ours again, and stays as it is. Half of it is
-        dropped at once, and arrays of the same sizes are made, which mostly lie at the same
-        addresses."""
+        """Check that the memory of an operation that is over stays as it is.
+
+        Half of it is dropped at once and replaced by arrays of the same sizes, which mostly get the
+        same addresses.
+        """
         buffers = call.buffers()
         if self._drops.random() < 0.5:
             sizes = [*map(len, buffers)]
@@ -258,7 +259,8 @@ class Run:
 
 
 def _order(steps: tuple[Step, ...], chooser: Random) -> list[Step]:
-    """The order of one rank: that of the program within a tag, another one across tags."""
+    """Return the steps in the order of one rank: that of the program within a tag, but not across
+    tags."""
     by_tag: dict[Any, deque[Step]] = defaultdict(deque)
     for step in steps:
         by_tag[type(step.tag), step.tag].append(step)
@@ -267,7 +269,7 @@ def _order(steps: tuple[Step, ...], chooser: Random) -> list[Step]:
 
 
 async def _for_a_while(chooser: Random) -> None:
-    """Some turns of the loop, or some time."""
+    """Wait for some turns of the loop, or some time."""
     if chooser.random() < 0.5:
         for _ in range(chooser.randrange(4)):
             await asyncio.sleep(0)

@@ -1,5 +1,5 @@
-"""An event loop in a thread of its own, for programs that have none: one for each process.
+"""An event loop in a thread of its own, one for each process, for programs that have none.
 
-`aiodist.connect_blocking` and the torch backend have their groups on it. `engine` is the way in for
-other threads, `loop` the loop itself, in which a thread that waits for a result does the work.
+The groups of `aiodist.connect_blocking` and of the torch backend live on it. `engine` is the way in
+for other threads. `loop` is the loop itself: a thread that waits for a result does the loop's work.
 """

@@ -1,11 +1,13 @@
-"""The engine: one thread per process, and the event loop in it, on which all groups live.
+"""The engine: one thread per process with the event loop of all groups.
 
-Operations need no hand-over to it. A lock says who may touch the loop and what lives on it; while
-the engine's thread waits for events, any other thread can take it and start an operation right
-there (see `loop`): small collectives are done within the call then, as they are for callers in
-asyncio, and who waits for one does the loop's work meanwhile. Whoever finds the lock taken leaves
-the call in a queue (flat combining: Hendler et al., SPAA 2010); who has the lock next makes the
-calls in the queue first, so that those of one thread keep their order.
+Handing an operation to another thread would cost more than a small collective. So a lock says which
+thread may touch the loop. While the engine's thread waits for events, any thread can take the lock
+and start an operation itself (see `loop`). Small collectives are then done within the call, as in
+asyncio, and a thread that waits for a result does the loop's work meanwhile.
+
+A thread that finds the lock taken leaves its call in a queue (flat combining: Hendler et al., SPAA
+2010). The next holder of the lock makes the queued calls first, so that the calls of each thread
+keep their order.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from aiodist.threads.loop import Loop, Until, at_once
 T = TypeVar("T")
 
 EXIT_PATIENCE = 10.0
-"""Seconds for which a process that exits waits for its groups to be left in good order."""
+"""Seconds that an exiting process waits until it has left its groups in good order."""
 
 log = logging.getLogger("aiodist.threads")
 
@@ -38,34 +40,35 @@ class Resident(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether it has ended."""
+        """Whether the group has ended."""
         ...
 
     def abort(self, reason: str = ...) -> None:
-        """Ends it at once."""
+        """End the group at once."""
         ...
 
     async def close(self) -> None:
-        """Ends it in good order."""
+        """End the group in good order."""
         ...
 
 
 def _nothing() -> None:
-    """Nothing needs to be done."""
+    """Do nothing."""
 
 
 class Engine:
     """The thread, its loop, and the way in for other threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # who holds it may be in the loop
-        self._queue: deque[Callable[[], None]] = deque()  # what other threads want done in the loop
+        self._lock = threading.Lock()  # its holder may be in the loop
+        # calls that other threads want made in the loop
+        self._queue: deque[Callable[[], None]] = deque()
         self.loop = Loop(self._lock, self._abort_all)
-        """On which all groups live. Touched by nobody but who holds the lock."""
-        # Those that are to be aborted, should the engine fail, and closed when the process exits.
+        """The loop of all groups. Only the holder of the lock may touch it."""
+        # Aborted if the engine fails, and closed when the process exits.
         self._groups: weakref.WeakSet[Resident] = weakref.WeakSet()
         self._inherited = False  # this process was forked, and the thread is not here
-        # What is to be done before the process ends.
+        # Awaited before the process ends.
         self._endings: list[Callable[[], Coroutine[Any, Any, None]]] = []
         # Turns the loop while no thread of the program does.
         self._thread = threading.Thread(target=self._run, name="aiodist engine", daemon=True)
@@ -83,31 +86,33 @@ class Engine:
         later: Callable[[], None] = _nothing,
         until: Until = at_once,
     ) -> None:
-        """Make a call on the loop: here and now, or soon, after those submitted before.
+        """Make a call on the loop, now or soon, after all calls that were submitted before.
 
-        The call must not wait and must not raise. Made here, it is gone on with until `until` says
-        that this is enough; what is left is the loop's. If it cannot be made now, `later` is called
-        first. Raises GroupClosedError in a forked child.
+        The call must not wait and must not raise. If it is made now, the loop's work goes on until
+        `until` is true, and the loop's own thread does the rest. If it cannot be made now, `later`
+        is called first.
+
+        Raises GroupClosedError in a forked child.
         """
         if self._inherited:
             raise GroupClosedError(
                 "this process was forked from one that uses aiodist, whose groups stay there: "
                 "make groups of its own here, after the fork"
             )
-        # Somebody is in the loop. To wait for the lock could take as long as his callbacks do; to
-        # leave the call in the queue takes nothing. `later` comes before that: from the moment the
-        # call is in the queue it may be made, and be over, in another thread.
+        # Another thread is in the loop. We do not wait for the lock, because its callbacks may take
+        # long; a call in the queue takes nothing. `later` comes first, because a call in the queue
+        # may be made, and be over, in another thread at once.
         if not self._lock.acquire(blocking=False):
             later()
-            # In the context of this thread, because another one will make it.
+            # In the context of this thread, because another thread will make the call.
             self._queue.append(partial(copy_context().run, call))
             self.loop.call_soon_threadsafe(self._drain)
             return
         if asyncio._get_running_loop() is not None:
             until = at_once  # tasks of two loops do not mix in one thread
         try:
-            # Calls of this very thread may be among them, from when it found the lock taken.
-            # Collectives are matched by the order of calls, so these have to be made first.
+            # The queue may hold calls of this thread, from when it found the lock taken. They come
+            # first, because collectives are matched by the order of calls.
             if self._queue:
                 self.loop.visit(self._drain)
             self.loop.visit(call, until)
@@ -119,8 +124,10 @@ class Engine:
             self._queue.popleft()()
 
     def drive(self, until: Until, seconds: float) -> None:
-        """Do the loop's work until `until`; for at most `seconds`, and not if somebody does. Raises
-        KeyboardInterrupt; if that was in the midst of the work, all groups are aborted."""
+        """Do the loop's work until `until`, for at most `seconds`, unless another thread does it.
+
+        Raises KeyboardInterrupt. If that came in the middle of a callback, all groups are aborted.
+        """
         if self._inherited or asyncio._get_running_loop() is not None:
             return
         if not self._lock.acquire(blocking=False):
@@ -136,19 +143,19 @@ class Engine:
             group.abort(f"{in_words(error)} in the midst of an operation")
 
     def adopt(self, group: Resident) -> None:
-        """A group lives on the loop."""
+        """Take in a group that lives on the loop."""
         self._groups.add(group)
 
     def began(self) -> None:
-        """An operation waits for events; to be called on the engine."""
+        """Count an operation that waits for events. Call this on the loop."""
         self.loop.waiting.pending += 1
 
     def ended(self) -> None:
-        """An operation that had `began` waits for no events any more."""
+        """Count off an operation that `began`."""
         self.loop.waiting.pending -= 1
 
     def wait_for(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run a coroutine on the loop, and wait for its result; at most `timeout` seconds."""
+        """Run a coroutine on the loop, and wait at most `timeout` seconds for its result."""
 
         async def run() -> T:
             self.began()
@@ -167,23 +174,23 @@ class Engine:
     # -- the end ----------------------------------------------------------------------------------
 
     def at_exit(self, ending: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Have `ending` awaited when the process exits, the latest first."""
+        """Await `ending` when the process exits, the latest first."""
         self._endings.append(ending)
 
     def forget(self, ending: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Await `ending` no more: it was done before the process exits."""
+        """Do not await `ending` any more, because it was done before the exit."""
         if ending in self._endings:
             self._endings.remove(ending)
 
     def end(self) -> None:
-        """Await all endings; for the exit of the process."""
+        """Await all endings, because the process exits."""
 
         async def end() -> None:
             async with asyncio.timeout(EXIT_PATIENCE):
                 while self._endings:
                     await self._endings.pop()()
-                # What the program has not closed itself: to the others, a process that just ends is
-                # one that has crashed.
+                # Close the groups that the program has left open, because a process that just ends
+                # looks to the others like one that has crashed.
                 for group in list(self._groups):
                     if not group.closed:
                         await group.close()
@@ -197,21 +204,22 @@ class Engine:
             log.debug("the groups were not left in good order within %g s", EXIT_PATIENCE)
 
     def inherit(self) -> None:
-        """This process is a fork of the one that has the engine's thread."""
+        """Hear that this process is a fork of the one with the engine's thread."""
         self._inherited = True
 
 
 _here: list[Engine] = []
 """The engine of this process, once there is one."""
 _inherited: list[Engine] = []
-"""Kept: closing such a loop would take the parent's files out of the epoll set they share."""
+"""Kept, because closing such a loop would take the parent's files out of the epoll set they
+share."""
 _making = threading.RLock()
-# Held over a fork, so that no child begins with a lock that a thread holds which is not there. An
-# RLock, for the thread that forks may have it already.
+# Held during a fork, so that no child begins with a lock whose holder is a thread that it does not
+# have. An RLock, because the thread that forks may hold it already.
 
 
 def engine() -> Engine:
-    """The engine of this process, started when first needed."""
+    """Return the engine of this process, started when first needed."""
     with _making:
         if not _here:
             _here.append(Engine())
@@ -221,7 +229,7 @@ def engine() -> Engine:
 
 
 def engine_of(loop: asyncio.AbstractEventLoop) -> Engine | None:
-    """The engine of this process, if `loop` is its loop."""
+    """Return the engine of this process if `loop` is its loop."""
     return next((engine for engine in _here if engine.loop is loop), None)
 
 

@@ -1,28 +1,28 @@
-"""An event loop that several threads can be in, one at a time: whoever holds its lock.
+"""An event loop that several threads can be in, one at a time: the holder of its lock.
 
-It has a thread of its own, which holds the lock while it runs callbacks, and lets go of it while it
-waits for events. Meanwhile another thread can take the lock and visit: call something, and run what
-becomes ready by that. A visitor who wants to wait for a result can drive: it waits for events
-itself, and runs what they bring, while the loop's own thread stands by. So what it waits for comes
-without a detour by another thread.
+The loop has a thread of its own. It holds the lock while it runs callbacks, and releases it while
+it waits for events. Meanwhile another thread can take the lock and *visit*: make a call, and run
+what becomes ready by that. A visitor that wants a result can *drive*: it waits for events itself
+and runs their callbacks, while the loop's own thread stands by. So the result comes without a
+detour through another thread.
 
-A hand-over to another thread and back would cost more than a small collective takes. So a caller
-that gets the lock starts its operation itself, runs what becomes ready by that, and often leaves
-with the result. Otherwise it drives until it has its result, and waits for events without the lock
-and without the GIL. Whoever finds a driver waits to be told.
+Handing an operation to another thread and back would cost more than a small collective. So a caller
+that gets the lock starts its operation itself, runs what becomes ready, and often leaves with the
+result. Otherwise it drives, and waits for events without the lock and without the GIL. If another
+thread drives already, the caller waits to be told.
 
-**It is safe**, because everything on the loop is touched under the lock only. The selector gives
-the lock back after each wait, and drops events whose registration has changed meanwhile. An
-exception out of the midst of a callback, which is Ctrl-C in a main thread that drives, aborts all
-groups.
+**It is safe**, because everything on the loop is touched under the lock only. The selector takes
+the lock back after each wait, and drops events of files whose registration has changed meanwhile.
+An exception that interrupts a callback aborts all groups: that is Ctrl-C in a main thread that
+drives.
 
-**Somebody always watches.** The loop's own thread stands by for 2 ms after a visitor, and only
-while nothing is pending but what the driver waits for. A visitor that comes more often than that
-looks at events and the clock itself. A driver drives for at most 0.1 s. A visitor that leaves wakes
-the loop's thread if anything is left to do, and the driver if its result is there.
+**There is always a thread that watches.** The loop's own thread stands by for 2 ms after a visitor,
+and only if nothing is pending but what the driver waits for. A visitor that comes more often than
+that looks at events and the clock itself. A driver drives for at most 0.1 s. A visitor that leaves
+wakes the loop's thread if work is left, and the driver if its result has come.
 
-**It is fair**, because a call runs what has become ready for at most 20 ms, and nobody waits for
-the lock but those who come back from waiting for events.
+**It is fair**, because a call runs what has become ready for at most 20 ms, and only threads that
+come back from waiting for events wait for the lock.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ Until = Callable[[], bool]
 Events = list[tuple[selectors.SelectorKey, int]]
 
 STANDBY = 0.002
-"""Seconds for which the loop's own thread stands by after a visitor who waited for a result: he may
-come back soon, and whenever they take turns, threads have to be woken. Nothing on the loop has to
-wait for longer than that."""
+"""Seconds for which the loop's own thread stands by after a visitor that waited for a result.
+
+The visitor may come back soon, and taking turns would mean waking threads. Nothing on the loop has
+to wait longer than this.
+"""
 LONGEST_VISIT = 0.02
-"""Seconds after which what a call has made ready is left to the loop's own thread."""
+"""Seconds after which a call leaves what is ready to the loop's own thread."""
 LONGEST_DRIVE = 0.1
 """Seconds after which the loop's own thread takes over from a driver."""
 
@@ -56,12 +58,12 @@ _now = time.monotonic
 
 
 def at_once() -> bool:
-    """The `Until` of a visitor that waits for nothing: it is enough from the first."""
+    """The `Until` of a visitor that waits for nothing."""
     return True
 
 
 class Visit:
-    """What a visitor is there for. `until`: what it waits for, if it drives."""
+    """One stay of a visitor. `until` is what it waits for, if it drives."""
 
     __slots__ = ("is_known", "is_waiting", "limit", "until")
 
@@ -76,25 +78,25 @@ _CALLER = Visit()
 
 
 class Selector(selectors.DefaultSelector):
-    """Lets go of `lock` while it waits. Everything here but `call` is for who holds that lock.
+    """A selector that releases `lock` while it waits. Only `call` may be used without that lock.
 
-    `write`: makes whoever waits for events return.
+    `write` makes a thread that waits for events return.
     """
 
     def __init__(self, lock: threading.Lock, write: Callable[[], None]) -> None:
         super().__init__()
         self.visit: Visit | None = None
-        """Of the thread that holds the lock, if that is a visitor."""
+        """The visit of the thread that holds the lock; None if that is the loop's own."""
         self.timers: list[asyncio.TimerHandle] = []
         """Timers that visitors have made since the loop's own thread last looked."""
         self.pending = 0
-        """Operations that events may bring on."""
+        """How many operations wait for events."""
         self._lock = lock
         self._write = write
-        self._is_woken = False  # by what was written since somebody last came back from waiting
-        self._is_idle = False  # the loop's own thread waits, and had nothing else to do
-        self._stands_by = False  # it does not wait for events, but to be called
-        # Set to have the loop's own thread look, where it stands by.
+        self._is_woken = False  # a byte was written since a thread last came back from waiting
+        self._is_idle = False  # the loop's own thread waits, because it has nothing to do
+        self._stands_by = False  # it waits to be called, and not for events
+        # Set to end the standby of the loop's own thread.
         self._called = threading.Event()
         self._driver: Until | None = None  # what the driver waits for, while it waits for events
         self._registered = 0  # how often a file was registered so far
@@ -103,7 +105,7 @@ class Selector(selectors.DefaultSelector):
 
     # -- waiting ----------------------------------------------------------------------------------
 
-    # Who is where, and what wakes whom. There is one lock, one selector, and two kinds of threads:
+    # There is one lock, one selector, and two kinds of threads::
     #
     #     the loop's own thread                    threads of the program
     #
@@ -112,14 +114,14 @@ class Selector(selectors.DefaultSelector):
     #     stands by            (without it, and    wait at a gate, which a result opens
     #                          not for events)
     #
-    # A thread that waits for events is woken by a byte in the loop's self-pipe (`wake`); one that
-    # stands by, by an `Event` (`call`), which costs less, and does nothing where nobody stands by.
+    # A byte in the loop's self-pipe wakes a thread that waits for events (`wake`). An `Event` wakes
+    # one that stands by (`call`). That is cheaper, and does nothing if no thread stands by.
     #
-    # The rule that keeps everybody honest: whoever lets go of the lock leaves nothing behind that
-    # only he would have done. Callbacks that are ready, and timers that he has made, are told to
-    # whoever waits for events, as that one has computed its timeout before they were there. A
-    # result that a driver waits for is told to that driver. Nothing else needs to be told: a file
-    # that becomes ready wakes whoever waits, and who stands by looks by himself after 2 ms.
+    # The rule: a thread that releases the lock leaves no work that only it would have done. It
+    # wakes the thread that waits for events if callbacks are ready or if it has made timers,
+    # because that thread computed its timeout before they were there. It wakes the driver if the
+    # driver's result has come. Nothing else needs a wake: a file that becomes ready wakes the
+    # thread that waits, and a thread that stands by looks by itself after 2 ms.
     def select(self, timeout: float | None = None) -> Events:
         if self.visit is not None:
             return self._select_for(self.visit, timeout)
@@ -146,13 +148,13 @@ class Selector(selectors.DefaultSelector):
             return super().select(0)
         left = max(0.0, visit.limit - _now())
         timeout = left if timeout is None else min(timeout, left)
-        # Both would wait on the same selector else, and an event would wake both: the loop's thread
-        # for nothing, and just when the driver needs the lock and the GIL. One byte now saves that
-        # for each event of this visit. Not where more than one operation is pending: then events
-        # come that are none of the driver's, and two threads are right.
+        # Without this, both threads would wait on one selector, and each event would wake both: the
+        # loop's thread for nothing, just when the driver needs the lock and the GIL. One byte now
+        # prevents that for all events of this visit. If several operations are pending, two threads
+        # are right, because events come that are not the driver's.
         if not visit.is_known and self._is_idle and not self._stands_by and self.pending <= 1:
             visit.is_known = True
-            self.wake()  # and it will stand by from then on
+            self.wake()  # it will stand by from then on
         self._driver, self.visit, visit.is_waiting = until, None, True
         registered = self._registered
         self._lock.release()
@@ -166,26 +168,26 @@ class Selector(selectors.DefaultSelector):
 
     def _stand_by(self) -> None:
         while not self._called.wait(STANDBY) and _now() - self._last_visit < STANDBY:
-            pass  # whoever comes that often gives the loop its turns
+            pass  # a visitor that comes that often gives the loop its turns
 
     def _is_driven(self) -> bool:
         if self._driver is not None:
-            return self.pending <= 1  # there is more than what the driver waits for otherwise
+            return self.pending <= 1  # else more is pending than what the driver waits for
         return self.pending == 0 and _now() - self._last_visit < STANDBY
 
-    # Others may unregister a file, close it, and register another one that gets the same number,
-    # while somebody waits::
+    # While a thread waits, another one may unregister a file, close it, and register a new file
+    # that gets the same number::
     #
-    #     who waits   ──> epoll_wait: 9 ────────────────────> key of 9 ───────────> lock ──> event
+    #     it waits    ──> epoll_wait: 9 ────────────────────> key of 9 ───────────> lock ──> event
     #     a visitor           removes 9, opens another 9                changes 9
     #
-    # What has happened to the old file must not be told of the new one: who watches whether a
-    # process ends, or waits for one answer, would believe it. So an event counts if its file was
-    # registered before the wait began, and its key is still the one that the wait has found. What
-    # is dropped although it is true comes again with the next wait.
+    # An event of the old file must not be taken for one of the new file, because a handler that
+    # watches for the end of a process would believe it. So an event counts only if its file was
+    # registered before the wait began, and if its key is still the one that the wait has found. A
+    # true event that is dropped comes again with the next wait.
     def _still_watched(self, events: Events, registered: int) -> Events:
-        """Those of `events` that are of files as they are watched now, and were when only so many
-        had been registered."""
+        """Return those of `events` whose files are still watched, and were before the wait
+        began."""
         known, numbers = self.get_map(), self._numbers
         return [
             (key, mask)
@@ -201,7 +203,8 @@ class Selector(selectors.DefaultSelector):
         self._numbers[key.fd] = self._registered
         return key
 
-    # -- who is to wait, and who is to go on ------------------------------------------------------
+    # -- which thread waits, and which goes on
+    # ------------------------------------------------------
 
     @property
     def has_driver(self) -> bool:
@@ -209,20 +212,22 @@ class Selector(selectors.DefaultSelector):
         return self._driver is not None
 
     def wake(self) -> None:
-        """Have somebody come back from waiting for events, and look at what there is to do."""
+        """Make a thread return from waiting for events, to look for work."""
         if not self._is_woken:
             self._is_woken = True
             self._write()
 
     def tell_driver(self) -> None:
-        """Wake the driver if what it waits for is there. To be called before letting go of the
-        lock, by whoever may have brought that about."""
+        """Wake the driver if its result has come. Call this before you release the lock."""
         if self._driver is not None and self._driver():
             self.wake()
 
     def leave(self, *, is_ready: bool, has_result: bool) -> None:
-        """A visitor leaves. `is_ready`: callbacks that somebody has to run; `has_result`: the
-        visitor has waited for something, and has it."""
+        """Hear that a visitor leaves.
+
+        `is_ready`: callbacks are left to run. `has_result`: the visitor has waited for a result and
+        has it.
+        """
         if has_result:
             self._last_visit = _now()
         if self.timers:
@@ -237,8 +242,11 @@ class Selector(selectors.DefaultSelector):
         self.tell_driver()
 
     def call(self) -> None:
-        """Let the loop's own thread stand by no longer if nobody waits for events in its place. For
-        any thread: a driver sees what there is to do before it leaves."""
+        """End the standby of the loop's own thread, unless a driver waits for events. For any
+        thread.
+
+        A driver needs no call, because it looks for work before it leaves.
+        """
         if self._stands_by and self._driver is None:
             self._called.set()
 
@@ -246,7 +254,7 @@ class Selector(selectors.DefaultSelector):
 if TYPE_CHECKING:
 
     class _Base(asyncio.SelectorEventLoop):
-        """With what typeshed does not tell of."""
+        """Declares what typeshed leaves out."""
 
         _ready: deque[asyncio.Handle]
 
@@ -260,17 +268,17 @@ else:
 class Loop(_Base):
     """The event loop. `visit` and `drive` are for threads that hold the lock.
 
-    `upset`: called where an exception has ended a callback of a visitor half-way (KeyboardInterrupt
-    can, in the main thread), and nobody may rely on what it has left.
+    `upset` is called if an exception has ended a callback half-way, as KeyboardInterrupt can in the
+    main thread. The state that the callback has left is then unknown.
     """
 
     def __init__(self, lock: threading.Lock, upset: Callable[[BaseException], None]) -> None:
         self.waiting = Selector(lock, self._write_to_self)
         self._upset = upset
-        self._next_look = 0.0  # of visitors, at events and the clock
+        self._next_look = 0.0  # when visitors look at events and the clock next
         super().__init__(self.waiting)
-        # Debug mode takes calls from other threads for a mistake. Here they are none: the lock is
-        # what asyncio means by being in the thread of the loop.
+        # Debug mode takes calls from other threads for mistakes. Here they are none, because the
+        # holder of the lock counts as the thread of the loop.
         self.set_debug(False)
 
     def call_at(
@@ -290,8 +298,10 @@ class Loop(_Base):
         self.waiting.call()
 
     def visit(self, call: Callable[[], None], until: Until = at_once) -> None:
-        """Make a call, and run what becomes ready until `until` says that this is enough; what is
-        left then is the loop's own thread's."""
+        """Make a call, and run what becomes ready until `until` is true.
+
+        The loop's own thread runs the rest.
+        """
         outer = self._enter(_CALLER)
         waits = until is not at_once
         try:
@@ -310,11 +320,12 @@ class Loop(_Base):
             while self._ready and not until() and _now() < limit:
                 self._run_ready()
         if _now() >= self._next_look:
-            # One who comes again and again may keep the loop's own thread out all the while.
+            # A thread that visits again and again may keep the loop's own thread out all the while.
             self._run_once()
             self._next_look = _now() + STANDBY
         elif self._ready and until():
-            self._run_ready()  # the last callbacks run here: no need to wake the loop's thread
+            # run the last callbacks here, so that the loop's thread need not wake
+            self._run_ready()
 
     def _run_ready(self) -> None:
         ready = self._ready
@@ -324,17 +335,19 @@ class Loop(_Base):
                 handle._run()
 
     def drive(self, until: Until, seconds: float) -> None:
-        """Wait for events and run what they bring, until `until`; at most for `seconds`, and no
-        longer than a while. While it waits, it holds neither the lock nor the GIL."""
+        """Wait for events and run their callbacks until `until`, for at most `seconds`.
+
+        Ends after `LONGEST_DRIVE` in any case. It waits without the lock and without the GIL.
+        """
         visit = Visit(until, _now() + min(seconds, LONGEST_DRIVE))
         outer = self._enter(visit)
         try:
             while not until() and _now() < visit.limit:
                 self._run_once()
         except BaseException as error:
-            # While it waits for events, nothing is half done, and Ctrl-C is simply passed on. Amid
-            # a callback, a frame may be half sent, or a count taken and not given back: nobody can
-            # tell, so all groups end, here and by that on the other ranks.
+            # While the thread waits for events nothing is half done, so Ctrl-C is just passed on.
+            # In the middle of a callback, a frame may be half sent. We cannot know, so all groups
+            # end here, and through that on the other ranks.
             if not visit.is_waiting:
                 self._upset(error)
             raise

@@ -1,8 +1,8 @@
 """What a transport is: links that carry frames in order, and a way to make them.
 
-A link is synchronous: `send` queues and tries at once, `poll` moves what can be moved without
-waiting, and the event loop calls the same code when the operating system says there is more.
-Nothing in here awaits per frame. All calls come from the loop that owns the link.
+A link is synchronous. `send` queues and tries at once, `poll` moves what can be moved without
+waiting, and the event loop calls the same code when the operating system reports more. Nothing here
+awaits for each frame. All calls come from the loop that owns the link.
 """
 
 from __future__ import annotations
@@ -13,61 +13,67 @@ from typing import Final, Protocol
 Done = Callable[[], None]
 
 STEADY: Final = object()
-"""The token of frames whose views are of memory that is never written again as long as anybody has
-a view of it: nobody wants it back, and it is kept, not copied, until the peer has the frame."""
+"""The token of frames whose memory is never written again while a view of it exists. So the link
+keeps their views without a copy until the peer has the frame."""
 
 
 class Landing(Protocol):
-    """Where the payload of one frame goes, and what is to happen when all of it is there.
+    """The memory for the payload of one frame, and what happens when all of it has come.
 
-    Who takes a header makes the landing and returns it. From then on the link alone remembers that
-    this payload is under way: everybody between the two has passed the header on and is done, and
-    the last byte goes straight to whoever owns the memory::
+    The handler of a header makes the landing and returns it. From then on only the link remembers
+    that this payload is under way, and the last byte goes straight to the owner of the memory::
 
         header    link ──> peer ──> group ──> operation ──┐
                   keeps <────────── landing <─────────────┘
         payload   writes into landing.memory, part by part, over one connection or several
         the end   calls landing.landed()
 
-    **The owner may change its mind** at any time, without a word to the link: a call is cancelled,
-    and its memory is the user's again. So a link asks for `memory` before each part that it writes,
-    and holds no view of it in between. What is there then is of the same size as before, and is
-    written to from where the link had come to; what had come by then is in the old memory, which is
-    the owner's to copy. A frame of a link that had broken comes again, all of it.
+    **The owner may take the memory back** at any time without telling the link, for example if a
+    call is cancelled. So a link asks for `memory` before each part that it writes, and holds no
+    view in between. New memory has the same size, and the link goes on at the same position. The
+    owner copies what the old memory has. After a broken connection the whole frame comes again.
 
-    **Nobody may want it any more.** With None, the rest of the payload is read all the same, since
-    the next frame is behind it, but is written nowhere, and `landed` is not called.
+    **The payload may become unwanted.** If `memory` is None, the rest of the payload is read and
+    dropped, because the next frame is behind it, and `landed` is not called.
 
-    **The link may be lost** first: then `landed` is never called either, and `Receiver.closed`
-    says why. Nothing is written from then on.
+    **The link may be lost** first. `landed` is then never called, and `Receiver.closed` says why.
+    Nothing is written after that.
     """
 
     @property
     def memory(self) -> memoryview | None:
-        """Writable, contiguous memory of exactly as many bytes as the payload has; not looked at
-        for an empty one. None: the payload is skipped."""
+        """Writable, contiguous memory of exactly the size of the payload; None: skip the payload.
+
+        Not asked for an empty payload.
+        """
         ...
 
     def landed(self) -> None:
-        """The payload is complete. Called once, also for an empty one."""
+        """Hear that the payload is complete. Called once, also for an empty one."""
 
 
 class Receiver(Protocol):
-    """Who takes what a link brings. Called from `Link.poll` and by the link's loop, never from
-    inside another call to the link.
+    """Takes what a link brings.
 
-    An exception raised in `frame`, or by a landing, is logged ("aiodist.transport") and closes the
-    link with it. Callbacks may call anything of the link; `poll` does nothing in there.
+    Called from `Link.poll` and by the link's loop, never from inside another call to the link. An
+    exception of `frame`, or of a landing, is logged ("aiodist.transport") and closes the link with
+    it. Callbacks may call anything of the link; `poll` does nothing inside them.
     """
 
     def frame(self, link: Link, header: bytes, nbytes: int) -> Landing | None:
-        """A header came, `nbytes` of payload follow: where they go. None: they are skipped, or
-        there are none and nothing more is to be done for this frame."""
+        """Take a header that is followed by `nbytes` of payload. Returns the landing of the
+        payload.
+
+        None: the payload is skipped, or there is none and nothing more to do for this frame.
+        """
         ...
 
     def closed(self, link: Link, error: BaseException | None) -> None:
-        """The link is closed, once: `error` None after an orderly end by either side, else what
-        broke it or was given to `close`. The last call to this receiver."""
+        """Hear that the link is closed. Called once, as the last call to this receiver.
+
+        `error` is None after an orderly end by either side, else what broke the link or was given
+        to `close`.
+        """
 
 
 class Link(Protocol):
@@ -76,10 +82,10 @@ class Link(Protocol):
     kind: str
     """Name of the transport: "inproc", "shm", "tcp", "unix"."""
     receiver: Receiver
-    """May be replaced at any time; set before the first frame is read."""
+    """May be replaced at any time. It is set before the first frame is read."""
     max_header: int
     max_payload: int
-    """Limits of incoming frames; over them the link closes with ProtocolError."""
+    """Limits of incoming frames. Over them the link closes with ProtocolError."""
 
     @property
     def sent_bytes(self) -> int:
@@ -88,7 +94,7 @@ class Link(Protocol):
 
     @property
     def received_bytes(self) -> int:
-        """Payload bytes of the frames that have come, skipped ones included."""
+        """Payload bytes of the frames that have come, including skipped ones."""
         ...
 
     @property
@@ -96,7 +102,7 @@ class Link(Protocol):
 
     @property
     def backlog(self) -> int:
-        """Bytes accepted by `send` that have not left yet, headers included."""
+        """Bytes that `send` has accepted and that have not left yet, including headers."""
         ...
 
     @property
@@ -113,46 +119,56 @@ class Link(Protocol):
         token: object = None,
         urgent: bool = False,
     ) -> None:
-        """Send one frame; its payload is the concatenation of `payload` (contiguous byte views).
+        """Send one frame. Its payload is the concatenation of `payload` (contiguous byte views).
 
-        The views are read until `done` is called, which may happen inside this call; it is not
-        called for frames that are discarded, or lost with the link. `urgent` frames overtake
-        queued frames that are not, never the frame that is partly sent, and never each other.
-        Sending on a closed or finishing link does nothing (the receiver was, or will be, told).
-        `header` must not be empty (ValueError).
+        The views are read until `done` is called, maybe inside this call. `done` is not called for
+        frames that are discarded or lost with the link. `urgent` frames overtake queued frames that
+        are not urgent, but never a frame that is partly sent, and never each other. On a closed or
+        finishing link this does nothing, because the receiver hears of the end. Raises ValueError
+        for an empty `header`.
         """
 
     def poll(self) -> bool:
-        """Send and receive what can be moved now, without waiting. True: something moved."""
+        """Send and receive what can be moved now, without waiting. Returns whether something
+        moved."""
         ...
 
     def discard(self, token: object) -> None:
-        """Forget queued frames sent with `token`: they do not travel, their `done` is not called,
-        and their views are not read any more. A frame that is partly sent goes on as it is
-        now: its payload is copied, as is that of frames that have left and may have to be sent
-        again. Nothing happens for None, the token of frames that have none."""
+        """Forget queued frames that were sent with `token`: their `done` is not called.
+
+        Their views are not read any more. A frame that is partly sent goes on with a copy of its
+        payload, and so do frames that may have to be sent again. None does nothing, because it is
+        the token of frames without one.
+        """
 
     def settle(self, token: object) -> None:
-        """Do not read the views any more that were sent with `token`, all of which have left (their
-        `done` was called): a link that can be made again may have to send them again, and copies
-        what the peer may not have. Views that were sent without a token must never change."""
+        """Stop reading the views that were sent with `token`, after all of them have left.
+
+        A link that can be made again may have to send them again, so it copies what the peer may
+        not have. Views that were sent without a token must never change.
+        """
 
     def close(self, error: BaseException | None = None) -> None:
-        """Close at once; what is queued is lost. The peer sees a broken connection. Idempotent."""
+        """Close at once. Queued frames are lost, and the peer sees a broken connection.
+        Idempotent."""
 
     def close_in_child(self) -> None:
-        """After a fork, in the child: drop this process' copy. The parent's link goes on; the
-        child's receiver is not told."""
+        """After a fork, in the child: close this process' copy. The parent's link goes on.
+
+        The child's receiver is not told.
+        """
 
     async def finish(self, timeout: float) -> None:
-        """Close in order: send what is queued, tell the peer, wait for its end (at most `timeout`
-        seconds), close. Frames that come meanwhile are received. The receiver was told of the end
-        when this returns; after `timeout` with a TimeoutError."""
+        """Close in order: send what is queued, tell the peer, wait for its end, close.
+
+        Waits at most `timeout` seconds. Frames that come meanwhile are received. The receiver has
+        been told of the end when this returns, after `timeout` with a TimeoutError.
+        """
 
 
 def deliver(landing: Landing | None, payload: Sequence[memoryview], nbytes: int) -> None:
-    """Do what a link does with a payload of `nbytes` that is here as a whole. Raises ValueError
-    for memory of another size."""
+    """Deliver a whole payload of `nbytes` as a link does. Raises ValueError for memory of another
+    size."""
     if landing is None:
         return
     if nbytes:
@@ -170,7 +186,7 @@ def deliver(landing: Landing | None, payload: Sequence[memoryview], nbytes: int)
 
 
 def wrong_size(memory: memoryview, nbytes: int) -> ValueError:
-    """What a link raises for a landing whose memory is not for a payload of `nbytes`."""
+    """Make the error for a landing whose memory does not have `nbytes`."""
     return ValueError(
         f"the receiver gave {len(memory)} bytes for a payload of {nbytes}:"
         " it must give a view of exactly as many bytes, or None"
@@ -178,16 +194,16 @@ def wrong_size(memory: memoryview, nbytes: int) -> ValueError:
 
 
 class Listener(Protocol):
-    """Takes connections in until closed."""
+    """Accepts connections until closed."""
 
     address: str
-    """Where peers find it: "tcp://10.0.0.1:4711", "shm:…", "unix-abstract:…", "inproc://…"."""
+    """Its address for peers: "tcp://10.0.0.1:4711", "shm:…", "unix-abstract:…", "inproc://…"."""
 
     def close(self) -> None:
-        """Stop listening; accepted links stay. Idempotent."""
+        """Stop listening. Accepted links stay. Idempotent."""
 
     def close_in_child(self) -> None:
-        """After a fork, in the child: drop this process' copy."""
+        """After a fork, in the child: close this process' copy."""
 
 
 class Transport(Protocol):
@@ -196,12 +212,17 @@ class Transport(Protocol):
     kind: str
 
     async def listen(self, accept: Callable[[Link], None], *, host: str) -> Listener:
-        """Listen, where nobody else does. `accept(link)` sets `link.receiver` before it returns.
-        Limits of a new link are those of a peer that has not said hello."""
+        """Listen at a new address. `accept(link)` sets `link.receiver` before it returns.
+
+        A new link has the limits of a peer that has not said hello.
+        """
         ...
 
     async def dial(self, address: str, receiver: Receiver) -> Link:
-        """Connect to a listener's `address`. Raises OSError, also where the listener's system does
-        not answer. For its process, which may be busy, there is no deadline; cancelling closes the
-        socket."""
+        """Connect to a listener's `address`. Raises OSError, also if the listener's system does not
+        answer.
+
+        There is no deadline for the listener's process, because it may be busy. Cancelling closes
+        the socket.
+        """
         ...

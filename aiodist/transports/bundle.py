@@ -1,30 +1,29 @@
-"""Several connections that are used as one stream of bytes, where one is held up by each packet
-that is lost.
+"""Several connections as one stream of bytes, for networks that lose packets.
 
-Reno and CUBIC take a lost packet for a full queue, and halve what they have on the way. Of eight
-connections one halves its eighth. The stream is cut into chunks, each with its position before it,
-and goes to whichever connection has room::
+Reno and CUBIC take a lost packet for a full queue, and halve what they have on the way. With eight
+connections only one eighth is halved. The stream is cut into chunks. Each has its position in
+front, and goes over any connection that has room::
 
     stream ──> chunk 0 ──> connection 0 ──────────────> 0, 3 ──┐
                chunk 1 ──> connection 1 ── (slow) ────> 1      ├──> by position ──> stream
                chunk 2 ──> connection 2 ──────────────> 2, 4 ──┘
 
-**As long as little is lost** all goes over the first connection: of eight each would fill its own
-share of the queues on the way, and lose packets by that. Once the first goes on losing some
-(`Losses`) all are used, from then on. Each side decides that for what it sends.
+**If little is lost** everything goes over the first connection, because eight would each fill their
+share of the queues on the way, and lose packets by that. If the first one goes on losing packets
+(`Losses`), all are used from then on. Each side decides this for what it sends.
 
-**Nothing is put in order here.** Of a chunk whose turn has not come only the position is read; the
-rest stays with the system, which lets the sender know when its buffer is full. So what comes early
-takes no memory of this process, and the bytes are read straight to their place.
+**Nothing is reordered in memory.** Of a chunk whose turn has not come only the position is read.
+The rest stays in the system, which tells the sender when its buffer is full. So early chunks take
+no memory of this process, and all bytes are read straight to their place.
 
-**What has come.** The peer's system has acknowledged the stream up to the oldest chunk of which it
-has not acknowledged all, on whichever connection (`unacknowledged`).
+**Acknowledgements.** The peer's system has acknowledged the stream up to the oldest chunk that it
+has not fully acknowledged on its connection (`unacknowledged`).
 
-**The end.** The stream ends where nothing more of it can come: all connections have ended, or one
-amid a chunk. Whether it should have ended there the link knows, as with one connection. Where one
-has ended the others have to follow (`PATIENCE`), or somebody between the two has closed it, and
-what the peer sends over it is lost. A connection that breaks breaks the stream: what was there
-before is still read.
+**The end.** The stream ends when nothing more can come: all connections have ended, or one in the
+middle of a chunk. The link decides whether that end is in order, as with one connection. If one
+connection ends, the others have to follow (`PATIENCE`). Otherwise something between the two has
+closed it, and what the peer sends over it is lost. A connection that breaks breaks the stream,
+after what has come is read.
 """
 
 from __future__ import annotations
@@ -48,48 +47,48 @@ from aiodist.transports.silence import (
 )
 
 CHUNK = 64 * 1024
-"""Most bytes of a chunk: what a connection takes at once, and few to wait for."""
+"""The most bytes of a chunk: a connection takes them at once, and they are few to wait for."""
 
 UNSENT = 2 * CHUNK
 """Bytes that the system takes for a connection before it can send them. With more, chunks would
-wait at a slow connection while others have nothing to send."""
+wait at a slow connection while others are idle."""
 
 PATIENCE = 2.5
-"""Seconds in which something has to come, once one connection has ended: a bundle has `CHANCES`
-such times in a row, so that a loop that does not turn for long loses but one of them."""
+"""Seconds in which something has to come after one connection has ended. There are `CHANCES` such
+periods in a row, so that a loop that does not turn for long loses only one of them."""
 
 CHANCES = 4
 
 EVENTS = 3
-"""Losses, one after the other, from which on all connections are used. One alone may be the end of
-a slow start, or of what the queues on the way take: those come seconds apart."""
+"""How many losses in a row make a bundle use all connections. A single loss may be the end of a
+slow start, or full queues; those come seconds apart."""
 
 APART = 4.0
-"""Round trips within which all that is lost is one of them."""
+"""Round trips within which all losses count as one."""
 
 AT_LEAST = 0.1
-"""Seconds that this is at least."""
+"""The shortest such time, in seconds."""
 
 IN_A_ROW = 10.0
-"""So many of these times after one, another is not counted to it."""
+"""After this many of these times without a loss, the count begins anew."""
 
 _HEAD = struct.Struct(">QI")
 
 
 class Losses:
-    """Whether a connection goes on losing packets. No I/O in here."""
+    """Tells whether a connection goes on losing packets. No I/O here."""
 
     __slots__ = ("_apart", "_count", "_last", "_lost")
 
     def __init__(self, trip: float) -> None:
-        """`trip`: seconds there and back."""
+        """`trip` is the round trip in seconds."""
         self._apart = max(AT_LEAST, APART * trip)
         self._lost = 0  # packets, so far
         self._last = -math.inf  # when one was counted
-        self._count = 0  # of those in a row
+        self._count = 0  # how many in a row
 
     def look(self, now: float, lost: int) -> bool:
-        """`lost` packets of it were lost until `now`: does it go on?"""
+        """Note that `lost` packets were lost until `now`. Returns whether it goes on losing."""
         if lost != self._lost:
             self._lost = lost
             since = now - self._last
@@ -119,15 +118,15 @@ class Part:
         # Sending.
         self.rest = memoryview(b"")  # of a chunk that was begun
         self.written = 0  # bytes that the system has taken
-        # The chunks that the peer's system may not have: where the first of them begins in the
-        # stream, where the last ends in what is written here.
+        # The chunks that the peer's system may not have: the position of the first one's beginning
+        # in the stream, and of the last one's end in what is written here.
         self.chunks: deque[tuple[int, int]] = deque()
-        self.joined = 0  # what ends before that counts as a part of the last of them
+        self.joined = 0  # chunks that end before this count as a part of the last one
 
     def note(self, position: int, size: int) -> None:
-        """A chunk of `size` bytes begins, of which nothing is counted as written yet."""
+        """Note that a chunk of `size` bytes begins, before it is written."""
         end = self.written + size
-        # Small ones count as one: it begins with the first and is there with the last.
+        # Small chunks count as one. It begins with the first and has come with the last.
         if self.chunks and end <= self.joined:
             self.chunks[-1] = (self.chunks[-1][0], end)
         else:
@@ -136,7 +135,8 @@ class Part:
             self.joined = self.written + CHUNK
 
     def settle(self) -> int | None:
-        """Forget what the peer's system has; how many bytes it may not have. None: unknown."""
+        """Forget what the peer's system has. Returns how many bytes it may not have; None:
+        unknown."""
         underway = unacknowledged(self.fd)
         if underway is not None:
             there = self.written - underway
@@ -146,7 +146,7 @@ class Part:
 
 
 class Bundle:
-    """Connected, non-blocking TCP sockets, which it owns, in place of one for a `StreamLink`."""
+    """Connected, non-blocking TCP sockets, which it owns, in place of the one of a `StreamLink`."""
 
     family = socket.AF_UNSPEC  # options of a single connection make no sense
 
@@ -156,15 +156,15 @@ class Bundle:
         self.is_closed = False
         # Receiving.
         self._position = 0  # of the next byte
-        self._current: Part | None = None  # whose chunk it is in
-        self._ahead: dict[int, Part] = {}  # whose chunk comes later, by its position
-        self._over = False  # no more than what is there can be read
-        self._failure: OSError | None = None  # why, where a connection has failed
-        self._ending: asyncio.TimerHandle | None = None  # looks whether the others end, too
+        self._current: Part | None = None  # the part with the chunk of that byte
+        self._ahead: dict[int, Part] = {}  # parts whose chunk comes later, by its position
+        self._over = False  # nothing can be read beyond what has come
+        self._failure: OSError | None = None  # why a connection has failed
+        self._ending: asyncio.TimerHandle | None = None  # checks whether the others end, too
         self._readable: Callable[[], object] | None = None
         # Sending.
         self._sent = 0  # bytes of the stream
-        self._used = 1  # the first so many parts
+        self._used = 1  # how many of the parts, from the first on
         self._losses = Losses(round_trip(socks[0]) or 0.0)
         self._turn = 0  # the part that is tried first
         self._writable: Callable[[], object] | None = None
@@ -188,13 +188,14 @@ class Bundle:
         option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
         for part in self._parts:
             if option is not None:
-                with contextlib.suppress(OSError):  # it is gone already, as sending will find
+                # it is gone already, and sending will notice that
+                with contextlib.suppress(OSError):
                     part.sock.setsockopt(socket.IPPROTO_TCP, option, UNSENT)
             if self._writable is not None:
                 self._loop.add_writer(part.fd, self._room, part)
 
     def _loses(self) -> bool:
-        """Whether the first part, alone until now, goes on losing packets."""
+        """Tell whether the first part, alone until now, goes on losing packets."""
         try:
             again = sent_again(self._parts[0].sock)
         except OSError:  # it is gone already
@@ -204,14 +205,14 @@ class Bundle:
     # ---- sending ----
 
     def tell(self, flushed: Callable[[], object], broken: Callable[[OSError], object]) -> None:
-        """Whom to call when what it has begun to send is out, and when that cannot be sent."""
+        """Set the functions to call when begun chunks are out, and when they cannot be sent."""
         self._flushed, self._broken = flushed, broken
 
     def send(self, data: bytes | memoryview) -> int:
         return self.sendmsg((data,))
 
     def sendmsg(self, buffers: Sequence[bytes | memoryview]) -> int:
-        """As that of a socket: what it takes, it sends, some of it maybe later."""
+        """Send as a socket does: what it takes is sent, some of it maybe later."""
         views = deque(memoryview(buffer).cast("B") for buffer in buffers if len(buffer))
         total = sum(map(len, views))
         start = self._sent
@@ -233,8 +234,11 @@ class Bundle:
         return self._sent - start
 
     def _begin(self, part: Part, views: deque[memoryview], size: int, *, fresh: bool) -> bool:
-        """Send the next `size` bytes of `views` over `part`. False: it has no room. Raises OSError
-        if it is broken; where something else was just sent (not `fresh`), that is told instead."""
+        """Send the next `size` bytes of `views` over `part`. Returns False if it has no room.
+
+        Raises OSError if the part is broken. If something else was just sent (not `fresh`), the
+        error is reported instead.
+        """
         pieces: list[bytes | memoryview] = [_HEAD.pack(self._sent, size)]
         left = size
         for view in views:
@@ -251,14 +255,15 @@ class Bundle:
         except OSError as error:
             if fresh:
                 raise
-            # Now, as what was begun there is gone, and there may be nothing more to be sent.
+            # Report it now, because a begun chunk is lost, and there may be nothing more to send.
             self._loop.call_soon(self._broken, error)
             return False
         whole = _HEAD.size + size
         part.note(self._sent, whole)
         part.written += sent
         if sent < whole:
-            # Copied: its owner takes it for sent, and another part would otherwise have to wait.
+            # Copied, because its owner takes it for sent, and another part would otherwise have to
+            # wait.
             part.rest = memoryview(b"".join(pieces))[sent:]
             if self._writable is None:
                 self._loop.add_writer(part.fd, self._room, part)
@@ -273,7 +278,7 @@ class Bundle:
         return True
 
     def arm(self, writable: Callable[[], object]) -> None:
-        """Have `writable` called by the loop while a part has room."""
+        """Make the loop call `writable` while a part has room."""
         self._writable = writable
         for part in self._parts[: self._used]:
             self._loop.add_writer(part.fd, self._room, part)
@@ -285,13 +290,13 @@ class Bundle:
                 self._loop.remove_writer(part.fd)
 
     def push(self) -> None:
-        """Send what was begun, as far as there is room."""
+        """Send begun chunks, as far as there is room."""
         for part in self._parts:
             if part.rest:
                 self._room(part)
 
     def _push(self, part: Part) -> bool:
-        """Send what was begun over `part`. True: all of it is out. Raises OSError."""
+        """Send the begun chunk of `part`. Returns whether all of it is out. Raises OSError."""
         try:
             sent = part.sock.send(part.rest)
         except (BlockingIOError, InterruptedError):
@@ -321,11 +326,11 @@ class Bundle:
 
     @property
     def has_rest(self) -> bool:
-        """Whether something that it has taken is not sent."""
+        """Whether begun chunks are not sent yet."""
         return any(part.rest for part in self._parts)
 
     def unacknowledged(self) -> int | None:
-        """How many bytes of the end of the stream the peer's system may not have."""
+        """Return how many bytes of the end of the stream the peer's system may not have."""
         oldest = self._sent
         for part in self._parts:
             if part.settle() is None:
@@ -337,7 +342,7 @@ class Bundle:
     # ---- receiving ----
 
     def watch(self, readable: Callable[[], object]) -> None:
-        """Have `readable` called by the loop while there is something to read."""
+        """Make the loop call `readable` while there is something to read."""
         self._readable = readable
         for part in self._parts:
             if not part.ended and (part.got < _HEAD.size or part is self._current):
@@ -354,7 +359,7 @@ class Bundle:
             self._loop.add_reader(part.fd, self._readable)
 
     def _leave(self, part: Part) -> None:
-        """Watch it no more: what is there has to wait."""
+        """Stop watching it, because its data has to wait."""
         if part.watched:
             part.watched = False
             self._loop.remove_reader(part.fd)
@@ -367,7 +372,7 @@ class Bundle:
         first, second = views
         count = self.recv_into(first)
         if count == len(first):
-            with contextlib.suppress(OSError):  # which the next read finds again
+            with contextlib.suppress(OSError):  # the next read raises it again
                 count += self.recv_into(second)
         return (count,)
 
@@ -379,12 +384,12 @@ class Bundle:
             if not self._over:
                 raise BlockingIOError
         elif self._over:
-            # That is told by a later read, and maybe nothing else comes.
+            # A later read must report the end, and maybe nothing else comes.
             self._loop.call_soon(self._call_again)
         return count
 
     def _fill(self, view: memoryview) -> int:
-        """Read what is there next. Raises ProtocolError."""
+        """Read the next bytes that have come. Raises ProtocolError."""
         filled = 0
         while filled < len(view):
             part = self._current or self._seek()
@@ -399,7 +404,7 @@ class Bundle:
                 else:
                     count = part.sock.recvmsg_into((into, head))[0]
             except (BlockingIOError, InterruptedError):
-                self._seek()  # or the loop would call again at once for what others have
+                self._seek()  # so that the loop does not call again at once for later chunks
                 break
             except OSError as error:
                 self._fail(part, error)
@@ -420,14 +425,14 @@ class Bundle:
         return filled
 
     def _seek(self) -> Part | None:
-        """Find the part that has the next byte, or read the positions of all that are there."""
+        """Find the part with the next byte, or read the positions of all chunks that have come."""
         current = self._current
         for part in self._parts:
             if part.got < _HEAD.size and not part.ended:
                 self._read_head(part)
                 if self._current is not current:
                     return self._current
-        # Who is ahead waits for a chunk which the others cannot bring any more.
+        # A part that is ahead waits for a chunk that the others cannot bring any more.
         if current is None and all(part.ended or part.got == _HEAD.size for part in self._parts):
             self._over = True
         return None
@@ -447,7 +452,7 @@ class Bundle:
         self._look_at(part)
 
     def _look_at(self, part: Part) -> None:
-        """A part may have shown what comes next there."""
+        """Handle a part that may have shown the position of its next chunk."""
         if part.got < _HEAD.size:
             self._watch(part)
             return
@@ -469,13 +474,14 @@ class Bundle:
             self._watch(part)
 
     def _fail(self, part: Part, error: OSError) -> None:
-        """Of this part nothing more comes; what the others have brought is still read."""
+        """Note that nothing more comes over this part. What the others have brought is still
+        read."""
         if self._failure is None:
             self._failure = error
         self._end(part, amid=True)
 
     def _end(self, part: Part, *, amid: bool) -> None:
-        """Nothing more comes over `part`; `amid` something."""
+        """Note that nothing more comes over `part`. `amid`: it ended inside of a chunk."""
         part.ended = True
         self._leave(part)
         if part is self._current:
@@ -489,7 +495,7 @@ class Bundle:
         self._ending = self._loop.call_later(PATIENCE, self._look, self._position, chances - 1)
 
     def _look(self, position: int, chances: int) -> None:
-        """One has ended, and the others go on: has anything come meanwhile?"""
+        """Check whether anything has come since one part ended."""
         if self._position != position:
             self._wait_for_others(CHANCES)
         elif chances:
@@ -505,11 +511,11 @@ class Bundle:
     # ---- the end ----
 
     def is_unanswered(self, seconds: float) -> bool:
-        """Whether a part has sent something that was not answered for so long."""
+        """Tell whether a part has sent something that was not answered for so long."""
         return any(is_unanswered(part.sock, seconds) for part in self._parts)
 
     def listen_for(self, seconds: float) -> None:
-        """Have all parts probed while they are idle. Raises OSError."""
+        """Probe all parts while they are idle. Raises OSError."""
         for part in self._parts:
             probe_when_idle(part.sock, seconds)
 
@@ -518,7 +524,7 @@ class Bundle:
             part.sock.shutdown(how)
 
     def forget(self) -> None:
-        """Have the loop call nobody any more."""
+        """Remove all callbacks from the loop."""
         self.unwatch()
         if self._ending is not None:
             self._ending.cancel()
@@ -527,7 +533,7 @@ class Bundle:
             self._loop.remove_writer(part.fd)
 
     def close(self) -> None:
-        """Close the sockets, and leave the loop alone."""
+        """Close the sockets without touching the loop."""
         self.is_closed = True
         for part in self._parts:
             part.sock.close()

@@ -1,4 +1,4 @@
-"""Links over several connections: as those over one, but for what is asked of the system."""
+"""Links over several connections: as those over one, except for questions to the system."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def link_over(
     receiver: Receiver | None,
     host: str | None,
 ) -> StreamLink:
-    """A link over a connected TCP socket, or a bundle, to `host` (None: it has connected to us)."""
+    """Make a link over a TCP socket or a bundle to `host` (None: that has connected to us)."""
     bundled = isinstance(sock, Bundle)
     over = cast("socket.socket", sock)
     if tls is None:

@@ -1,4 +1,4 @@
-"""TLS as the environment has it: whose certificates are trusted, and the one to show."""
+"""TLS from the environment: the trusted authority, and the certificate to show."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from aiodist.transports.tls import TlsContexts
 from aiodist.wire.address import parse_address
 
 CA, CERT, KEY = "AIODIST_TLS_CA", "AIODIST_TLS_CERT", "AIODIST_TLS_KEY"
-"""The certificate of the authority that issues those of coordinator and ranks; that of this process
-and its key, which may be in the same file."""
+"""The certificate of the authority for coordinator and ranks; the certificate of this process; its
+key, which may be in the same file."""
 
 
 def contexts_in(
     environ: Mapping[str, str], address: str
 ) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
-    """The contexts of this process as a client and as a server, for a coordinator at `address`:
-    None where that is not ``tls://``, or the environment says nothing. Both show certificates.
+    """Return the contexts of this process as a client and as a server, for a coordinator at
+    `address`.
 
-    Raises ValueError that names the variable, and what is wrong with it.
+    None if that is not ``tls://``, or if the environment has no settings. Both show certificates.
+    Raises ValueError that names the variable and what is wrong with it.
     """
     ca, cert, key = [environ.get(name, "").strip() for name in (CA, CERT, KEY)]
     if parse_address(address).scheme != "tls" or not (ca or cert or key):
@@ -54,5 +55,5 @@ def contexts_in(
 
 
 def both(client: ssl.SSLContext | None, server: ssl.SSLContext | None) -> TlsContexts | None:
-    """What links between ranks use; None: TCP in the clear."""
+    """Return what links between ranks use; None: TCP without encryption."""
     return None if client is None or server is None else TlsContexts(client, server)

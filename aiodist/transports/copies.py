@@ -1,9 +1,8 @@
-"""Copies of what links may have to send again, where its owner wants the memory back.
+"""Copies of data that links may have to send again, after its owner wants the memory back.
 
-A copy of a mebibyte in memory that is fresh takes three times as long as in memory that was used
-before: the system has to find and to clear each page of it. So some blocks are kept, and used again
-where nobody has a part of them any more. And a rank that sends the same to several peers has one
-copy for all of them.
+A copy of a mebibyte into fresh memory takes three times as long as into used memory, because the
+system has to find and clear each page. So some blocks are kept, and used again when nothing refers
+to them. A rank that sends the same data to several peers has one copy for all of them.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from aiodist.transports.futex import address_of
 from aiodist.wire.frames import MAX_WHOLE
 
 BLOCKS = 4
-"""Most blocks that are kept, of `MAX_WHOLE` bytes each."""
+"""The most blocks that are kept, of `MAX_WHOLE` bytes each."""
 
 LARGE = 128 * 1024
-"""Copies of less are in memory of their own, which comes from what the process has already."""
+"""Smaller copies have memory of their own, which the process has already."""
 
 
 class Copies:
@@ -34,16 +33,16 @@ class Copies:
         self._made: dict[tuple[int, int], memoryview] | None = None
 
     def begin(self) -> None:
-        """Nothing is written until `end`: what is copied twice until then is the same."""
+        """Begin a phase without writes: until `end`, equal memory has equal content."""
         self._made = {}
 
     def end(self) -> None:
-        """From here on it may be something else."""
+        """End that phase."""
         self._made = None
 
     def of(self, views: Sequence[memoryview], nbytes: int) -> memoryview:
-        """A copy of all `views`, which have so many bytes. Nobody writes to it as long as anybody
-        has it, or a part of it."""
+        """Return a copy of all `views`, of `nbytes` in all. It stays unchanged while it is referred
+        to."""
         made = self._made
         if made is None or len(views) != 1:
             return self._copy(views, nbytes)
@@ -65,7 +64,7 @@ class Copies:
         return copy
 
     def _free(self) -> _Block | None:
-        """A block that nobody has a part of."""
+        """Return a block that nothing refers to, or None."""
         for block in self._blocks:
             if block.is_free:
                 return block
@@ -85,13 +84,13 @@ class _Block:
         self._view: weakref.ref[NDArray[np.uint8]] | None = None
 
     def view(self) -> memoryview:
-        """All of it."""
-        # An object of its own, which all that is made of the view refers to.
+        """Return all of it."""
+        # An object of its own, because everything made of the view refers to it.
         array = np.frombuffer(self._memory, np.uint8)
         self._view = weakref.ref(array)
         return array.data
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody has a view of it, or of a part."""
+        """Whether no view of it, or of a part, exists."""
         return self._view is None or self._view() is None

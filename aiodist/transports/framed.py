@@ -1,12 +1,12 @@
-"""Links over an ordered stream of bytes, whatever carries them: the frames of both directions.
+"""Links over an ordered stream of bytes: the frames of both directions.
 
-Sending: a frame goes out right inside `send` where nothing is queued and all of it fits, else
-through the outbox. Receiving: `_parse` takes frames out of bytes that have come; a payload that
-is not complete there is under way (`_to_come` > 0), and the rest of it goes straight into the
-memory of its landing, which is kept here and nowhere else.
+Sending: if nothing is queued and all of a frame fits, it leaves inside `send`, else through the
+outbox. Receiving: `_parse` takes frames out of bytes that have come. A payload that is not complete
+is under way (`_to_come` > 0), and the rest of it goes straight into the memory of its landing,
+which only the link keeps.
 
-The end of the stream is said by a frame without header and payload (`BYE`): a connection that
-ends without it is broken. Other frames without a header are the link's own, see `kept`.
+A frame without header and payload (`BYE`) ends the stream in order. A connection that ends without
+it is broken. Other frames without a header belong to the link itself: see `retransmission`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ BYE = prefix(b"", 0)
 
 
 class Whole:
-    """Frames that are expected in one piece: bytes that are known, data that goes `into` memory,
-    and bytes that are known again."""
+    """Frames that are expected in one piece: known bytes, data that goes `into` memory, known
+    bytes."""
 
     __slots__ = ("end", "into", "nbytes", "start", "there")
 
@@ -45,11 +45,11 @@ class Whole:
         self.start, self.into, self.end = start, into, end
         self.nbytes = len(start) + len(into) + len(end)
         self.there = 0
-        """So many bytes were found right, or copied."""
+        """How many bytes were found right, or copied."""
 
 
 class FramedLink(BaseLink):
-    """The frames of a link; subclasses move the bytes. Call `start` once the receiver is set."""
+    """The frames of a link. Subclasses move the bytes. Call `start` once the receiver is set."""
 
     __slots__ = (
         "_accepts", "_again", "_arrived", "_broken", "_busy", "_came", "_direct", "_header",
@@ -60,32 +60,31 @@ class FramedLink(BaseLink):
         self, loop: asyncio.AbstractEventLoop, kind: str, peer_name: str, receiver: Receiver | None
     ) -> None:
         super().__init__(loop, kind, peer_name, receiver)
-        # The way of a frame out, and what `_direct` spares it::
+        # The way of a frame out, and what `_direct` saves::
         #
         #     _direct    send ──> _write_frame ──> all of it left: done
         #                             └─ a part, or nothing ──> outbox, no more _direct, _arm
         #     else       send ──> outbox <── what there is no room for ──┐
         #                           └──────> _flush, by the loop ────────┴─ empty: _direct again
         #
-        # Nearly every small frame finds an empty outbox and room in the socket, and costs one call
-        # of the system and one look at a flag. The flag stands for five conditions, which are all
-        # looked at where one of them changes: nothing queued, not inside a `done`, not broken, not
+        # Nearly every small frame finds an empty outbox and room in the socket, and costs one
+        # system call and one check of a flag. The flag stands for five conditions, which are
+        # checked only when one changes: nothing queued, not inside a `done`, not broken, not
         # severed, not finishing.
-        # Sending. `_direct`: nothing is queued and nothing forbids a write right inside `send`.
         self._direct = True  # what is sent may be written at once
         self._accepts = True  # what cannot be sent now is queued
         self._busy = False  # inside a write or a `done`
-        self._broken: OSError | None = None  # writing failed; what has arrived is still read
+        self._broken: OSError | None = None  # writing failed; what has come is still read
         self._kept: RetransmissionBuffer | None = (
             None  # what may have to be sent again; None: nothing will be
         )
         # Receiving.
         self._landing: Landing | None = None  # of the payload under way; None: it is skipped
-        self._arrived = 0  # payload bytes of the frame under way that are here
-        self._to_come = 0  # and those that are not
+        self._arrived = 0  # payload bytes of the frame under way that have come
+        self._to_come = 0  # payload bytes of it that have not come
         self._header = b""  # of the frame under way
         self._came = 0  # frames
-        # A frame that was under way when the connection before broke, and comes again.
+        # A frame that was under way when the last connection broke, and comes again.
         self._again: tuple[bytes, int, Landing | None] | None = None
 
     @abstractmethod
@@ -98,17 +97,18 @@ class FramedLink(BaseLink):
 
     @abstractmethod
     def _write_frame(self, head: bytes, payload: Sequence[memoryview], nbytes: int) -> int:
-        """Write one frame, or the first bytes of it: how many. Raises as `_write`."""
+        """Write one frame, or its first bytes. Returns how many. Raises as `_write`."""
 
     @abstractmethod
     def _write(self, buffers: Sequence[bytes | memoryview]) -> int:
-        """Write as much of `buffers` as there is room for: how many bytes. Raises BlockingIOError
-        where there is no room at all, OSError where the peer cannot be written to any more,
-        ProtocolError where what it says of the room makes no sense."""
+        """Write as much of `buffers` as there is room for. Returns how many bytes.
+
+        Raises BlockingIOError if there is no room at all, and OSError if the peer cannot be written
+        to any more. Raises ProtocolError if the peer's account of the room makes no sense."""
 
     @abstractmethod
     def _arm(self) -> None:
-        """Have `_flush` called by the loop, once there is room."""
+        """Make the loop call `_flush` once there is room."""
 
     # ---- sending ----
 
@@ -155,16 +155,18 @@ class FramedLink(BaseLink):
         self._queue_rest(Outgoing(head, payload, nbytes, done, token), sent, urgent)
 
     def post(self, start: bytes, rest: memoryview, nbytes: int) -> bool:
-        """Send a frame: its first bytes, and the rest of its payload of `nbytes`, which may be
-        written to as soon as this has returned. False: there is no room for any of it now, and
-        nothing has happened."""
+        """Send a frame, given its first bytes and the rest of its payload of `nbytes`.
+
+        `rest` may be written to when this has returned. Returns False, having done nothing, if
+        there is no room for any of it now.
+        """
         if not self._direct:
             return False
         size = len(start) + len(rest)
         kept = self._kept
-        # `rest` may be written to once this has returned, and a frame that is kept may have to be
-        # sent again later: so a large one is copied. Small ones are joined in `_write_frame`, which
-        # keeps what it has joined.
+        # `rest` may change after this call, and a frame that is kept may be sent again later. So a
+        # large one is copied. Small ones are joined in `_write_frame`, which keeps the joined
+        # bytes.
         copy = None if kept is None or len(rest) <= JOINED else b"".join((start, rest))
         try:
             if copy is None:
@@ -194,43 +196,48 @@ class FramedLink(BaseLink):
         return True
 
     def post_whole(self, buffers: Sequence[bytes | memoryview], nbytes: int) -> bool:
-        """Send frames in one piece, with payloads of `nbytes` bytes, which may be written to as
-        soon as this has returned. False: not here, or not now, and nothing has happened."""
+        """Send frames in one piece, with payloads of `nbytes`. The buffers may change after that.
+
+        Returns False, having done nothing, if this link cannot do it, or not now.
+        """
         return False
 
     @property
     def is_clear(self) -> bool:
-        """Whether nothing is queued, no payload is under way, and it has not ended."""
+        """Whether nothing is queued, no payload is under way, and the link has not ended."""
         return self._direct and not (
             self._to_come or self._polling or self._peer_ended or self._again
         )
 
     @abstractmethod
     def look_for(self, prefix: bytes, into: memoryview) -> bool | None:
-        """Read what has come, in case that it is the frame with this prefix (which may go on with
-        the first bytes of its payload).
+        """Read what has come, if it is the frame with this prefix and maybe first payload bytes.
 
-        True: it is; the rest of its payload is in `into`, which is of its size. None: nothing has
-        come, or only a part of it; look again, or leave it to `poll` and the loop. False: something
-        else came first, and went to the receiver, if that has no payload maybe alone; or the link
-        has ended.
+        Returns True if it is: the rest of its payload is in `into`, which has its size. None:
+        nothing has come, or only a part of it; look again, or leave it to `poll` and the loop.
+        False: something else came first and went to the receiver, maybe alone if it has no payload;
+        or the link has ended.
         """
 
     def look_for_whole(self, whole: Whole, _: object = None) -> bool | None:
-        """Read frames that were sent in one piece, as `look_for` reads one: None until all of them
-        are there. Their data is copied as it comes, but stays in the link as well until then."""
+        """Read frames that were sent in one piece, as `look_for` reads one. None until all have
+        come.
+
+        Their data is copied as it comes, but also stays in the link until then.
+        """
         return False
 
     def doze(self, seconds: float) -> bool:
-        """Sleep within the call, for so long at most, until the peer has sent more than what was
-        looked at. False: this link cannot, or has ended."""
+        """Sleep within the call, at most so many seconds, until the peer has sent more.
+
+        Returns False if this link cannot do that, or has ended.
+        """
         return False
 
     def _queue_rest(self, frame: Outgoing, sent: int, urgent: bool) -> None:
         """Queue a frame of which `sent` bytes were written, and no more for now."""
         self._direct = False
-        # A frame of which a part is out goes first, whatever else is queued: nothing may come
-        # between its bytes.
+        # A frame of which a part is out goes first, because nothing may come between its bytes.
         if sent:
             frame.trim(sent)
             self._outbox.push_partial(frame)
@@ -240,13 +247,14 @@ class FramedLink(BaseLink):
             self._arm()
 
     def _finished(self, done: Done) -> None:
-        """Call the `done` of a frame sent directly; what it sends is queued, then sent here."""
+        """Call the `done` of a frame that was sent directly. What it sends is queued, then sent
+        here."""
         self._direct = False
         self._busy = True
         try:
-            # Frames that `done` sends stand behind this one in the order of the link, and a `done`
-            # of theirs may send again: written at once, each would be one call deeper. So they are
-            # queued here, and leave after it has returned.
+            # Frames that `done` sends come after this one, and their `done` may send again. Written
+            # at once, each would be one call deeper. So they are queued here, and leave after it
+            # has returned.
             done()
         except Exception as error:
             self._failed(error)
@@ -257,7 +265,7 @@ class FramedLink(BaseLink):
             self._direct = self._accepts and self._broken is None
 
     def _flush(self) -> bool:
-        """Write what is queued until there is no room or a turn's worth is out."""
+        """Write queued frames until there is no room or the budget of one turn is used up."""
         if self._busy or self._closed or self._broken:
             return False
         outbox = self._outbox
@@ -294,21 +302,21 @@ class FramedLink(BaseLink):
         if not (outbox.backlog or self._closed or self._broken):
             if not self._finishing:
                 self._direct = True
-            elif self._is_out:  # else again, once it is
+            elif self._is_out:  # else later, once it is out
                 self._all_sent()
         return moved
 
     def _cannot_send(self, error: OSError) -> None:
-        """Writing failed: what the peer sent before is still taken in, then the link closes."""
+        """Handle a failed write: read what the peer sent before, then close the link."""
         self._broken = error
         self._direct = False
-        # A link that keeps its frames may get another connection: it goes on taking in what is to
-        # be sent. One that keeps none has no use for it any more.
+        # A link that keeps its frames may get another connection, so it still accepts frames. One
+        # that keeps none has no use for them.
         if self._kept is None:
             self._accepts = False
             self._outbox.clear()
-        # Not from inside of `send`: to take in what has come calls the receiver, who may be the one
-        # that sends just now.
+        # Not inside of `send`, because reading calls the receiver, which may be the one that sends
+        # now.
         self._loop.call_soon(self._after_broken)
 
     def _after_broken(self) -> None:
@@ -326,12 +334,12 @@ class FramedLink(BaseLink):
 
     @property
     def _is_out(self) -> bool:
-        """Whether the system has all that was sent. What was only taken out of the queue is not:
-        to close the connection then would cut it off."""
+        """Whether the system has all that was sent, so that closing the connection cuts nothing
+        off."""
         return not self._outbox.backlog
 
     def _all_sent(self) -> None:
-        """Everything and the BYE is out."""
+        """Handle that everything and the BYE is out."""
         if self._peer_ended:
             self.close()
 
@@ -346,9 +354,12 @@ class FramedLink(BaseLink):
     def _parse(
         self, data: bytes | bytearray | memoryview, view: memoryview, start: int, stop: int
     ) -> int:
-        """Take the frames in ``data[start:stop]`` (`view` is of the same bytes) until one is
-        under way: where the first byte lies that was not taken. It is `stop`, or the start of a
-        prefix that is not complete, or anywhere once the link or the peer has ended."""
+        """Take the frames in ``data[start:stop]`` (`view` is of the same bytes) until one is under
+        way.
+
+        Returns the position of the first byte that was not taken. It is `stop`, or the start of an
+        incomplete prefix, or anywhere once the link or the peer has ended.
+        """
         while start < stop and not self._closed:
             parsed = parse_prefix(data, start, stop, self.max_header, self.max_payload)
             if parsed is None:
@@ -392,7 +403,7 @@ class FramedLink(BaseLink):
         return start
 
     def _come_again(self, header: bytes, nbytes: int) -> Landing | None:
-        """Where the payload of a frame goes that had begun to come before."""
+        """Return the landing of a frame that had begun to come over an earlier connection."""
         assert self._again is not None
         again, size, landing = self._again
         self._again = None
@@ -404,10 +415,10 @@ class FramedLink(BaseLink):
 
     @abstractmethod
     def _take(self, start: int, stop: int) -> None:
-        """Take the frames that lie from `start` to `stop` where the link receives."""
+        """Take the frames that lie from `start` to `stop` in the link's memory."""
 
     def _take_safely(self, start: int, stop: int) -> None:
-        """`_take`, from outside of `_receive`."""
+        """Do what `_take` does, from outside of `_receive`."""
         self._polling = True
         try:
             self._take(start, stop)
@@ -418,9 +429,11 @@ class FramedLink(BaseLink):
             self._tell()
 
     def _arrive(self, count: int) -> Landing | None:
-        """`count` more bytes of the payload under way are in. Returns its landing if these were the
-        last ones, and it is to be told. The caller tells it, rather than this: what a landing sets
-        off may send in its turn, and each call on the way down to that costs all of them."""
+        """Count `count` more bytes of the payload under way.
+
+        Returns its landing if these were the last ones and the landing wants to hear. The caller
+        tells it, because a landing may send in its turn, and each call on the way there costs time.
+        """
         self._arrived += count
         self._to_come -= count
         if self._to_come:
@@ -434,14 +447,14 @@ class FramedLink(BaseLink):
 
     @abstractmethod
     def _ask(self) -> None:
-        """Ask the peer what has come: `_kept` says that it is time."""
+        """Ask the peer what has come, because `_kept` says that it is time."""
 
     def _own(self, code: int, number: int) -> None:
-        """The peer's link has said something."""
+        """Handle a frame of the peer's link itself."""
         raise ProtocolError(f"{self._peer_name} sent a frame without a header")
 
     def _lost(self, error: BaseException) -> None:
-        """The connection is gone."""
+        """Handle the loss of the connection."""
         self.close(error)
 
     # ---- the end ----
@@ -450,14 +463,15 @@ class FramedLink(BaseLink):
         if nbytes or more:
             raise ProtocolError(f"{self._peer_name} sent {nbytes + more} bytes after its end")
         self._peer_ended = True
-        # The end in order takes both sides; who says it first waits for the other::
+        # An orderly end takes both sides. The one that begins waits for the other::
         #
         #     this side                       the peer
+        #
         #     finish: queue, BYE  ────────>   takes all, sees the BYE: sends its own, closes
         #     sees that BYE: closes <──────
         #
-        # A side that still has something queued does not say BYE: that would be lost, and the peer
-        # must see a broken connection rather than an end that seems to be in order.
+        # A side that still has frames queued does not say BYE: these would be lost, and the peer
+        # must see a broken connection instead of an orderly end.
         if not self._finishing:
             if self._is_out:
                 with contextlib.suppress(OSError):  # the peer may be gone already
@@ -467,9 +481,9 @@ class FramedLink(BaseLink):
             self.close()
 
     def _end_of_file(self) -> None:
-        """The peer has closed the connection, and all that it wrote before was taken in."""
+        """Handle that the peer has closed the connection, after everything it wrote was read."""
         if self._finishing and self._is_out:
-            self.close()  # the peer took our BYE and left, maybe amid a frame nobody wants
+            self.close()  # the peer took our BYE and left, maybe in the middle of a frame
             return
         self._lost(
             self._broken

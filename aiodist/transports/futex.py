@@ -1,11 +1,12 @@
-"""Sleeping until a word in shared memory is not what it was: futexes of Linux.
+"""Sleep until a word in shared memory changes: futexes of Linux.
 
-The kernel compares the word with what the sleeper has seen of it, and puts it to sleep, in one
-step: whoever changes the word and rings afterwards finds it asleep, or it does not fall asleep.
-Neither side needs an open file, and both may know the word by a mapping that they only read.
+The kernel compares the word with the value that the sleeper has seen, and puts it to sleep, in one
+step. So a process that changes the word and then rings either finds the sleeper asleep, or the
+sleeper does not fall asleep. Neither side needs an open file, and both may have the word in
+read-only mappings.
 
-A sleep of the thread holds up its event loop, so it is one of microseconds: in place of looking at
-memory again and again, which takes the core away from whoever is to write what is waited for.
+A sleep of the thread holds up its event loop, so it lasts only microseconds. It replaces polling
+memory, which would take the core from the process that is to write the awaited data.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
-_SYS_FUTEX: Final = 202  # of x86-64, where alone there is shared memory
+_SYS_FUTEX: Final = 202  # of x86-64, because there is shared memory only there
 _WAIT: Final = 0
 _WAKE: Final = 1
 _ALL: Final = 0x7FFF_FFFF
@@ -29,7 +30,7 @@ _Time = ctypes.c_long * 2  # seconds, nanoseconds
 
 
 def _bound(library: Any) -> Any:
-    """``syscall`` with what `futex` takes."""
+    """Return ``syscall`` with the argument types of `futex`."""
     function = library.syscall
     function.argtypes = (
         ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32,
@@ -41,32 +42,34 @@ def _bound(library: Any) -> Any:
 
 if sys.platform == "linux":
     _sleep = _bound(ctypes.CDLL(None, use_errno=True))  # other threads of Python run meanwhile
-    _ring = _bound(ctypes.PyDLL(None))  # takes no longer than it would to let them
+    _ring = _bound(ctypes.PyDLL(None))  # shorter than letting other threads run
 
 
 def address_of(memory: memoryview) -> int:
-    """Where `memory` begins, which is contiguous."""
+    """Return the address of `memory`, which is contiguous."""
     address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
     return address
 
 
 def wait(address: int, seen: int, seconds: float) -> None:
-    """Sleep until somebody rings at `address`, but not if the low 32 bits of the word there are
-    other than those of `seen`; nor for more than `seconds`."""
+    """Sleep until a ring at `address`, at most `seconds`.
+
+    Returns at once if the low 32 bits of the word there differ from those of `seen`.
+    """
     _sleep(_SYS_FUTEX, address, _WAIT, seen & _LOW, _Time(0, int(seconds * 1e9)), None, 0)
 
 
 def ring(address: int) -> None:
-    """Wake all who sleep at `address`."""
+    """Wake all that sleep at `address`."""
     _ring(_SYS_FUTEX, address, _WAKE, _ALL, None, None, 0)
 
 
 @functools.cache
 def works() -> bool:
-    """Whether this system has them, and lets this process use them."""
+    """Tell whether this system has futexes, and lets this process use them."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
     word = memoryview(bytearray(8))
     ctypes.set_errno(0)
-    wait(address_of(word), 1, 0.0)  # it is 0: an answer at once
+    wait(address_of(word), 1, 0.0)  # the word is 0, so this returns at once
     return ctypes.get_errno() == errno.EAGAIN

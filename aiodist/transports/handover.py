@@ -1,33 +1,32 @@
-"""How a process hands memory over to others of its host, which map it: the one way there is.
+"""How a process hands memory to others of its host, which map it. There is only this way.
 
-Lanes, links through shared memory, arrays of `Group.empty` and of `Group.share` all do it so::
+Lanes, links through shared memory, arrays of `Group.empty` and of `Group.share` all use it::
 
     owner    Offer: makes a segment, listens     its words ──> any way there is ──> the others
     other    take: connects, shows the key ──> gets the file (SCM_RIGHTS) ──> maps it, closes it
     other    says whether it has it ──> the owner closes the Offer: the file and the socket
 
-**Who offers.** The process that owns the memory makes it (`Segment.create`), and with it an
-`SegmentOffer`: a socket at a random abstract name. Name and key are its *words*, which travel to
-the others by a way of the caller's choice. Two ends of a connection need neither: each passes its
-segment on over the connection itself (`pass_on`, `received`).
+**The offer.** The owner makes the memory (`Segment.create`) and a `SegmentOffer`: a socket at a
+random abstract name. Name and key are its *words*, which the caller sends to the others in some
+way. Two ends of a connection need no words: each passes its segment over the connection (`pass_on`,
+`received`).
 
-**Who maps.** Whoever has the words (`take`). It may have to wait, as the owner may compute; there
-is no limit here, since the operation that waits has its deadline. If the owner dies, the connection
-ends. What it gets is checked: a memfd, of the size that was said, that nobody can shrink.
+**The mapping.** A process with the words calls `take`. It may have to wait, because the owner may
+compute. There is no limit here, because the waiting operation has its deadline. If the owner dies,
+the connection ends. The file is checked: it must be a memfd of the right size that cannot shrink.
 
-**What fails** is an OSError in the process that it fails in, with the reason in words. It says so
-to the others by the way that the words came: in the next round of the collective (lanes, `share`:
-all have it, or none uses it), by a word that does not come (`empty`: the array is staged as others
-are), or by ending the connection (links: another transport is taken). Nobody has to clean up for
-anybody: a file that is under way to a dead process is closed by the system.
+**Failures** are an OSError in the process that fails, with the reason. It tells the others in the
+way that the words came. Lanes and `share` do it in the next round of the collective: all have it,
+or none uses it. For `empty` a message is missing, and the array is staged as others. Links end the
+connection, and another transport is used. The system closes files under way to a dead process.
 
-**When files are closed.** Mapped memory needs no file. Who maps closes it at once; the owner when
-all have answered, by `SegmentOffer.close`, and in any case when the group or the operation ends.
-The memory lasts until its last view is gone, in whatever process.
+**Closing files.** Mapped memory needs no file. The other side closes it at once. The owner closes
+it when all have answered, by `SegmentOffer.close`, and in any case when the group or the operation
+ends. The memory lasts until its last view is gone, in any process.
 
-**Strangers.** The other end must run as the same user: both ask the kernel (`peer_pid`). Another
-user's connection is closed and logged, now and then; so is one that shows a wrong key. Who says
-nothing is dropped after `PATIENCE` seconds.
+**Strangers.** The other end must run as the same user: both ask the kernel (`peer_pid`).
+Connections of another user, or with a wrong key, are closed and logged sparingly. A caller that
+says nothing is dropped after `PATIENCE` seconds.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ KEY_BYTES = 16
 """Length of the key."""
 
 PATIENCE = 10.0
-"""Seconds that a caller has to say what it has to say first."""
+"""Seconds for a caller to say its first bytes."""
 
 VERSION = 1
 """Of the layout of what is passed on, and of how that is done."""
@@ -66,14 +65,16 @@ GREETING_BYTES = _GREETING.size
 _FD_BYTES = array.array("i").itemsize
 
 Heard = Callable[[socket.socket, int, bytes, list[int]], None]
-"""Called once for each caller, with its socket, its process, what it said, and the files that came
-with that. All of these belong to whoever is called."""
+"""Called once for each caller: its socket, its process, what it said, and the files that came with
+that. The callee owns all of these."""
 
 
 class Callers(Acceptor):
-    """Accepts connections of this user's processes, and hears what each of them says first:
-    `nbytes` bytes, and at most `most` files with them, within `PATIENCE` seconds. What `heard` gets
-    is shorter, or empty, where the other side went away or took too long."""
+    """Accepts connections of this user's processes, and reads what each of them says first.
+
+    That is `nbytes` bytes and at most `most` files, within `PATIENCE` seconds. `heard` gets fewer
+    bytes, or none, if the other side went away or took too long.
+    """
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class Callers(Acceptor):
         most: int,
         heard: Heard,
     ) -> None:
-        """`listening`: a socket, and its address."""
+        """`listening` is a socket and its address."""
         super().__init__(loop, *listening, self._called)
         self._user = os.geteuid()
         self._expected = nbytes, most
@@ -105,14 +106,14 @@ class Callers(Acceptor):
         self._heard(caller.release(), caller.pid, data, fds)
 
     def close(self) -> None:
-        """Stop. What was given stays given. Idempotent."""
+        """Stop. Given memory stays. Idempotent."""
         super().close()
         for caller in self._callers:
             caller.release().close()
         self._callers.clear()
 
     def close_in_child(self) -> None:
-        """After a fork, in the child: drop this process' copies, leaving the loop alone."""
+        """After a fork, in the child: close this process' copies without touching the loop."""
         super().close_in_child()
         for caller in self._callers:
             caller.sock.close()
@@ -120,7 +121,7 @@ class Callers(Acceptor):
 
 
 class SegmentOffer(Callers):
-    """Memory of this process, for everybody who has the `words`, until it is closed."""
+    """Memory of this process for all that have the `words`, until it is closed."""
 
     def __init__(
         self,
@@ -131,8 +132,7 @@ class SegmentOffer(Callers):
         *,
         all_write: bool = False,
     ) -> None:
-        """New memory, see `Segment.create`, or `segment`, which is the Offer's from here on. Raises
-        OSError."""
+        """Make new memory, see `Segment.create`, or take over `segment`. Raises OSError."""
         self.segment = segment or Segment.create(nbytes, name, all_write=all_write)
         self._key = secrets.token_bytes(KEY_BYTES)
         with closed_on_error(self.segment):
@@ -147,7 +147,7 @@ class SegmentOffer(Callers):
     def _asked(self, sock: socket.socket, pid: int, key: bytes, fds: list[int]) -> None:
         with sock:
             if hmac.compare_digest(key, self._key):
-                with contextlib.suppress(OSError):  # it is gone: its affair
+                with contextlib.suppress(OSError):  # the other side is gone
                     pass_on(sock, self.segment)
             elif key:
                 text = "%s: process %d showed a wrong key"
@@ -159,8 +159,11 @@ class SegmentOffer(Callers):
 
 
 async def take(words: object, nbytes: object, *, writes: bool = False) -> memoryview:
-    """The memory of a `SegmentOffer` with these words, mapped: `nbytes` bytes, to be read, or to be
-    written as well. Waits for as long as the other side takes. Raises what `take_segment` does."""
+    """Map the memory of a `SegmentOffer` with these words: `nbytes` bytes, to read or also to
+    write.
+
+    Waits as long as the other side takes. Raises what `take_segment` raises.
+    """
     with closing(await take_segment(words, nbytes, writes=writes)) as segment:
         return segment.memory
 
@@ -168,10 +171,10 @@ async def take(words: object, nbytes: object, *, writes: bool = False) -> memory
 async def take_segment(
     words: object, nbytes: object, *, writes: bool = False, keep: bool = False
 ) -> Segment:
-    """The same, as a segment. `keep`: with its file, so that it can be offered to others again.
+    """Do the same, and return a segment. `keep`: with its file, so that it can be offered again.
 
-    Raises OSError where that side cannot be reached, is another user's, refuses or breaks off; and
-    where the words, or what it passes on, make no sense.
+    Raises OSError if the other side cannot be reached, is another user's, refuses or breaks off,
+    and if the words, or what it passes on, make no sense.
     """
     loop = asyncio.get_running_loop()
     match words, nbytes:
@@ -192,7 +195,7 @@ async def take_segment(
 
 
 def greeting(nbytes: int) -> bytes:
-    """What comes with a segment of `nbytes` bytes."""
+    """Return what comes with a segment of `nbytes` bytes."""
     return _GREETING.pack(b"aiodist-shm", VERSION, nbytes)
 
 
@@ -209,7 +212,7 @@ async def received(
     writes: bool = False,
     keep: bool = False,
 ) -> Segment:
-    """Wait for a segment of the other side, and map it. Raises what `mapped` does."""
+    """Wait for a segment of the other side, and map it. Raises what `mapped` raises."""
     await ready(sock, loop.add_reader, loop.remove_reader)
     return mapped(*receive_fds(sock, GREETING_BYTES, 1), nbytes, writes=writes, keep=keep)
 
@@ -217,8 +220,10 @@ async def received(
 def mapped(
     data: bytes, fds: list[int], nbytes: int, *, writes: bool = False, keep: bool = False
 ) -> Segment:
-    """Map the segment of the other side that came with `data`; all of `fds` are closed, but for its
-    own where it is to `keep` that. Raises OSError, ProtocolError."""
+    """Map the segment of the other side that came with `data`. Raises OSError, ProtocolError.
+
+    All of `fds` are closed, except the segment's own with `keep`.
+    """
     if data == greeting(nbytes) and len(fds) == 1:
         return Segment.attach(fds[0], nbytes, writes=writes, keep=keep)
     for fd in fds:
@@ -235,9 +240,9 @@ def mapped(
 
 
 class Caller:
-    """A connection that has not said yet what it has to say first, see `Callers`.
+    """A connection that has not said its first bytes yet: see `Callers`.
 
-    Then `over(caller, data, fds)` is called, once, which must `release` it.
+    Afterwards `over(caller, data, fds)` is called once, and must `release` it.
     """
 
     def __init__(
@@ -254,10 +259,10 @@ class Caller:
         self._loop = loop
         self._nbytes = nbytes
         self._most = most
-        self._heard = over  # called with what was said, or what there is of it when time is over
+        self._heard = over  # called with what was said, or the part of it when time is over
         self._data = b""  # what has come of it
         self._fds: list[int] = []  # open files that came with it, ours to close
-        self._timer = loop.call_later(PATIENCE, self._over)  # who says nothing does not stay
+        self._timer = loop.call_later(PATIENCE, self._over)  # a silent caller does not stay
         loop.add_reader(sock.fileno(), self._readable)
 
     def _readable(self) -> None:
@@ -269,9 +274,8 @@ class Caller:
             return
         except OSError:
             data, fds = b"", []
-        # Bytes and files may come in pieces, from a process that is not ours to trust: no more of
-        # either is taken than was expected, and what was taken is closed if it is not handed on
-        # (`release`).
+        # Bytes and files may come in pieces, from a process that we cannot trust. No more of either
+        # is taken than expected, and files that are not handed on are closed (`release`).
         self._data += data
         self._fds += fds
         if not data or len(self._data) == self._nbytes:
@@ -282,7 +286,7 @@ class Caller:
         self._heard(self, self._data, fds)
 
     def release(self) -> socket.socket:
-        """Stop listening to it: its socket, which is the caller's now."""
+        """Stop listening to it. Returns its socket, which the caller owns now."""
         self._timer.cancel()
         if not self._loop.is_closed():
             self._loop.remove_reader(self.sock.fileno())
@@ -293,10 +297,12 @@ class Caller:
 
 
 def receive_fds(sock: socket.socket, nbytes: int, most: int) -> tuple[bytes, list[int]]:
-    """Up to `nbytes` bytes that are there, and at most `most` descriptors that came with them:
-    the kernel drops further ones. They are not inherited by child processes. Raises OSError."""
-    # Not socket.recv_fds, which drops its `flags`. CMSG_LEN, not CMSG_SPACE, whose padding has
-    # room for one more.
+    """Receive up to `nbytes` bytes, and at most `most` descriptors with them.
+
+    The kernel drops further descriptors. Child processes do not inherit them. Raises OSError.
+    """
+    # Not socket.recv_fds, because it drops its `flags`. CMSG_LEN and not CMSG_SPACE, because the
+    # padding of that has room for one more.
     data, ancillary, _flags, _address = sock.recvmsg(
         nbytes, socket.CMSG_LEN(most * _FD_BYTES), socket.MSG_CMSG_CLOEXEC
     )

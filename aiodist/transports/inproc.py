@@ -1,12 +1,9 @@
-"""Links between ranks of one event loop: a frame is copied once, from the sender's views into
-the memory the receiver gives.
+"""Links between ranks of one event loop: each frame is copied once, into the receiver's memory.
 
 Nothing is delivered inside `send`: the receiving end takes its frames in its own `poll`, or in a
-turn of the loop, so no callback ever runs below another one's stack. Were it otherwise, two ranks
-that answer each other's frames would call each other until Python's stack is full.
-
-There is no copy in between either: a frame stays with its sender, as views of the user's memory,
-until the receiving end has said where it goes.
+turn of the loop. So no callback runs inside another one. Otherwise two ranks that answer each
+other's frames would fill Python's stack. A frame stays with its sender, as views of the user's
+memory, until the receiving end has a landing for it.
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ class InprocLink(BaseLink):
     def pair(
         cls, loop: asyncio.AbstractEventLoop, name: str, receiver: Receiver | None
     ) -> tuple[InprocLink, InprocLink]:
-        """Two connected ends: the one that dialled (with `receiver`), and the other."""
+        """Make two connected ends: the one that dialled (with `receiver`), and the other."""
         dialled = cls(loop, SCHEME + name, receiver)
         accepted = cls(loop, f"{SCHEME}{name}#{next(_numbers)}", None)
         dialled._peer, accepted._peer = accepted, dialled
@@ -81,8 +78,8 @@ class InprocLink(BaseLink):
     def _schedule(self) -> None:
         if not self._scheduled and not self._closed:
             self._scheduled = True
-            # By the loop, though the frame could be handed over at once: `send` must not call the
-            # other side's receiver, which may send in turn, and so on without end.
+            # By the loop, because `send` must not call the other side's receiver, which may send in
+            # turn.
             self._loop.call_soon(self._wake)
 
     def _wake(self) -> None:
@@ -104,8 +101,7 @@ class InprocLink(BaseLink):
                 self._deliver(frame)
             else:
                 self._ended_by_peer()
-            # Only now: the payload was read from the sender's own memory, which is the sender's
-            # again after this.
+            # Only now, because the payload was read from the sender's memory.
             if frame.done is not None and not peer._closed:
                 try:
                     frame.done()
@@ -134,7 +130,7 @@ class InprocLink(BaseLink):
     # ---- the end ----
 
     def _ended_by_peer(self) -> None:
-        if not self._finishing or not self._outbox.backlog:  # ours is not asked for, or was taken
+        if not self._finishing or not self._outbox.backlog:  # ours was not asked for, or was taken
             self.close()
             self._peer.close()
 
@@ -150,18 +146,18 @@ class InprocLink(BaseLink):
             self._loop.call_soon(peer._follow)
 
     def _follow(self) -> None:
-        """The other end closed: so does this one."""
+        """Close, because the other end has closed."""
         if not self._closed:
             self._lost()
 
     def close_in_child(self) -> None:
-        """After a fork, in the child: forget all. Nobody is told."""
+        """After a fork, in the child: drop everything, without telling the receiver."""
         self._closed = self._told = True
         self._outbox.clear()
 
 
 class InprocListener:
-    """Takes connections of its own event loop."""
+    """Accepts connections of its own event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, accept: Callable[[Link], None]) -> None:
         self.name = f"rank-{next(_numbers)}"
@@ -171,7 +167,7 @@ class InprocListener:
         _listeners[self.name] = self
 
     def connect(self, receiver: Receiver) -> InprocLink:
-        """A link to this listener."""
+        """Make a link to this listener."""
         dialled, accepted = InprocLink.pair(self.loop, self.name, receiver)
         try:
             self._accept(accepted)
@@ -185,21 +181,20 @@ class InprocListener:
         _listeners.pop(self.name, None)
 
     def close_in_child(self) -> None:
-        """After a fork, in the child."""
         self.close()
 
 
 class InprocTransport:
-    """Makes links between ranks of the running loop; addresses are "inproc://…"."""
+    """Makes links between ranks of the running loop. Addresses are "inproc://…"."""
 
     kind = "inproc"
 
     async def listen(self, accept: Callable[[Link], None], *, host: str = "") -> Listener:
-        """Listen under a new name; `host` says nothing here."""
+        """Listen under a new name. `host` is ignored."""
         return InprocListener(asyncio.get_running_loop(), accept)
 
     async def dial(self, address: str, receiver: Receiver) -> Link:
-        """Connect. Raises ConnectionRefusedError where nobody of this loop listens there."""
+        """Connect. Raises ConnectionRefusedError if there is no such listener on this loop."""
         if not address.startswith(SCHEME):
             raise ValueError(f"an address looks like {SCHEME}rank-1, not {address!r}")
         listener = _listeners.get(address.removeprefix(SCHEME))

@@ -1,4 +1,4 @@
-"""Names that coordinators of this process listen on: what ports are to tcp, for ``inproc://``."""
+"""Names that coordinators of this process listen on: the ports of ``inproc://``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 Adopt = Callable[[socket.socket], None]
-"""Takes the listener's end of a new connection; called from whichever thread connects."""
+"""Takes the listener's end of a new connection. Called in the thread that connects."""
 
 _names: dict[str, Adopt] = {}
 _lock = threading.Lock()
@@ -19,7 +19,7 @@ if hasattr(os, "register_at_fork"):  # the coordinators stay with the parent
 
 
 def register(name: str, adopt: Adopt) -> None:
-    """Listen on `name`. Raises OSError(EADDRINUSE) where someone does already."""
+    """Listen on `name`. Raises OSError(EADDRINUSE) if it is taken."""
     with _lock:
         if name in _names:
             raise OSError(errno.EADDRINUSE, f"inproc://{name} is in use in this process")
@@ -27,13 +27,14 @@ def register(name: str, adopt: Adopt) -> None:
 
 
 def unregister(name: str) -> None:
-    """Listen no more."""
+    """Stop listening on `name`."""
     with _lock:
         _names.pop(name, None)
 
 
 def connect(name: str) -> socket.socket:
-    """The connecting end of a new connection. Raises ConnectionRefusedError if nobody listens."""
+    """Return the connecting end of a new connection. Raises ConnectionRefusedError without a
+    listener."""
     with _lock:
         adopt = _names.get(name)
     if adopt is None:

@@ -1,10 +1,9 @@
 """How the connections of a bundle find each other.
 
-Who dials makes them, and says over each which bundle it is a part of, and its index there. Who
-listens reads that before anything else, and answers by one byte once all are there: until then
-nothing is sent. Where it does not answer, an ordinary connection is made instead, so either side
-may find that there are too many bundles already. A name is of random bytes: nobody else can add a
-part to a bundle, or keep one of its places::
+The dialer makes them, and sends over each the name of its bundle and its index. The listener reads
+that first, and answers with one byte once all have come. Nothing else is sent before. If the
+listener does not answer, the dialer makes an ordinary connection instead, so either side may decide
+that there are too many bundles. A name is of random bytes, so that no stranger can join a bundle::
 
     dialer     connects 8 times, PART name 0, PART name 1, …  ────>  listener: all are there
     dialer     sends over all of them        <──────────────  JOINED
@@ -26,41 +25,41 @@ from aiodist.transports.sockets import SocketListener, give, log
 from aiodist.transports.unproven import UnprovenConnections, most_connections
 
 PARTS = 8
-"""Connections of a bundle. With 0.1 % lost and 20 ms there and back, one of CUBIC takes a fifth of
-a line of 50 MB/s, four take two thirds, and eight nearly all of it."""
+"""Connections of a bundle. With 0.1 % lost and a round trip of 20 ms on a line of 50 MB/s, one
+connection with CUBIC uses a fifth of it. Four use two thirds, and eight nearly all."""
 
 FILES_SHARE = 4
-"""Bundles may have this part of the files that the process may open."""
+"""The part of the process's files that bundles may take."""
 
 MAGIC = b"bundle1\n"
-"""The first bytes of a part. No frame and no TLS connection begins so."""
+"""The first bytes of a part. Neither frames nor TLS connections begin with them."""
 
 JOINED = b"\1"
 
 _PART = struct.Struct(">8s16sB")
 
 PATIENCE = 10.0
-"""Seconds within which who has connected says the first bytes, and the other parts come."""
+"""Seconds for a caller to say the first bytes, and for the other parts to come."""
 
 _bundles: weakref.WeakSet[Bundle] = weakref.WeakSet()
-"""The bundles of this process: each takes `PARTS` of its files."""
+"""The bundles of this process. Each takes `PARTS` of its files."""
 
 
 def has_room() -> bool:
-    """Whether this process can afford the files of one bundle more."""
+    """Tell whether this process can afford the files of one more bundle."""
     there = sum(not bundle.is_closed for bundle in _bundles)
     return (there + 1) * PARTS <= most_connections(files_share=FILES_SHARE)
 
 
 def new_bundle(loop: asyncio.AbstractEventLoop, socks: Sequence[socket.socket]) -> Bundle:
-    """A bundle of connections, which counts until it is closed."""
+    """Make a bundle of connections, which counts until it is closed."""
     bundle = Bundle(loop, socks)
     _bundles.add(bundle)
     return bundle
 
 
 async def join(loop: asyncio.AbstractEventLoop, socks: Sequence[socket.socket]) -> Bundle:
-    """Make one of connections that were just made to the same listener. Raises OSError."""
+    """Make a bundle of new connections to the same listener. Raises OSError."""
     name = secrets.token_bytes(16)
     for index, sock in enumerate(socks):
         await loop.sock_sendall(sock, _PART.pack(MAGIC, name, index))
@@ -70,14 +69,14 @@ async def join(loop: asyncio.AbstractEventLoop, socks: Sequence[socket.socket]) 
 
 
 class Arrival:
-    """A connection that has not said whether it is a part, or whose other parts have not come."""
+    """A connection that may be a part, or whose other parts have not come."""
 
     def __init__(self, listener: BundleListener, sock: socket.socket) -> None:
         where = sock.getpeername()
         self.host = str(where[0])
         self.peer = f"{self.host}:{where[1]}"
         self.sock = sock
-        self.bundle: tuple[str, bytes] | None = None  # that it is a part of
+        self.bundle: tuple[str, bytes] | None = None  # the bundle that it is a part of
         self._listener = listener
         self._said = b""
         self._timer = listener.loop.call_later(PATIENCE, self._late)
@@ -85,7 +84,7 @@ class Arrival:
 
     def _readable(self) -> None:
         try:
-            # What an ordinary connection says stays where its link reads it.
+            # The bytes of an ordinary connection stay in the socket for its link.
             first = self._said or self.sock.recv(1, socket.MSG_PEEK)
             if first and first[:1] != MAGIC[:1]:
                 self.release()
@@ -110,12 +109,12 @@ class Arrival:
 
     def _late(self) -> None:
         if self.bundle is None:
-            self._readable()  # where it was this loop that did not turn, its words lie there
+            self._readable()  # if this loop did not turn, the bytes may lie there
         if self._listener.awaits(self):
             self.drop()
 
     def release(self) -> None:
-        """Its socket is the caller's from now on."""
+        """Give its socket to the caller."""
         self._timer.cancel()
         if not self._listener.loop.is_closed():
             self._listener.loop.remove_reader(self.sock.fileno())
@@ -131,7 +130,8 @@ class Arrival:
 class BundleListener(SocketListener):
     """Makes links of connections, and of bundles of them.
 
-    `is_far(sock)` says whether a connection may be a part: then it waits for the first bytes.
+    `is_far(sock)` says whether a connection may be a part. Such a connection waits for the first
+    bytes.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class BundleListener(SocketListener):
         self.loop = loop
         self._link_over = admit
         self._is_far = is_far
-        # Nobody of them is known: they are bounded as those are that have not greeted.
+        # They are strangers, so they are bounded as those that have not greeted.
         self._arrivals: UnprovenConnections[Arrival] = UnprovenConnections(log)
         self._awaited: dict[Arrival, None] = {}
         self._parts: dict[tuple[str, bytes], dict[int, Arrival]] = {}  # of incomplete bundles
@@ -169,7 +169,7 @@ class BundleListener(SocketListener):
             sock.close()
 
     def take_part(self, arrival: Arrival, index: int) -> None:
-        """Take a connection as the part `index` of its bundle. With the last part that is made."""
+        """Take a connection as the part `index` of its bundle. The last part completes it."""
         assert arrival.bundle is not None
         parts = self._parts.setdefault(arrival.bundle, {})
         if index in parts:
@@ -196,16 +196,17 @@ class BundleListener(SocketListener):
         give(link, self._accept, self.address)
 
     def awaits(self, arrival: Arrival) -> bool:
-        """Whether a connection has not said yet what it is, or its other parts have not come."""
+        """Tell whether a connection has not said yet what it is, or its other parts have not
+        come."""
         return arrival in self._awaited
 
     def forget(self, arrival: Arrival) -> None:
-        """Wait for a connection no more: it is a part or a link now, or it is gone."""
+        """Stop waiting for a connection, because it is a part or a link now, or is gone."""
         self._awaited.pop(arrival, None)
         self._arrivals.discard(arrival)
 
     def break_up(self, arrival: Arrival) -> None:
-        """A part is closed: close the others that have come."""
+        """Close the other parts of a bundle, because a part is closed."""
         parts = self._parts.pop(arrival.bundle, {}) if arrival.bundle is not None else {}
         for part in parts.values():
             if part is not arrival:

@@ -1,12 +1,12 @@
 """Links that outlive their connection.
 
-A link that was given a keeper (`keep`) keeps what it has sent until the peer has it. If its
-connection breaks, it is *severed*: nothing moves any more, all that it has to send waits, and the
-keeper is told. Another link goes on where it stopped (`adopt`), or it is closed.
+A link with a keeper (`keep`) keeps what it has sent until the peer has it. If its connection
+breaks, it is *severed*: nothing moves any more, data to send waits, and the keeper is told. Then
+another link takes its place (`adopt`), or it is closed.
 
-Frames are counted on both sides, so whoever makes a new connection can say what has come, and the
-rest is sent again, from the start of a frame on. The payload of a frame that had begun to come goes
-where it went before::
+Both sides count frames. Over a new connection each side says how many have come, and the rest is
+sent again from the start of a frame on. The payload of a frame that had begun to come goes to its
+old landing::
 
     sender    acknowledged │ kept: sent, perhaps lost │ begun │ queued, urgent │ queued, bulk
     frames    0 … 39       │ 40   41   42   43   44   │ 45    │ (no numbers yet)
@@ -15,33 +15,31 @@ where it went before::
     says: 42 have come ────┼─────────┘   so 40 and 41 are acknowledged by that, and over the new
                            │             connection go 42, 43, 44, 45 from its start, and the rest
 
-**Nothing is lost.** A frame is kept from its last byte written until the peer's count shows that it
-has come. The count is of frames that came whole, over all connections, and it is final when it is
-said: whoever says it takes nothing more from the connection before (`sever` first reads what is
-there). What the peer's system has acknowledged, below us, is no count: its process may not have
-read that yet. Only how long lent memory is needed rests on it, see `kept`.
+**Nothing is lost.** A frame is kept until the peer's count shows that it has come. The count is of
+whole frames, over all connections. It is final, because a side that says it reads nothing more from
+the old connection (`sever` first reads what is there). Acknowledgements of the peer's system do not
+count, because its process may not have read the data yet. They only decide how long lent memory is
+needed.
 
-**Nothing comes twice.** The sender goes on with exactly the frame whose number is the count, so the
-receiver never sees a frame again that it has given to its `Receiver`, which knows nothing of all
-this. The frame that had begun to come is the one exception: its header was given away, and a
-landing found, which may be in the midst of an operation. It comes again as a whole, the first of
-all, and is not announced again: it has to have the same header and size, and its bytes go to the
-same landing, over those that are there already (`_again`). What its owner has changed there
-meanwhile stays so.
+**Nothing comes twice.** The sender goes on with the frame whose number is the count, so the
+`Receiver` never sees a frame again. The one exception is the frame that had begun to come: its
+header was given away, and its landing may be in the middle of an operation. It comes again as a
+whole, first of all, and is not announced again. It must have the same header and size, and its
+bytes go to the same landing (`_again`).
 
-**Nothing changes places.** What was sent before keeps its order, and goes before all that was only
-queued. That had no order yet but that of its queue, which it keeps.
+**Nothing changes places.** Sent frames keep their order, and come before queued ones, which keep
+theirs.
 
-**The link's own frames** (how many have come? so many) are neither counted nor kept, as they are of
-one connection: whoever waits for an answer asks again. Nor are those of the greeting, which come
-before `keep`, on both sides: so frame 0 is the same one for both.
+**Frames of the link itself** (ASK, ACK) are neither counted nor kept, because they belong to one
+connection: a side that waits for an answer asks again. Frames of the greeting are not counted
+either, because they come before `keep` on both sides. So frame 0 is the same for both.
 
-**Where it cannot go on.** A count is possible from the last one that was acknowledged to all that
-were sent, but for frames that were *spent*: their memory was given back to its owner (see `kept`).
-With any other count the link is closed, and the coordinator rules who is lost: so a frame may be
-lost with its link, but never out of the midst of a stream.
+**The limit.** A link can go on for any count from the last acknowledged frame to all sent ones.
+*Spent* frames are the exception: their memory was given back to its owner (see `retransmission`).
+With any other count the link is closed, and the coordinator rules which rank is lost. So a frame
+may be lost together with its link, but never from the middle of a stream.
 
-Who dials, and which connection counts where both do, is in `aiodist.links.peer`.
+`aiodist.links.peer` explains which side dials, and which connection counts if both do.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ from aiodist.transports.retransmission import (
 )
 
 Keeper = Callable[["LastingLink", BaseException], None]
-"""Told of a link that is severed, and why; by the loop."""
+"""Told of a link that is severed, and why. Called by the loop."""
 
 
 class LastingLink(FramedLink):
@@ -82,9 +80,11 @@ class LastingLink(FramedLink):
         self._answer: Outgoing | None = None  # an ACK that is queued
 
     def keep(self, keeper: Keeper, copies: Copies | None = None) -> None:
-        """Keep what is sent from now on, until the peer has it. `keeper` is told when the
-        connection breaks; `copies` makes what has to be copied. What came before this call does not
-        count."""
+        """Keep what is sent from now on until the peer has it.
+
+        `keeper` is told when the connection breaks. `copies` makes copies. Frames that came before
+        this call do not count.
+        """
         self._keeper = keeper
         self._lasts = True
         self._kept = RetransmissionBuffer(copies)
@@ -103,8 +103,10 @@ class LastingLink(FramedLink):
 
     @property
     def held(self) -> int:
-        """How many bytes were sent, or are about to be, that may not have come to the peer's
-        system; where it does not say what it has, to the peer."""
+        """How many bytes the peer's system may not have, sent or queued.
+
+        If the system does not say, these are the bytes that the peer may not have.
+        """
         left, kept = self._outbox.backlog, self._kept
         if self._closed or kept is None or not kept.frames:
             return left
@@ -113,36 +115,36 @@ class LastingLink(FramedLink):
 
     @property
     def unheard(self) -> int:
-        """How many frames were sent, or are about to be, of which the peer has not said that they
-        came; of those that are queued, only the urgent ones."""
+        """How many frames, sent or queued, the peer has not said to have. Of queued ones, only
+        urgent ones."""
         return self._outbox.urgent + (0 if self._kept is None else len(self._kept.frames))
 
     def can_go_on(self, came: int) -> bool:
-        """Whether a peer to whom `came` frames have come can be sent the next one."""
+        """Tell whether a peer with `came` frames can be sent the next one."""
         return self._kept is not None and self._kept.can_go_on(came)
 
     def sever(self) -> None:
-        """Give up this connection, for there is another one: nothing more moves, the keeper is not
+        """Give up this connection for another one: nothing moves any more. The keeper is not
         told."""
         if not (self._closed or self._severed):
-            # What has come over this connection counts: the peer is told how many frames have come,
-            # and sends no more than the others again.
+            # What has come over this connection counts: the peer hears how many frames have come,
+            # and sends only the others again.
             while self._receive():
                 pass
             if not self._closed:
                 self._unplug()
 
     def break_off(self, error: BaseException) -> None:
-        """The connection is of no use any more."""
+        """Give up the connection, because it is useless."""
         self._lost(error)
 
     def _lost(self, error: BaseException) -> None:
-        """The connection is gone."""
+        """Handle the loss of the connection."""
         if self._severed or self._closed:
             return
-        # Severed, and not closed: the receiver hears nothing, operations go on waiting, and what
-        # they send is queued. Only who has no keeper has nobody that would make another connection;
-        # and who is finishing needs none, since all that is left is to end.
+        # Severed instead of closed: the receiver hears nothing, operations go on waiting, and what
+        # they send is queued. Without a keeper nothing would make another connection. A link that
+        # is finishing needs none, because only the end is left.
         if self._keeper is None or self._finishing:
             self.close(error)
             return
@@ -154,7 +156,7 @@ class LastingLink(FramedLink):
             keeper(self, error)
 
     def _unplug(self) -> None:
-        """Let go of the connection, and of nothing else."""
+        """Drop the connection, and nothing else."""
         self._severed = self._peer_ended = True
         self._direct = False
         self._broken = self._broken or ConnectionResetError("the connection is broken")
@@ -162,22 +164,23 @@ class LastingLink(FramedLink):
 
     @abstractmethod
     def _disconnect(self) -> None:
-        """Let go of the connection. Idempotent."""
+        """Drop the connection. Idempotent."""
 
     def adopt(self, old: LastingLink, came: int) -> None:
-        """Go on in place of `old`, which is severed, of whose frames `came` have come to the peer:
-        see `can_go_on`. `old` is as good as closed then; its receiver is not told."""
+        """Go on in place of `old`, which is severed. `came` of its frames have come to the peer.
+
+        See `can_go_on`. `old` counts as closed afterwards, and its receiver is not told.
+        """
         assert old._severed and self._keeper is not None and old._kept is not None
         kept = self._kept = old._kept
-        # By the loop, as all that is told of a link: those who are told may send, and the order of
-        # what is queued is not yet made.
+        # By the loop, because the callees may send, and the order of the queue is not made yet.
         for done in kept.acknowledge(came):
             self._loop.call_soon(done)
         self._outbox.adopt(old._outbox, kept.again(), OWN)
         self._came = old._came
         self._received_bytes = self.received_bytes + old.received_bytes
-        # The peer sends the frame that was cut off again from its start. It is the same frame, and
-        # its landing was given already, so that is kept, and the receiver is not asked twice.
+        # The peer sends the interrupted frame again from its start. Its landing is kept, so that
+        # the receiver is not asked twice.
         if old._to_come:
             self._again = (old._header, old._arrived + old._to_come, old._landing)
         else:
@@ -215,7 +218,7 @@ class LastingLink(FramedLink):
         if kept is None or self._closed:
             return
         if self._outbox.backlog:
-            self._outbox.detach(token)  # what is to be sent again, over another connection
+            self._outbox.detach(token)  # frames to be sent again over another connection
         if kept.has_lent:
             kept.settle(token, None if self._severed else self._underway())
             if not kept.limit:
@@ -223,26 +226,26 @@ class LastingLink(FramedLink):
 
     @abstractmethod
     def _underway(self) -> int | None:
-        """How many of the bytes that were sent the peer's system may not have yet; None where
-        nobody knows."""
+        """Return how many sent bytes the peer's system may not have; None if that is unknown."""
 
     def _on_the_way(self) -> int | None:
-        """How many of the bytes that were sent may not be on the peer's system yet, supposing that
-        nobody forwards between the two; None where nobody knows."""
+        """Return how many sent bytes may not be on the peer's system, if no proxy is in between.
+
+        None if that is unknown.
+        """
         return self._underway()
 
     def deliver(self, done: Done) -> bool:
-        """Whether all that was sent has come to the peer. If not, `done` will be called."""
+        """Tell whether all that was sent has come to the peer. If not, `done` will be called."""
         kept = self._kept
         if kept is None or self._closed or not (kept.frames or self._outbox.backlog):
             return True
-        # By number and not by time: what is sent after this call is not waited for, or a rank that
-        # never stops sending could never leave.
+        # By number, because a rank that never stops sending could never leave otherwise.
         kept.wait(self._outbox.count(but=OWN), done)
         self._ask()
         return False
 
-    # ---- what the link itself says ----
+    # ---- frames of the link itself ----
 
     def _ask(self) -> None:
         """Ask the peer what has come."""
@@ -271,7 +274,7 @@ class LastingLink(FramedLink):
             self._queue_rest(frame, sent, urgent=True)
 
     def _own(self, code: int, number: int) -> None:
-        """The peer's link has said something."""
+        """Handle a frame of the peer's link itself."""
         kept = self._kept
         if kept is None:
             if not self._lasts:

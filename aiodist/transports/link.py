@@ -1,9 +1,9 @@
-"""What all links share: their beginning, their end, and who is told.
+"""What all links share: their beginning, their end, and the report of the end.
 
-**Why the end is told by the loop.** A link may be found broken in the midst of `send`, which a
-collective has called, which holds half of its state in local variables. If `Receiver.closed` were
-called right there, the collective would fail while it runs. So the link only notes the end, and
-says it once, in a turn of the loop or in a `poll`, where nobody is half done.
+**Why the loop reports the end.** `send` may find a link broken inside of a collective that holds
+half of its state in local variables. If `Receiver.closed` were called there, the collective would
+fail while it runs. So the link only notes the end, and reports it once, in a turn of the loop or in
+a `poll`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from aiodist.wire.frames import MAX_HEADER_BEFORE_HELLO
 log = logging.getLogger("aiodist.transport")
 
 POLL_BUDGET = 1024 * 1024
-"""Bytes that one `poll` or one wake-up moves each way, at most: then the loop gets its turn."""
+"""The most bytes that one `poll` or wake-up moves each way, so that the loop gets its turn."""
 
 FRAME = 4096
-"""Bytes that a frame which comes costs of that, beside its own: many small ones take time, too."""
+"""Bytes that each frame counts in addition to its own, because many small ones take time, too."""
 
 
 class Nobody:
-    """The receiver of a link that was given none: any frame is one too many."""
+    """The receiver of a link without one: any frame is an error."""
 
     def frame(self, link: Link, header: bytes, nbytes: int) -> Landing | None:
         raise ProtocolError(f"{link.peer_name} sent a frame, but nobody receives on this link")
@@ -39,8 +39,8 @@ class Nobody:
 class BaseLink(Link):
     """Life cycle of a link. Subclasses move the frames.
 
-    `Receiver.closed` is called from `poll`, from `finish` or by the loop: never from inside
-    `send`, `close` or `discard`.
+    `Receiver.closed` is called from `poll`, from `finish` or by the loop, and never inside `send`,
+    `close` or `discard`.
     """
 
     __slots__ = (
@@ -52,23 +52,23 @@ class BaseLink(Link):
     def __init__(
         self, loop: asyncio.AbstractEventLoop, kind: str, peer_name: str, receiver: Receiver | None
     ) -> None:
-        self.kind = kind  # of which transport it is
-        # Gets the frames; Nobody once it is told of the end.
+        self.kind = kind  # the name of its transport
+        # Gets the frames. A `Nobody` after it was told of the end.
         self.receiver: Receiver = Nobody() if receiver is None else receiver
-        # Low until the peer has shown that it is a member: a stranger gets little memory.
+        # Low until the peer has shown that it is a member, so that a stranger gets little memory.
         self.max_header = MAX_HEADER_BEFORE_HELLO
-        self.max_payload = MAX_HEADER_BEFORE_HELLO  # low as well: raised with it
+        self.max_payload = MAX_HEADER_BEFORE_HELLO  # low as well
         self._received_bytes = 0  # of payloads, over all connections of the link
         self._loop = loop
         self._peer_name = peer_name
         self._outbox = Outbox()  # what is to be sent
-        self._polling = False  # a callback that polls again is to find nothing to do
+        self._polling = False  # inside a callback, a poll does nothing
         self._peer_ended = False  # nothing more comes over this connection
         self._closed = False  # nothing moves any more
-        self._told = False  # and the receiver knows
+        self._told = False  # the receiver knows that
         self._finishing = False  # `finish` was called: nothing more is accepted
         self._error: BaseException | None = None  # why it was closed; None: it ended in order
-        self._over = asyncio.Event()  # set with `_told`, for whoever waits in `finish`
+        self._over = asyncio.Event()  # set with `_told`, for `finish`
 
     @property
     def is_closed(self) -> bool:
@@ -96,11 +96,11 @@ class BaseLink(Link):
 
     @abstractmethod
     def _read(self) -> bool:
-        """Take in what is there, a turn's worth at most. True: something happened."""
+        """Read what has come, at most one turn's budget. Returns whether something happened."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Let go of everything: the link has just been closed."""
+        """Release everything, because the link was just closed."""
 
     @abstractmethod
     def _send_bye(self) -> None:
@@ -112,7 +112,8 @@ class BaseLink(Link):
     def settle(self, token: object) -> None: ...
 
     def _receive(self) -> bool:
-        """Read until nothing is there or a turn's worth is in. True: something happened."""
+        """Read until nothing is left or a turn's budget is used up. Returns whether something
+        happened."""
         moved = False
         if not (self._closed or self._peer_ended):
             self._polling = True
@@ -132,14 +133,13 @@ class BaseLink(Link):
         self._closed = True
         self._error = error
         self._release()
-        if not self._loop.is_closed():  # else nobody is left to tell
+        if not self._loop.is_closed():  # else nothing can be called any more
             self._loop.call_soon(self._tell)
 
     async def finish(self, timeout: float) -> None:
-        # Whoever calls it is told of the end by its return, and the receiver by `closed`, which
-        # comes first, whatever happens: an end that comes in order, a peer that never answers, a
-        # cancel of the caller. So there are three ways out of the wait, and one thing done on all
-        # of them.
+        # The caller hears of the end by the return, and the receiver before that by `closed`, in
+        # every case: an orderly end, a peer that never answers, a cancelled caller. So there are
+        # three ways out of the wait, and all of them end here.
         if not self._closed and not self._finishing:
             self._finishing = True
             self._send_bye()
@@ -167,9 +167,9 @@ class BaseLink(Link):
             log.exception("the receiver of %r failed in closed()", self)
 
     def _failed(self, error: Exception) -> None:
-        """A callback raised `error`, or the peer broke the protocol: log it and close."""
+        """Log an error of a callback, or of the peer's protocol, and close."""
         if isinstance(error, ProtocolError):
-            told = getattr(self.receiver, "tells_why", False)  # by the receiver, then
+            told = getattr(self.receiver, "tells_why", False)  # then the receiver logs it
             level = logging.DEBUG if told else logging.WARNING
             log.log(level, "closing the link to %s: %s", self._peer_name, error)
         else:

@@ -1,13 +1,13 @@
-"""What a link has accepted and not sent yet. No I/O in here.
+"""What a link has accepted and not sent yet. No I/O here.
 
 Two queues: urgent frames go before bulk ones, but never into a frame that is partly sent::
 
     the socket takes  <──  what is left of one frame │ urgent, in order │ bulk, in order
 
-**Why two.** A rank that sends 64 MiB has hundreds of frames queued. An abort, a grant or the eight
-bytes of another collective that came behind all of these would wait for as long as they take. A
-frame is at most 1 MiB (`MAX_PAYLOAD`) for the same reason: what is urgent waits for one at most,
-and for what the socket has taken already.
+**Why two.** A rank that sends 64 MiB has hundreds of frames queued. Without the urgent queue an
+abort, a grant or the eight bytes of another collective would wait for all of these. A frame is at
+most 1 MiB (`MAX_PAYLOAD`) for the same reason: an urgent frame waits for one frame at most, and for
+what the socket has taken already.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from aiodist.transports.base import Done
 
 GATHER = 256 * 1024
-"""Bytes after which `gather` stops: larger writes leave the cache and are slower."""
+"""Bytes after which `gather` stops, because larger writes leave the cache and are slower."""
 
 MOST_BUFFERS = 512
-"""Most buffers of one gathered write; Linux takes 1024 (IOV_MAX)."""
+"""The most buffers of one gathered write. Linux takes 1024 (IOV_MAX)."""
 
 
 class Outgoing:
@@ -39,14 +39,14 @@ class Outgoing:
     ) -> None:
         self.head = self.whole_head = head  # the second stays whole, to be sent again
         self.views = list(views)
-        self.whole_views = views  # kept, as it may have to be sent again from its start
+        self.whole_views = views  # kept, because it may have to be sent again
         self.nbytes = nbytes  # of its payload
         self.left = len(head) + nbytes  # bytes that have not left yet
-        self.done = done  # told when all of it has left
-        self.token = token  # whose frame it is, see `Link.discard`
+        self.done = done  # called when all of it has left
+        self.token = token  # the frame's owner, see `Link.discard`
 
     def trim(self, count: int) -> None:
-        """Drop the first `count` bytes (fewer than are left): they have been sent."""
+        """Drop the first `count` bytes (fewer than are left), because they have been sent."""
         self.left -= count
         head = self.head
         if count < len(head):
@@ -64,11 +64,10 @@ class Outgoing:
         if count:
             self.views[0] = self.views[0].cast("B")[count:]
 
-    # A frame that is partly sent cannot be taken back: the peer has its header, and waits for so
-    # many bytes. But its memory is wanted back by whoever gave the operation up, so what is left is
-    # sent from a copy.
+    # A frame that is partly sent cannot be taken back, because the peer waits for the rest of it.
+    # But its owner may want the memory back, so the rest is sent from a copy.
     def detach(self) -> None:
-        """Copy the payload, and forget whose it was."""
+        """Copy the payload, and forget its owner."""
         payload = memoryview(b"".join(self.whole_views))
         self.whole_views = (payload,)
         left = sum([view.nbytes for view in self.views])
@@ -77,7 +76,7 @@ class Outgoing:
         self.token = None
 
     def begin_again(self) -> None:
-        """None of it has been sent, on the connection that there is now."""
+        """Begin the frame anew, because it was not sent on the new connection."""
         self.head = self.whole_head
         self.views = list(self.whole_views)
         self.left = len(self.head) + self.nbytes
@@ -93,17 +92,17 @@ class Outbox:
         self._bulk: deque[Outgoing] = deque()
         self._partial: Outgoing | None = None
         self.backlog = 0
-        """Bytes that are queued, prefixes included."""
+        """Bytes that are queued, including prefixes."""
         self.sent_bytes = 0
         """Payload bytes of frames that have left."""
 
     @property
     def urgent(self) -> int:
-        """How many frames are queued that go first."""
+        """How many urgent frames are queued."""
         return len(self._urgent)
 
     def count(self, but: object) -> int:
-        """How many frames are queued, without those whose token is `but`."""
+        """Return how many frames are queued whose token is not `but`."""
         return sum([frame.token is not but for frame in self._all()])
 
     def _all(self) -> list[Outgoing]:
@@ -116,19 +115,20 @@ class Outbox:
         (self._urgent if urgent else self._bulk).append(frame)
 
     def pop(self) -> Outgoing:
-        """The next frame, which leaves as a whole; where no frame ever leaves otherwise."""
+        """Return the next frame, for links whose frames leave only as a whole."""
         frame = (self._urgent or self._bulk).popleft()
         self.backlog -= frame.left
         self.sent_bytes += frame.nbytes
         return frame
 
     def push_partial(self, frame: Outgoing) -> None:
-        """Queue a frame that is partly sent; the outbox has no other."""
+        """Queue a frame that is partly sent. The outbox must have no other."""
         self.backlog += frame.left
         self._partial = frame
 
     def gather(self) -> list[bytes | memoryview]:
-        """The next buffers to write, in order: about `GATHER` bytes, `MOST_BUFFERS` at most."""
+        """Return the next buffers to write, in order: about `GATHER` bytes, at most
+        `MOST_BUFFERS`."""
         buffers: list[bytes | memoryview] = []
         size = 0
         if self._partial is not None:
@@ -152,10 +152,11 @@ class Outbox:
         return frame.left
 
     def advance(self, count: int) -> list[Outgoing]:
-        """The first `count` bytes of `gather` were sent: the frames that are out."""
+        """Note that the first `count` bytes of `gather` were sent. Returns the frames that are
+        out."""
         self.backlog -= count
-        # What `gather` gave was in the order partial, urgent, bulk, and nothing was queued since,
-        # as a write and this call are one step: so the bytes are counted off in that order again.
+        # `gather` gave partial, urgent, bulk, in this order, and nothing was queued since. So the
+        # bytes are counted in the same order.
         finished: list[Outgoing] = []
         while count:
             frame = self._partial
@@ -186,19 +187,21 @@ class Outbox:
             self._partial.detach()
 
     def mark(self, token: object) -> None:
-        """Give what is queued this token."""
+        """Give all queued frames this token."""
         for frame in self._all():
             frame.token = token
 
     def detach(self, token: object) -> None:
-        """Copy what is queued with `token`: its memory is not read any more."""
+        """Copy frames queued with `token`, so that their memory is not read any more."""
         for frame in self._all():
             if frame.token == token:
                 frame.detach()
 
     def adopt(self, other: Outbox, again: Sequence[Outgoing], but: object) -> None:
-        """Queue `again`, which is to be sent once more, and behind it all that `other` has left,
-        without frames whose token is `but`. The frame that `other` had begun begins anew."""
+        """Queue `again`, which is sent once more, and then everything that `other` has left.
+
+        Frames whose token is `but` are left out. The frame that `other` had begun begins anew.
+        """
         begun = () if other._partial is None else (other._partial,)
         for frame in begun:
             frame.begin_again()
@@ -211,7 +214,7 @@ class Outbox:
         self.backlog = sum([frame.left for frame in self._all()])
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         self._urgent.clear()
         self._bulk.clear()
         self._partial = None

@@ -1,7 +1,7 @@
-"""The process at the other end of a Unix socket, its user, and whether it has ended.
+"""The process at the other end of a Unix socket, its user, and its end.
 
-The end of a connection does not say so reliably: a child that was forked in C, past Python's hooks,
-keeps it open. A pidfd tells of the process itself.
+The end of a connection does not tell that a process has ended, because a child that was forked in
+C, past Python's hooks, keeps it open. A pidfd tells of the process itself.
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ from pathlib import Path
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 _NOBODY = 65534
-"""What the kernel shows for users who have no number in the user namespace of who asks."""
+"""What the kernel shows for users without a number in the caller's user namespace."""
 
 _ALL_USERS = "0 0 4294967295"
 """The map of a namespace in which every user has a number."""
 
 
 def credentials(sock: socket.socket) -> tuple[int, int]:
-    """Process and user that connected, or listened, at the other end of a Unix socket. The process
-    is 0 where it has no number in the pid namespace of this one."""
+    """Return process and user at the other end of a Unix socket, as of its connect or listen call.
+
+    The process is 0 if it has no number in this pid namespace.
+    """
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _gid = _CREDENTIALS.unpack(raw)
     return pid, uid
 
 
 def peer_pid(sock: socket.socket, user: int) -> int:
-    """The process that made the other end. Raises PermissionError where it is not of `user`, an
-    effective user id.
+    """Return the process at the other end. Raises PermissionError unless it is of `user` (effective
+    id).
 
-    Both ends ask, and get the same answer: who connects compares itself, as it is then, with the
-    listener as it was when it began to listen, and that one the other way round.
+    Both ends ask, and get the same answer: the caller compares itself with the listener at the time
+    of its listen call, and the listener does the reverse.
     """
     pid, uid = credentials(sock)
     if uid != user or _is_ambiguous(uid):
@@ -47,12 +49,13 @@ def peer_pid(sock: socket.socket, user: int) -> int:
 
 
 def user_id() -> str:
-    """Names the user of this process: equal for processes of one host that may share memory.
+    """Return an id of the user of this process: equal for processes of a host that may share
+    memory.
 
-    A number means one user within one user namespace alone: root of a container without root's
-    rights is another one outside of it. So the namespace is part of the name, though it sets apart
-    processes of one user in two namespaces, too. A process whose number stands for many users
-    there is like no other.
+    A number means one user only within one user namespace: root of an unprivileged container is
+    another user outside of it. So the namespace is part of the id, though this separates processes
+    of one user in two namespaces, too. A process whose number stands for many users there is like
+    no other.
     """
     if not hasattr(os, "geteuid"):
         return ""
@@ -61,12 +64,12 @@ def user_id() -> str:
         return f"{uid}-{secrets.token_hex(8)}"
     try:
         return f"{uid}-{os.stat('/proc/self/ns/user').st_ino}"
-    except OSError:  # there are none
+    except OSError:  # there are no user namespaces
         return str(uid)
 
 
 def _is_ambiguous(uid: int) -> bool:
-    """Whether `uid` may be any of the users who have no number in this user namespace."""
+    """Tell whether `uid` may be any of the users without a number in this user namespace."""
     if uid != _NOBODY:
         return False
     try:
@@ -77,10 +80,11 @@ def _is_ambiguous(uid: int) -> bool:
 
 
 def open_behind(sock: socket.socket) -> io.FileIO | None:
-    """A file that is readable once the process has ended that connected, or listened, at the other
-    end of a Unix socket. None where nobody can tell: another kind of socket, a process of
-    another pid namespace, a system without pidfds, or a connection that has ended already. None
-    as well for this process itself."""
+    """Open a file that is readable once the process at the other end of a Unix socket has ended.
+
+    None if that is impossible: another kind of socket, another pid namespace, a system without
+    pidfds, or a connection that has ended. Also None for this process itself.
+    """
     if sock.family != getattr(socket, "AF_UNIX", None) or not hasattr(os, "pidfd_open"):
         return None
     try:
@@ -88,19 +92,19 @@ def open_behind(sock: socket.socket) -> io.FileIO | None:
         if pid in (0, os.getpid()):
             return None
         process = io.FileIO(os.pidfd_open(pid), closefd=True)
-    except OSError:  # it is gone, or the kernel, or a sandbox, does not let us
+    except OSError:  # it is gone, or the kernel or a sandbox does not let us
         return None
-    # The number is read from the socket and a file made of the number, and between the two the
-    # process may have ended, and another one begun under its number. If the connection is still
-    # there now, its process was there then, and the file is of that one.
-    if _has_ended(sock):  # then the number may be another process' by now
+    # The file is made of a number that was read from the socket. In between, the process may have
+    # ended, and another one may have its number. If the connection is still there now, its process
+    # lived until now, and the file is of that process.
+    if _has_ended(sock):  # the number may be another process' by now
         process.close()
         return None
     return process
 
 
 def _has_ended(sock: socket.socket) -> bool:
-    """Whether nothing can be sent or received any more but what has come already."""
+    """Tell whether nothing can be sent or received any more except what has come already."""
     poll = select.poll()
     poll.register(sock, 0)
     return bool(poll.poll(0))

@@ -27,11 +27,11 @@ _RUN = secrets.token_hex(8)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a rank can be reached.
+    """How a rank can be reached.
 
-    `process` names its process and event loop, `host` its host and network namespace, `user` its
-    user there; `addresses` says where it listens, by transport; `allowed` are the transports it may
-    use.
+    `process` is the id of its process and event loop, `host` of its host and network namespace, and
+    `user` of its user. `addresses` has its addresses by transport. `allowed` are the transports it
+    may use.
     """
 
     process: str
@@ -54,7 +54,7 @@ def _no_abstract_sockets() -> str | None:
 
 
 def _share_a_host(own: Endpoint, peer: Endpoint) -> bool:
-    """Whether the kernel lets them trust each other there. Both sides decide alike."""
+    """Tell whether the kernel lets them trust each other there. Both sides decide alike."""
     return own.host == peer.host and own.user == peer.user
 
 
@@ -68,33 +68,35 @@ _KINDS: Mapping[str, _Kind] = {
 
 
 DEVICES = "cuda_ipc"
-"""Named as a transport, though it is none between ranks: they read each other's devices."""
+"""Named as a transport, though ranks read each other's devices and send nothing."""
 
 
 def names_of(names: str | Iterable[str] | None) -> list[str]:
-    """What `choose` takes, as a list; all for None."""
+    """Return what `choose` takes, as a list; all for None."""
     if isinstance(names, str):
         return [name.strip() for name in names.split(",")]
     return [*_KINDS, DEVICES] if names is None else list(names)
 
 
 def allows_devices(names: str | Iterable[str] | None) -> bool:
-    """Whether `names`, as `choose` takes them, allow ranks to read each other's devices."""
+    """Tell whether `names` allow ranks to read each other's devices."""
     return DEVICES in names_of(names)
 
 
 def choose(names: str | Iterable[str] | None) -> tuple[str, ...]:
-    """The transports that `names` allows here, best first: all for None, else a tuple of names
-    (or a string of names with commas between). Raises ValueError for unknown names, and where
-    none is left."""
+    """Return the transports that `names` allow here, best first.
+
+    `names` is None (all), names, or a string of names with commas. Raises ValueError for unknown
+    names, and if none is left.
+    """
     wanted = [name for name in names_of(names) if name != DEVICES]
     known = ", ".join(repr(name) for name in (*_KINDS, DEVICES))
     for name in wanted:
         if name not in _KINDS:
             raise ValueError(f"there is no transport {name!r}: transports= takes {known}")
-    # What the program allows and what the machine has are two questions: who asks for shared memory
-    # where there is none gets the next best, with a line in the log, and an error only where
-    # nothing is left. So one setting does for all machines of a job.
+    # What the program allows and what the machine has are two questions. If shared memory is
+    # allowed but missing, the rank uses the next best, with a line in the log. It is an error only
+    # if none is left. So one setting works for all machines of a job.
     missing = {name: reason for name in wanted if (reason := _KINDS[name].unavailable())}
     if "shm" in missing:
         _say_why(missing["shm"])
@@ -115,14 +117,16 @@ def _say_why(reason: str) -> None:
 def make(
     name: str, tls: TlsContexts | None = None, patience: float = PATIENCE, port: int = 0
 ) -> Transport:
-    """A transport by its name, one of those that `choose` gave. For what leaves the host: `tls`,
-    after how many seconds (`patience`) a system that does not answer is out of reach, and at which
-    `port` it listens (0: any)."""
+    """Make a transport, one of those that `choose` gave.
+
+    For connections that leave the host: `tls`, the seconds after which a silent system is out of
+    reach (`patience`), and the `port` to listen at (0: any).
+    """
     return TcpTransport(tls, patience, port) if name == "tcp" else _KINDS[name].make()
 
 
 def candidates(own: Endpoint, peer: Endpoint) -> list[tuple[str, str]]:
-    """Ways from `own` to `peer`, best first: (transport, the peer's address)."""
+    """Return the ways from `own` to `peer`, best first: (transport, the peer's address)."""
     return [
         (name, peer.addresses[name])
         for name, kind in _KINDS.items()
@@ -134,13 +138,15 @@ def candidates(own: Endpoint, peer: Endpoint) -> list[tuple[str, str]]:
 
 
 def process_id(loop: asyncio.AbstractEventLoop) -> str:
-    """Names this process and `loop`, unlike any other anywhere."""
+    """Return an id of this process and `loop`, unlike any other anywhere."""
     return f"{_RUN}-{os.getpid()}-{id(loop):x}"
 
 
 def host_id() -> str:
-    """Names this host and network namespace: processes with the same one can meet at an abstract
-    Unix socket. Elsewhere than on Linux: the host alone."""
+    """Return an id of this host and network namespace. Outside of Linux: of the host.
+
+    Processes with the same id can meet at an abstract Unix socket.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}-{os.stat('/proc/self/ns/net').st_ino}"

@@ -1,14 +1,14 @@
-"""Memory of another process of this host, read by the system: nothing is staged, and nobody waits.
+"""Memory of another process of this host, read by the system, without staging or waiting.
 
-Linux lets a process read the memory of another one of its user, where that is not forbidden: by
-Yama (`ptrace_scope`), by a container's seccomp profile, or as the other one's privileges differ.
-Whoever is to be read says where its memory is, and shows a proof that it is the process which it is
-taken for: bytes that nobody else has at that address. (Process ids are different in other
-namespaces, and are used again.) So it is only its own memory that a process can name.
+Linux lets a process read the memory of another one of its user, unless something forbids that: Yama
+(`ptrace_scope`), a container's seccomp profile, or differing privileges. The process to be read
+tells its address, and shows a proof that it is the right process: bytes at an address that no other
+process has. (Process ids differ in other namespaces, and are reused.) So a process can only name
+its own memory.
 
-The proof is one of the offer, too: it is changed before the memory is used for something else.
-Whoever finds it unchanged after reading knows that what was read is right, and need not ask. That
-takes a processor that shows stores in their order (x86-64).
+The proof also covers the offer, because it is changed before the memory is used for something else.
+If it is unchanged after reading, the data that was read is right, without asking. This needs a
+processor that shows stores in their order (x86-64).
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ from aiodist.transports.futex import address_of
 
 _SECRET: Final = 8
 PROOF: Final = _SECRET + 8
-"""Bytes of a proof: those that are of the process, and the number of an offer; 0: there is none."""
+"""Bytes of a proof: a part for the process, and the number of the offer (0: none)."""
 
 _numbers: Final = itertools.count(1)
 _proofs: Final[list[Proof]] = []
-"""All there have ever been: what lies at their addresses is always a proof."""
+"""All proofs so far: their addresses always hold a proof."""
 _free: Final[list[Proof]] = []
 _secret: Final = bytearray(secrets.token_bytes(_SECRET))
 
 
 class Proof:
-    """That this is the process which offers its memory, and that the offer holds. `address`: where
-    it lies."""
+    """Proves that this process offers its memory, and that the offer holds."""
 
     __slots__ = ("_memory", "address")
 
@@ -47,19 +46,19 @@ class Proof:
         _proofs.append(self)
 
     def prove(self) -> None:
-        """There is a new offer."""
+        """Begin a new offer."""
         self._memory[_SECRET:] = next(_numbers).to_bytes(PROOF - _SECRET, "little")
 
     def shown(self) -> bytes:
-        """What lies there now."""
+        """Return the bytes of the proof."""
         return self._memory.tobytes()
 
     def prove_anew(self) -> None:
-        """This is another process now."""
+        """Show the secret of this process, because it is a fork."""
         self._memory[:_SECRET] = _secret
 
     def withdraw(self) -> None:
-        """The memory is used for something else from now on."""
+        """End the offer, because the memory will be used for something else."""
         self._memory[_SECRET:] = bytes(PROOF - _SECRET)
         _free.append(self)
 
@@ -79,7 +78,8 @@ class _Span(ctypes.Structure):
 _read: Any = None
 if sys.platform == "linux" and platform.machine() == "x86_64":
     _read = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
-    os.register_at_fork(after_in_child=_prove_anew)  # the copy in the child is another process
+    # because the copy in the child is another process
+    os.register_at_fork(after_in_child=_prove_anew)
 if _read is not None:
     _spans = (ctypes.POINTER(_Span), ctypes.c_ulong)
     _read.argtypes = (ctypes.c_int, *_spans, *_spans, ctypes.c_ulong)
@@ -87,7 +87,8 @@ if _read is not None:
 
 
 def offer() -> Proof | None:
-    """The proof of an offer, which holds until it is withdrawn; None: nobody can read this."""
+    """Return the proof of a new offer, which holds until it is withdrawn; None: reading is
+    impossible."""
     if _read is None:
         return None
     proof = _free.pop() if _free else Proof()
@@ -96,8 +97,10 @@ def offer() -> Proof | None:
 
 
 def read(pid: int, address: int, into: memoryview) -> None:
-    """Read memory of process `pid`, from `address` on, as much as there is room for in `into`.
-    Raises OSError: of what is in `into` by then, nothing is known."""
+    """Read memory of process `pid`, from `address` on, until `into` is full.
+
+    Raises OSError. The content of `into` is undefined then.
+    """
     if _read is None:
         raise OSError("this system does not read the memory of other processes")
     start, left = address_of(into), into.nbytes
@@ -111,8 +114,11 @@ def read(pid: int, address: int, into: memoryview) -> None:
 
 
 def holds(pid: int, proof: Sequence[Any]) -> bool:
-    """Whether what process `pid` has offered with this proof was not withdrawn: then what was read
-    until now is right. Raises OSError where it is not the process that has offered this."""
+    """Tell whether the offer of process `pid` with this proof holds, so that what was read is
+    right.
+
+    Raises OSError if that is not the process that has made the offer.
+    """
     address, expected = proof
     found = bytearray(PROOF)
     read(pid, address, memoryview(found))

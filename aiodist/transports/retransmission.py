@@ -1,19 +1,18 @@
-"""What a link has sent and its peer has not acknowledged: kept, to be sent again over another
-connection if this one breaks. No I/O in here.
+"""What a link has sent and its peer has not acknowledged, kept for another connection. No I/O here.
 
-Frames are counted, from the first one between two members on, over all their connections. A small
-frame is kept as it was sent; of a large one only the views of its payload are, as copying it would
-cost too much: they are *lent*, and nobody may write there before `settle`. That copies what may be
-lost, and lets go of the rest: those frames are *spent*, and cannot be sent again.
+Frames are counted from the first one between two members, over all their connections. A small frame
+is kept as it was sent. Copying a large one would cost too much, so only the views of its payload
+are kept: they are *lent*, and must not be written before `settle`. That copies what may be lost and
+releases the rest: those frames are *spent*, and cannot be sent again.
 
-Small frames are joined for their write anyway, and kept as they are. A large payload is only lent.
-`done` says, as without this, that a frame has left. Before the memory is given back to its user,
-`Link.settle` copies what the peer's system has not acknowledged. Within a plan nothing of that is
-needed: a plan overwrites what it has sent only after it has received what the peer could not have
-sent without it. Nor is it for memory that is never written again (`STEADY`): it is kept as it is.
+Small frames are joined for their write anyway. `done` says, as without this, that a frame has left.
+Before memory is given back to its user, `Link.settle` copies what the peer's system has not
+acknowledged. Within a plan this is not needed: a plan overwrites sent data only after it has
+received what the peer could not have sent without it. It is not needed either for memory that is
+never written again (`STEADY`).
 
-Acknowledgements are frames of the link itself. The sender asks for one after 512 frames, or after
-2 MiB of copies, and the other side answers with its count. So no other frame is longer for it.
+Acknowledgements are frames of the link itself. The sender asks for one after 512 frames, or after 2
+MiB of copies, and the other side answers with its count. So no other frame gets longer.
 """
 
 from __future__ import annotations
@@ -39,72 +38,72 @@ _OWN_PREFIX = prefix(b"", _OWN.size)
 ASK: Final = 1
 """A frame of the link: how many of my frames have come?"""
 ACK: Final = 2
-"""The answer: so many."""
+"""The answer: this many."""
 
 OWN_PAYLOAD: Final = _OWN.size
 OWN_SIZE: Final = len(_OWN_PREFIX) + _OWN.size
 """Bytes of a frame of the link: it has no header, and this payload."""
 
 JOINED = 4096
-"""Payloads up to this are copied behind their prefix: cheaper than a gathered write."""
+"""Payloads up to this are copied behind their prefix, which is cheaper than a gathered write."""
 MANY = 512
-"""So many frames are sent before the peer is asked what has come."""
+"""How many frames are sent before the peer is asked what has come."""
 MUCH = 2 << 20
-"""And so many bytes of copies of large ones."""
+"""How many bytes of copies of large frames are made before that."""
 COPIED = 64 * 1024
-"""So much of what is lent is copied whatever the system says of it."""
+"""Lent data up to this size is always copied."""
 SLACK = 4096
-"""More than the bytes of the link's own frames among those that are on their way."""
+"""More than the bytes of the link's own frames among those on their way."""
 
 
 def own_frame(code: int, number: int = 0) -> bytes:
-    """A frame of the link: ASK, or ACK with its number."""
+    """Make a frame of the link: ASK, or ACK with its number."""
     return _OWN_PREFIX + _OWN.pack(code, number)
 
 
 def read_own(data: bytes | bytearray | memoryview, start: int) -> tuple[int, int]:
-    """Code and number of the payload of such a frame."""
+    """Return code and number of the payload of such a frame."""
     code, number = _OWN.unpack_from(data, start)
     return code, number
 
 
 @dataclass(eq=False, slots=True)
 class Lent:
-    """A large frame: `views` of its payload are somebody's memory."""
+    """A large frame: `views` of its payload are memory of its owner."""
 
     number: int  # of the frame, over all connections
     head: bytes  # its bytes before the payload
     views: Sequence[memoryview]
     nbytes: int
-    token: object  # who gets the memory back; None: nobody, it is ours; STEADY: nobody
+    token: object  # owner of the memory; None: this link; STEADY: it need not be given back
 
     def copy(self, copies: Copies) -> None:
-        """Have a copy of the payload, and forget whose it was."""
+        """Copy the payload, and forget its owner."""
         self.views = (copies.of(self.views, self.nbytes),)
         self.token = None
 
 
 class _Waiting(NamedTuple):
-    """Somebody who waits until the frames below `upto` have come."""
+    """A wait until the frames below `upto` have come."""
 
     upto: int
     done: Done
 
 
 class RetransmissionBuffer:
-    """The frames that were sent and not acknowledged. `acknowledged`: how many were."""
+    """The frames that were sent and not acknowledged. `acknowledged` counts those that were."""
 
     __slots__ = (
         "_copies", "_fresh", "_lent", "_spent", "_waiting", "acknowledged", "frames", "limit",
     )  # fmt: skip
 
     def __init__(self, copies: Copies | None = None) -> None:
-        self._copies = copies or Copies()  # makes them
+        self._copies = copies or Copies()  # makes copies
         self.acknowledged = 0
         self.frames: deque[bytes | Lent] = deque()  # the oldest first
         self.limit = MANY
-        """How long `frames` may become before the peer is to be asked."""
-        self._lent: deque[Lent] = deque()  # those of them whose memory somebody wants back
+        """The length of `frames` at which the peer is asked."""
+        self._lent: deque[Lent] = deque()  # those of them whose owner wants the memory back
         self._spent = 0  # frames below this number cannot be sent again
         self._waiting: list[_Waiting] = []  # for acknowledgements
         self._fresh = 0  # bytes of copies of large frames since the peer was asked
@@ -126,11 +125,11 @@ class RetransmissionBuffer:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for an acknowledgement."""
+        """Whether a wait for an acknowledgement is pending."""
         return bool(self._waiting)
 
     def hold(self, data: bytes) -> None:
-        """Keep a whole frame that is large, and ours."""
+        """Keep a whole large frame that is ours."""
         self.frames.append(data)
         self.count(len(data))
 
@@ -144,7 +143,7 @@ class RetransmissionBuffer:
             self._lent.append(lent)
 
     def finished(self, frame: Outgoing) -> None:
-        """Keep a frame that has left, of those that were queued."""
+        """Keep a queued frame that has left."""
         if frame.token is OWN:
             return
         if frame.nbytes > JOINED:
@@ -153,19 +152,21 @@ class RetransmissionBuffer:
             self.frames.append(b"".join((frame.whole_head, *frame.whole_views)))
 
     def count(self, nbytes: int) -> None:
-        """So many bytes of a large frame are kept."""
+        """Count kept bytes of a large frame."""
         self._fresh += nbytes
         if self._fresh >= MUCH:
             self.limit = 0
 
     def asking(self) -> None:
-        """The peer is about to be asked."""
+        """Note that the peer is about to be asked."""
         self._fresh = 0
         self.limit = len(self.frames) + MANY
 
     def acknowledge(self, count: int) -> list[Done]:
-        """The peer has `count` frames: whose turn that is. Raises ProtocolError where that cannot
-        be."""
+        """Note that the peer has `count` frames. Returns the callbacks of finished waits.
+
+        Raises ProtocolError for an impossible count.
+        """
         gone = count - self.acknowledged
         frames = self.frames
         if not 0 <= gone <= len(frames):
@@ -185,28 +186,31 @@ class RetransmissionBuffer:
         return ready
 
     def can_go_on(self, came: int) -> bool:
-        """Whether a peer to whom `came` frames have come can be sent the next one."""
+        """Tell whether a peer with `came` frames can be sent the next one."""
         return max(self.acknowledged, self._spent) <= came <= self.sent
 
     @property
     def has_lent(self) -> bool:
-        """Whether memory of others is read if it comes to that."""
+        """Whether it may have to read memory of others."""
         return bool(self._lent)
 
-    # To copy all that the peer has not acknowledged would be to copy nearly everything, for it is
-    # asked only now and then. So the system is asked how many bytes the peer's system has not
-    # acknowledged: these are the last ones that were written, and the frames that they belong to
-    # are copied. What the peer's system has, its process reads even if the connection breaks. If
-    # that was not so (a proxy has acknowledged it, and lost it), the peer's count asks for a spent
-    # frame, and the link cannot go on: that is seen, and nothing wrong is sent in its place.
+    # Copying all unacknowledged frames would copy nearly everything, because the peer is asked only
+    # now and then. So we ask our system how many bytes the peer's system has not acknowledged.
+    # These are the last ones written, and their frames are copied. What the peer's system has, its
+    # process reads even if the connection breaks. If that is wrong, because a proxy has
+    # acknowledged and lost it, the peer's count asks for a spent frame, and the link cannot go on.
+    # Nothing wrong is sent.
 
+    # ::
     #
     #     written to the socket:  ──── frame 40 ────┬──── frame 41 ────┬──── frame 42 ────
     #     acknowledged by the peer's system:  ──────────────────┤
     #     `settle`:               spent: never again │ copied: part of it may be lost │ copied
     def settle(self, token: object, underway: int | None) -> None:
-        """Do not read the memory of frames with `token` any more. `underway`: so many of the last
-        bytes may be lost with the connection; None: nobody knows."""
+        """Stop reading the memory of frames with `token`.
+
+        `underway`: how many of the last bytes may be lost with the connection; None: unknown.
+        """
         mine = [lent for lent in self._lent if lent.token == token]
         if not mine:
             return
@@ -225,25 +229,26 @@ class RetransmissionBuffer:
                 lent.copy(self._copies)
                 self.count(lent.nbytes)
             else:
-                # Its memory is somebody's own again, so this frame can never be sent again: if the
-                # peer should ask for it, `can_go_on` says no.
+                # Its memory belongs to its owner again, so this frame can never be sent again. If
+                # the peer asks for it, `can_go_on` says no.
                 lent.views, lent.token = (), None
                 self._spent = lent.number + 1
         self._lent = deque([lent for lent in self._lent if lent.token is not None])
 
     def wait(self, queued: int, done: Done) -> None:
-        """Call `done` once all that was sent has come, and `queued` frames more."""
+        """Call `done` once all sent frames have come, and `queued` frames more."""
         self._waiting.append(_Waiting(self.sent + queued, done))
 
     def end(self) -> list[Done]:
-        """Nothing will be sent again: who has waited."""
+        """Drop everything, because nothing will be sent again. Returns the callbacks of waits."""
         waiting, self._waiting = self._waiting, []
         self.frames.clear()
         self._lent.clear()
         return [one.done for one in waiting]
 
     def again(self) -> list[Outgoing]:
-        """All that is kept, to be queued for another connection; it is not kept any more."""
+        """Return all kept frames, to queue them for another connection. They are not kept any
+        more."""
         frames: list[Outgoing] = []
         for frame in self.frames:
             if isinstance(frame, Lent):

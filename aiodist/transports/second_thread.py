@@ -1,9 +1,9 @@
-"""A second thread for large copies: on a core that has nothing to do it halves their time.
+"""A second thread for large copies, which halves their time if a core is idle.
 
-Whoever copies does so step by step, and this thread takes steps of the same copy meanwhile. The
-call returns when none is under way any more: so memory is written within the call alone, and a
-cancel after that has nothing to wait for. If the thread is late, as where no core is free, there is
-nothing left for it to do, and nobody waits for it.
+The caller copies step by step, and this thread takes steps of the same copy meanwhile. The call
+returns when no step is under way. So memory is written only within the call, and a cancel after
+that need not wait. If the thread is late, because no core is free, nothing is left for it and the
+call does not wait.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ IDLE: Final = 0.2
 
 
 class _Job:
-    """One call: its steps are taken in order, by two threads."""
+    """One call. Two threads take its steps in order."""
 
     def __init__(self, step: Callable[[int], None], steps: int) -> None:
         self._step = step
-        self._lock = threading.Lock()  # held by who takes a step, or ends this
+        self._lock = threading.Lock()  # held to take a step, or to end this
         self._steps = steps
         self._taken = 0
         self._helping = False  # the second thread has taken one
         self._failed: BaseException | None = None
-        self._over = threading.Event()  # and takes no more
+        self._over = threading.Event()  # set when it takes no more
 
     def do(self, most: int) -> None:
-        """Do `most` steps, in the thread that has called."""
+        """Do at most `most` steps, in the calling thread."""
         for _ in range(most):
             number = self._take()
             if number is None:
@@ -40,11 +40,11 @@ class _Job:
             self._step(number)
 
     def help(self) -> None:
-        """Do what there is, in the second thread."""
+        """Do the remaining steps, in the second thread."""
         try:
             while (number := self._take(helps=True)) is not None:
                 self._step(number)
-        except BaseException as error:  # raised where the copy was asked for
+        except BaseException as error:  # raised in the calling thread
             self._failed = error
         self._over.set()
 
@@ -57,8 +57,10 @@ class _Job:
             return self._taken - 1
 
     def finish(self) -> int:
-        """Take no more, and wait for the step that the second thread is at: how many were done.
-        Raises what that has raised."""
+        """Take no more steps, and wait for that of the second thread. Returns how many were done.
+
+        Raises the error of a step.
+        """
         with self._lock:
             self._steps = self._taken
         if self._helping:
@@ -69,27 +71,29 @@ class _Job:
 
 
 class SecondThread:
-    """The second thread of a process: there while there is something to copy, and for a while."""
+    """The second thread of a process. It exists while there are copies, and for a while after."""
 
     def __init__(self) -> None:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """There is no thread, whatever there was: as in the child after a fork."""
-        self._lock = threading.Lock()  # held by who begins, or ends, the thread
+        """Begin without a thread, as in the child after a fork."""
+        self._lock = threading.Lock()  # held to begin or end the thread
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._runs = False
 
     def run(self, step: Callable[[int], None], steps: int, mine: int) -> int:
-        """Call `step` with 0, 1, … up to `steps`, in two threads; in this one `mine` times at most.
-        Returns how many were done, which are the first ones: that is all this thread may do, and
-        what the other one has done in that time. They are to release the interpreter while they
-        work. Raises what one of them has raised: then some may have been left out."""
+        """Call `step` with 0, 1, … up to `steps`, in two threads; in this one at most `mine` times.
+
+        Returns how many were done, the first ones: what this thread may do, and what the other one
+        has done meanwhile. Steps must release the GIL while they work. Raises the error of a step;
+        some may have been left out then.
+        """
         job = _Job(step, steps)
         with self._lock:
             if not self._runs:
-                # There is none to be had where the process, or a limit of the system, is at its
-                # end: then this one does what it may do.
+                # A thread may be impossible if the process or the system is at its limit. Then this
+                # thread does its part.
                 with contextlib.suppress(RuntimeError):
                     threading.Thread(target=self._serve, name="aiodist-copies", daemon=True).start()
                     self._runs = True
@@ -113,7 +117,7 @@ class SecondThread:
 
 
 SECOND_THREAD: Final = SecondThread()
-"""That of this process."""
+"""The second thread of this process."""
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=SECOND_THREAD.begin_anew)

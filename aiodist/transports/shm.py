@@ -1,8 +1,8 @@
 """Links through shared memory, for ranks of one host.
 
-Whoever dials connects to an abstract Unix socket and passes a segment of its own; the listener
-maps it and answers with one of its own. A side that cannot do so ends the connection, and the
-dialler takes another transport.
+The dialer connects to an abstract Unix socket and passes a segment of its own. The listener maps it
+and answers with one of its own. A side that cannot do so ends the connection, and the dialer uses
+another transport.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCHEME = "shm:"
 
 
 class ShmTransport:
-    """Makes links through shared memory; addresses are "shm:aiodist-…".
+    """Makes links through shared memory. Addresses are "shm:aiodist-…".
 
     Both ends check that the other runs as the same user. A link takes one file descriptor on each
     side, and two segments of `SEGMENT` bytes, one of each side.
@@ -38,13 +38,13 @@ class ShmTransport:
     kind = "shm"
 
     async def listen(self, accept: Callable[[Link], None], *, host: str = "") -> Listener:
-        """Listen at a new random name; `host` says nothing here."""
+        """Listen at a new random name. `host` is ignored."""
         loop = asyncio.get_running_loop()
         return ShmListener(loop, bound_socket("aiodist", SCHEME), accept)
 
     async def dial(self, address: str, receiver: Receiver) -> Link:
-        """Connect. Raises PermissionError where the listener is another user's, and OSError too
-        where memory cannot be shared."""
+        """Connect. Raises PermissionError if the listener is another user's, and OSError if memory
+        cannot be shared."""
         loop = asyncio.get_running_loop()
         sock = await connected_socket(address, SCHEME)
         with closed_on_error(sock):
@@ -63,7 +63,7 @@ class ShmTransport:
 
 
 class ShmListener(Callers):
-    """Makes links of the connections that it accepts, once their segments are exchanged."""
+    """Makes links of accepted connections, once their segments are exchanged."""
 
     def __init__(
         self,
@@ -76,14 +76,13 @@ class ShmListener(Callers):
 
     def _passed(self, sock: socket.socket, pid: int, data: bytes, fds: list[int]) -> None:
         try:
-            # Each side maps what the other has made, and gives its own in return::
+            # Each side maps what the other has made, and gives its own::
             #
-            #     dialler    own segment ───────────────────> maps it, makes its own
+            #     dialer     own segment ───────────────────> maps it, makes its own
             #     maps it  <─────────────────────────────────  passes it on, and has the link
             #
-            # The listener has the link before the dialler, whose frames cannot come sooner than
-            # that. If it cannot map, or make one, it ends the connection, and the dialler takes
-            # another transport.
+            # The listener has the link before the dialer can send frames. If it cannot map or make
+            # a segment, it ends the connection, and the dialer uses another transport.
             with closing(mapped(data, fds, SEGMENT)) as peer, closing(_own()) as own:
                 pass_on(sock, own)
                 link = _link(self._loop, sock, pid, own, peer)
@@ -100,7 +99,8 @@ def _own() -> Segment:
 
 def _say_why(pid: int, error: Exception) -> None:
     """Log, on the side that failed, why there is no link."""
-    # Ranks that dial each other at once, or leave, end the set-up too: nothing to warn of.
+    # No warning for a broken connection, because ranks that dial each other at once, or leave,
+    # cause it, too.
     level = logging.DEBUG if isinstance(error, ConnectionError) else logging.WARNING
     log.log(level, "no shared memory with process %d, other transports are tried: %s", pid, error)
 
@@ -108,5 +108,5 @@ def _say_why(pid: int, error: Exception) -> None:
 def _link(
     loop: asyncio.AbstractEventLoop, sock: socket.socket, pid: int, own: Segment, peer: Segment
 ) -> ShmLink:
-    """A link, which keeps what it needs of the segments: they may be closed."""
+    """Make a link. It keeps what it needs of the segments, so these may be closed."""
     return ShmLink(loop, sock, own.memory, peer.memory, peer_name=f"shm:pid {pid}", pid=pid)

@@ -1,11 +1,10 @@
 """Links through shared memory: frames in two rings, and a Unix socket for what memory cannot do.
 
-The frames are those of a stream socket, byte for byte; only they go through `Rings`. The socket
-carries doorbells (single bytes, sent to a side that says it sleeps), and its end says that the
-peer is gone.
+The frames are those of a stream socket, byte for byte, in `Rings`. The socket carries doorbells
+(single bytes, to wake a side that sleeps), and its end tells that the peer is gone.
 
-A link that is polled, or whose loop has a turn to come, is awake: then a frame costs no system
-call on either side. It falls asleep in a turn of the loop that finds nothing to do.
+A link that is polled, or whose loop is about to turn, is awake. A frame then costs no system call
+on either side. The link falls asleep in a turn of the loop that finds nothing to do.
 """
 
 from __future__ import annotations
@@ -30,22 +29,23 @@ from aiodist.transports.shm_rings import PIECE, RING, Rings
 from aiodist.wire.frames import MAX_HEADER, OVERHEAD, parse_prefix
 
 AT_ONCE = 512 * 1024
-"""Bytes that are taken at once of those that have come: more would leave too little room."""
+"""Bytes that are taken at once of those that have come. More would leave too little room."""
 
 LARGE = 4
-"""How many times as many bytes of large payloads one turn takes: they only have to be copied."""
+"""How many times as many bytes of large payloads one turn takes, because they are only copied."""
 
 LINGER = 150e-6
-"""Seconds without traffic after which a link falls asleep: an answer is often sooner here than it
-takes to be woken."""
+"""Seconds without traffic after which a link falls asleep, because an answer often comes sooner
+than a wake-up would take."""
 
 WINDOW = 2 * PIECE
-"""Most bytes of which frames are taken before the room is given back. More than any prefix has."""
+"""The most bytes of which frames are taken before the room is given back. More than any prefix
+has."""
 
 
 class ShmLink(FramedLink):
-    """A link over the segments `own` and `peer`, and a connected, non-blocking Unix socket, all of
-    which it owns from now on."""
+    """A link over the segments `own` and `peer` and a non-blocking Unix socket, all of which it
+    owns."""
 
     __slots__ = (
         "_asleep",
@@ -70,10 +70,10 @@ class ShmLink(FramedLink):
         receiver: Receiver | None = None,
         pid: int = 0,
     ) -> None:
-        """`pid`: the process at the other end, as the system knows it; 0: it is not known."""
+        """`pid` is the process at the other end, as the system knows it; 0: unknown."""
         super().__init__(loop, "shm", peer_name, receiver)
         self.pid = pid
-        self._socket = sock  # carries bells, and tells by its end that the peer is gone
+        self._socket = sock  # carries bells, and its end tells that the peer is gone
         self._rings = Rings(own, peer, self._ring)  # carry the frames
         self._reading = False  # the loop watches the socket
         self._asleep = False  # the peer has to ring
@@ -91,7 +91,7 @@ class ShmLink(FramedLink):
     # ---- sleep and doorbells ----
 
     def _stay_awake(self) -> None:
-        """Need no bell before the loop's next turn."""
+        """Stay awake until the loop's next turn, without a bell."""
         if self._asleep:
             self._asleep = False
             self._rings.wake()
@@ -100,7 +100,7 @@ class ShmLink(FramedLink):
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Go on. Where there is nothing to do, sleep until a bell."""
+        """Go on. If there is nothing to do, sleep until a bell."""
         self.poll()
         self._due = False
         if self._closed:
@@ -127,17 +127,17 @@ class ShmLink(FramedLink):
             self._rings.knock()
 
     def answers(self) -> bool:
-        """Whether the peer's loop has had a turn since then: so it will have others."""
+        """Tell whether the peer's loop has had a turn since then."""
         return not self._closed and self._rings.turns != self._turns
 
     def _ring(self) -> None:
         """Wake the peer."""
-        # A full socket holds bells enough. Of a peer that is gone its end tells.
+        # A full socket holds enough bells. If the peer is gone, its end tells.
         with contextlib.suppress(OSError):
             self._socket.send(b"\0")
 
     def _readable(self) -> None:
-        """A bell, or the peer's end."""
+        """Handle a bell, or the peer's end."""
         try:
             bells = self._socket.recv(512)
         except (BlockingIOError, InterruptedError):
@@ -148,7 +148,7 @@ class ShmLink(FramedLink):
             self._stay_awake()
             self.poll()
             return
-        while self._receive():  # all that it had written
+        while self._receive():  # read all that it had written
             pass
         self._end_of_file()
 
@@ -167,7 +167,7 @@ class ShmLink(FramedLink):
         return self._rings.write(buffers)
 
     def post(self, start: bytes, rest: memoryview, nbytes: int) -> bool:
-        # All there is to it where there is room, and nothing to be kept or to go wrong.
+        # The short way, if there is room, and nothing has to be kept.
         if self._direct and len(rest) <= JOINED:
             try:
                 if self._rings.put(b"".join((start, rest))):
@@ -186,8 +186,8 @@ class ShmLink(FramedLink):
             rings.rewind()
             if rings.room() < sum([len(buffer) for buffer in buffers]):
                 return False
-            # The peer copies while this side does, if it has a core to do so. If others want the
-            # cores it would be woken to find the first of many bytes.
+            # The peer copies while this side does, if it has a free core. If others want the cores,
+            # it would be woken just to find the first of many bytes.
             rings.write(buffers, RING if others_compute() else PIECE)
         except ProtocolError as error:
             self._failed(error)
@@ -199,7 +199,7 @@ class ShmLink(FramedLink):
         self._stay_awake()
 
     def _ask(self) -> None:
-        """Nothing is kept: shared memory breaks only with the process that reads it."""
+        """Do nothing, because shared memory breaks only with the process that reads it."""
 
     # ---- receiving ----
 
@@ -251,7 +251,7 @@ class ShmLink(FramedLink):
             if self._closed or self._peer_ended or budget <= FRAME * (self._came - came):
                 break
             if count == have and have < PIECE and not self._to_come:
-                break  # little traffic: the next poll is soon enough to look again
+                break  # little traffic: the next poll is soon enough
         return budget < POLL_BUDGET
 
     def look_for(self, prefix: bytes, into: memoryview) -> bool | None:
@@ -270,7 +270,7 @@ class ShmLink(FramedLink):
             middle = start + len(prefix)
             stop = middle + len(into)
             here = min(start + have, rings.size)
-            # As bytes, which are compared twice as fast as views.
+            # As bytes, because these compare twice as fast as views.
             if stop <= rings.size and ring[start:middle].tobytes() == prefix and middle <= here:
                 if stop > here:
                     return None
@@ -318,13 +318,13 @@ class ShmLink(FramedLink):
         return True
 
     def _lies(self, start: int, expected: bytes) -> bool:
-        """Whether these bytes have come, the `start`-th of those available and the next ones."""
+        """Tell whether these bytes have come, from the `start`-th available one on."""
         found = bytearray(len(expected))
         self._rings.peek(start, memoryview(found))
         return found == expected
 
     def _take_other(self, start: int, stop: int) -> None:
-        """Take what came in place of what is looked for: one frame, if that has no payload."""
+        """Take what came instead of the awaited frame: one frame, if that has no payload."""
         try:
             parsed = parse_prefix(
                 self._rings.incoming, start, stop, self.max_header, self.max_payload
@@ -332,7 +332,7 @@ class ShmLink(FramedLink):
         except ProtocolError:
             parsed = None  # `_receive` will find it again
         if parsed is not None and not parsed[1] and parsed[0]:
-            self._take_safely(start, start + parsed[2])  # what is looked for may be behind it
+            self._take_safely(start, start + parsed[2])  # the awaited frame may be behind it
         else:
             self._receive()
 
@@ -348,7 +348,8 @@ class ShmLink(FramedLink):
             self._rings.taken(stop - start)
 
     def _parse_wrapped(self, start: int, have: int) -> int:
-        """Take the frame whose prefix goes on at the start of the ring: how many bytes of it."""
+        """Take the frame whose prefix wraps to the start of the ring. Returns how many bytes of
+        it."""
         ring = self._rings.incoming
         most = min(have, MAX_HEADER + OVERHEAD)
         joined = b"".join((ring[start:], ring[: most - (len(ring) - start)]))
@@ -371,8 +372,10 @@ class ShmLink(FramedLink):
         self._socket.close()
 
     def close_in_child(self) -> None:
-        """After a fork, in the child: drop its copy of everything, leaving the loop and the memory
-        alone, which are the parent's too. Nobody is told."""
+        """After a fork, in the child: drop its copy of everything, without telling the receiver.
+
+        The loop and the memory are the parent's, too, so they are not touched.
+        """
         if self._closed:
             return
         self._closed = self._told = True

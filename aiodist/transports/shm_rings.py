@@ -1,9 +1,9 @@
-"""Two rings of bytes between two processes of a host, one each way. No I/O in here.
+"""Two rings of bytes between two processes of a host, one each way. No I/O here.
 
 Each side has a segment that it alone writes and the other maps to read: a page of 64-bit words,
-then the ring of what it sends. The reader of a ring keeps its position in its own segment, so the
-rings have one writer for each word, and no locks. Positions count all bytes so far and never
-wrap; only their place in the ring does::
+then the ring of what it sends. The reader of a ring keeps its position in its own segment. So each
+word has one writer, and there are no locks. Positions count all bytes so far and never wrap; only
+their place in the ring does::
 
     segment of A, which B reads             segment of B, which A reads
     ┌──────────────────────────────┐        ┌──────────────────────────────┐
@@ -11,21 +11,22 @@ wrap; only their place in the ring does::
     ├──────────────────────────────┤        ├──────────────────────────────┤
     │ ring: what A sends to B      │        │ ring: what B sends to A      │
     └──────────────────────────────┘        └──────────────────────────────┘
+
     B has 5000 - 4200 = 800 bytes to read; A has 900 - 700 = 200. Of the ring of A, all is free
     but those 800 bytes.
 
 Order: bytes first, then the position that shows them (plain stores, in order on x86-64; see
-`aiodist.buffers.segment`). Who goes to sleep says so in a word, then looks at the other's
-position once more; who moves a position looks at that word afterwards. Of the two at least one
-sees the other's store, as there is a full fence between store and load on both sides: nobody
-sleeps on bytes, or on room, that is there.
+`aiodist.buffers.segment`). A side that goes to sleep notes that in a word, then reads the other's
+position once more. A side that moves a position reads that word afterwards. Both have a full fence
+between store and load, so at least one sees the other's store. So neither sleeps on bytes, or on
+room, that is there.
 
-Python has no instruction for a fence. But to take a free lock and release it is an atomic exchange
-of the processor, which on x86-64 is a full fence: that is what `_fence` is for, nobody contends.
+Python has no instruction for a fence. But taking a free lock and releasing it is an atomic exchange
+of the processor, which on x86-64 is a full fence. `_fence` is such a lock, without contention.
 
-**Nothing that the peer writes is trusted.** Its words are looked at each time, and a position that
-cannot be (more bytes than the ring has, fewer than before) closes the link. A peer can write wrong
-bytes into its own ring, which is what it could send anyway. It can write nowhere else.
+**Nothing that the peer writes is trusted.** Its words are checked each time, and an impossible
+position (more bytes than the ring has, fewer than before) closes the link. A peer can write wrong
+bytes into its own ring, which it could send anyway, and nowhere else.
 """
 
 from __future__ import annotations
@@ -41,21 +42,22 @@ PAGE = 4096
 """Bytes of the words before the ring."""
 
 RING = 1024 * 1024 + 64 * 1024
-"""Bytes of a ring: a data frame of the largest size, and what else belongs to a message. So all of
-one goes in at once, and who sends it waits for nobody."""
+"""Bytes of a ring: a data frame of the largest size, and what else belongs to a message. So a whole
+message goes in at once, and its sender does not wait."""
 
 SEGMENT = PAGE + RING
 """Bytes of a segment."""
 
 PIECE = 64 * 1024
 """Bytes after which a writer shows what it has copied, so that the other side copies at the same
-time. Of a large message, whose reader is behind, it shows more: a quarter of what it writes."""
+time. For a large message, whose reader is behind, it shows more: a quarter of what it writes."""
 
 GIVE_BACK = 32 * 1024
-"""Bytes after which a reader gives back the room: each time costs both sides a cache line."""
+"""Bytes after which a reader gives back the room, because each time costs both sides a cache
+line."""
 
 REWIND = 64 * 1024
-"""Where the ring is empty at this place or beyond, the writer goes back to its start: little
+"""If the ring is empty at this position or beyond, the writer goes back to its start. Little
 traffic then stays within few cache lines and pages, and large payloads seldom wrap."""
 
 # Words of a segment's first page. What sending writes is more than a cache line (and the one that
@@ -63,12 +65,12 @@ traffic then stays within few cache lines and pages, and large payloads seldom w
 _WRITTEN = 0
 """Bytes that the owner has written to its ring."""
 _ORIGIN = 1
-"""How many it had written when it last started at the ring's first byte, the ring being empty."""
+"""How many it had written when it last began at the ring's first byte, the ring being empty."""
 _READ = 16
 """Bytes that the owner has read from the peer's ring."""
 _ASLEEP = 17
-"""Not 0: the owner sleeps, for the n-th time; where this is 2 n until a bell, where it is 2 n + 1
-until the peer rings at the word of what it has written (it dozes)."""
+"""Not 0: the owner sleeps, for the n-th time. 2 n: until a bell. 2 n + 1: until the peer rings at
+the word of what it has written (it dozes)."""
 _TURNS = 19
 """How many turns of its loop the owner was awake in."""
 _WANTED = 18
@@ -99,26 +101,26 @@ class Rings:
         # Out.
         self._written = 0
         self._origin = 0  # bytes written when it last went back to the start of the ring
-        self._limit = self.size  # up to where there was room when last looked
+        self._limit = self.size  # the end of the room that was seen last
         self._rung = 0  # the peer's sleep that a bell has ended
         # In.
         self.read = 0
         """Bytes that were read. The next one is at ``incoming[(read - origin) % size]``."""
-        self.origin = 0  # the same of the peer, as far as read
-        self._seen = 0  # bytes that were there when last looked
-        self._given = 0  # bytes of which the peer knows that they were read
+        self.origin = 0  # the peer's origin, as far as read
+        self._seen = 0  # bytes that had come when last looked
+        self._given = 0  # bytes that the peer knows to be read
         self._granted = 0  # the peer's wait for room that a bell has ended
         # Sleep.
         self._sleeps = 0
         self._turns = 0
-        # Where the peer dozes, and where this side does: the words of what each has written.
+        # The words at which the peer and this side doze: what each has written.
         self._doorstep = futex.address_of(own)
         self._threshold = futex.address_of(peer)
 
     # ---- out ----
 
     def room(self) -> int:
-        """Bytes that can be written now."""
+        """Return how many bytes can be written now."""
         pending = self._written - self._peer[_READ]
         if not 0 <= pending <= self.size:
             raise ProtocolError(
@@ -129,7 +131,7 @@ class Rings:
         return self.size - pending
 
     def rewind(self) -> None:
-        """Go on at the start of the ring where that is better."""
+        """Go on at the start of the ring if that is better."""
         if self._written - self._origin >= REWIND and self._peer[_READ] == self._written:
             self._origin = self._own[_ORIGIN] = self._written  # shown with the next bytes
 
@@ -146,9 +148,11 @@ class Rings:
         return True
 
     def write(self, buffers: Sequence[bytes | memoryview], step: int | None = None) -> int:
-        """Write as much of `buffers` as there is room for: how many bytes. Raises BlockingIOError
-        where there is none. `step`: after how many bytes the peer may see what there is; None:
-        after a quarter of all."""
+        """Write as much of `buffers` as there is room for. Returns how many bytes.
+
+        Raises BlockingIOError if there is no room. `step`: after how many bytes the peer may see
+        them; None: after a quarter of all.
+        """
         room = left = self.room()
         if not room:
             raise BlockingIOError("the ring is full")
@@ -199,15 +203,15 @@ class Rings:
 
     @property
     def moved(self) -> int:
-        """Bytes that went either way so far."""
+        """How many bytes went either way so far."""
         return self._written + self.read
 
     def has_news(self) -> bool:
-        """Whether there are bytes that were not read."""
+        """Tell whether there are unread bytes."""
         return self._peer[_WRITTEN] != self.read
 
     def available(self) -> int:
-        """Bytes that can be read now."""
+        """Return how many bytes can be read now."""
         self._seen = self._peer[_WRITTEN]
         have = self._seen - self.read
         if not 0 <= have <= self.size:
@@ -225,7 +229,7 @@ class Rings:
         return have
 
     def peek(self, start: int, into: memoryview) -> None:
-        """Copy available bytes from the `start`-th on, and leave them where they are."""
+        """Copy available bytes from the `start`-th on, without taking them."""
         at = (self.read - self.origin + start) % self.size
         here = min(len(into), self.size - at)
         copy(into[:here], self.incoming[at : at + here])
@@ -233,7 +237,8 @@ class Rings:
             copy(into[here:], self.incoming[: len(into) - here])
 
     def taken(self, count: int) -> None:
-        """`count` of the available bytes were read: the peer may overwrite them, soon."""
+        """Note that `count` available bytes were read, so that the peer may overwrite them,
+        soon."""
         self.read += count
         if self.read - self._given < GIVE_BACK:
             return
@@ -248,10 +253,13 @@ class Rings:
     # ---- sleep ----
 
     def sleep(self, for_room: bool) -> bool:
-        """Have the peer ring when it has written something, and, `for_room` in a full ring, when
-        a quarter of it is free. False, and awake, where there is something already."""
-        # No bell for what is given back here: it is less than a quarter, so a peer that waits for
-        # a quarter has had its bell.
+        """Ask the peer to ring after it has written, and with `for_room` when a quarter of the ring
+        is free.
+
+        Returns False, and stays awake, if that has happened already.
+        """
+        # No bell for what is given back here: it is less than a quarter, so a peer that waits for a
+        # quarter has had its bell.
         self._given = self._own[_READ] = self.read
         self._sleeps += 2
         self._own[_ASLEEP] = self._sleeps
@@ -265,37 +273,37 @@ class Rings:
         return True
 
     def doze(self, seconds: float) -> None:
-        """Sleep within the call until there are other bytes than when last looked, for so long at
-        most. Only where `futex.works`."""
+        """Sleep within the call until more bytes have come, at most `seconds`. Only if
+        `futex.works`."""
         self._given = self._own[_READ] = self.read  # as in `sleep`
         self._sleeps += 2
         self._own[_ASLEEP] = self._sleeps + 1
-        # The fence is in the kernel, which compares what is written with what was seen of it.
+        # The fence is in the kernel, which compares what is written with what was seen.
         futex.wait(self._threshold, self._seen, seconds)
         self._own[_ASLEEP] = 0
 
     def turned(self) -> None:
-        """The loop has had a turn."""
+        """Note that the loop has had a turn."""
         self._turns += 1
         self._own[_TURNS] = self._turns
 
     @property
     def turns(self) -> int:
-        """How many turns the peer's loop has had, while it was awake."""
+        """How many turns the peer's loop has had while it was awake."""
         return self._peer[_TURNS]
 
     def knock(self) -> None:
-        """Wake the peer, if it sleeps: its loop is to have a turn."""
+        """Wake the peer, if it sleeps, so that its loop has a turn."""
         with self._fence:
             pass
         self._wake_peer()
 
     def wake(self) -> None:
-        """No bell is needed for now."""
+        """Tell the peer that no bell is needed now."""
         self._own[_ASLEEP] = 0
         self._own[_WANTED] = 0
 
     def close(self) -> None:
-        """Let go of the memory. Nothing else may be called afterwards."""
+        """Release the memory. Nothing else may be called afterwards."""
         for view in (self._own, self._peer, self._out, self.incoming):
             view.release()  # tracebacks of errors may hold on to the views

@@ -1,4 +1,4 @@
-"""Socket options, and taking in connections. Shared by the TCP and Unix transports."""
+"""Socket options, and accepting connections. Shared by the TCP and Unix transports."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from aiodist.transports.framed import FramedLink
 log = logging.getLogger("aiodist.transport")
 
 BACKLOG = 512
-"""Connections the kernel keeps for us before they are accepted."""
+"""Connections that the kernel keeps for us before they are accepted."""
 
 AT_ONCE = 64
-"""Most connections accepted in one turn of the loop."""
+"""The most connections accepted in one turn of the loop."""
 
 PAUSE = 0.25
 """Seconds without accepting after the process ran out of file descriptors or memory."""
@@ -26,7 +26,8 @@ _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 def exhaustion(error: BaseException | None) -> OSError | None:
-    """What `error`, or what caused it, says of files or memory that this process has used up."""
+    """Return the OSError in `error` or its causes that tells of exhausted files or memory, or
+    None."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _EXHAUSTED:
             return error
@@ -37,13 +38,13 @@ def exhaustion(error: BaseException | None) -> OSError | None:
 class Acceptor:
     """Accepts connections of a listening socket, which it owns, until closed.
 
-    `take(sock)` gets each connection, non-blocking, and owns it from then on; an OSError that it
-    raises means that the connection is gone again.
+    `take(sock)` gets each connection, non-blocking, and owns it. If it raises OSError, the
+    connection is gone again.
 
-    **Why not `loop.sock_accept`.** With that, a task would wait for each listener, and the loop
-    would go round once for each connection. When 500 ranks join, some dozens are taken per turn
-    here. And a process that has run out of files is told of a connection again and again, as it is
-    still there: so the listener is left alone for a moment, instead of filling log and processor.
+    **Why not `loop.sock_accept`.** A task would wait for each listener, and the loop would turn
+    once for each connection. Here dozens are accepted in each turn when 500 ranks join. Also, a
+    process without free files would be told of a waiting connection again and again. So the
+    listener pauses for a moment, instead of filling log and processor.
     """
 
     def __init__(
@@ -53,17 +54,18 @@ class Acceptor:
         address: str,
         take: Callable[[socket.socket], None],
     ) -> None:
-        self.address = address  # where peers find it
+        self.address = address  # for peers
         self._loop = loop
         self._socket = sock  # the one that listens
         self._take = take
         self._resume: asyncio.TimerHandle | None = None  # ends a pause; None: it listens
-        self._closed = False  # nobody is accepted any more
+        self._closed = False  # nothing is accepted any more
         self._is_told = (
-            False  # the log says that there are no files, and no connection was accepted since
+            False  # the log tells of missing files, and no connection was accepted since
         )
         self.on_exhausted: Callable[[OSError], None] = lambda error: None
-        """Called each time that a connection waits, and cannot be taken for want of files."""
+        """Called each time that a connection waits and cannot be accepted because no files are
+        left."""
         loop.add_reader(sock.fileno(), self._ready)
 
     def _ready(self) -> None:
@@ -119,7 +121,7 @@ class Acceptor:
         self._socket.close()
 
     def close_in_child(self) -> None:
-        """After a fork, in the child: close its copy of the socket, leaving the loop alone."""
+        """After a fork, in the child: close its copy of the socket without touching the loop."""
         if not self._closed:
             self._closed = True
             self._socket.close()
@@ -128,8 +130,8 @@ class Acceptor:
 class SocketListener(Acceptor):
     """Makes links of the connections that it accepts.
 
-    `admit(sock)` makes a link of a new connection, or returns None to have it closed;
-    `accept(link)` sets the link's receiver.
+    `admit(sock)` makes a link of a new connection, or returns None to close it. `accept(link)` sets
+    the link's receiver.
     """
 
     def __init__(
@@ -153,7 +155,7 @@ class SocketListener(Acceptor):
 
 
 def give(link: FramedLink, accept: Callable[[Link], None], address: str) -> None:
-    """Hand a new link of the listener at `address` over to `accept`, and start it."""
+    """Hand a new link of the listener at `address` to `accept`, and start it."""
     try:
         accept(link)
     except Exception as error:

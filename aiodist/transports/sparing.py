@@ -1,7 +1,7 @@
-"""Warnings of what strangers do: they are not to fill the log.
+"""Warnings of what strangers do, limited so that they do not fill the log.
 
-Anybody who reaches a port can do something wrong there a thousand times a second. An operator needs
-to see that it happens, who does it and how often. The disk need not see each time.
+Any process that reaches a port can do something wrong there a thousand times a second. An operator
+needs to see that, with its source and frequency, but not each time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 AT_ONCE = 10
 PERIOD = 10.0
-"""Of each kind, so many warnings are written in so many seconds; the others are counted."""
+"""Of each kind, `AT_ONCE` warnings are written in so many seconds. The others are counted."""
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class _Kind:
 
 
 class Sparing:
-    """The warnings of one listener. `kind` says which of them are alike."""
+    """The warnings of one listener. `kind` tells which of them are alike."""
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger = logger
@@ -34,7 +34,7 @@ class Sparing:
     def warning(
         self, kind: str, text: str, *args: object, extra: Mapping[str, object] | None = None
     ) -> None:
-        """Write a warning, or count it; the next one that is written says how many were not."""
+        """Write a warning, or count it. The next one written tells how many were left out."""
         now = self._clock()
         seen = self._kinds.setdefault(kind, _Kind(now))
         if now - seen.began >= PERIOD:

@@ -1,9 +1,9 @@
 """Links over stream sockets (TCP and Unix): frames gathered into writes, payloads read in place.
 
-Sockets of our own, non-blocking, watched by the loop's `add_reader` and `add_writer`. A small
-frame is one `send` of joined bytes. Prefixes are read into a small scratch; payloads are read
-straight into the memory of their landing, and the same call takes the beginning of the next frame
-into the scratch.
+The sockets are our own, non-blocking, watched by the loop's `add_reader` and `add_writer`. A small
+frame is one `send` of joined bytes. Prefixes are read into a small scratch buffer. Payloads are
+read straight into the memory of their landing, and the same call reads the beginning of the next
+frame into the scratch.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from aiodist.transports.silence import is_unanswered, probe_when_idle, unacknowl
 from aiodist.wire.frames import MAX_HEADER, OVERHEAD
 
 SCRATCH = 16 * 1024
-"""Bytes read at once where the next frame is not known yet."""
+"""Bytes read at once if the next frame is not known yet."""
 
 LOOKAHEAD = 512
 """Bytes taken beyond a payload under way: the next prefix, and few payload bytes to copy."""
 
 READ = 256 * 1024
-"""Most payload bytes of one read."""
+"""The most payload bytes of one read."""
 
 ENOUGH = 256 * 1024
-"""Bytes of a payload that have to be there before the loop is woken for it, where more are to come.
-Each time it is woken takes as long as some ten KiB do."""
+"""Bytes of a payload that have to come before the loop is woken for it, if more are to come. Each
+wake-up costs as much as some ten KiB."""
 
 NEVER = 0
-"""Instead of that: this system, or this kind of socket, knows no such number."""
+"""Instead of that: this system, or this kind of socket, has no such setting."""
 
 
 class StreamLink(LastingLink):
-    """A link over a connected, non-blocking stream socket, which it owns from now on."""
+    """A link over a connected, non-blocking stream socket, which it owns."""
 
     __slots__ = (
         "_armed", "_enough", "_fd", "_held", "_reading", "_scratch", "_scratch_view", "_socket",
@@ -58,13 +58,13 @@ class StreamLink(LastingLink):
         receiver: Receiver | None = None,
     ) -> None:
         super().__init__(loop, kind, peer_name, receiver)
-        self._socket = sock  # None of its calls blocks
+        self._socket = sock  # none of its calls blocks
         self._fd = sock.fileno()  # its number, for the loop
         self._reading = False  # the loop watches for bytes to read
         self._armed = False  # the loop watches for room to write
-        # It is readable for the loop with so many bytes.
+        # How many bytes make it readable for the loop.
         self._enough = 1 if _can_wait_for_more(sock) else NEVER
-        # While a payload is under way the scratch is empty.
+        # Empty while a payload is under way.
         self._scratch = bytearray(SCRATCH)
         self._scratch_view = memoryview(self._scratch)  # made once: a slice of it costs no copy
         self._held = 0  # bytes of an incomplete prefix at the start of the scratch
@@ -85,7 +85,7 @@ class StreamLink(LastingLink):
         return sent
 
     def _sent_whole(self, data: bytes, sent: int) -> None:
-        """`sent` bytes of a small frame are out: keep it, if that is all."""
+        """Keep a small frame if all of it was sent."""
         kept = self._kept
         if kept is not None and sent == len(data):
             frames = kept.frames
@@ -94,8 +94,10 @@ class StreamLink(LastingLink):
                 self._ask()
 
     def send_copy(self, prefix: bytes, payload: memoryview, made: bytes | None = None) -> None:
-        """Send one frame, urgently, whose prefix is made already. `payload` may be written to as
-        soon as this has returned. `made`: all of the frame, if that is there already."""
+        """Send one urgent frame whose prefix is made. `payload` may change when this has returned.
+
+        `made` is all of the frame, if that exists already.
+        """
         if self._direct:
             data = prefix + payload if made is None else made
             sent = 0
@@ -134,7 +136,8 @@ class StreamLink(LastingLink):
 
     def _writable(self) -> None:
         self._flush()
-        # Disarmed here only: `poll` may have sent all, and more may be queued before the next turn.
+        # Only disarmed here, because `poll` may have sent all, and more may be queued before the
+        # next turn.
         if self._armed and not self._outbox.backlog:
             self._disarm()
 
@@ -163,15 +166,16 @@ class StreamLink(LastingLink):
             held = self._held
             try:
                 if memory is None:
-                    # No more of what may be a payload than has to be: it is copied from there.
+                    # As little as possible of what may be a payload, because it is copied from
+                    # there.
                     room = min(SCRATCH, len(self._scratch) - held)
                     count = sock.recv_into(self._scratch_view[held : held + room])
                 elif rest > READ:
                     room = rest = READ
                     count = sock.recv_into(memory[self._arrived : self._arrived + READ])
                 else:
-                    # The end of this payload goes to its place, and the frames behind it to the
-                    # scratch, by one call of the system.
+                    # The end of this payload goes to its place, and the next frames to the scratch,
+                    # in one system call.
                     room = rest + LOOKAHEAD
                     count = sock.recvmsg_into(
                         (memory[self._arrived :], self._scratch_view[:LOOKAHEAD])
@@ -195,8 +199,8 @@ class StreamLink(LastingLink):
                 self._held = 0
                 start = self._parse(self._scratch, self._scratch_view, start, stop)
                 self._keep_start(start, stop)
-            # Less than there was room for: the socket is empty, and need not be asked once more to
-            # say so. What comes after that makes it readable again.
+            # Less than there was room for: the socket is empty, and later bytes make it readable
+            # again.
             if self._closed or self._peer_ended or count < room:
                 break
             if budget <= FRAME * (self._came - came):
@@ -206,12 +210,12 @@ class StreamLink(LastingLink):
         return budget < POLL_BUDGET
 
     def _wait_for_enough(self) -> None:
-        """Have the loop woken when more of the payload under way is there than a few packets."""
-        # Never for more than is to come of this frame: nothing may follow.
+        """Make the loop wake for this payload only when more than a few packets have come."""
+        # Never more than the rest of this frame, because nothing may follow.
         enough = max(1, min(self._to_come, ENOUGH))
         if self._enough not in (enough, NEVER) and not (self._closed or self._severed):
             self._enough = enough
-            with contextlib.suppress(OSError):  # the connection is gone: then it is readable
+            with contextlib.suppress(OSError):  # the connection is gone, so it is readable
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, enough)
 
     def look_for(self, prefix: bytes, into: memoryview) -> bool | None:
@@ -251,18 +255,18 @@ class StreamLink(LastingLink):
         return found
 
     def _grow(self, size: int) -> None:
-        """Make the scratch larger, with what is held in it."""
+        """Make the scratch larger, and keep its content."""
         grown = bytearray(size)
         grown[: self._held] = self._scratch_view[: self._held]
         self._scratch = grown
         self._scratch_view = memoryview(grown)
 
     def _take(self, start: int, stop: int) -> None:
-        """Take the frames in ``scratch[start:stop]``; keep an incomplete prefix for later."""
+        """Take the frames in ``scratch[start:stop]``, and keep an incomplete prefix for later."""
         self._keep_start(self._parse(self._scratch, self._scratch_view, start, stop), stop)
 
     def _keep_start(self, start: int, stop: int) -> None:
-        """In ``scratch[start:stop]`` there is the start of a prefix, if anything: keep it."""
+        """Keep the start of a prefix that ``scratch[start:stop]`` may have."""
         if start == stop or self._closed or self._peer_ended:
             return
         self._held = held = stop - start
@@ -275,7 +279,7 @@ class StreamLink(LastingLink):
         return unacknowledged(self._fd)
 
     def _on_the_way(self) -> int | None:
-        # What a Unix socket has taken is where its peer reads it, who may just not have done so.
+        # A Unix socket gives its data straight to the peer, which may not have read it yet.
         return 0 if self.kind == "unix" else self._underway()
 
     # ---- the end ----
@@ -284,13 +288,14 @@ class StreamLink(LastingLink):
         return open_behind(self._socket)
 
     def listen_for(self, seconds: float) -> None:
-        """Lose the connection after about so many seconds without an answer, while it is idle. For
-        the rest see `is_unanswered`."""
+        """End an idle connection after about so many seconds without an answer. See also
+        `is_unanswered`."""
         with contextlib.suppress(OSError):  # it is gone already
             probe_when_idle(self._socket, seconds)
 
     def is_unanswered(self, seconds: float) -> bool:
-        """Whether something was sent, and the peer's system has answered nothing for so long."""
+        """Tell whether something was sent, and the peer's system has answered nothing for so
+        long."""
         return not (self._closed or self._severed) and is_unanswered(self._socket, seconds)
 
     def _bye(self, nbytes: int, more: int) -> None:
@@ -316,8 +321,10 @@ class StreamLink(LastingLink):
         self._socket.close()
 
     def close_in_child(self) -> None:
-        """After a fork, in the child: close its copy of the socket, leaving the loop alone (its
-        epoll is the parent's too). Nobody is told."""
+        """After a fork, in the child: close its copy of the socket, without telling the receiver.
+
+        The loop's epoll is the parent's, too, so the loop is not touched.
+        """
         if self._closed:
             return
         self._closed = self._told = True
@@ -326,6 +333,8 @@ class StreamLink(LastingLink):
 
 
 def _can_wait_for_more(sock: socket.socket) -> bool:
-    """Whether the system can wake who waits for a socket for so many bytes only. Linux can for TCP,
-    and wakes him sooner where its buffer is full."""
+    """Tell whether the system can wake a reader only for so many bytes.
+
+    Linux can for TCP, and wakes it sooner if the buffer is full.
+    """
     return sys.platform == "linux" and sock.family in (socket.AF_INET, socket.AF_INET6)

@@ -1,10 +1,9 @@
-"""What an event loop may bring of its own in place of the operating system's: the loop of
-`aiodist.testing` brings time, sockets and hosts. Everywhere else it is what one expects.
+"""What an event loop may replace: the loop of `aiodist.testing` brings time, sockets and hosts.
 
 **Why the loop, and not a parameter.** Simulated ranks run the library as it is, through its public
-calls. Were sockets and clocks handed down by parameters, each constructor on the way would take
-them and pass them on, for the sake of tests alone. The loop is known everywhere, and is already
-what brings time; so the few things that a simulation has to replace are asked of it, here.
+calls. Parameters for sockets and clocks would pass through each constructor on the way, only for
+tests. The loop is known everywhere and already brings the time. So the few things that a simulation
+replaces are asked of it, here.
 """
 
 from __future__ import annotations
@@ -20,8 +19,11 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Identity(NamedTuple):
-    """`process` names a process and event loop, `host` its host and network namespace, `user` its
-    user there; `pid` and `name` are for people."""
+    """The identity of a process and event loop.
+
+    `process` and `host` are ids of the process with its loop, and of the host with its network
+    namespace. `user` is the user there. `pid` and `name` are for people.
+    """
 
     process: str
     host: str
@@ -31,40 +33,43 @@ class Identity(NamedTuple):
 
 
 def is_virtual(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether the time of `loop` is simulated: then nothing is done by threads, and nothing polled
-    for by the clock of the machine."""
+    """Tell whether the time of `loop` is simulated. Nothing then uses threads, or polls by the
+    clock."""
     return getattr(loop, "is_virtual", False)
 
 
 def tell_time_exactly(loop: asyncio.AbstractEventLoop) -> None:
-    """Have `loop` tell the time as it is, for who measures with it. Most do; that of uvloop is the
-    time at which its present turn began, in milliseconds, of the same clock."""
+    """Make `loop` tell the exact time, for measuring.
+
+    Most loops do. uvloop's time is that of the beginning of its turn, in milliseconds, on the same
+    clock.
+    """
     if type(loop).__module__.partition(".")[0] == "uvloop":
         loop.time = time.monotonic  # type: ignore[method-assign]
 
 
 def exact_time(loop: asyncio.AbstractEventLoop) -> float:
-    """The time as `tell_time_exactly` has it told."""
+    """Return the exact time, on the clock of `tell_time_exactly`."""
     return loop.time() if is_virtual(loop) else time.monotonic()
 
 
 def call_in_thread(
     loop: asyncio.AbstractEventLoop, delay: float, callback: Callable[..., object], *args: Any
 ) -> None:
-    """Where the time of `loop` is simulated: call what a thread beside it does after `delay`
-    seconds, though the loop may be busy."""
+    """On a simulated loop, call after `delay` seconds what a thread does, though the loop may be
+    busy."""
     getattr(loop, "call_in_thread", loop.call_later)(delay, callback, *args)
 
 
 class Closable(Protocol):
-    """What is to be closed once it is not needed any more."""
+    """Something to close once it is not needed any more."""
 
     def close(self) -> None: ...
 
 
 @contextmanager
 def closed_on_error(made: Closable) -> Iterator[None]:
-    """Closes what was made, if what else it takes to use it fails, or is cancelled."""
+    """Close `made` if the body fails or is cancelled."""
     try:
         yield
     except BaseException:
@@ -75,8 +80,10 @@ def closed_on_error(made: Closable) -> Iterator[None]:
 async def ready(
     sock: socket.socket, begin: Callable[..., object], end: Callable[[int], object]
 ) -> None:
-    """Wait until `sock` is ready, as the loop says from `begin` to `end`: to be read, which its
-    end is as well, from `add_reader` to `remove_reader`."""
+    """Wait until `sock` is ready, as the loop reports from `begin` to `end`.
+
+    With `add_reader` and `remove_reader`: until it can be read, or has ended.
+    """
     is_ready = asyncio.Event()
     begin(sock.fileno(), is_ready.set)
     try:
@@ -86,26 +93,26 @@ async def ready(
 
 
 def new_socket(family: int, kind: int = socket.SOCK_STREAM, proto: int = 0) -> socket.socket:
-    """A socket for use on the running loop."""
+    """Make a socket for use on the running loop."""
     make = getattr(asyncio.get_running_loop(), "new_socket", socket.socket)
     made: socket.socket = make(family, kind, proto)
     return made
 
 
 async def look_up(host: str, port: int, flags: int = 0) -> list[Any]:
-    """What `socket.getaddrinfo` says of them, for stream sockets. Raises OSError."""
+    """Return what `socket.getaddrinfo` returns for stream sockets. Raises OSError."""
     loop = asyncio.get_running_loop()
     try:
         return list(await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags))
     except RuntimeError:
-        # A thread looks it up, and there are none to be had any more once the process, or the loop,
-        # is about to end. Even then groups are left in good order, and the coordinator may have to
-        # be found again for that. There is not much else to do, so that it blocks is no harm.
+        # A thread looks it up, and there may be none any more once the process or the loop is about
+        # to end. The coordinator may have to be found again even then, to leave groups in order.
+        # Blocking is harmless then.
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
 
 
 def identity_on(loop: asyncio.AbstractEventLoop, process: str, host: str, user: str) -> Identity:
-    """Who runs on `loop`, which is of `process` and `user` on `host` unless it knows better."""
+    """Return the identity of `loop`: the given one, unless the loop has its own."""
     own = getattr(loop, "identity", None)
     if own is not None:
         return Identity(*own())
@@ -114,6 +121,6 @@ def identity_on(loop: asyncio.AbstractEventLoop, process: str, host: str, user: 
 
 
 def chooser_on(loop: asyncio.AbstractEventLoop) -> random.Random:
-    """Where what nobody can guess comes from."""
+    """Return the source of random numbers of `loop`."""
     own: random.Random | None = getattr(loop, "chooser", None)
     return random.SystemRandom() if own is None else own

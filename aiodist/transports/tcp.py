@@ -1,9 +1,9 @@
 """Links over TCP.
 
-Socket buffers are left to the kernel: it grows them as needed, while sizes set by hand are fixed,
-and cut to what `net.core.rmem_max` and `wmem_max` allow. So a connection has on the way what
-`net.ipv4.tcp_rmem` and `tcp_wmem` allow at most. To a peer that is far, the receive buffer begins
-large, because the kernel would need many round trips to grow it (`_begin_with_room`).
+Socket buffers are left to the kernel, which grows them as needed. Sizes set by hand would be fixed,
+and cut to `net.core.rmem_max` and `wmem_max`. So a connection has at most what `net.ipv4.tcp_rmem`
+and `tcp_wmem` allow on the way. To a distant peer the receive buffer begins large, because the
+kernel would need many round trips to grow it (`_begin_with_room`).
 """
 
 from __future__ import annotations
@@ -29,39 +29,38 @@ from aiodist.wire.address import parse_address
 T = TypeVar("T")
 
 SILENCE = 20
-"""Seconds without an answer to a keep-alive probe after which an idle connection is lost, unless
-its link is told otherwise (`StreamLink.listen_for`)."""
+"""Seconds without an answer to a keep-alive probe after which an idle connection ends, unless its
+link sets another time (`StreamLink.listen_for`)."""
 
 PATIENCE = 10.0
-"""Seconds in which the system of a peer takes a connection, or is out of reach. It takes it for a
-process that is busy, too: this is no time that the process has for anything."""
+"""Seconds for a peer's system to accept a connection. It accepts for a busy process, too, so this
+does not limit what the process does."""
 
 STEPS = 10
-"""In so many steps that time is counted: a loop that does not turn meanwhile loses one of them.
-
-A rank that computes for a minute in the midst of connecting would find, when it comes back, that
-the time is over, and would take a peer for dead whose answer has been there all along. Counted in
-steps, it has nine tenths of the time left, and sees the answer first."""
+"""That time is counted in this many steps, so that a loop that does not turn loses only one of
+them. A rank that computes for a minute while it connects would otherwise find the time over, and
+take a peer for dead whose answer has come long ago."""
 
 BUNDLED = 5e-3
-"""Seconds there and back from which on a connection that loses packets is too slow for long. Well
-above `NEAR`: who listens has measured something else, and has to take the peer for far, too."""
+"""The round trip in seconds from which a connection that loses packets is too slow for long.
+Well above `NEAR`, because the listener has measured another value, and must count the peer as
+far, too."""
 
 UNSENT = 4 << 20
-"""Bytes that the kernel takes before it can send them, where the peer is far: enough for as long as
-a busy host lets the loop wait."""
+"""Bytes that the kernel takes before it can send them to a distant peer: enough for as long as a
+busy host lets the loop wait."""
 
 FASTEST = 1.25e9
-"""Bytes per second: times a round trip, this is how much a new connection gets room for."""
+"""Bytes per second. Times a round trip, this is the first window of a new connection."""
 MOST_ROOM = 8 << 20
-"""Bytes of that room at most: as much as a peer sends of collectives before it is asked to."""
+"""The most bytes of that window: what a peer sends for collectives before it is asked."""
 
 
 class TcpTransport:
-    """Makes links over TCP; addresses are "tcp://10.0.0.1:4711", "tcp://[::1]:4711".
+    """Makes links over TCP. Addresses are "tcp://10.0.0.1:4711", "tcp://[::1]:4711".
 
-    With `tls` all of them are encrypted, and addresses are "tls://10.0.0.1:4711": who has it does
-    not talk to who has not.
+    With `tls` all of them are encrypted, and addresses are "tls://10.0.0.1:4711". Ranks with and
+    without it do not talk to each other.
     """
 
     kind = "tcp"
@@ -69,15 +68,15 @@ class TcpTransport:
     def __init__(
         self, tls: TlsContexts | None = None, patience: float = PATIENCE, port: int = 0
     ) -> None:
-        """`patience`: see `PATIENCE`, for connections that it makes. `port`: where it listens; 0:
-        at any."""
+        """`patience`: see `PATIENCE`, for connections that it makes. `port` to listen at; 0:
+        any."""
         self._tls = tls
         self._patience = patience
         self._port = port
         self._scheme = "tcp" if tls is None else "tls"
 
     async def listen(self, accept: Callable[[Link], None], *, host: str) -> Listener:
-        """Listen at `host` (a name or address; its first address is taken)."""
+        """Listen at `host` (a name or address; its first address is used)."""
         loop = asyncio.get_running_loop()
         found = await look_up(host, self._port, socket.AI_PASSIVE)
         family, kind, proto, _name, where = found[0]
@@ -137,12 +136,12 @@ class TcpTransport:
         return sock
 
     def _is_far(self, sock: socket.socket) -> bool:
-        """Whether what comes over this connection may be a part of a bundle."""
+        """Tell whether this connection may be a part of a bundle."""
         trip = round_trip(sock)
         return trip is not None and trip > NEAR
 
     def _wants_bundle(self, sock: socket.socket) -> bool:
-        """Whether several connections are to be used in place of this one."""
+        """Tell whether to use several connections in place of this one."""
         trip = round_trip(sock)
         if trip is None or trip < BUNDLED:
             return False
@@ -150,7 +149,7 @@ class TcpTransport:
         return _congestion_control(sock) in (b"reno", b"cubic") and has_room()
 
     async def _bundled(self, kind: tuple[int, int, int], where: Any) -> socket.socket | Bundle:
-        """A connection, or a bundle where that is better, and who listens takes it."""
+        """Make a connection, or a bundle if that is better and the listener accepts it."""
         first = await self._connected(kind, where)
         socks = [first]
 
@@ -174,9 +173,9 @@ class TcpTransport:
         return await self._connected(kind, where)
 
     async def _patiently(self, making: Coroutine[Any, Any, T]) -> T:
-        """What comes of `making`. Raises TimeoutError where nothing does."""
+        """Return the result of `making`. Raises TimeoutError after `patience` seconds."""
         # `asyncio.timeout` would fire first after a long computation of this rank, though the
-        # answer lies in the same turn of the loop; the task is looked at before the time is judged.
+        # answer lies in the same turn of the loop. Here the task is checked before the time.
         task = asyncio.ensure_future(making)
         try:
             for _ in range(STEPS):
@@ -184,7 +183,7 @@ class TcpTransport:
                     return task.result()
             raise TimeoutError(f"its system has not answered for {self._patience:g} s")
         finally:
-            if task.cancel():  # it lets go of the socket first
+            if task.cancel():  # it releases the socket first
                 await asyncio.wait({task})
 
     def _link(
@@ -194,8 +193,11 @@ class TcpTransport:
         receiver: Receiver | None,
         host: str | None,
     ) -> StreamLink:
-        """A link over a connected socket, or several, to `host` (None: it has connected to us).
-        Raises OSError where the connection is gone already."""
+        """Make a link over a connected socket or a bundle to `host` (None: that has connected to
+        us).
+
+        Raises OSError if the connection is gone already.
+        """
         for one in sock.socks if isinstance(sock, Bundle) else (sock,):
             _set_options(one)
         peer = _endpoint(sock.getpeername())
@@ -213,37 +215,38 @@ def _endpoint(where: tuple[str, int] | tuple[str, int, int, int]) -> str:
 
 
 def _choose_congestion_control(sock: socket.socket, *, near: bool) -> None:
-    """For a peer that is near take Reno, for one that is far BBR. Another choice of the system than
-    what most have is left alone.
+    """Choose Reno for a near peer and BBR for a distant one, unless the system has an unusual
+    choice.
 
-    Near: BBR sends at a pace that it finds out and keeps by timers, which take longer than such a
-    round trip; CUBIC ends its slow start when round trips vary, as they do there whenever somebody
-    has to wait for a core, and is much like Reno afterwards. Either can cost more than half of the
-    throughput, and as much processor time.
+    Near: BBR paces what it sends with timers that take longer than such a round trip. CUBIC ends
+    its slow start when round trips vary, as they do whenever a process waits for a core, and is
+    much like Reno afterwards. Either can cost more than half of the throughput, and as much
+    processor time.
 
     Far: Reno and CUBIC take each lost packet for a full queue, and send less for many round trips.
-    Where one of a hundred is lost on the way, BBR is 13 to 40 times as fast as CUBIC; eight
-    connections of CUBIC are 5 to 7 times as fast as one, and several of BBR no faster: so there is
-    a bundle where BBR is not allowed.
+    With one packet of a hundred lost, BBR is 13 to 40 times as fast as CUBIC. Eight connections of
+    CUBIC are 5 to 7 times as fast as one, and several of BBR are no faster. So there is a bundle if
+    BBR is not allowed.
     """
     chosen = b"reno" if near else b"bbr"
     usual = {b"bbr", b"cubic", b"reno"} - {chosen}
     if _congestion_control(sock) in usual:
-        with contextlib.suppress(OSError):  # not allowed here, or not there
+        with contextlib.suppress(OSError):  # not allowed here, or missing
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, chosen)
 
 
 def _congestion_control(sock: socket.socket) -> bytes:
-    """Its name; b"" where the system does not say."""
+    """Return its name; b"" if the system does not say."""
     name = getattr(socket, "TCP_CONGESTION", None)
     return b"" if name is None else sock.getsockopt(socket.IPPROTO_TCP, name, 16).rstrip(b"\0")
 
 
 def _keep_the_queue_here(sock: socket.socket) -> None:
-    """Have the kernel take no more than it can send soon.
+    """Make the kernel take no more than it can send soon.
 
-    On a long way it would take some MiB, which it cannot send before others are acknowledged. A
-    grant has to wait behind them, and its peer for the grant, though it would overtake them here.
+    On a long way it would otherwise take some MiB that it cannot send before others are
+    acknowledged. A grant would wait behind them, and its peer for the grant, though it could
+    overtake them in our queue.
     """
     name = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     if name is not None:
@@ -251,16 +254,16 @@ def _keep_the_queue_here(sock: socket.socket) -> None:
 
 
 def _begin_with_room(sock: socket.socket, trip: float) -> None:
-    """Have the kernel offer the peer a window that fills the round trip `trip` from the start.
+    """Make the kernel offer a window that fills the round trip `trip` from the start.
 
-    The window of a new connection is 64 KiB. The kernel raises it as it sees how much is read in a
-    round trip, so the first operations on a long way would wait for the window more than for the
-    line: on 50 MB/s with 100 ms there and back, the first 4 MiB took twenty round trips. With the
-    room, the sender's slow start alone decides, as it must.
+    A new connection has a window of 64 KiB. The kernel raises it as it sees how much is read in a
+    round trip. So the first operations on a long way would wait for the window more than for the
+    line. On 50 MB/s with a round trip of 100 ms, the first 4 MiB took twenty round trips. With
+    this, only the sender's slow start decides.
 
-    The option says how many bytes wake a reader. Linux makes room for as many, up to half of
-    `net.ipv4.tcp_rmem`, and goes on growing the buffer by itself, which it does not after
-    `SO_RCVBUF`. The room stays when the option is set back.
+    The option sets how many bytes wake a reader. Linux makes room for as many, up to half of
+    `net.ipv4.tcp_rmem`, and still grows the buffer by itself, which it does not after `SO_RCVBUF`.
+    The room stays when the option is set back.
     """
     with contextlib.suppress(OSError):  # a system without this option keeps its first window
         sock.setsockopt(
@@ -270,7 +273,7 @@ def _begin_with_room(sock: socket.socket, trip: float) -> None:
 
 
 def _set_options(sock: socket.socket) -> None:
-    """Raises OSError where the connection is gone already."""
+    """Raises OSError if the connection is gone already."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     probe_when_idle(sock, SILENCE)
     trip = round_trip(sock)

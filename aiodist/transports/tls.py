@@ -1,14 +1,11 @@
-"""Links over TLS: TCP, encrypted, and each side with its certificate where the contexts ask for it.
+"""Links over TLS: TCP, encrypted, with certificates on each side if the contexts ask for them.
 
-OpenSSL works on buffers here, not on the socket, so that what it has taken it never asks for again:
-frames that are discarded or overtaken in the queue could not be said again. At most `RECORDS` bytes
-are encrypted ahead of what the socket takes::
+OpenSSL works on buffers here, and not on the socket. On the socket it would ask to write the same
+bytes again, so that a frame that was half encrypted could be neither overtaken nor dropped. At most
+`RECORDS` bytes are encrypted ahead of what the socket takes::
 
     frames ─> outbox ─> OpenSSL ─> _outgoing ─> _cipher ─> socket
     frames <─ framing <─ OpenSSL <─ _incoming <─────────── socket
-
-OpenSSL on the socket itself would say "write again, and the same bytes": a frame that was half
-encrypted could then neither be overtaken by an urgent one nor be dropped.
 """
 
 from __future__ import annotations
@@ -31,15 +28,17 @@ _WAIT = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class TlsContexts(NamedTuple):
-    """How this rank shows who it is, and whom it trusts: when it connects, and when others do."""
+    """The TLS contexts of this rank: to connect, and to be connected to."""
 
     client: ssl.SSLContext
     server: ssl.SSLContext
 
 
 class TlsLink(StreamLink):
-    """A link over a connected, non-blocking TCP socket, which it owns. What is sent before the
-    handshake is done waits for it."""
+    """A link over a connected, non-blocking TCP socket, which it owns.
+
+    What is sent before the handshake is done waits for it.
+    """
 
     __slots__ = ("_cipher", "_incoming", "_outgoing", "_ready", "_shaken", "_tls")
 
@@ -53,7 +52,7 @@ class TlsLink(StreamLink):
         receiver: Receiver | None,
         server_hostname: str | None,
     ) -> None:
-        """`server_hostname`: whom it connects to; None: it was connected to."""
+        """`server_hostname` is the name that it connects to; None: it was connected to."""
         super().__init__(loop, sock, kind="tcp", peer_name=peer_name, receiver=receiver)
         self._incoming = ssl.MemoryBIO()  # bytes of the socket, not yet decrypted
         self._outgoing = ssl.MemoryBIO()  # encrypted bytes for the socket
@@ -66,11 +65,11 @@ class TlsLink(StreamLink):
         )
         self._cipher = b""  # encrypted, and not sent yet
         self._shaken = False  # the handshake is done
-        self._ready: asyncio.Future[None] = loop.create_future()  # for whoever waits for that
-        self._direct = False  # nothing goes past the outbox until then
+        self._ready: asyncio.Future[None] = loop.create_future()  # for `ready`
+        self._direct = False  # everything goes through the outbox until then
 
     async def ready(self) -> None:
-        """Wait for the handshake. Raises OSError where it failed."""
+        """Wait for the handshake. Raises OSError if it failed."""
         await self._ready
 
     def start(self) -> None:
@@ -82,7 +81,7 @@ class TlsLink(StreamLink):
                 self._cannot_shake(error)
 
     def _shake(self) -> None:
-        """The handshake, as far as it goes. Raises OSError."""
+        """Do the handshake, as far as it goes. Raises OSError."""
         try:
             self._tls.do_handshake()
         except _WAIT:
@@ -91,7 +90,7 @@ class TlsLink(StreamLink):
             self._shaken = True
             self._ready.set_result(None)
         finally:
-            # Also where it has failed: an alert tells the peer why.
+            # Also after a failure, because an alert tells the peer why.
             self._push()
         if self._shaken:
             self._flush()
@@ -105,12 +104,12 @@ class TlsLink(StreamLink):
         if not self._ready.done() and not self._loop.is_closed():
             gone = ConnectionResetError("it was closed amid the TLS handshake")
             self._ready.set_exception(self._error or gone)
-            self._ready.exception()  # seen: maybe nobody waits for it
+            self._ready.exception()  # marks it as retrieved
 
     # ---- sending ----
 
     def _push(self) -> bool:
-        """Send what is encrypted. True: all of it is out. Raises OSError."""
+        """Send encrypted bytes. Returns whether all are out. Raises OSError."""
         while True:
             if not self._cipher:
                 self._cipher = self._outgoing.read(RECORDS)
@@ -132,9 +131,8 @@ class TlsLink(StreamLink):
         return sent
 
     def _write(self, buffers: Sequence[bytes | memoryview]) -> int:
-        # Nothing is encrypted while the socket has not taken what was before it. Encrypted bytes
-        # cannot be taken out of the stream any more, and would be a second queue, which nobody
-        # bounds.
+        # Nothing is encrypted until the socket has taken earlier bytes. Encrypted bytes cannot be
+        # removed from the stream, and would be a second queue without a bound.
         if not self._shaken or not self._push():
             raise BlockingIOError
         taken = 0
@@ -161,8 +159,8 @@ class TlsLink(StreamLink):
             self._disarm()
 
     def _arm(self) -> None:
-        # Amid the handshake with nothing to say, the socket has room, and the loop would call
-        # without end: then the peer is waited for.
+        # During the handshake, with nothing to send, the socket has room and the loop would call
+        # without end. In that case we wait for the peer.
         if self._shaken or self._cipher:
             super()._arm()
 

@@ -1,9 +1,9 @@
-"""Links over Linux abstract Unix sockets: same host, nothing to leave behind on a disk.
+"""Links over Linux abstract Unix sockets: on one host, leaving nothing on a disk.
 
-An abstract name is in no file system. It is gone with its socket, however the process ends, so
-there is nothing to clean up after a crash. The price is that there are no permissions on such a
-name: anybody in the same network namespace may connect. Names are random, and both sides ask the
-kernel for the user at the other end, which nobody can forge.
+An abstract name is in no file system. It goes with its socket, even after a crash, so nothing has
+to be cleaned up. But such a name has no permissions: any process in the same network namespace may
+connect. So names are random, and both sides ask the kernel for the user at the other end, which
+cannot be forged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SCHEME = "unix-abstract:"
 
 
 class UnixTransport:
-    """Makes links over abstract Unix sockets; addresses are "unix-abstract:aiodist-…".
+    """Makes links over abstract Unix sockets. Addresses are "unix-abstract:aiodist-…".
 
     Both ends check that the other runs as the same user.
     """
@@ -33,7 +33,7 @@ class UnixTransport:
     kind = "unix"
 
     async def listen(self, accept: Callable[[Link], None], *, host: str = "") -> Listener:
-        """Listen at a new random name; `host` says nothing here."""
+        """Listen at a new random name. `host` is ignored."""
         loop = asyncio.get_running_loop()
         user = os.geteuid()
         sock, address = bound_socket("aiodist", SCHEME)
@@ -49,7 +49,7 @@ class UnixTransport:
         return SocketListener(loop, sock, address, admit, accept)
 
     async def dial(self, address: str, receiver: Receiver) -> Link:
-        """Connect. Raises PermissionError where the listener is another user's."""
+        """Connect. Raises PermissionError if the listener is another user's."""
         loop = asyncio.get_running_loop()
         sock = await connected_socket(address, SCHEME)
         with closed_on_error(sock):
@@ -59,8 +59,11 @@ class UnixTransport:
 
 
 def bound_socket(name: str, scheme: str) -> tuple[socket.socket, str]:
-    """A non-blocking socket that listens at a new random abstract name which starts with `name`,
-    and its address, which starts with `scheme`."""
+    """Make a non-blocking socket that listens at a new random abstract name. Returns it and its
+    address.
+
+    The name begins with `name`, and the address with `scheme`.
+    """
     name = f"{name}-{secrets.token_hex(12)}"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with closed_on_error(sock):
@@ -71,8 +74,10 @@ def bound_socket(name: str, scheme: str) -> tuple[socket.socket, str]:
 
 
 async def connected_socket(address: str, scheme: str) -> socket.socket:
-    """A non-blocking socket that is connected to `address` of `bound_socket`. Raises OSError, and
-    ValueError for an address of another scheme."""
+    """Connect a non-blocking socket to an `address` of `bound_socket`.
+
+    Raises OSError, and ValueError for an address of another scheme.
+    """
     if not address.startswith(scheme):
         raise ValueError(f"an address looks like {scheme}aiodist-…, not {address!r}")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -80,8 +85,8 @@ async def connected_socket(address: str, scheme: str) -> socket.socket:
         sock.setblocking(False)
         pause = 0.001
         while True:
-            # Not `loop.sock_connect`: a full backlog is EAGAIN here, after which a socket
-            # counts as writable though it is not connected.
+            # Not `loop.sock_connect`: a full backlog is EAGAIN here, after which a socket counts as
+            # writable though it is not connected.
             try:
                 sock.connect(f"\0{address.removeprefix(scheme)}")
                 return sock

@@ -1,9 +1,9 @@
-"""Bounds how many connections may be open that have not shown yet who they are.
+"""Bounds how many connections may be open that have not shown a proof yet.
 
-Each of them costs a file of this process, whoever made it. Somebody who connects a thousand times
-and says nothing would take them all, and no member could connect any more. A limit alone would not
-help: then the thousand fill it, and members are refused. So the oldest goes to make room for the
-newest: a member shows who it is within milliseconds, and is never the oldest for long.
+Each of them costs a file of this process. A stranger that connects a thousand times and says
+nothing would take them all, so that no member could connect. A plain limit would not help, because
+the thousand would fill it. So the oldest makes room for the newest: a member shows its proof within
+milliseconds, and is never the oldest for long.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ if sys.platform != "win32":
     import resource
 
 MOST = 4096
-"""Most unproven connections at a time, where the limit of open files allows for it: as many as a
+"""The most unproven connections at a time, if the limit of open files allows that: as many as a
 group may have members."""
 
 FILES_SHARE = 4
-"""Unproven connections may have this part of the files that the process may open."""
+"""The part of the process's files that unproven connections may take."""
 
 
 class Unproven(Protocol):
-    """A connection. `peer` names it for the log; those of one place have the same `host`."""
+    """A connection. `peer` names it for the log. Connections of one place have the same `host`."""
 
     @property
     def peer(self) -> str: ...
@@ -40,13 +40,11 @@ S = TypeVar("S", bound=Unproven)
 
 
 class UnprovenConnections(Generic[S]):
-    """The connections of one listener that have not shown yet who they are.
+    """The connections of one listener that have not shown a proof yet.
 
-    Where there are too many, the one that has been there longest is dropped: it had its time,
-    and whoever means well needs but a moment. No host has more than half of the places.
-
-    `moment`: seconds that each has for sure. Where all have come within that, many may mean well
-    at once, and there is no place for a new one.
+    If there are too many, the oldest is dropped, because an honest member needs only a moment. No
+    host has more than half of the places. `moment`: seconds that each surely has. If all have come
+    within that, many may be honest, and there is no place for a new one.
     """
 
     def __init__(
@@ -55,7 +53,7 @@ class UnprovenConnections(Generic[S]):
         self.most = most_connections() if most is None else most
         self._logger = logger
         self._moment = moment
-        # In the order in which they came: dicts keep it, so the first one is the oldest.
+        # In the order in which they came, because dicts keep it.
         self._there: dict[S, float] = {}
         self._by_host: dict[str, dict[S, None]] = {}
 
@@ -63,7 +61,8 @@ class UnprovenConnections(Generic[S]):
         return len(self._there)
 
     def add(self, connection: S, now: float) -> bool:
-        """Take in one that came at time `now`. False: there is no place, it is to come again."""
+        """Take in a connection that came at time `now`. False: there is no place, and it should
+        come again."""
         own = self._by_host.get(connection.host, {})
         if len(own) >= max(1, self.most // 2):
             oldest, where = next(iter(own)), "from that host"
@@ -73,8 +72,8 @@ class UnprovenConnections(Generic[S]):
             self._take_in(connection, now)
             return True
         # Thousands of ranks that start at the same moment look like an attack. The oldest is then a
-        # rank that is about to say who it is, and would be dropped for one that came later, and
-        # come again, and so on, without end: the new one comes again instead.
+        # rank that is about to show its proof. If it were dropped for a later one, it would come
+        # again, without end. So the new one has to come again instead.
         if now - self._there[oldest] < self._moment:
             return False
         self._drop(oldest, where)
@@ -82,7 +81,7 @@ class UnprovenConnections(Generic[S]):
         return True
 
     def discard(self, connection: S) -> None:
-        """It has shown who it is, or is gone. Idempotent."""
+        """Forget a connection, because it has shown its proof, or is gone. Idempotent."""
         if self._there.pop(connection, None) is not None:
             own = self._by_host[connection.host]
             del own[connection]
@@ -94,7 +93,7 @@ class UnprovenConnections(Generic[S]):
         self._by_host.setdefault(connection.host, {})[connection] = None
 
     def _drop(self, connection: S, where: str) -> None:
-        # Not a warning: whoever connects would fill the log.
+        # Not a warning, because a stranger could fill the log.
         self._logger.info(
             "dropping the connection from %s: too many %s do not say who they are",
             connection.peer,
@@ -106,8 +105,10 @@ class UnprovenConnections(Generic[S]):
 
 
 def most_connections(most: int = MOST, files_share: int = FILES_SHARE) -> int:
-    """How many unproven connections this process can afford: at most `most`, and at most this part
-    of the files that it may open."""
+    """Return how many unproven connections this process can afford.
+
+    At most `most`, and at most this part of the files that it may open.
+    """
     if sys.platform == "win32":
         return most
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,1 +1,1 @@
-"""What crosses the wire: frames, control messages, limits. No I/O in here."""
+"""What crosses the wire: frames, control messages, limits. Pure: no I/O."""

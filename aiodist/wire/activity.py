@@ -1,4 +1,4 @@
-"""Control messages about what members are doing: for who looks for the cause of a standstill."""
+"""Control messages about what members are doing, to find the cause of a standstill."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME, MAX_PLACES, MAX_WAITS
 from aiodist.wire.messages import Epoch, Message, Name, Ranks
 
 LONG_WAIT: Final = 10.0
-"""Seconds after which a wait is told of: in a log, and to the coordinator."""
+"""Seconds after which a wait is logged, and told to the coordinator."""
 
 Places = Annotated[tuple[str, ...], schema.sequence(schema.text(MAX_NAME), MAX_PLACES)]
 
 
 class Wait(schema.Struct):
-    """An operation of `group` in `epoch` that is pending. `context` names that for all its ranks.
+    """A pending operation of `group` in `epoch`.
 
-    `tag`, as Python writes it, and `seq` tell it apart there; messages have no `seq`. `missing`:
-    the ranks of the view that it waits for, as far as known there: see `packed`.
+    `context` is the same for all ranks of that group. `tag`, as Python writes it, and `seq` name
+    the operation; messages have no `seq`. `missing` are the ranks of the view that it waits for, as
+    far as known: see `packed`.
     """
 
     context: Annotated[bytes, schema.blob(8)]
@@ -33,18 +34,17 @@ class Wait(schema.Struct):
 
 
 class Inquire(Message, code=70):
-    """Asks a member what it is doing. Answer: Activity, as a message of its own."""
+    """Asks a member what it is doing. Its answer is an Activity, as a message of its own."""
 
 
 class Activity(Message, code=71):
-    """What the sender is doing. No reply; also said unasked by whose event loop does not turn.
+    """What the sender is doing. No reply. A member whose event loop does not turn sends it unasked.
 
-    `busy`: for so many seconds its loop has had no turn (0: it has). `places`: the lines of its
-    program that keep the loop busy, innermost first; else those that its tasks wait at. `last`:
-    what became of its last collective. `waits`: what is pending, the oldest first; of who is busy,
-    none is told. Since it joined, in all groups and epochs: `collectives`, how many it has called;
-    `sent` and `received`, bytes of payload over all transports.
-    """
+    `busy`: for how many seconds the loop has had no turn (0: it turns). `places`: the lines of the
+    program that keep the loop busy, innermost first; if the loop turns, those at which its tasks
+    wait. `last`: the end of its last collective. `waits`: pending operations, the oldest first; a
+    busy member tells of none. Since the member joined, in all groups and epochs: `collectives`
+    counts its calls, and `sent` and `received` the payload bytes of all transports."""
 
     busy: Annotated[float, schema.seconds(0.0)] = 0.0
     places: Places = ()
@@ -56,8 +56,10 @@ class Activity(Message, code=71):
 
 
 class SeenRequest(Message, code=72):
-    """Asks what others of the sender's view are doing. The sender has so many `seconds` to wait for
-    those that do not say so at once. Reply: Seen."""
+    """Asks what others of the sender's view are doing.
+
+    The sender waits at most `seconds` for those that do not answer at once. Reply: Seen.
+    """
 
     ranks: Ranks
     seconds: Annotated[float, schema.seconds(0.0)] = 1.0
@@ -71,12 +73,12 @@ class Seen(Message, code=73):
 
 
 class Stalled(Message, code=76):
-    """Says that the sender has waited for `seconds`, in a join or in an operation; 0: it waits for
-    nothing so long any more, which has no reply.
+    """Says that the sender has waited for `seconds`, in a join or in an operation.
 
-    `waits`: the operations, the longest wait first. Votes and requests to the store are not among
-    them, because the coordinator knows these itself. Reply: Seen, of the ranks that the first of
-    them waits for; Withdrawn, if the sender waits to join.
+    0 seconds: it does not wait so long any more; this has no reply. `waits` are the operations, the
+    longest wait first. Votes and store requests are not among them, because the coordinator knows
+    these itself. Reply: Seen, about the ranks that the first operation waits for, or Withdrawn if
+    the sender waits to join.
     """
 
     seconds: Annotated[float, schema.seconds(0.0)]
@@ -84,7 +86,7 @@ class Stalled(Message, code=76):
 
 
 def bits_of(ranks: Iterable[int]) -> int:
-    """A set of ranks as the bits of an int."""
+    """Return a set of ranks as the bits of an int."""
     bits = 0
     for rank in ranks:
         bits |= 1 << rank
@@ -92,21 +94,21 @@ def bits_of(ranks: Iterable[int]) -> int:
 
 
 def ranks_in(bits: int) -> tuple[int, ...]:
-    """The ranks in a set of bits, ascending."""
+    """Return the ranks in a set of bits, ascending."""
     return tuple([rank for rank, bit in enumerate(bin(bits)[:1:-1]) if bit == "1"])
 
 
 def packed(ranks: Iterable[int]) -> bytes:
-    """A set of ranks as it is sent: rank r is bit r % 8 of byte r // 8."""
+    """Return a set of ranks as it is sent: rank r is bit r % 8 of byte r // 8."""
     bits = bits_of(ranks)
     return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
 
 
 def unpacked(data: bytes) -> int:
-    """The bits of the ranks in what `packed` gave."""
+    """Return the bits of the ranks that `packed` made."""
     return int.from_bytes(data, "little")
 
 
 def shortened(text: str) -> str:
-    """`text`, so short that it can be sent as a name."""
+    """Return `text`, cut to the length of a name."""
     return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 3]}..."

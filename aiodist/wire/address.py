@@ -11,8 +11,8 @@ FORMS = "tcp://host:port, tls://host:port, unix:///path or inproc://name"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A parsed address. `host` and `port` for tcp and tls; `path` for unix; `host` is the name
-    for inproc."""
+    """A parsed address. tcp and tls have `host` and `port`, unix has `path`, inproc has a name as
+    `host`."""
 
     scheme: Scheme
     host: str = ""
@@ -29,31 +29,35 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this host can reach it (by its name; nothing is resolved)."""
+        """Whether only this host can reach it. Judged by the name: nothing is resolved."""
         return self.scheme in ("unix", "inproc") or is_loopback(self.host)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` means this host, whoever reads it (by its name; nothing is resolved, and
-    "127.example.org" is a name like any other)."""
+    """Tell whether `host` means this host on every host. Judged by the name: nothing is resolved.
+
+    "127.example.org" is a name like any other.
+    """
     digits = host.replace(".", "")
     is_number = digits.isascii() and digits.isdigit()
     return host in ("localhost", "::1") or (host.startswith("127.") and is_number)
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
-    """Read a host with or without a port, "node-3", "node-3:29501", "::1", "[::1]:29501", or a port
-    alone, ":29501". What is not there is "", or 0. Raises ValueError saying what is wrong."""
+    """Read a host with or without a port: "node-3", "node-3:29501", "::1", "[::1]:29501", ":29501".
+
+    A missing host is "", and a missing port 0. Raises ValueError that says what is wrong.
+    """
     host, separator, port = text.rpartition(":")
     if not separator or text.endswith("]") or (":" in host and not host.endswith("]")):
-        return text.removeprefix("[").removesuffix("]"), 0  # colons are of an IPv6 host
+        return text.removeprefix("[").removesuffix("]"), 0  # the colons belong to an IPv6 host
     if not (port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
         raise ValueError(f"{text!r} has port {port!r}: expected 1 to 65535, or no port")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def parse_address(text: str) -> Address:
-    """Read an address. Raises ValueError saying what is wrong with it."""
+    """Read an address. Raises ValueError that says what is wrong with it."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         raise ValueError(f"the address {text!r} has no scheme: expected {FORMS}")

@@ -1,4 +1,4 @@
-"""Control messages as frames, and back (see `aiodist.wire.messages` for what they say)."""
+"""Encode control messages as frames, and decode them (see `aiodist.wire.messages`)."""
 
 from __future__ import annotations
 
@@ -18,33 +18,37 @@ from aiodist.wire.schema import build, integer, pack, plain
 _check_request = integer(0, 2**32 - 1)
 
 _shared: WeakValueDictionary[bytes, Message] = WeakValueDictionary()
-"""Messages of many rows that somebody in this process holds, by what was decoded. Ranks that share
-a process are sent the same view: thousands of them would not have the memory for one each."""
+"""Messages with many rows that this process holds, by a digest of their bytes.
+
+Ranks that share a process get the same view. Thousands of them would not have the memory for a copy
+each.
+"""
 
 
 def encode_message(message: Message, request: int = 0, *, max_body: int = MAX_BODY) -> bytes:
-    """The frame of a message.
+    """Return the frame of a message.
 
-    Raises MessageTooLargeError for a body over `max_body` bytes; ValueError for a message that the
-    other side would refuse, TypeError for values that msgpack does not know.
+    Raises MessageTooLargeError for a body over `max_body` bytes, ValueError for a message that the
+    other side would refuse, and TypeError for values that msgpack does not know.
     """
     return frame_of(message, request, encode_body(message, max_body=max_body))
 
 
 def frame_of(message: Message, request: int, body: bytes) -> bytes:
-    """The frame of a message whose body is encoded: that is the same for all who are sent it."""
+    """Return the frame of a message whose body is encoded. The body is the same for all
+    receivers."""
     return encode(pack_fields(message.code, request), body)
 
 
 def encode_body(message: Message, *, max_body: int = MAX_BODY) -> bytes:
-    """What a message says. Raises as `encode_message` does."""
+    """Return the body of a message. Raises as `encode_message` does."""
     body = pack(_as_sent(message))
     if len(body) > max_body:
         raise MessageTooLargeError(
             f"a {type(message).__name__} message of {len(body)} bytes, over the limit of {max_body}"
         )
-    # What the other side would refuse ends the connection there, and says nothing here: so whoever
-    # made the mistake is told at once.
+    # The other side would close the connection for an invalid message, without a hint here. So we
+    # check now, and the caller that made the mistake gets an error.
     try:
         build(type(message), _received(type(message), body))
     except (ValueError, ProtocolError) as error:
@@ -53,8 +57,10 @@ def encode_body(message: Message, *, max_body: int = MAX_BODY) -> bytes:
 
 
 def decode_message(frame: Frame, *, rows: bool = True) -> tuple[int, Message]:
-    """(request number, message) of a frame. Raises ProtocolError for anything else. `rows`: whether
-    to take messages of many rows, which become more than the bytes that came."""
+    """Return (request number, message). Raises ProtocolError for anything but a message.
+
+    `rows`: accept messages with many rows, which take more memory than the bytes that came.
+    """
     header = unpack_fields(frame.header)
     if len(header) != 2:
         raise ProtocolError(f"a control header is [type, request], not {len(header)} fields")
@@ -72,10 +78,10 @@ def _decoded(cls: type[Message], body: bytes) -> Message:
     if cls.at is None:
         message: Message = build(cls, _unpack(body))
         return message
-    # Of thousands of ranks in one process (a simulation, `aiodist.local`) each is sent the same
-    # view over a connection of its own, and would make the same objects of it. By the bytes that
-    # came they find the ones that another has made. A digest and not the body is the key: the body
-    # may be of a megabyte, and the digest is there for as long as the view.
+    # In a simulation or `aiodist.local`, thousands of ranks in one process get the same view over
+    # connections of their own, and would make equal objects. They find those that another rank has
+    # made, by a digest of the bytes. The key is not the body itself, because that may take a
+    # megabyte for as long as the view lives.
     key = hashlib.blake2b(body, digest_size=16, salt=bytes([cls.code])).digest()
     found = _shared.get(key)
     if found is None:
@@ -84,7 +90,7 @@ def _decoded(cls: type[Message], body: bytes) -> Message:
 
 
 def _as_sent(message: Message) -> list[Any]:
-    """The fields as they travel."""
+    """Return the fields as they travel."""
     values: list[Any] = plain(message)
     if message.at is not None:
         values[message.at] = pack_rows([plain(row) for row in values[message.at]])
@@ -92,7 +98,7 @@ def _as_sent(message: Message) -> list[Any]:
 
 
 def _received(cls: type[Message], body: bytes) -> list[Any]:
-    """The fields of a body, for `build`."""
+    """Return the fields of a body, for `build`."""
     values = _unpack(body)
     if cls.at is not None and cls.at < len(values):
         values[cls.at] = unpack_rows(values[cls.at])
@@ -100,7 +106,7 @@ def _received(cls: type[Message], body: bytes) -> list[Any]:
 
 
 def _unpack(body: bytes) -> list[Any]:
-    # The bounds on array and map lengths keep nested forged lengths from reserving memory.
+    # Bounds on the lengths of arrays and maps, so that nested forged lengths cannot reserve memory.
     try:
         values = msgpack.unpackb(
             body, max_array_len=MAX_MEMBERS, max_map_len=MAX_MEMBERS, max_ext_len=0

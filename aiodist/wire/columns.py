@@ -1,9 +1,8 @@
-"""Many rows of the same fields as few bytes: what makes the view of a large group small.
+"""Pack many rows of the same fields into few bytes, because the view of a large group goes to all.
 
-A view goes to every member, so a group of n costs n² times what a member takes of it. As rows of
-msgpack that is more than a hundred bytes, of which most say the same of every member, or can be
-told from the one before. What is left is what cannot be guessed: 16 random bytes of its id, and its
-port. So rows are sent as columns::
+A view of n members goes to n members. As rows of msgpack a member takes more than a hundred bytes,
+most of which are the same for every member or follow from the one before. What cannot be guessed is
+16 random bytes of the id, and the port. So rows are sent as columns::
 
     rows                                             columns
     [0, "0e5c…", "10.0.0.1", 4711, "tcp://…:40001"]  numbers  0 1 1 1 …: the first, then the steps
@@ -11,9 +10,9 @@ port. So rows are sent as columns::
     [2, "f30d…", "10.0.0.1", 4713, "tcp://…:40009"]           which of them each text has
                                                               what stands in place of "#", as bytes
 
-and zlib makes next to nothing of all that repeats. On rows, zlib by itself leaves nearly twice as
-much: letters of hexadecimal numbers cost it more than the four bits that each stands for, and so
-does every place where what is random ends, and the text goes on like the one before.
+zlib then makes next to nothing of all that repeats. zlib alone, on rows, leaves nearly twice as
+much: it spends more than four bits on each hexadecimal digit, and some on each change between
+random and repeated text.
 """
 
 from __future__ import annotations
@@ -36,27 +35,28 @@ _VARIES = re.compile(r"((?:[0-9a-f]{2}){6,40})|(?<![0-9])(0|[1-9][0-9]{0,4})(?![
 """What differs from text to text: hexadecimal bytes, and decimal numbers."""
 
 _HEX, _NUMBER = "\0", "\1"
-"""What stands for that in a shape: for bytes, with how many of them as the next character; and for
-a number of two bytes."""
+"""The holes of a shape: for bytes, followed by a character with their number; for a number of two
+bytes."""
 
 _HOLE = re.compile("(\0.|\1)", re.DOTALL)
 _TWO_BYTES = Struct(">H")
 
 _PER_SECOND = 100
 _MOST_SECONDS = 2.0**40
-"""Times are sent as whole numbers where all are multiples of 1 / _PER_SECOND, and no larger."""
+"""Times travel as whole numbers if all are multiples of 1 / _PER_SECOND and below _MOST_SECONDS."""
 
 
 def pack_rows(rows: Sequence[Sequence[Any]]) -> bytes:
-    """Rows of one length, of values that msgpack knows, as `unpack_rows` takes them. Raises
-    TypeError for other values."""
+    """Pack rows of one length, of values that msgpack knows. Raises TypeError for other values."""
     columns = [_packed(column) for column in zip(*rows, strict=True)]
     return zlib.compress(pack([len(rows), columns]))
 
 
 def unpack_rows(data: bytes) -> list[list[Any]]:
-    """The rows. Raises ValueError for what no `pack_rows` gave, and takes no more memory than a
-    reply may have bytes, whatever `data` would become."""
+    """Unpack rows. Raises ValueError for bytes that `pack_rows` did not make.
+
+    Takes no more memory than the largest reply, whatever `data` would become.
+    """
     try:
         count, columns = msgpack.unpackb(
             _inflated(data), max_array_len=MAX_MEMBERS, max_map_len=MAX_MEMBERS, max_ext_len=0
@@ -66,7 +66,7 @@ def unpack_rows(data: bytes) -> list[list[Any]]:
         unpacked = [_unpacked(column) for column in columns]
         if any(len(column) != count for column in unpacked):
             raise ValueError("columns of different lengths")
-    except Exception as error:  # msgpack, zlib and what forged types lead to: a dozen of types
+    except Exception as error:  # msgpack, zlib and forged types raise a dozen types
         raise ValueError(f"rows as columns, not {type(error).__name__}: {error}") from None
     return [list(row) for row in zip(*unpacked, strict=True)]
 
@@ -80,10 +80,10 @@ def _inflated(data: bytes) -> bytes:
 
 
 def _packed(column: Sequence[Any]) -> list[Any]:
-    """How a column is packed, and what it is then."""
-    # Each way of packing gives back exactly what it was given, or is not taken: types are compared
-    # exactly (True is no 1, and 1.0 no 1), times that are no hundredths stay as they are, and texts
-    # with the signs for holes in them, too. What fits no way travels as it is.
+    """Return how a column is packed, and the packed column."""
+    # A way of packing is used only if it gives back exactly what it was given. Types are compared
+    # exactly (True is not 1, and 1.0 is not 1). Times that are not hundredths, and texts with the
+    # characters for holes, travel as they are.
     kinds = {type(value) for value in column}
     if kinds == {int}:
         return ["numbers", _steps(column)]
@@ -94,7 +94,7 @@ def _packed(column: Sequence[Any]) -> list[Any]:
     if kinds == {str} and not any(_HEX in text or _NUMBER in text for text in column):
         return ["texts", *_taken_apart(column)]
     if kinds == {tuple}:
-        # All that comes first, then all that comes second: so are addresses alike.
+        # All first texts, then all second texts, because these are alike.
         longest = max(map(len, column))
         padded = [texts + ("",) * (longest - len(texts)) for texts in column]
         positions = [_packed(texts) for texts in zip(*padded, strict=True)]
@@ -108,7 +108,7 @@ def _unpacked(column: list[Any]) -> Sequence[Any]:
 
 
 def _steps(numbers: Sequence[int]) -> list[int]:
-    """The first number, and how much more each further one is."""
+    """Return the first number, and the step to each further one."""
     return [*numbers[:1], *[after - before for before, after in pairwise(numbers)]]
 
 
@@ -121,8 +121,11 @@ def _times(steps: list[int]) -> list[float]:
 
 
 def _taken_apart(texts: Sequence[str]) -> tuple[list[str], list[int], bytes]:
-    """The shapes of texts, which of them each has, and what fills the holes: for each shape the
-    first hole of all its texts, then the second, for these are what is alike."""
+    """Return the shapes of texts, the shape of each text, and the bytes that fill the holes.
+
+    For each shape, the first hole of all its texts comes first, then the second, because equal
+    holes are alike.
+    """
     filled: dict[str, list[list[bytes]]] = {}
     shaped: list[str] = []
     for text in texts:

@@ -1,6 +1,6 @@
-"""Control messages with what members count: for who watches a coordinator over time.
+"""Control messages with what members count, for monitoring.
 
-Counts are of a member since it joined, in all of its groups and epochs, and never go back.
+A member counts since it joined, over all of its groups and epochs. Counts never go back.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ FAILURES: Final = ("lost", "timeout", "aborted", "mismatch")
 MismatchError."""
 
 SIZES: Final = (1 << 10, 1 << 16, 1 << 20, 1 << 26)
-"""Operations are told apart by bytes of this rank: up to each of these, and more."""
+"""Classes of operations by their bytes: up to each of these, and above the last."""
 
 SECONDS: Final = tuple([1e-5 * 4**k for k in range(11)])
-"""Operations are told apart by how long they took as well: up to each of these, and more."""
+"""Classes of operations by their duration: up to each of these, and above the last."""
 
 MOST_TRANSPORTS: Final = 16
 MOST_TIMES: Final = 256
-"""Most rows of each kind."""
+"""The most rows of each kind."""
 
 _Count = Annotated[int, schema.integer(0, 2**62)]
 
 
 class Payload(schema.Struct):
-    """Bytes `sent` and `received` by a transport; "memory" is memory that the ranks of a host
-    share."""
+    """Bytes `sent` and `received` by a transport. "memory" is shared memory of the ranks of a
+    host."""
 
     transport: Name
     sent: _Count
@@ -37,8 +37,10 @@ class Payload(schema.Struct):
 
 
 class Times(schema.Struct):
-    """How many operations `op` of a class of `SIZES` took how long, by `SECONDS`; and the sum of
-    these, in seconds."""
+    """How long operations `op` of one class of `SIZES` took: how many in each class of `SECONDS`.
+
+    `seconds` is the sum of their durations.
+    """
 
     op: Name
     size: Annotated[int, schema.integer(0, len(SIZES))]
@@ -51,8 +53,10 @@ class CountsRequest(Message, code=74):
 
 
 class Counts(Message, code=75):
-    """What the sender has counted. Also said before it leaves. `failures`: operations that have
-    failed, by `FAILURES`."""
+    """What the sender has counted. It is also sent before it leaves.
+
+    `failures` counts failed operations, by `FAILURES`.
+    """
 
     failures: Annotated[
         tuple[int, ...], schema.sequence(schema.integer(0, 2**62), len(FAILURES))

@@ -4,14 +4,14 @@ A frame is the msgpack array ``[header, payload]``, both of msgpack's `bin` fami
 
     0x92  0xC5 HH HH  header…  0xC6 LL LL LL LL  payload…
 
-The header bytes are themselves one msgpack array. Both lengths stand before the bytes that they
-count, so a reader knows what it has to take in, and may refuse, before it allocates anything.
+The header bytes are themselves one msgpack array. Both lengths come before the bytes that they
+count, so a reader can refuse a frame before it allocates anything.
 
-**Why the payload is not in the header.** Msgpack would have to copy it in order to pack it, and
-again in order to unpack it. Apart from the header, it is written from the user's memory as it is,
-and read into the user's memory as it comes. The two bytes 0x92 and 0xC5 in front are no ornament: a
-stream that begins with anything else (an HTTP request, a TLS greeting, a port scan) is recognised
-by its first byte.
+**Why the payload is not in the header.** Msgpack would have to copy it to pack it, and again to
+unpack it. So the payload is written straight from the user's memory, and read straight into it.
+
+The two bytes 0x92 and 0xC5 in front serve as a signature: the first byte tells an HTTP request, a
+TLS greeting or a port scan from a peer.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ import msgpack
 from aiodist.errors import ProtocolError
 
 MAX_HEADER = 0xFFFF
-"""Most bytes of a header: what the 16-bit length can say."""
+"""The most bytes of a header: what its 16-bit length can say."""
 
 MAX_PAYLOAD = 1024 * 1024
-"""Most payload bytes of a frame of data that is cut: control frames and aborts fit in between."""
+"""The most payload bytes of a frame of a divided message, so that control frames fit in between."""
 
 MAX_WHOLE = 1152 * 1024
-"""Most payload bytes of any frame: data of that size with all that is said of it, uncut."""
+"""The most payload bytes of any frame: undivided data, with all that is said of it."""
 
 PIECE = 256 * 1024
-"""Payload bytes of frames of what is computed with: they stay in the cache until then."""
+"""Payload bytes of frames whose data is reduced, so that it is still in the cache then."""
 
 MAX_HEADER_BEFORE_HELLO = 4096
-"""Most bytes of a header from a peer that has not said who it is."""
+"""The most bytes of a header from a peer that has not shown that it is a member."""
 
 _HEAD = struct.Struct(">BBH")
 _TAIL = struct.Struct(">BI")
@@ -45,14 +45,14 @@ OVERHEAD = _HEAD.size + _TAIL.size
 
 
 class Frame(NamedTuple):
-    """A whole frame, as `Decoder` yields it."""
+    """A whole frame, as `Decoder` gives it."""
 
     header: bytes
     payload: bytes
 
 
 def prefix(header: bytes, nbytes: int) -> bytes:
-    """The bytes of a frame that come before its payload of `nbytes` bytes."""
+    """Return the bytes of a frame that come before its payload of `nbytes` bytes."""
     if len(header) > MAX_HEADER:
         raise ProtocolError(f"a header of {len(header)} bytes is over the {MAX_HEADER} a frame has")
     return _HEAD.pack(0x92, 0xC5, len(header)) + header + _TAIL.pack(0xC6, nbytes)
@@ -63,12 +63,12 @@ def parse_prefix(
 ) -> tuple[bytes, int, int] | None:
     """Read one prefix from ``data[start:stop]``: (header, payload bytes, bytes taken).
 
-    None: the prefix is not complete yet. Raises ProtocolError for bytes that start no frame and
-    for lengths over the limits, as soon as these can be seen.
+    Returns None if the prefix is not complete yet. Raises ProtocolError for bytes that do not start
+    a frame and for lengths over the limits, as soon as these can be seen.
     """
-    # Each check comes as soon as its bytes are there, and before anything waits for more. A
-    # stranger who claims a header of 60 KiB is refused at the fourth byte, and does not get to have
-    # them kept; a browser or a port scanner is told from a peer by its first.
+    # Each check comes as soon as its bytes have come, before more are awaited. A stranger that
+    # claims a header of 60 KiB is refused at the fourth byte, and a browser or a port scanner at
+    # the first.
     have = stop - start
     if have < 4:
         if have and data[start] != 0x92:
@@ -91,7 +91,7 @@ def parse_prefix(
 
 
 class Decoder:
-    """Incremental decoder of whole frames, for any chunking of the stream."""
+    """Incremental decoder of whole frames, for any division of the stream."""
 
     def __init__(self, *, max_header: int = MAX_HEADER, max_payload: int = MAX_WHOLE) -> None:
         self.max_header = max_header
@@ -99,9 +99,9 @@ class Decoder:
         self._data = bytearray()
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> list[Frame]:
-        """Take in `chunk`; return the frames that became complete, in order.
+        """Take in `chunk`. Returns the frames that became complete, in order.
 
-        Raises ProtocolError for bytes that are no frame; the decoder is of no use afterwards.
+        Raises ProtocolError for bytes that are not a frame. The decoder cannot be used after that.
         """
         data = self._data
         data += chunk
@@ -121,27 +121,27 @@ class Decoder:
 
 
 def encode(header: bytes, payload: bytes = b"") -> bytes:
-    """One whole frame."""
+    """Return one whole frame."""
     return prefix(header, len(payload)) + payload
 
 
 _packer = msgpack.Packer(use_bin_type=True)
-"""Kept, for making one costs more than a header."""
+"""Kept, because making one costs more than a header."""
 
 
 def pack_fields(*fields: Any) -> bytes:
-    """A header: the msgpack array of `fields`."""
+    """Return a header: the msgpack array of `fields`."""
     packed: bytes = _packer.pack(fields)
     return packed
 
 
 class Stencil:
-    """The prefix of frames whose headers differ in one field, a number: that of
-    ``pack_fields(*before, number, *after)`` with `nbytes` of payload, made at little cost.
+    """Makes prefixes of frames whose headers differ only in one number.
 
-    A collective that is called again and again sends the same header each time, but for its number.
-    The rest is packed once. Msgpack writes a number in 1, 2, 3, 5 or 9 bytes, which changes the
-    length of the header, so there is one start for each of these.
+    Each is the prefix of ``pack_fields(*before, number, *after)`` with `nbytes` of payload. A
+    collective that is called again and again sends the same header except for its number, so the
+    rest is packed once. Msgpack writes a number in 1, 2, 3, 5 or 9 bytes. This changes the length
+    of the header, so there is one start for each of these widths.
     """
 
     __slots__ = ("_end", "_starts")
@@ -150,14 +150,14 @@ class Stencil:
         end = b"".join(map(_packer.pack, after))
         start = pack_fields(*before, 0, *after)[: -1 - len(end)]
         self._end = end + _TAIL.pack(0xC6, nbytes)
-        # By the bytes that msgpack needs for the number.
+        # By the number of bytes that msgpack needs for the number.
         self._starts = {
             width: _HEAD.pack(0x92, 0xC5, len(start) + width + len(end)) + start
             for width in (1, 2, 3, 5, 9)
         }
 
     def fill(self, number: int) -> bytes:
-        """The prefix of the frame with this number, 0 to 2^64 - 1."""
+        """Return the prefix of the frame with this number, 0 to 2^64 - 1."""
         packed: bytes = _packer.pack(number)
         prefix: bytes = self._starts[len(packed)] + packed + self._end
         return prefix
@@ -168,7 +168,8 @@ def _no_extensions(code: int, data: bytes) -> Any:
 
 
 def unpack_fields(data: bytes | memoryview) -> list[Any]:
-    """The fields of a header. Raises ProtocolError for bytes that are no msgpack array."""
+    """Return the fields of a header. Raises ProtocolError for bytes that are not a msgpack
+    array."""
     try:
         fields = msgpack.unpackb(
             data,

@@ -11,7 +11,7 @@ HELLO_ACK  [kind, proof, links, came]: Shows and says the same of the other side
 MESSAGE    [kind, context, tag, seq, slot, call] + payload: Carries the data of one `Send` of a
            collective's plan.
 GRANT      [kind, context, tag, seq, upto, call]: Allows the peer to send the slots below `upto`;
-           where that is 0, only says what was called (`aiodist.engine.roll_call`).
+           if that is 0, only says what was called (`aiodist.engine.roll_call`).
 ABORT      [kind, context, tag, seq, reason, text, rank, details, untold]: Says that `rank` has
            given the collective up. It cannot reach the ranks `untold`: pass it on to them.
 INQUIRE    [kind, context, tag, seq]: Asks whether the peer has entered the collective.
@@ -24,7 +24,7 @@ P2P        [kind, context, …]: Carries all that point to point needs, see
            `aiodist.p2p.point_to_point`.
 TAGS       [kind, context, …]: Has the ranks agree which tags can be forgotten, see
            `aiodist.engine.tags`.
-KICK       [kind, context]: Wakes a peer that sleeps, as what it waits for in shared memory may
+KICK       [kind, context]: Wakes a peer that sleeps, because what it waits for in shared memory may
            be there.
 REGION     [kind, context, number, address, key, nbytes]: Offers an array of the sender, which the
            peer is to map.
@@ -33,7 +33,7 @@ UNMAP      [kind, context, number]: Says that the sender's array is gone.
 REVOKE     [kind, context, rank]: Says that `rank` has revoked the group.
 DEVICE     [kind, context, word, number]: Tells of work on devices, see `aiodist.devices.memory`.
 FAREWELL   [kind, context, reason]: Says that the sender has left the group, or all groups, at once,
-           where `context` is b"".
+           if `context` is b"".
 ========== =================================================================================
 
 `context` (8 bytes) names one group in one epoch. `tag` is the user's (None, str or int), or bytes

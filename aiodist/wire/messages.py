@@ -1,16 +1,15 @@
 """Control messages between a member and the coordinator.
 
-A message is one frame (see `aiodist.wire.frames`): its header is the msgpack array
-``[type, request]``, its payload ("body") the msgpack array of the fields in the order below. A
-request carries a number of the sender's choice that the replies to it repeat; 0 stands for a
-message that belongs to no request.
+A message is one frame (see `aiodist.wire.frames`). Its header is the msgpack array ``[type,
+request]``. Its payload, the body, is the msgpack array of the fields in the order below. A request
+carries a number that the sender chooses, and replies repeat it. A message with the number 0 belongs
+to no request.
 
-Every field is checked when it is decoded: type, range, length. What does not fit raises
-ProtocolError, and no length on the wire makes the decoder allocate more than the bytes that came.
-
-The exception are the members of a view, which go to all of them: they travel as compressed columns
-(`aiodist.wire.columns`), and unpacking them is bounded by the largest reply. Only a member takes
-such messages, from a coordinator that has shown who it is.
+Every field is checked when it is decoded: type, range, length. A bad field raises ProtocolError,
+and no length on the wire makes the decoder allocate more than the bytes that came. The exception
+are the members of a view: they travel as compressed columns (`aiodist.wire.columns`), and the
+largest reply bounds what they unpack to. Only a member takes such messages, from a coordinator that
+has shown that it is the right one.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from aiodist.wire.limits import (
 )
 
 MAGIC = "aiodist"
-"""The first field of both greetings: who does not send it is no aiodist peer."""
+"""The first field of both greetings. A program that does not send it is not an aiodist peer."""
 
 
 class Failure(enum.StrEnum):
@@ -77,8 +76,11 @@ Addresses = Annotated[tuple[str, ...], schema.sequence(schema.text(MAX_NAME, 1),
 
 
 class Message(schema.Struct):
-    """Base of all control messages. `code` says on the wire which it is. `rows`: a field that is a
-    sequence of structs, and travels as columns; `at` is its place among the fields."""
+    """The base of all control messages.
+
+    `code` is the type on the wire. `rows` names a field that is a sequence of structs and travels
+    as columns, and `at` is its place among the fields.
+    """
 
     code: ClassVar[int]
     at: ClassVar[int | None]
@@ -93,12 +95,12 @@ _CLASSES: dict[int, type[Message]] = {}
 
 
 def message_types() -> tuple[type[Message], ...]:
-    """All control messages that there are, of the modules that were imported."""
+    """Return all control messages of the modules that were imported."""
     return tuple(_CLASSES.values())
 
 
 def message_type(code: object) -> type[Message]:
-    """The control messages of that code. Raises ProtocolError where there are none."""
+    """Return the message class with that code. Raises ProtocolError if there is none."""
     cls = _CLASSES.get(code) if type(code) is int else None
     if cls is None:
         raise ProtocolError(f"control message of unknown type {code!r}")
@@ -109,7 +111,7 @@ def message_type(code: object) -> type[Message]:
 
 
 class Hello(Message, code=1):
-    """The first message of a connection, from the member. `nonce`: 32 random bytes."""
+    """The first message of a connection, from the member. `nonce` has 32 random bytes."""
 
     nonce: Nonce
     magic: Name = MAGIC
@@ -127,18 +129,17 @@ class Challenge(Message, code=2):
 
 
 class Proof(Message, code=3):
-    """The member's answer to Challenge: see `aiodist.wire.proof`. Empty where no token is
-    needed."""
+    """The member's answer to Challenge: see `aiodist.wire.proof`. Empty if no token is needed."""
 
     mac: Nonce
 
 
 class Welcome(Message, code=4):
-    """Tells a member that it is let in. `mac`: the coordinator's own proof. `seen_host`: the host
-    part of the address it sees the member come from.
+    """Tells a member that it is let in. `mac` is the coordinator's own proof.
 
-    `coordinator` names the coordinator, over restarts if it keeps a state file; `incarnation`
-    counts these. `returns`: when it goes away, another may come to its address.
+    `seen_host` is the host part of the address that the member comes from. `coordinator` names the
+    coordinator, over restarts if it keeps a state file, and `incarnation` counts these. `returns`:
+    if it goes away, another one may come to its address.
     """
 
     seen_host: Name
@@ -161,12 +162,13 @@ class Failed(Message, code=5):
 class JoinRequest(Message, code=10, kw_only=True):
     """Asks to become a member of `group`. Replies: View once the group is complete, or Failed.
 
-    Either `size` (a fixed group) or `min_size` and/or `max_size` (an elastic one). `id` is unique
-    to this membership. `join_window` and `lease` are seconds. `host` is what peers are told,
-    `host_id` equal for processes that can share memory, `addresses` where peers may dial.
-    Members with different `run_id` never meet: they are of different groups of one name. `store`:
-    the name of a store that the group has in common with all groups of its run that name it, for as
-    long as there is one of them ("": it has one of its own). It is not in the state file.
+    A fixed group has `size`, and an elastic group `min_size`, `max_size` or both. `id` is unique to
+    this membership. `join_window` and `lease` are seconds. Peers are told `host`. `host_id` is
+    equal for processes that can share memory. Peers may dial `addresses`.
+
+    Members with different `run_id` never meet, because they are of different groups with one name.
+    `store` names a store that the group shares with all groups of its run that name it ("": its
+    own). That store lives as long as one of these groups, and is not in the state file.
     """
 
     group: NonEmptyName
@@ -188,8 +190,11 @@ class JoinRequest(Message, code=10, kw_only=True):
 
 
 class MemberInfo(schema.Struct):
-    """One member of a view. `joined_at`: seconds since the Unix epoch, the coordinator's clock.
-    `lease`: seconds of silence after which it counts as lost."""
+    """One member of a view.
+
+    `joined_at` is in seconds since the Unix epoch, by the coordinator's clock. After `lease`
+    seconds of silence the member counts as lost.
+    """
 
     rank: Rank
     id: NonEmptyName
@@ -205,7 +210,9 @@ class MemberInfo(schema.Struct):
 
 class View(Message, code=11, rows="members"):
     """The members of an epoch, by rank: the answer to a join, or to a vote that began the epoch.
-    It is the same for all: find yourself by `id`."""
+
+    It is the same for all members. A member finds itself by `id`.
+    """
 
     group: NonEmptyName
     epoch: Epoch
@@ -221,25 +228,27 @@ class View(Message, code=11, rows="members"):
     @cached_property
     def digest(self) -> bytes:
         """Equal for views of the same group, epoch and members."""
-        # Of the ids and not of all that is known of the members: an id is random and of one
-        # membership alone, so equal ids are equal members.
+        # The ids suffice, because an id is random and belongs to one membership alone.
         ids = [member.id for member in self.members]
         return hashlib.blake2b(pack_fields(self.group, self.epoch, *ids), digest_size=16).digest()
 
     @property
     def context(self) -> bytes:
-        """What names the group of this view in frames, and in votes."""
+        """The id of this view's group in frames and in votes."""
         return self.digest[:8]
 
 
 class Withdraw(Message, code=12):
-    """Stops waiting for the group to become complete. Reply: Withdrawn, or nothing but the View
-    that is already on its way."""
+    """Stops waiting for the group to become complete. Reply: Withdrawn, or only the View if that is
+    already on its way."""
 
 
 class Withdrawn(Message, code=13):
     """The answer to Withdraw, and to Stalled of a rank that waits to join: how far the group has
-    come, in words; and which ranks are missing, where that is known."""
+    come.
+
+    `missing` are the ranks that are missing, if they are known.
+    """
 
     text: Text
     missing: Ranks = ()
@@ -250,11 +259,11 @@ class Leave(Message, code=14):
 
 
 class Left(Message, code=15):
-    """The answer to Leave, or to Abort: its sender is a member no more."""
+    """The answer to Leave or Abort: the sender is no longer a member."""
 
 
 class Renew(Message, code=16):
-    """A sign of life. No reply. (Every other message is one too.)"""
+    """A sign of life. No reply. (Every other message is one, too.)"""
 
 
 class MemberLost(Message, code=17):
@@ -279,7 +288,7 @@ class Evicted(Message, code=19):
 
 
 class Draining(Message, code=20):
-    """Says that the coordinator is about to stop: it takes no joins and waits for its groups to
+    """Says that the coordinator is about to stop. It takes no joins and waits for its groups to
     end."""
 
 
@@ -298,26 +307,30 @@ class StatusRequest(Message, code=22):
 
 
 class Status(Message, code=23):
-    """The answer to StatusRequest: what the coordinator knows, as plain data. See
-    `Membership.status`."""
+    """The answer to StatusRequest: what the coordinator knows, as plain data.
+
+    See `Membership.status`.
+    """
 
     status: Annotated[Mapping[str, Any], schema.tree(None)]
 
 
 class Abort(Message, code=28):
-    """Leave the group at once: to the others the sender is lost, for the reason that it gives.
-    Reply: Left. A coordinator that does not know this message closes the connection: then, too, the
-    sender is lost, and the others hear of no reason."""
+    """Leaves the group at once. The others see the sender as lost, for the reason that it gives.
+
+    Reply: Left. A coordinator that does not know this message closes the connection. The sender is
+    then lost, too, but without the reason.
+    """
 
     reason: Text
 
 
 class ClockRequest(Message, code=29):
-    """Asks what time it is at the coordinator. Reply: Clock, at once."""
+    """Asks for the time at the coordinator. Reply: Clock, at once."""
 
 
 class Clock(Message, code=40):
-    """The answer to ClockRequest: `seconds` of a clock of the coordinator that only goes on."""
+    """The answer to ClockRequest: `seconds` of a monotonic clock of the coordinator."""
 
     seconds: Annotated[float, schema.seconds(0.0)]
 
@@ -326,14 +339,14 @@ class Clock(Message, code=40):
 
 
 class StoreGet(Message, code=30):
-    """Asks for the value of `key`. Result: the value, or None where there is none."""
+    """Asks for the value of `key`. Result: the value, or None if there is none."""
 
     key: Key
 
 
 class StoreSet(Message, code=31):
-    """Sets `key` to `value`. Result: None. `ttl`: seconds after which the key is deleted; None
-    keeps it."""
+    """Sets `key` to `value`. Result: None. After `ttl` seconds the key is deleted; None keeps
+    it."""
 
     key: Key
     value: Value = field(repr=False)
@@ -347,7 +360,7 @@ class StoreWait(Message, code=32):
 
 
 class StoreAdd(Message, code=33):
-    """Adds `amount` to the number that the key holds in decimal (0 where it is absent). Result: the
+    """Adds `amount` to the decimal number that the key holds (0 if it does not exist). Result: the
     sum."""
 
     key: Key
@@ -356,8 +369,8 @@ class StoreAdd(Message, code=33):
 
 
 class StoreCompareSet(Message, code=34):
-    """Sets the key to `desired` if it holds `expected` (None: is absent). Result: whether it
-    was."""
+    """Sets the key to `desired` if it holds `expected` (None: does not exist). Result: whether it
+    did."""
 
     key: Key
     expected: OptionalValue = field(repr=False)
@@ -372,11 +385,11 @@ class StoreDelete(Message, code=35):
 
 
 class StoreWatch(Message, code=36):
-    """Asks to be told of every change of `key`. Result: None, then a StoreChanged for every change,
-    until StoreCancel.
+    """Asks to be told of every change of `key`.
 
-    `again`: the watch goes on after a restart of the coordinator. Then the first StoreChanged,
-    which comes at once, says what the key holds now.
+    Result: None, then a StoreChanged for every change, until StoreCancel. `again`: the watch goes
+    on after a restart of the coordinator. The first StoreChanged then comes at once, with what the
+    key holds now.
     """
 
     key: Key
@@ -394,14 +407,14 @@ class StoreCancel(Message, code=37):
 
 
 class StoreChanged(Message, code=38):
-    """Tells whoever watches a key that it was set to `value`, or deleted (None)."""
+    """Tells those that watch a key that it was set to `value`, or deleted (None)."""
 
     key: Key
     value: OptionalValue = field(repr=False)
 
 
 class Result(Message, code=39):
-    """The answer to a request to the store: what it gives."""
+    """The answer to a request to the store: its result."""
 
     value: Annotated[
         bytes | int | bool | None,

@@ -1,26 +1,27 @@
 """How two sides show each other that both have a secret, without sending it.
 
-Each side sends 32 random bytes; the proof is HMAC-SHA256 (RFC 2104) of both, keyed with the
-secret. The role is part of it, so that a proof cannot be played back to the side that made it.
+Each side sends 32 random bytes. The proof is the HMAC-SHA256 (RFC 2104) of both, keyed with the
+secret. It contains the role, so that a proof cannot be sent back to the side that made it.
 
 ::
 
-    who connects                              who listens
+    connects                                  listens
+
     Hello: nonce a           ──────────────>
                              <──────────────  Challenge: nonce b
-    Proof: HMAC(secret,      ──────────────>  checks it; else the end, and nothing is said
+    Proof: HMAC(secret,      ──────────────>  checks it, or closes without a word
        "member", a, b)
                              <──────────────  Welcome: HMAC(secret, "coordinator", a, b)
     checks it
 
-Who listens sees a proof before it says anything but a random number, so a stranger learns nothing
-of the group, not even whether it exists. A proof that was overheard is of no use later, for the
-listener's nonce is another one then.
+The listener sees a proof before it says anything but a random number, so a stranger learns nothing
+of the group, not even whether it exists. A proof that was overheard is useless later, because the
+listener then has another nonce.
 
-Members show the coordinator the token. Peers show each other the key of the two of them, which
-comes from the token and from both member ids: 128 random bits each, that only members know. They
-learn the ids of those who join later from the coordinator. Who one is, is said by a mark, from
-which the id cannot be told.
+Members show the coordinator the token. Two peers show each other a key of their own, made of the
+token and both member ids. These ids are 128 random bits that only members know; the coordinator
+tells members the ids of those that join later. A member names itself by a mark, from which its id
+cannot be derived.
 """
 
 from __future__ import annotations
@@ -38,8 +39,11 @@ Role = Literal["member", "coordinator", "dialler", "listener"]
 
 
 def secret_of(token: str | bytes | None) -> bytes | None:
-    """`token` as bytes. Raises ValueError for an empty one, which would keep nobody out, and
-    TypeError for what is no text (and is not shown: it may be the secret)."""
+    """Return `token` as bytes.
+
+    Raises ValueError for an empty token, which would keep no process out. Raises TypeError for
+    another type, without the value, because that may be the secret.
+    """
     if token is not None and not token:
         raise ValueError("the token is empty: give a token, or None for no authentication")
     if isinstance(token, str):
@@ -52,8 +56,10 @@ def secret_of(token: str | bytes | None) -> bytes | None:
 def make_proof(
     secret: bytes, role: Role, first_nonce: bytes, second_nonce: bytes, about: bytes = b""
 ) -> bytes:
-    """The 32 bytes that `role` shows. The first nonce is of the side that connects; `about` is
-    said, too, and thereby vouched for."""
+    """Return the 32 bytes that `role` shows.
+
+    The first nonce is that of the side that connects. `about` is covered by the proof as well.
+    """
     said = b"aiodist %s\0" % role.encode() + first_nonce + second_nonce + about
     return hmac.new(secret, said, hashlib.sha256).digest()
 
@@ -66,7 +72,7 @@ def check_proof(
     second_nonce: bytes,
     about: bytes = b"",
 ) -> bool:
-    """Whether `mac` is what `role` has to show; takes the same time for every wrong answer."""
+    """Tell whether `mac` is right for `role`. Takes the same time for every wrong value."""
     if len(first_nonce) != NONCE_BYTES or len(second_nonce) != NONCE_BYTES:
         return False
     expected = make_proof(secret, role, first_nonce, second_nonce, about)
@@ -74,11 +80,11 @@ def check_proof(
 
 
 def membership_key(token: bytes | None, group: str, ids: Iterable[str]) -> bytes:
-    """The secret that those share who have the token, and know these ids of one group."""
+    """Return the secret shared by all that have the token and know these ids of one group."""
     said = b"aiodist membership\0" + pack_fields(group, *ids)
     return hmac.new(token or b"", said, hashlib.sha256).digest()
 
 
 def mark_of(member_id: str) -> bytes:
-    """What a member calls itself before it is known who listens: 8 bytes."""
+    """Return what a member calls itself before it knows who listens: 8 bytes."""
     return hashlib.sha256(b"aiodist mark\0" + member_id.encode()).digest()[:8]

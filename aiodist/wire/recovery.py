@@ -1,4 +1,4 @@
-"""Control messages of recovery: votes of ranks that go on after a loss, and what comes of them."""
+"""Control messages of recovery: votes of ranks that go on after a loss, and their outcomes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aiodist.wire.messages import (
 )
 
 MAX_BALLOTS = 256
-"""Most ballots that one member may have under way."""
+"""The most ballots that one member may have under way."""
 
 Ids = Annotated[tuple[str, ...], schema.sequence(schema.text(MAX_NAME, 1), MAX_MEMBERS)]
 ContextId = Annotated[bytes, schema.blob(8)]
@@ -48,10 +48,11 @@ class Cause(enum.StrEnum):
 class Vote(Message, code=50):
     """A vote in the ballot `number` of `context`: a group in one epoch, or one made of it.
 
-    `members`: the ids of all who vote (empty: all members of the sender's group). `least` and
-    `most` are for a rendezvous. Replies, once all living voters have voted: for an agreement, and
-    where the context is not the coordinator's group itself, Verdict; else NextView, or the View of
-    the next epoch. Void where it was given up, or voters voted on different things.
+    `members` are the ids of all voters (empty: all members of the sender's group). `least` and
+    `most` are for a rendezvous. The reply comes once all living voters have voted. It is
+    BallotResult for an agreement, and for a context that is not the coordinator's group itself.
+    Otherwise it is NextView, or the View of the next epoch. It is Void if the ballot was given up,
+    or if voters voted on different things.
     """
 
     context: ContextId
@@ -64,14 +65,14 @@ class Vote(Message, code=50):
 
     @property
     def call(self) -> str:
-        """What was called, in words: the same of all voters."""
+        """What was called, in words. It must be the same for all voters."""
         if self.purpose is Purpose.RENDEZVOUS:
             return f"rendezvous(min_size={self.least}, max_size={self.most})"
         return f"{self.purpose}()"
 
 
 class GiveUpVote(Message, code=51):
-    """Makes the ballot void, if it is not decided yet. No reply but that to the vote."""
+    """Makes the ballot void, if it is not decided yet. The only reply is that to the vote."""
 
     context: ContextId
     number: Number
@@ -80,9 +81,11 @@ class GiveUpVote(Message, code=51):
 
 
 class BallotResult(Message, code=52):
-    """The answer to Vote where the ballot is decided: the AND of the flags of all who are alive. Of
-    a shrink also `members`, who are alive, in the order of the vote, and `epoch`, the next of the
-    group's name; of an agreement none, and that of the group."""
+    """The answer to Vote if the ballot is decided: the AND of the flags of all living voters.
+
+    After a shrink, `members` are the living voters in the order of the vote, and `epoch` is the
+    next one of the group's name. After an agreement `members` is empty, and `epoch` is the group's.
+    """
 
     flag: Annotated[bool, schema.flag]
     members: Ids
@@ -90,12 +93,13 @@ class BallotResult(Message, code=52):
 
 
 class NextView(Message, code=57, rows="joined"):
-    """The answer to Vote where it began the next epoch, for those who were in the one before: what
-    is not as it was in their view, which has the digest `before`.
+    """The answer to Vote if it began the next epoch: what differs from the view with digest
+    `before`.
 
-    `gone`: the ranks that are not in it any more. The others keep their order, and `joined` come
-    behind them. A view of thousands is long, and all of them need the next one as soon as one of
-    them is lost. `digest`: that of the next view, so that no mistake stays unnoticed.
+    It is for members of that view. `gone` are ranks that are no longer members. The others keep
+    their order, and `joined` come behind them. Only the change is sent, because a view of thousands
+    is long, and all of them need the next one as soon as one is lost. `digest` is that of the next
+    view, so that no mistake stays unnoticed.
     """
 
     before: Annotated[bytes, schema.blob(16)]
@@ -108,21 +112,21 @@ class NextView(Message, code=57, rows="joined"):
 
     @staticmethod
     def between(before: View, after: View) -> NextView:
-        """What leads from one view to the one that comes after it."""
+        """Make the change that leads from one view to the next."""
         ids = after.ranks
         gone = tuple([one.rank for one in before.members if one.id not in ids])
         joined = after.members[len(before.members) - len(gone) :]
         return NextView(before.digest, after.epoch, after.digest, gone, joined)
 
     def after(self, before: View) -> View:
-        """The whole view. Raises ValueError where it does not come after `before`.
+        """Return the whole next view. Raises ValueError if the change does not fit `before`.
 
-        Members that share a process share both views and this message (`decode_message`), so they
-        share the work, too: for each of thousands, it would be that of thousands.
+        Members in one process share both views and this message (`decode_message`), so they share
+        the work, too. Otherwise thousands of them would each do the work for thousands.
         """
-        # Other members of this process find this very change as long as it lives (`codec` shares
-        # it), and in it the view that the first of them has made. So it lives as long as anybody
-        # has that view, and keeps no view itself::
+        # Other members of this process find this change object while it lives (`codec` shares it),
+        # and in it the view that the first of them has made. It lives as long as that view, and
+        # keeps no view alive::
         #
         #     member ──> view ──_made_by──> change     strong
         #     change ──_made──> before, view           weak
@@ -138,19 +142,21 @@ class NextView(Message, code=57, rows="joined"):
         view = View(before.group, self.epoch, (*ranked, *self.joined))
         if view.digest != self.digest:
             raise ValueError(f"a change of the view of epoch {before.epoch} that makes no sense")
-        # As long as somebody has the view, this message is the one that the others decode.
+        # Keeps this message alive with the view, so that others decode to it.
         view.__dict__["_made_by"] = self
         self.__dict__["_made"] = weakref.ref(before), weakref.ref(view)
         return view
 
 
 def _nothing() -> None:
-    """What has not been made yet."""
+    """Stands for a view that is not made yet."""
 
 
 class Void(Message, code=53):
-    """The answer to Vote where the ballot is not decided, and never will be. `by`: the id of the
-    member because of whom. `details`, by member id: who is missing, or what each called."""
+    """The answer to Vote if the ballot is not decided and never will be.
+
+    `by` is the id of the member that caused it. `details` tell, by member id, which are missing, or
+    what each called."""
 
     cause: Annotated[Cause, schema.one_of(Cause)]
     text: Text
@@ -159,7 +165,7 @@ class Void(Message, code=53):
 
 
 class Heard(schema.Struct):
-    """What came of a ballot, as a member was told."""
+    """The outcome of a ballot, as a member was told."""
 
     context: ContextId
     number: Number
@@ -184,8 +190,10 @@ class Waiting(Message, code=55):
 
 class Unreachable(Message, code=56):
     """Says that the sender's link to member `id` of its group broke, and could not be made again.
-    No reply; the coordinator rules who of the two is lost. `ended`: the process of that member has
-    ended, so that there is nothing to weigh."""
+
+    No reply. The coordinator rules which of the two is lost. `ended`: the process of that member
+    has ended, so that there is nothing to weigh.
+    """
 
     id: NonEmptyName
     reason: Text

@@ -1,4 +1,4 @@
-"""Control messages of members that come back: to a coordinator that was away, or over a new
+"""Control messages of members that come back: to a restarted coordinator, or over a new
 connection."""
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from aiodist.wire.messages import JoinRequest, Message, Rank, Ranks, View
 from aiodist.wire.recovery import Heard
 
 MAX_HEARD = 64
-"""Most outcomes of ballots that a member tells."""
+"""The most outcomes of ballots that a member tells."""
 
 
 class Rejoin(Message, code=24):
-    """Says to a coordinator that came back, or over a new connection, that the sender is rank
-    `rank` of the view with this epoch and digest. `ask`: what it had asked for; `lost`, `left`:
-    ranks of which it was told; `heard`: outcomes of ballots of which it was told, the oldest first.
+    """Claims to a coordinator that the sender is rank `rank` of the view with this epoch and
+    digest.
 
-    Replies: Rejoined; ViewWanted, then it is said again with `view`; Later, then it is said again
-    after a moment; Evicted: it is no member any more.
+    Sent to a coordinator that came back, or over a new connection. `ask` is the original request.
+    `lost` and `left` are ranks that the member was told of, and `heard` outcomes of ballots, the
+    oldest first. Replies: Rejoined; ViewWanted (send it again with `view`); Later (send it again
+    after a moment); Evicted (it is no longer a member).
     """
 
     ask: Annotated[JoinRequest, schema.struct(JoinRequest)]
@@ -33,18 +34,20 @@ class Rejoin(Message, code=24):
 
 
 class Rejoined(Message, code=25):
-    """The answer to Rejoin: the sender is a member again. `lost`, `left`: all ranks that are gone
-    from its view. Where the group has gone on to another view, of which it is a member, too, these
-    are empty, and that view is the answer to the vote that it has under way."""
+    """The answer to Rejoin: the sender is a member again.
+
+    `lost` and `left` are all ranks that are gone from its view. They are empty if the group has
+    gone on to another view with this member. That view is then the answer to the vote that it has
+    under way.
+    """
 
     lost: Ranks
     left: Ranks
 
 
 class ViewWanted(Message, code=26):
-    """The answer to Rejoin of a coordinator that does not know the view: the member is to say
-    it."""
+    """The answer to Rejoin if the coordinator does not know the view: the member has to send it."""
 
 
 class Later(Message, code=27):
-    """The answer to Rejoin where another member has been asked for the view: come again."""
+    """The answer to Rejoin if another member has been asked for the view: try again later."""

@@ -1,7 +1,7 @@
-"""Checks of the fields of messages: each gives the value as the message holds it, or raises
-ValueError saying what was expected.
+"""Checks of the fields of messages.
 
-What travels is a `Struct`, and each of its fields is annotated with its check::
+A check returns the value as the message holds it, or raises ValueError that says what was expected.
+Each field of a `Struct` is annotated with its check::
 
     Epoch = Annotated[int, integer(1, 2**62)]
 
@@ -9,9 +9,8 @@ What travels is a `Struct`, and each of its fields is annotated with its check::
         epoch: Epoch
         …
 
-So what may come in a field stands beside the field, is checked in one place (`build`), and can be
-listed. The checks compare types exactly (`type(value) is int`), for True is an int to `isinstance`,
-and a rank of True would be one that no table shows.
+So the check stands beside the field, runs in one place (`build`), and can be listed. Checks compare
+types exactly (`type(value) is int`), because `isinstance` takes True for an int.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Check = Callable[[Any], Any]
 
 
 def expect(what: str, holds: Callable[[Any], bool]) -> Check:
-    """The check that takes a value for which `holds` is true, as it is."""
+    """Make a check that takes a value as it is, if `holds` is true for it."""
 
     def check(value: Any) -> Any:
         if not holds(value):
@@ -123,22 +122,24 @@ _CHECKS: dict[type[Any], tuple[tuple[str, Check], ...]] = {}
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Struct:
-    """What travels as an array of its fields, in their order. To derive from this is all that it
-    takes: it makes a frozen dataclass of the class, and notes the checks of its fields."""
+    """An object that travels as an array of its fields, in order.
+
+    Each subclass becomes a frozen dataclass, and the checks of its fields are noted.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # for `dataclasses.replace`
 
     def __init_subclass__(cls, *, kw_only: bool = False) -> None:
-        # The checks are looked up once, here: a view of thousands of members has tens of thousands
-        # of fields. And they are taken from the annotations, so that a field without one, or with a
-        # type alone, fails when its module is imported, and not when the first stranger sends it.
+        # The checks are looked up once, here, because a view of thousands of members has tens of
+        # thousands of fields. They come from the annotations, so that a field without a check fails
+        # on import, and not when the first stranger sends it.
         dataclass(frozen=True, kw_only=kw_only)(cls)
         hints = get_type_hints(cls, include_extras=True)
         _CHECKS[cls] = tuple([(one.name, hints[one.name].__metadata__[0]) for one in fields(cls)])
 
 
 def field_names(cls: type[Any]) -> tuple[str, ...]:
-    """The fields of a struct, in the order in which they are sent."""
+    """Return the fields of a struct, in the order in which they are sent."""
     return tuple([name for name, _ in _CHECKS[cls]])
 
 
@@ -156,12 +157,12 @@ def build(cls: type[Any], values: list[Any]) -> Any:
 
 
 def pack(value: Any) -> bytes:
-    """`value`, which may be or hold a struct, as msgpack."""
+    """Return `value` as msgpack. It may be a struct or hold some."""
     return msgpack.packb(value, default=plain)
 
 
 def plain(value: Any) -> Any:
-    """What msgpack is given for a message or a struct inside of one: its fields."""
+    """Return the fields of a struct, for msgpack."""
     checks = _CHECKS.get(type(value))
     if checks is None:
         raise TypeError(f"{type(value).__name__} {value!r} cannot be sent in a control message")

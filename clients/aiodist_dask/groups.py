@@ -1,4 +1,4 @@
-"""`groups`: what a client has of a group of its workers."""
+"""`groups`: a group of a cluster's workers, from the client's side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _numbers = itertools.count(1)
 
 
 class Options(MemberOptions, total=False):
-    """What `groups` takes of the options of `aiodist.connect`."""
+    """The options of `aiodist.connect` that `groups` takes."""
 
     timeout: float | None
 
@@ -35,18 +35,21 @@ def groups(
     workers: Sequence[str] | None = None,
     **options: Unpack[Options],
 ) -> Groups:
-    """A group of the workers of `client`: ``with groups(client) as ranks:``, or ``async with`` for
-    an asynchronous client. `workers`: the addresses of those in it, by rank (None: all there are).
+    """Make a group of the workers of `client`: ``with groups(client) as ranks:``.
 
-    `options` are for `aiodist.connect` on each worker: `op_timeout`, `transports` and so on. Where
-    the cluster has TLS, the group has it by the same certificates.
+    Use ``async with`` with an asynchronous client. `workers` are the addresses of the members, by
+    rank (None: all workers). `options` are those of `aiodist.connect` on each worker: `op_timeout`,
+    `transports` and so on. If the cluster has TLS, the group uses it with the same certificates.
     """
     return Groups(client, name, workers, options)
 
 
 class Groups:
-    """A group of workers, from the client's side. Methods wait for their results, or return
-    awaitables if the client is asynchronous, as the client's own do."""
+    """A group of workers, from the client's side.
+
+    Methods wait for their results. With an asynchronous client they return awaitables, as the
+    client's own methods do.
+    """
 
     def __init__(
         self, client: Client, name: str, workers: Sequence[str] | None, options: Options
@@ -56,7 +59,8 @@ class Groups:
         self._wanted = workers
         self._options = options
         self._workers: tuple[str, ...] = ()
-        # One after the other: calls that reach workers in different orders would not match.
+        # One call after the other, because calls that reach workers in different orders would not
+        # match.
         self._turn = asyncio.Lock()
 
     @property
@@ -65,7 +69,7 @@ class Groups:
         return self._workers
 
     def start(self) -> Any:
-        """Have the workers meet. As entering the block does."""
+        """Make the workers meet. Entering the block does this, too."""
         return self._client.sync(self._meet)
 
     renew = start
@@ -76,18 +80,18 @@ class Groups:
         *args: P.args,
         **options: P.kwargs,
     ) -> Any:
-        """Run ``await function(group, *args, **options)`` on the event loop of each worker: the
-        results by address, in the order of ranks.
+        """Run ``await function(group, *args, **options)`` on the event loop of each worker.
 
-        One that raises ends the call for all, and that is raised here; the group stays usable.
+        Returns the results by address, in the order of ranks. If one raises, the call ends on all
+        workers, and this raises the error. The group stays usable.
 
-        Raises PeerLostError where a worker has died: `.ranks` says who. Then `renew` has those who
-        live, and those who are new, meet again.
+        Raises PeerLostError if a worker has died, with its rank in `.ranks`. Call `renew` to make
+        the survivors, and new workers, meet again.
         """
         return self._client.sync(self._run, function, args, options)
 
     def close(self) -> Any:
-        """Have the workers leave. As leaving the block does."""
+        """Make the workers leave. Leaving the block does this, too."""
         return self._client.sync(self._close)
 
     def __enter__(self) -> Groups:
@@ -144,7 +148,7 @@ class Groups:
                 raise RuntimeError("the group has not met: use `with groups(…) as …:`, or start()")
             there = await self._there()
             if gone := [rank for rank, each in enumerate(self._workers) if each not in there]:
-                raise self._lost(gone)  # to connect to them would take until a deadline
+                raise self._lost(gone)  # because connecting to them would take until a deadline
             found = await self._on_workers(worker.call, self._name, function, args, options)
             return {each: result for each, (result,) in found.items()}
 
@@ -152,13 +156,15 @@ class Groups:
         async with self._turn:
             there = await self._there()
             workers = [each for each in self._workers if each in there]
-            # Who dies now has left as well.
+            # A worker that dies now has left as well.
             await self._client.run(worker.leave, self._name, workers=workers, on_error="ignore")
             self._workers = ()
 
     async def _on_workers(self, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
-        """Run `function` on all workers of the group: what it returned, by rank; raises what is the
-        cause where several failed."""
+        """Run `function` on all workers of the group. Returns the results, by rank.
+
+        If several workers failed, this raises the cause of the others.
+        """
         found: dict[str, Any] = await self._client.run(
             function, *args, workers=list(self._workers), on_error="return"
         )
@@ -176,7 +182,7 @@ class Groups:
         return {each: found[each] for each in self._workers}
 
     async def _there(self) -> Collection[str]:
-        """The addresses of the workers that the scheduler has now."""
+        """Return the addresses of the workers that the scheduler has now."""
         workers: Collection[str] = (await self._client.scheduler.identity(n_workers=-1))["workers"]
         return workers
 
@@ -189,8 +195,10 @@ class Groups:
 def _members(
     before: Sequence[str], wanted: Sequence[str] | None, there: Collection[str]
 ) -> tuple[str, ...]:
-    """Who is in the group: of those wanted, who are there, and those first, in their old order, who
-    were in it before. To begin with, all that are wanted have to be there."""
+    """Return the members: those of the wanted workers that exist, earlier members first.
+
+    The first time, all wanted workers must exist.
+    """
     missing = [each for each in wanted or () if each not in there]
     if missing and not before:
         raise ValueError(f"the cluster has no workers {', '.join(missing)}")

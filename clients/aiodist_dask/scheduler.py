@@ -13,7 +13,7 @@ from aiodist_dask.security import server_context
 
 
 class CoordinatorPlugin(SchedulerPlugin):
-    """Serves the groups of a cluster, for as long as its scheduler lives."""
+    """Serves the groups of a cluster for as long as its scheduler lives."""
 
     name = "aiodist-coordinator"
     idempotent = True
@@ -37,13 +37,13 @@ class CoordinatorPlugin(SchedulerPlugin):
             await self._coordinator.stop()
 
     def whereabouts(self) -> tuple[str, str]:
-        """The address and the token."""
+        """Return the address and the token."""
         if self._coordinator is None:
             raise RuntimeError("the coordinator has not started on this scheduler")
         return self._coordinator.address, self._token
 
 
 def whereabouts(dask_scheduler: Any) -> tuple[str, str]:
-    """The coordinator's address and token. For `Client.run_on_scheduler`."""
+    """Return the coordinator's address and token. For `Client.run_on_scheduler`."""
     plugin: CoordinatorPlugin = dask_scheduler.plugins[CoordinatorPlugin.name]
     return plugin.whereabouts()

@@ -1,4 +1,4 @@
-"""What is done on a worker: joining groups, running coroutines with them, leaving."""
+"""What runs on a worker: joining groups, running coroutines with them, leaving."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from aiodist_dask.security import contexts
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a worker needs to join: `name`, what users call the group; `group`, which of those that
-    have had this name. `options` are for `aiodist.connect`."""
+    """What a worker needs to join a group.
+
+    `name` is what users call the group. `group` is unique among all groups that had this name.
+    `options` are for `aiodist.connect`.
+    """
 
     address: str
-    token: str = field(repr=False)  # Dask logs the arguments of what fails
+    token: str = field(repr=False)  # hidden, because Dask logs the arguments of calls that fail
     name: str
     group: str
     size: int
@@ -26,7 +29,7 @@ class Ticket:
 
 
 class GroupsPlugin(WorkerPlugin):
-    """Keeps the groups of one worker, by name, and leaves them in order when it is closed."""
+    """Keeps the groups of one worker, by name, and leaves them when the worker is closed."""
 
     name = "aiodist-groups"
     idempotent = True
@@ -35,7 +38,7 @@ class GroupsPlugin(WorkerPlugin):
         self.groups: dict[str, aiodist.Group] = {}
 
     async def teardown(self, worker: Worker) -> None:
-        # Without waiting for others: this worker is going, whatever they do.
+        # Without waiting for others, because this worker goes in any case.
         for group in self.groups.values():
             group.abort("the Dask worker is closed")
         self.groups.clear()
@@ -47,12 +50,13 @@ def _groups_of(worker: Worker) -> dict[str, aiodist.Group]:
 
 
 def get_group(name: str = "world", *, worker: Worker | None = None) -> aiodist.Group:
-    """The group of that name of `worker`: of the one that runs this task where it is None.
+    """Return the group `name` of `worker` (None: the worker that runs this task).
 
-    A task runs in a thread, where ``get_group().blocking()`` has the operations as calls. A
-    coroutine that `Client.run` runs gets its worker as the argument `dask_worker`, and awaits them.
+    A task runs in a thread. Use ``get_group().blocking()`` there, which has the operations as
+    ordinary calls. A coroutine that `Client.run` runs gets its worker as the argument
+    `dask_worker`, and awaits the operations.
 
-    Raises KeyError where the worker is in no such group.
+    Raises KeyError if the worker is in no such group.
     """
     worker = get_worker() if worker is None else worker
     plugin = worker.plugins.get(GroupsPlugin.name)
@@ -66,8 +70,8 @@ def get_group(name: str = "world", *, worker: Worker | None = None) -> aiodist.G
 
 
 async def join(ticket: Ticket, ranks: dict[str, int], dask_worker: Worker) -> None:
-    """Join a group, as the rank that `ranks` gives this worker, in the place of the one that had
-    its name."""
+    """Join a group as the rank that `ranks` gives this worker, in place of an earlier one of its
+    name."""
     await leave(ticket.name, dask_worker)
     _groups_of(dask_worker)[ticket.name] = await aiodist.connect(
         ticket.address,
@@ -84,7 +88,7 @@ async def join(ticket: Ticket, ranks: dict[str, int], dask_worker: Worker) -> No
 
 
 async def leave(name: str, dask_worker: Worker) -> None:
-    """Leave a group, if this worker is in it, and wait for nobody."""
+    """Leave a group if this worker is in it, without waiting for others."""
     group = _groups_of(dask_worker).pop(name, None)
     if group is not None:
         group.abort("the group is left by all")
@@ -97,10 +101,11 @@ async def call(
     options: dict[str, Any],
     dask_worker: Worker,
 ) -> tuple[Any]:
-    """``await function(group, *args, **options)``, with a group for this call alone: one that fails
-    ends it for all, so that nobody waits in vain, and what it left behind is no other call's.
+    """Await ``function(group, *args, **options)``, with a group for this call alone.
 
-    The result is in a tuple: one that is an exception would be taken for a failure.
+    A call that fails ends that group for all workers, so that no worker waits in vain, and so that
+    its messages cannot reach another call. The result is in a tuple, because Dask would take a
+    result that is an exception for a failure.
     """
     group = await _groups_of(dask_worker)[name].dup()
     async with group:

@@ -1,7 +1,8 @@
-"""The backend of `ray.util.collective`: each group is one of aiodist, on a thread of its own.
+"""The backend of `ray.util.collective`: each of its groups is one of aiodist, on a thread of its
+own.
 
-Ray's calls block, from whatever thread of an actor. Its lists are for several GPUs of one rank:
-they have one tensor each here.
+Ray's calls block, in any thread of an actor. Its lists are for several GPUs of one rank, so they
+have one tensor each here.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ from aiodist_ray.session import connect
 T = TypeVar("T")
 
 NAME = "AIODIST"
-"""The backend, as Ray writes it; `backend="aiodist"` means it."""
+"""The backend as Ray writes it. `backend="aiodist"` means it."""
 
 
 def register() -> None:
-    """Make the backend known to Ray in this process, unless it is."""
+    """Make the backend known to Ray in this process. Idempotent."""
     if not hasattr(Backend, NAME):
         register_collective_backend(NAME, CollectiveGroup)
 
 
 class CollectiveGroup(BaseGroup):
-    """What Ray's calls go to, in the actor that is rank `rank` of `world_size`."""
+    """The group that Ray calls in the actor with rank `rank` of `world_size`."""
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
@@ -61,12 +62,12 @@ class CollectiveGroup(BaseGroup):
         self._group = group.blocking()
 
     async def _join(self) -> Any:
-        # A name of its own: a group of `aiodist_ray.connect` may be called the same.
+        # A name of its own, because a group of `aiodist_ray.connect` may have the same name.
         name = f"ray.util.collective/{self.group_name}"
         return await connect(name, rank=self.rank, size=self.world_size)
 
     def destroy_group(self) -> None:
-        """Leave, once all that was sent has been taken."""
+        """Leave, once the receivers have all that was sent."""
         try:
             self._group.close()
         finally:
@@ -149,8 +150,8 @@ def _operator(options: Any) -> ReduceOp:
 
 
 def _seconds(options: Any) -> float | None:
-    """The deadline in `options`; None: that of the group."""
-    # Not in RecvOptions, where Ray has given it another name.
+    """Return the deadline in `options`; None: that of the group."""
+    # RecvOptions lacks it, because Ray has given it another name there.
     given = getattr(options, "timeout_ms", unset_timeout_ms)
     if not isinstance(given, timedelta):
         given = timedelta(milliseconds=given)

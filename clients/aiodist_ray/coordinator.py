@@ -1,4 +1,4 @@
-"""The coordinator as a Ray actor: one for each namespace, made by who comes first."""
+"""The coordinator as a Ray actor: one for each namespace, made by the first caller."""
 
 from __future__ import annotations
 
@@ -11,53 +11,55 @@ import ray
 from aiodist import Coordinator
 
 NAMESPACE = "aiodist"
-"""Where the coordinators of all namespaces are, each under the name of its own. Not in that itself:
-where a job has not chosen one, Ray warns that who made a detached actor will not find it again."""
+"""The namespace of all coordinators, each under the name of its job's namespace.
+
+The job's own namespace would not do: if the job has not chosen one, Ray warns that a detached actor
+cannot be found again.
+"""
 
 LINGER = 60.0
-"""Seconds for which a coordinator that has no group waits for the next one."""
+"""How many seconds a coordinator without a group waits for the next one."""
 
 
 class CoordinatorActor:
-    """Serves groups until it is of no use any more: without a group, and asked for by nobody, for
-    `linger` seconds.
+    """Serves groups until there was no group and no request for `linger` seconds.
 
-    It is detached: it must not end with the actor that happened to make it. Nobody else would end
-    it when the job is over, so it does so itself.
+    The actor is detached, because it must not end with the actor that happened to make it. Nothing
+    else would end it after the job, so it ends itself.
     """
 
     def __init__(self, linger: float = LINGER) -> None:
         self._linger = linger
         self._token = secrets.token_hex(32)
-        # At the address by which the nodes of the cluster reach each other. A restarted actor would
-        # have another one, so nobody need look for this coordinator again.
+        # The address by which the nodes of the cluster reach each other. A restarted actor would
+        # have another one, so no member looks for this coordinator again.
         host = ray.util.get_node_ip_address()
         host = f"[{host}]" if ":" in host else host
         self._coordinator = Coordinator(f"tcp://{host}:0", token=self._token, returns=False)
         self._started: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._calls = 0  # of `meet`: somebody who has the address may be about to come
+        self._calls = 0  # of `meet`, because a process that has the address may be about to come
         self._is_ending = False
 
     async def meet(self) -> tuple[str, str]:
-        """The address and the token, for a process that is going to join a group."""
+        """Return the address and the token, for a process that is going to join a group."""
         self._calls += 1
         if self._is_ending:
-            await self.gone()  # then who asks knows that it has to ask another one
+            await self.gone()  # this fails, and the caller asks for another coordinator
         await self._serve()
         return self._coordinator.address, self._token
 
     async def survey(self) -> dict[str, Any]:
-        """What `aiodist status --json` tells: see `aiodist.Coordinator.survey`."""
+        """Return what `aiodist status --json` tells: see `aiodist.Coordinator.survey`."""
         await self._serve()
         return await self._coordinator.survey()
 
     async def gone(self) -> None:
-        """Never returns: fails when this actor ends. For who waits for that."""
+        """Never return, and fail when this actor ends, so that a caller can wait for that."""
         await asyncio.get_running_loop().create_future()
 
     async def _serve(self) -> None:
-        if self._started is None:  # not in __init__, where no event loop runs
+        if self._started is None:  # not in __init__, because no event loop runs then
             self._started = asyncio.create_task(self._coordinator.start())
             self._watching = asyncio.create_task(self._end_when_unused())
         await asyncio.shield(self._started)
@@ -67,7 +69,8 @@ class CoordinatorActor:
             await self._coordinator.emptied()
             calls = self._calls
             await asyncio.sleep(self._linger)
-            # One who had asked before may have come meanwhile, so that is looked at as well.
+            # A process that asked before may have come meanwhile, so the groups are checked as
+            # well.
             if calls == self._calls and not self._coordinator.status()["groups"]:
                 break
         self._is_ending = True
@@ -78,15 +81,15 @@ _ACTOR: Any = ray.remote(CoordinatorActor)
 
 
 def coordinator(*, namespace: str | None = None, linger: float = LINGER, **options: Any) -> Any:
-    """The handle of the actor with the coordinator of `namespace` (None: that of this job), made if
-    need be: then `linger` and `options`, those of a Ray actor, are for it.
+    """Return the handle of the coordinator's actor of `namespace` (None: that of this job).
 
-    `linger`: after how many seconds without a group it ends, if nobody has asked for it meanwhile.
+    If there is none, it is made with `linger` and `options`, which are options of a Ray actor. It
+    ends after `linger` seconds without a group or a request.
     """
     made = _ACTOR.options(
         **{
             "num_cpus": 0,
-            "max_concurrency": 10_000,  # a call may wait for as long as it likes
+            "max_concurrency": 10_000,  # because a call may wait for long
             "lifetime": "detached",
             **options,
             "name": ray.get_runtime_context().namespace if namespace is None else namespace,

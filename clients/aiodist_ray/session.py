@@ -1,4 +1,4 @@
-"""`connect`: a rank in a process of Ray, by the coordinator of its namespace."""
+"""`connect`: join a group from a process of Ray, through the coordinator of its namespace."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 
 class Options(MemberOptions, total=False):
-    """What `connect` takes of the options of `aiodist.connect`: without the address and the token,
-    which come from the coordinator."""
+    """The options of `aiodist.connect` that `connect` takes.
+
+    The address and the token come from the coordinator.
+    """
 
     name: str | None
     rank: int | None
@@ -33,11 +35,11 @@ def connect(
 ) -> Connecting:
     """Join a group of this namespace: ``await connect(…)``, or ``async with connect(…) as group:``.
 
-    To be called where an event loop runs, in a coroutine of an actor as a rule. `options` are those
-    of `aiodist.connect`: `size` (and `rank`), or `min_size` and `max_size`, `timeout` and so on;
-    its address and token come from the coordinator, an actor that is made if there is none.
-    `metadata` has `actor_id` and `node_id` besides what is given; `timeout` is 300 s, for actors
-    may be long in coming.
+    Call it on an event loop, usually in a coroutine of an actor. `options` are those of
+    `aiodist.connect`: `size` (and `rank`), or `min_size` and `max_size`, `timeout` and so on. The
+    address and the token come from the coordinator, an actor that is made if there is none.
+    `metadata` gets `actor_id` and `node_id`, too. `timeout` is 300 s by default, because Ray may
+    take long to start the actors.
 
     Raises what `aiodist.connect` raises.
     """
@@ -45,7 +47,7 @@ def connect(
 
 
 JOIN_TIMEOUT = 300.0
-"""The default of `timeout`: the other actors may wait for their turn, or for a node."""
+"""The default of `timeout`, in seconds. The other actors may wait for their turn, or for a node."""
 
 
 class Connecting:
@@ -55,7 +57,7 @@ class Connecting:
         self._group = group
         self._namespace = namespace
         self._options = options
-        self._inner: session.Connecting  # what `aiodist.connect` gave, once entered
+        self._inner: session.Connecting  # what `aiodist.connect` returned, once entered
 
     def __await__(self) -> Generator[Any, None, aiodist.Group]:
         return self._connect().__await__()
@@ -80,10 +82,10 @@ class Connecting:
 
 
 async def meet(namespace: str | None) -> tuple[str, str]:
-    """The coordinator's address and token, in this namespace."""
+    """Return the coordinator's address and token, in this namespace."""
     try:
         found: tuple[str, str] = await coordinator(namespace=namespace).meet.remote()
     except RayActorError:
-        # It was just ending, for want of groups, or has died: its name is free by now.
+        # It was about to end, because it had no groups, or has died. Its name is free now.
         found = await coordinator(namespace=namespace).meet.remote()
     return found

@@ -1,4 +1,4 @@
-"""How calls of a process group reach its methods: in whatever form, for whatever device."""
+"""How calls of a process group reach its methods, in any form and for any device."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ R = TypeVar("R")
 def call(
     *shorter: Callable[..., Long], collective: bool = True
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Have a method called in its own form or a shorter one, and for tensors of another device on
-    the group for that device. A call of a `collective` that fits none of these uses up its turn."""
+    """Accept a method's own form or a shorter one, and pass tensors of other devices to their
+    group.
+
+    A call of a `collective` that fits no form still uses up its turn.
+    """
 
     def decorated(method: Callable[..., R]) -> Callable[..., R]:
         name = method.__name__
@@ -26,7 +29,7 @@ def call(
         @wraps(method)
         def called(group: Mixed, /, *args: Any, **kwargs: Any) -> R:
             try:
-                # Those of torch's own code have the long form: they are not looked at any closer.
+                # Calls of torch's own code have the long form, so they are not checked further.
                 if kwargs or not args or args[-1].__class__ is not last:
                     args = forms.long(args, kwargs)
                 x = first_tensor(args)

@@ -1,9 +1,8 @@
 """Threads that complete torch's futures.
 
-What is chained to a future runs where it is completed, and may communicate and wait in turn: on the
-engine's thread that would wait for itself. Nor is one thread for all of it enough, as a callback
-may wait for another future. So a job never waits for another one to end.
-"""
+A callback of a future runs in the thread that completes it, and may communicate and wait in turn.
+On the engine's thread it would wait for itself. One thread for all callbacks is not enough either,
+because a callback may wait for another future. So no job ever waits for another one to end."""
 
 from __future__ import annotations
 
@@ -19,16 +18,16 @@ Job = Callable[[], None]
 
 
 class Completions:
-    """Threads that do jobs; as many as there are jobs at once, kept a while for later ones."""
+    """Threads that run jobs: one for each job at a time, kept for a while for later jobs."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Begin with no threads: after a fork they are those of the parent."""
+        """Begin with no threads, because after a fork they are those of the parent."""
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._count = threading.Lock()
-        self._idle = 0  # threads that wait for a job, less the jobs they are to get
+        self._idle = 0  # threads that wait for a job, less the jobs that they are about to get
 
     @property
     def idle(self) -> int:
@@ -36,9 +35,9 @@ class Completions:
         return self._idle
 
     def soon(self, job: Job) -> None:
-        """Have `job`, which must not raise, done by a thread that does nothing else."""
-        # `_idle` is lowered by whoever gives a job, not by the thread that takes it: in between, a
-        # second job would count on the same thread, and wait behind the first, which may be waiting
+        """Run `job`, which must not raise, in a thread that does nothing else."""
+        # The caller lowers `_idle`, and not the thread that takes the job. Otherwise a second job
+        # could count on the same thread in between, and wait behind the first, which may be waiting
         # for it.
         with self._count:
             taken = self._idle > 0
@@ -63,7 +62,7 @@ class Completions:
                     if self._idle > 0:
                         self._idle -= 1
                         return
-                job = self._jobs.get()  # it has been promised, and is on its way
+                job = self._jobs.get()  # a job was promised, and is on its way
 
 
 _here = Completions()

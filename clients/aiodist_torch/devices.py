@@ -1,7 +1,7 @@
-"""Groups of several backends, as ``cpu:aiodist,cuda:nccl``: each device's tensors go to its own.
+"""Groups of several backends, such as ``cpu:aiodist,cuda:nccl``: each device has its own.
 
-torch takes a process group written in Python for all devices, and makes no other backend beside it.
-So that is done here, with a group of torch's for each further device, when its first tensor comes.
+torch uses a process group written in Python for all devices, and makes no other backend beside it.
+So we make a group of torch's for each further device, when its first tensor comes.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from torch import Tensor
 
 
 class Mixed(Protocol):
-    """What has groups for other devices beside itself."""
+    """Has groups for other devices beside itself."""
 
     def beside(self, device: torch.device) -> Any:
-        """The group for tensors of `device`; itself where it takes them."""
+        """Return the group for tensors of `device`; itself if it takes them."""
         ...
 
     def forgo(self, error: Exception, x: Tensor | None) -> None:
-        """A collective of `x` was not called, as `error` says: its turn is used up."""
+        """Use up the turn of a collective of `x` that was not called because of `error`."""
         ...
 
 
 def first_tensor(value: Any) -> Tensor | None:
-    """The first tensor in nested sequences; those of one call are on one device."""
+    """Return the first tensor in nested sequences. All tensors of one call are on one device."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, (tuple, list)):
@@ -38,16 +38,18 @@ def first_tensor(value: Any) -> Tensor | None:
 
 
 def backends_of(group: Any) -> dict[str, str]:
-    """The backends of a process group of aiodist, by type of device. "cpu" is always aiodist's."""
+    """Return the backends of a process group of aiodist, by type of device. "cpu" is always
+    aiodist's."""
     # torch has no entry for a group while it makes it, nor for groups that it has not made.
     config = dist.distributed_c10d._world.pg_backend_config.get(group, "cpu:aiodist")
-    # The entry holds the names that the program gave. Those need not be ours: a process can have
-    # aiodist answer for Gloo (see `replacing`), and the group is one of aiodist's all the same.
+    # The entry holds the names that the program gave. They may differ from ours, because a process
+    # can make aiodist answer for Gloo (see `replacing`).
     return dict(pair.split(":") for pair in config.split(",")) | {"cpu": "aiodist"}
 
 
 def backend_for(group: Any, device: torch.device) -> str:
-    """The name of the backend for tensors of `device`. Raises RuntimeError if there is none."""
+    """Return the name of the backend for tensors of `device`. Raises RuntimeError if there is
+    none."""
     backends = backends_of(group)
     if device.type in backends:
         return backends[device.type]
@@ -59,7 +61,7 @@ def backend_for(group: Any, device: torch.device) -> str:
 
 
 def group_beside(group: Any, device: torch.device, timeout: timedelta) -> Any:
-    """A new group of the same ranks for tensors of `device`; `group` if it takes them itself.
+    """Make a new group of the same ranks for tensors of `device`; `group` if it takes them itself.
 
     Raises RuntimeError if there is no backend for `device`.
     """

@@ -1,6 +1,6 @@
 """aiodist's errors as programs for torch expect them: they are RuntimeErrors, too.
 
-Each keeps its type, fields and text; beside that it is a `torch.distributed.DistBackendError`.
+Each keeps its type, fields and text, and is a `torch.distributed.DistBackendError` as well.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from torch.distributed import DistBackendError, group
 from aiodist import AiodistError, CollectiveTimeoutError, Group
 
 _TIMEOUT = "the timeout is over: "
-"""Programs, and torch's own tests, know a timeout by this word in its text."""
+"""Programs, and torch's own tests, recognise a timeout by this word in its text."""
 
 failures: weakref.WeakKeyDictionary[Group, AiodistError] = weakref.WeakKeyDictionary()
-"""The latest error of each group, without frames, which might keep the group alive."""
+"""The latest error of each group, without frames, because these might keep the group alive."""
 
 _twins: dict[type[AiodistError], type[AiodistError]] = {}
 
 
 def as_torch(error: BaseException) -> BaseException:
-    """`error`, as an instance of `DistBackendError` as well if it is aiodist's; else itself."""
+    """Return `error` as an instance of `DistBackendError` as well, if it is aiodist's; else
+    itself."""
     if not isinstance(error, AiodistError) or isinstance(error, DistBackendError):
         return error
-    # Programs catch either: those of torch `DistBackendError` or RuntimeError, those who know
-    # aiodist its classes. One class that is both serves both, and `except aiodist.PeerLostError`
-    # goes on working where a program is moved from one to the other.
+    # Programs for torch catch `DistBackendError` or RuntimeError, and programs for aiodist its
+    # classes. One class that is both serves both, so that `except aiodist.PeerLostError` goes on
+    # working in a program that moves to torch.
     made = _copy(error, _twin(type(error)))
     if isinstance(made, CollectiveTimeoutError):
         made.message = _TIMEOUT + made.message.removeprefix(_TIMEOUT)
@@ -36,19 +37,21 @@ def as_torch(error: BaseException) -> BaseException:
 
 
 def without_frames(error: AiodistError) -> AiodistError:
-    """A copy of `error` to be kept, without traceback and cause: whoever raises the original adds
-    frames to it, and they hold all that they refer to."""
+    """Return a copy of `error` to keep, without traceback and cause.
+
+    Raising the original adds frames to it, which hold all that they refer to.
+    """
     return _copy(error, type(error))
 
 
 def last_error(process_group: Any = None) -> AiodistError | None:
-    """What went wrong last in a process group (None: the default one), or None if nothing did.
+    """Return the last error of a process group (None: the default one), or None if there was none.
 
-    For code that hears of it through torch: where a future fails, as in the backward pass of
-    DistributedDataParallel, torch raises a RuntimeError with the text alone. This is the error,
-    of its own class and with its fields; ask before the group is destroyed.
+    Use it if you hear of the error through torch. If a future fails, as in the backward pass of
+    DistributedDataParallel, torch raises a RuntimeError with only the text. This returns the error
+    itself, with its class and fields. Call it before the group is destroyed.
 
-    Raises ValueError for a group of another backend, and where there is none.
+    Raises ValueError for a group of another backend, and if there is no default group.
     """
     asked = group.WORLD if process_group is None else process_group
     own = getattr(asked, "group", None)
@@ -59,7 +62,7 @@ def last_error(process_group: Any = None) -> AiodistError | None:
 
 def _twin(cls: type[AiodistError]) -> type[AiodistError]:
     if cls not in _twins:
-        # The name stays that of aiodist's class: it is what a traceback shows.
+        # The name stays that of aiodist's class, because tracebacks show it.
         names = {"__module__": cls.__module__, "__reduce__": _reduce}
         _twins[cls] = type(cls.__name__, (cls, DistBackendError), names)
     return _twins[cls]
@@ -73,5 +76,5 @@ def _copy(error: AiodistError, cls: type[AiodistError]) -> AiodistError:
 
 
 def _reduce(error: AiodistError) -> tuple[Any, ...]:
-    # The class is made here and has no name of its own: what travels is aiodist's error.
+    # The class is made here and has no importable name, so aiodist's own error travels.
     return as_torch, (_copy(error, type(error).__mro__[1]),)

@@ -1,8 +1,8 @@
-"""The forms in which torch lets the calls of a process group be written.
+"""The forms in which torch lets programs call a process group.
 
-torch's own code uses the long ones, with lists around tensors and an object of options behind them;
-programs that call the methods of a process group themselves like the short ones better. Names and
-order of parameters are those of torch's class.
+torch's own code uses the long forms, with lists around tensors and an object of options behind
+them. Programs that call the methods themselves prefer the short forms. Names and order of
+parameters are those of torch's class.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def options(
     root: SupportsIndex | None = None,
     timeout: timedelta | None = None,
 ) -> Any:
-    """torch's options of a call; what is None stays as it is by default."""
+    """Return torch's options of a call. Arguments that are None keep their defaults."""
     made = kind()
     if op is not None:
         made.reduceOp = op
@@ -118,7 +118,7 @@ def barrier(timeout: timedelta | None = None) -> Long:
 class Forms:
     """All forms of one method: its own, which is the long one, and shorter ones.
 
-    `last`: the type of the last argument in the long form.
+    `last` is the type of the last argument in the long form.
     """
 
     def __init__(
@@ -133,9 +133,9 @@ class Forms:
         self.last: type[Any] = int if last is SupportsIndex else last
 
     def long(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Long:
-        """The arguments of a call in the long form. Raises TypeError if they fit no form."""
-        # By types, as pybind does it for torch's own class: the first form in which every argument
-        # fits is meant. The long one first, which is what torch's own code uses.
+        """Return the arguments of a call in the long form. Raises TypeError if they fit no form."""
+        # By types, as pybind does it for torch's own class: the first form that fits every
+        # argument. The long form comes first, because torch's own code uses it.
         if (given := _bound(self._long, args, kwargs)) is not None:
             return given
         for form, parameters in self._shorter:
@@ -151,7 +151,7 @@ class Forms:
 
 
 def _bound(parameters: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Long | None:
-    """All arguments in the order of `parameters`; None where the call does not fit these."""
+    """Return all arguments in the order of `parameters`; None if the call does not fit these."""
     try:
         bound = parameters.bind(*args, **kwargs)
     except TypeError:

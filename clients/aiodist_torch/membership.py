@@ -1,4 +1,4 @@
-"""A process group's place among its ranks: joined, derived from another one's, succeeded, left."""
+"""The membership of a process group: join, derive from another one, succeed it, leave."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from aiodist_torch.parting import Parting, hold_file
 log = logging.getLogger("aiodist.torch")
 
 PATIENCE = 5.0
-"""Seconds for what is pending when a group is destroyed; then it is aborted."""
+"""Seconds for pending operations when a group is destroyed. After that it is aborted."""
 DRAIN = 300.0
-"""Most seconds for which rank 0's process keeps the coordinator for ranks that have not left."""
+"""How many seconds rank 0's process keeps the coordinator, at most, for ranks that have not
+left."""
 
 
 class Membership:
-    """An aiodist group, and whatever has to end with it. Made and left from any thread but the
-    engine's."""
+    """An aiodist group, and what has to end with it.
+
+    Made and left in any thread but the engine's.
+    """
 
     def __init__(
         self,
@@ -39,7 +42,7 @@ class Membership:
         self._coordinator = coordinator
         self._parting = parting
         self._draining: asyncio.Task[None] | None = None
-        self._predecessor: Membership | None = None  # left with this one
+        self._predecessor: Membership | None = None  # left together with this one
         self._succeeded = False  # another one goes on in its place
         engine.adopt(group)
         engine.at_exit(self._exit)
@@ -56,8 +59,10 @@ class Membership:
         seconds: float,
         is_default: bool = False,
     ) -> Membership:
-        """Meet the other ranks through torch's `store`, which goes with the default group. Raises
-        what `aiodist.connect` raises, and what the store raises when nobody publishes anything."""
+        """Meet the other ranks through torch's `store`, which ends with the default group.
+
+        Raises what `aiodist.connect` raises, and what the store raises if rank 0 publishes nothing.
+        """
         coordinator: aiodist.Coordinator | None = None
         if rank == 0:
             meeting = rendezvous.at_launcher(os.environ, "world" if is_default else name)
@@ -93,8 +98,10 @@ class Membership:
         return cls(engine, group, coordinator, parting)
 
     def derive(self, ranks: Sequence[int], seconds: float) -> Membership:
-        """The group of some of its `ranks`, called by these alone. Nobody else takes part, so it
-        does not matter who of the others is lost."""
+        """Make the group of some of its `ranks`. Only these call it.
+
+        Other ranks take no part, so they may be lost.
+        """
 
         async def derive() -> aiodist.Group:
             return await self.group.subgroup(ranks, timeout=seconds)
@@ -102,11 +109,11 @@ class Membership:
         return Membership(self.engine, self.engine.wait_for(derive()))
 
     def succeed(self, ranks: Sequence[int], seconds: float) -> Membership:
-        """As `derive`; from then on the new one goes on in the place of this one.
+        """Make a group as `derive` does, and let it go on in the place of this one.
 
-        To leave or abort this one does nothing any more. It ends when the new one is left, because
-        a rank that closes its first group closes all that were made of it. The coordinator, and
-        torch's store if it goes with this group, stay until then, too.
+        Leaving or aborting this one does nothing any more. It ends when the new one is left,
+        because a rank that closes its first group closes all groups made of it. The coordinator
+        stays until then, and so does torch's store if it ends with this group.
         """
         successor = self.derive(ranks, seconds)
         successor._predecessor, self._succeeded = self, True
@@ -115,25 +122,27 @@ class Membership:
 
     @property
     def hosts_store(self) -> bool:
-        """Whether torch's store is to go with this group: drop all references to it, and leave."""
+        """Whether torch's store ends with this group: drop all references to it, and leave."""
         return self._parting is not None and self._parting.is_host
 
     def leave(self) -> None:
-        """Wait a moment for what is pending and for rank 0, and leave. The coordinator, if it is
-        here, stays until the others have left, too. Idempotent."""
+        """Wait a moment for pending operations and for rank 0, and leave. Idempotent.
+
+        A coordinator in this process stays until the others have left, too.
+        """
         if self._succeeded:
             return
-        # Two steps: when the group is left, its store is gone as well, by which ranks and rank 0
-        # settle what becomes of torch's store.
+        # Two steps, because the group's store ends with the group, and the ranks use it to settle
+        # what happens to torch's store.
         self.engine.wait_for(self._part())
         self.engine.wait_for(self._leave())
 
     def abort(self, reason: str) -> None:
-        """Leave at once: what is pending fails on all ranks."""
+        """Leave at once: pending operations fail on all ranks."""
         if self._succeeded:
             return
         if self.hosts_store:
-            self.engine.wait_for(self._part())  # or the others would wait for that
+            self.engine.wait_for(self._part())  # because the others would wait for that
         self.engine.submit(lambda: self.group.abort(reason))
         self.engine.wait_for(self._leave())
 
@@ -162,7 +171,7 @@ class Membership:
         self.engine.forget(self._exit)
 
     async def _exit(self) -> None:
-        """The process exits."""
+        """Leave, because the process exits."""
         if self.hosts_store:
             await self._part()
         await self._leave()

@@ -1,8 +1,7 @@
-"""The methods of a process group that start operations, each handed to the engine as a call of
-aiodist.
+"""The methods of a process group that start operations: each is a call of aiodist on the engine.
 
-They are those that torch's dispatcher and its Python layer call, in torch's forms; see
-`aiodist_torch.calls` for how they get there, `aiodist_torch.operations` for what is started.
+torch's dispatcher and its Python layer call them, in torch's forms. `aiodist_torch.calls` explains
+how the calls get here. `aiodist_torch.operations` is what they start.
 """
 
 from __future__ import annotations
@@ -44,8 +43,11 @@ _BARRIER = dist.BarrierOptions()
 if TYPE_CHECKING:
 
     class _Base:
-        """What is used of torch's class. Its own hints are for those who call it: they ask every
-        method for all the forms that torch's Python layer reduces to the one that arrives here."""
+        """What is used of torch's class.
+
+        torch's own hints are for its callers: they would ask each method for all forms that torch's
+        Python layer reduces to the one that arrives here.
+        """
 
         def __init__(self, rank: int, size: int) -> None: ...
         def rank(self) -> int: ...
@@ -56,20 +58,20 @@ else:
 
 @untraced
 class Methods(_Base):
-    """What starts operations of `group`, each at once, and returns a `TorchWork`."""
+    """Starts operations of `group`. Each method returns a `TorchWork` at once."""
 
     def __init__(self, engine: Engine, group: aiodist.Group, timeout: timedelta) -> None:
         super().__init__(group.rank, group.size)
-        self._engine = engine  # in whose loop the group lives
+        self._engine = engine  # its loop runs the group
         self._group = group  # the group of aiodist
         self.set_timeout(timeout)
         # Calls since `_start_coalescing`; None: each is on its own.
         self._batch: list[TorchWork] | None = None
         self._beside: dict[str, Any] = {}  # the backends of other devices, by the type of device
-        self._sequence = 0  # operations that were called
+        self._sequence = 0  # how many operations were called
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """The deadline of operations that are called from here on and give none."""
+        """Set the deadline of later operations that have none of their own."""
         self._timeout = timeout
         self._seconds = timeout.total_seconds()
 
@@ -83,9 +85,9 @@ class Methods(_Base):
         waits: bool = False,
     ) -> TorchWork:
         """Start operations. `waits`: the caller is going to wait for them at once."""
-        # What is started is bound, not called: the engine calls it, here and now if nobody is in
-        # its loop, else a moment later in another thread. Arguments are checked there, by aiodist,
-        # so what is wrong with them is an error of the work in both cases.
+        # The call is bound here, and the engine makes it: now if no other thread is in its loop,
+        # else a moment later in another thread. aiodist checks the arguments there, so a wrong
+        # argument is an error of the work in both cases.
         self._sequence += 1
         work = TorchWork(self._engine, self._group, partial(start, self._group, *args), results)
         if self._batch is not None:
@@ -99,15 +101,15 @@ class Methods(_Base):
     def _collective(
         self, opts: Any, results: list[Tensor], start: Callable[..., ops.Works], *args: Any
     ) -> TorchWork:
-        """Start a collective with the deadline that `opts` gives, or else the group has."""
+        """Start a collective with the deadline of `opts`, or else that of the group."""
         given: float = opts.timeout.total_seconds()
         seconds = given if given > 0 else self._seconds
         start = partial(ops.or_forgo, start)
         return self._go(results, start, *args, seconds, waits=not opts.asyncOp)
 
     def _one(self, items: list[Any], op: str) -> Any:
-        """The only one of the `items` given to a collective. Else its turn is used up, so that the
-        other ranks hear of it, and ValueError is raised."""
+        """Return the only item given to a collective. Otherwise use up its turn, and raise
+        ValueError."""
         try:
             return one(items, op)
         except ValueError as error:
@@ -115,12 +117,14 @@ class Methods(_Base):
             raise
 
     def forgo(self, error: Exception, x: Tensor | None) -> None:
-        """A collective of `x` was not called, for its arguments make no sense, as `error` says: its
-        turn is used up, so that the other ranks hear of it. Not where it was one of another
-        backend."""
-        # Ranks match collectives by counting. A rank whose call fails before it reaches aiodist has
-        # counted one less than the others, and all that follow would be matched wrongly, without an
-        # error if shapes happen to agree. So the turn is used up, and the others fail by name.
+        """Use up the turn of a collective of `x` that was not called because of `error`.
+
+        The other ranks then hear of it. Does nothing if the collective was one of another backend.
+        """
+        # Ranks match collectives by counting. A rank whose call fails before it reaches aiodist
+        # would have counted one less than the others. All later collectives would be matched
+        # wrongly, without an error if shapes happen to agree. So the turn is used up, and the
+        # others fail with the reason.
         if x is None or backends_of(self).get(x.device.type, "aiodist") == "aiodist":
             self._sequence += 1
             self._engine.submit(partial(self._group._forgo, error))
@@ -131,7 +135,7 @@ class Methods(_Base):
     def allreduce(
         self, tensors: list[Tensor], opts: dist.AllreduceOptions = _ALL_REDUCE
     ) -> TorchWork:
-        """Reduce one tensor in place; it may be sparse."""
+        """Reduce one tensor in place. It may be sparse."""
         x = self._one(tensors, "all_reduce")
         start = ops.all_reduce if x.layout is torch.strided else ops.all_reduce_sparse
         return self._collective(opts, tensors, start, x, opts.reduceOp)
@@ -145,7 +149,7 @@ class Methods(_Base):
 
     @call(forms.reduce)
     def reduce(self, tensors: list[Tensor], opts: dist.ReduceOptions = _REDUCE) -> TorchWork:
-        """Reduce one tensor, in place, at the root; those of other ranks keep their content."""
+        """Reduce one tensor in place at the root. The other ranks' tensors keep their content."""
         x = self._one(tensors, "reduce")
         return self._collective(opts, tensors, ops.reduce, x, opts.rootRank, opts.reduceOp)
 
@@ -153,7 +157,7 @@ class Methods(_Base):
     def broadcast(
         self, tensors: list[Tensor], opts: dist.BroadcastOptions = _BROADCAST
     ) -> TorchWork:
-        """The root's tensor goes into that of all."""
+        """Copy the root's tensor into that of every rank."""
         x = self._one(tensors, "broadcast")
         return self._collective(opts, tensors, ops.broadcast, x, opts.rootRank)
 
@@ -164,7 +168,7 @@ class Methods(_Base):
         input_tensors: list[Tensor],
         opts: c10d.AllgatherOptions = _ALL_GATHER,
     ) -> TorchWork:
-        """Everyone's tensor goes into a list on every rank; shapes may differ."""
+        """Gather the tensors of all ranks into a list on every rank. Shapes may differ."""
         x = self._one(input_tensors, "all_gather")
         outs = self._one(output_tensors, "all_gather")
         return self._collective(opts, outs, ops.all_gather, x, outs)
@@ -173,7 +177,7 @@ class Methods(_Base):
     def all_gather_single(
         self, output: Tensor, input: Tensor, opts: c10d.AllgatherOptions = _ALL_GATHER
     ) -> TorchWork:
-        """Everyone's tensor goes into one tensor on every rank, one after the other."""
+        """Gather the tensors of all ranks into one tensor on every rank, one after the other."""
         return self._collective(opts, [output], ops.all_gather_single, input, output)
 
     _allgather_base = all_gather_single
@@ -185,7 +189,7 @@ class Methods(_Base):
         input_list: list[Tensor],
         opts: c10d.AllgatherOptions = _ALL_GATHER,
     ) -> TorchWork:
-        """Everyone's tensors go into lists on every rank."""
+        """Gather the tensors of all ranks into lists on every rank."""
         return self._collective(
             opts,
             [tensor for row in output_lists for tensor in row],
@@ -213,7 +217,7 @@ class Methods(_Base):
         input_tensors: list[Tensor],
         opts: dist.GatherOptions = _GATHER,
     ) -> TorchWork:
-        """Everyone's tensor goes into a list at the root."""
+        """Gather the tensors of all ranks into a list at the root."""
         x = self._one(input_tensors, "gather")
         outs = self._one(output_tensors, "gather") if output_tensors else []
         return self._collective(opts, outs, ops.gather, x, outs, opts.rootRank)
@@ -225,7 +229,7 @@ class Methods(_Base):
         input_tensors: list[list[Tensor]],
         opts: dist.ScatterOptions = _SCATTER,
     ) -> TorchWork:
-        """The root's list of tensors goes, one by one, to the ranks."""
+        """Give each rank one tensor of the root's list."""
         out = self._one(output_tensors, "scatter")
         xs = self._one(input_tensors, "scatter") if input_tensors else []
         return self._collective(opts, output_tensors, ops.scatter, xs, out, opts.rootRank)
@@ -237,7 +241,7 @@ class Methods(_Base):
         input_tensors: list[list[Tensor]],
         opts: dist.ReduceScatterOptions = _REDUCE_SCATTER,
     ) -> TorchWork:
-        """Reduce lists of tensors; each rank gets the one that is its own."""
+        """Reduce lists of tensors. Each rank gets its own element."""
         out = self._one(output_tensors, "reduce_scatter")
         xs = self._one(input_tensors, "reduce_scatter")
         return self._collective(opts, output_tensors, ops.reduce_scatter, xs, out, opts.reduceOp)
@@ -249,7 +253,7 @@ class Methods(_Base):
         inputTensor: Tensor,
         opts: dist.ReduceScatterOptions = _REDUCE_SCATTER,
     ) -> TorchWork:
-        """Reduce a tensor; each rank gets its part of it."""
+        """Reduce a tensor. Each rank gets its part of it."""
         return self._collective(
             opts,
             [outputTensor],
@@ -282,7 +286,7 @@ class Methods(_Base):
         input_tensors: list[Tensor],
         opts: dist.AllToAllOptions = _ALL_TO_ALL,
     ) -> TorchWork:
-        """Everyone has one tensor for each; shapes may differ."""
+        """Give each rank one tensor of every other rank's list. Shapes may differ."""
         return self._collective(opts, output_tensors, ops.all_to_all, input_tensors, output_tensors)
 
     @call(forms.all_to_all_single)
@@ -294,7 +298,7 @@ class Methods(_Base):
         input_split_sizes: list[SupportsIndex],
         opts: dist.AllToAllOptions = _ALL_TO_ALL,
     ) -> TorchWork:
-        """Everyone has a part of one tensor for each; parts may differ in length."""
+        """Give each rank a part of every other rank's tensor. Parts may differ in length."""
         return self._collective(
             opts,
             [output],
@@ -315,10 +319,11 @@ class Methods(_Base):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Wait for all ranks, at most `timeout` (0: they have to be there already); the error names
-        all that are missing, on all that came, whether or not `wait_all_ranks`.
+        """Wait for all ranks, at most `timeout` (0: they must be there already).
 
-        `torch.distributed.monitored_barrier` itself is for Gloo's class alone: call this method.
+        The error names all missing ranks, on all ranks that came, with or without `wait_all_ranks`.
+        `torch.distributed.monitored_barrier` is for Gloo's class alone, so call this method
+        instead.
         """
         opts = dist.BarrierOptions()
         opts.asyncOp = False
@@ -327,7 +332,7 @@ class Methods(_Base):
         try:
             self.barrier(opts).wait()
         except aiodist.CollectiveTimeoutError as error:
-            # Gloo's words, which programs and torch's tests look for.
+            # Gloo's words, because programs and torch's tests look for them.
             error.message = f"Rank {self.rank()} timed out in monitoredBarrier: {error.message}"
             raise
 
@@ -357,7 +362,7 @@ class Methods(_Base):
 
     @call(collective=False)
     def recv_anysource(self, tensors: list[Tensor], tag: SupportsIndex = 0) -> TorchWork:
-        """Receive one tensor from whoever sends one; ``source_rank()`` says who did."""
+        """Receive one tensor from any rank. ``source_rank()`` tells which."""
         x = one(tensors, "recv")
         return self._go(tensors, ops.receive, x, None, tag, self._seconds)
 
@@ -372,17 +377,20 @@ class Methods(_Base):
     def _end_coalescing(self, device_type: torch.device) -> Any:
         if (group := self._for(device_type)) is not self:
             return group._end_coalescing(device_type)
-        # The operations of a batch have started, one by one: there is nothing to gain from holding
-        # them back, as links send what is queued together. What torch wants is one work for all.
+        # The operations of a batch have started one by one. Holding them back would gain nothing,
+        # because links send what is queued together. torch only wants one work for all.
         batch, self._batch = self._batch or [], None
         return self._go([x for work in batch for x in work.tensors], together, batch)
 
     # -- other devices ----------------------------------------------------------------------------
 
     def beside(self, device: torch.device) -> Any:
-        """The group of the same ranks that torch makes for tensors of `device`, as the program has
-        asked for (``cpu:aiodist,cuda:nccl``), when the first of them comes. It lives until the
-        default group is destroyed. Raises RuntimeError if there is no backend for `device`."""
+        """Return the group of the same ranks for tensors of `device`, made when the first one
+        comes.
+
+        The program chooses its backend (``cpu:aiodist,cuda:nccl``). The group lives until the
+        default group is destroyed. Raises RuntimeError if there is no backend for `device`.
+        """
         if device.type not in self._beside:
             self._beside[device.type] = group_beside(self, device, self._timeout)
         return self._beside[device.type]
@@ -392,14 +400,14 @@ class Methods(_Base):
 
 
 def one(items: list[Any], op: str) -> Any:
-    """The only one of `items`. Raises ValueError."""
+    """Return the only one of `items`. Raises ValueError if there is not exactly one."""
     if len(items) != 1:
         raise ValueError(f"{op} takes one tensor (or list of them) per rank, got {len(items)}")
     return items[0]
 
 
 def together(_: aiodist.Group, batch: list[TorchWork]) -> ops.Works:
-    """The operations of works that have started."""
+    """Return the operations of works that have started."""
     for work in batch:
         if (error := work.exception()) is not None:
             raise error

@@ -1,8 +1,8 @@
-"""torch's operations as calls of aiodist: what is given, in which form, and where results go.
+"""torch's operations as calls of aiodist.
 
-Every function runs on the engine, starts what it stands for, and returns the Works. `group` is the
-aiodist group, `seconds` the deadline. Results are in the tensors given; shapes
-matter as in torch: in forms of one tensor for all ranks, only the number of elements does.
+Every function runs on the engine, starts its operations, and returns the Works. `group` is the
+aiodist group, and `seconds` the deadline. Results go into the given tensors. Shapes matter as in
+torch: in forms with one tensor for all ranks, only the number of elements matters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def all_reduce(group: Group, x: Tensor, op: Any, seconds: float) -> Works:
 
 
 def all_reduce_sparse(group: Group, x: Tensor, op: Any, seconds: float) -> Works:
-    """Sum sparse tensors in place: everyone's elements are gathered, and added up here."""
+    """Sum sparse tensors in place: gather the elements of all ranks, and add them up here."""
     if meaning(op, torch.float32).op is not ReduceOp.SUM:
         raise ValueError(f"sparse tensors can be summed, nothing else; got {op}")
     own = x.detach().coalesce()
@@ -47,13 +47,13 @@ def _sum_sparse(parts: list[Any], own: Tensor, x: Tensor) -> None:
         torch.cat([indices for indices, _, _ in parts], dim=1),
         torch.cat([values for _, values, _ in parts]),
         own.shape,
-        check_invariants=True,  # indices of others are not to be trusted blindly
+        check_invariants=True,  # because indices of other ranks may be wrong
     )
     x.copy_(total.coalesce())
 
 
 def all_reduce_coalesced(group: Group, xs: list[Tensor], op: Any, seconds: float) -> Works:
-    """Reduce several tensors in place, as one operation for all of whose dtype `op` means the
+    """Reduce several tensors in place: one operation for all dtypes for which `op` means the
     same."""
     alike: dict[Meaning, list[Tensor]] = {}
     for x in xs:
@@ -66,24 +66,24 @@ def all_reduce_coalesced(group: Group, xs: list[Tensor], op: Any, seconds: float
 
 
 def reduce(group: Group, x: Tensor, dst: int, op: Any, seconds: float) -> Works:
-    """Reduce `x` in place, at rank `dst` alone."""
+    """Reduce `x` in place, at rank `dst` only."""
     meant, divides = meaning(op, x.dtype)
     work = group.reduce(x, dst, meant, timeout=seconds)
     return then(work, divided(group, x)) if divides and group.rank == dst else (work,)
 
 
 def broadcast(group: Group, x: Tensor, src: int, seconds: float) -> Works:
-    """`x` of rank `src` goes into `x` of all."""
+    """Copy `x` of rank `src` into `x` of every rank."""
     return (group.broadcast(x, src, timeout=seconds),)
 
 
 def all_gather(group: Group, x: Tensor, outs: list[Tensor], seconds: float) -> Works:
-    """`x` of each rank goes into ``outs[rank]``; shapes may differ from rank to rank."""
+    """Copy `x` of each rank into ``outs[rank]``. Shapes may differ from rank to rank."""
     return (group.all_gather(x, out=outs, timeout=seconds),)
 
 
 def all_gather_single(group: Group, x: Tensor, out: Tensor, seconds: float) -> Works:
-    """`x` of all ranks goes into `out`, one after the other."""
+    """Copy `x` of all ranks into `out`, one after the other."""
     flat = flattened(out)
     return filling(out, flat, group.all_gather(x.reshape(-1), out=flat, timeout=seconds))
 
@@ -101,31 +101,31 @@ def all_gather_single_coalesced(
 def all_gather_coalesced(
     group: Group, xs: list[Tensor], outs: list[list[Tensor]], seconds: float
 ) -> Works:
-    """Tensor i of each rank goes into ``outs[rank][i]``."""
+    """Copy tensor i of each rank into ``outs[rank][i]``."""
     return (group.all_gather(xs, out=outs, timeout=seconds),)
 
 
 def gather(group: Group, x: Tensor, outs: list[Tensor], dst: int, seconds: float) -> Works:
-    """`x` of each rank goes into ``outs[rank]`` at rank `dst`."""
+    """Copy `x` of each rank into ``outs[rank]`` at rank `dst`."""
     out = outs if group.rank == dst else None
     return (group.gather(x, dst, out=out, timeout=seconds),)
 
 
 def scatter(group: Group, xs: list[Tensor], out: Tensor, src: int, seconds: float) -> Works:
-    """``xs[rank]`` of rank `src` goes into `out`."""
+    """Copy ``xs[rank]`` of rank `src` into `out`."""
     given = xs if group.rank == src else None
     return (group.scatter(given, src, out=out, timeout=seconds),)
 
 
 def reduce_scatter(group: Group, xs: list[Tensor], out: Tensor, op: Any, seconds: float) -> Works:
-    """The reduction of ``xs[rank]`` over all ranks goes into `out`."""
+    """Reduce ``xs[rank]`` over all ranks into `out`."""
     meant, divides = meaning(op, out.dtype)
     work = group.reduce_scatter(xs, meant, out=out, timeout=seconds)
     return then(work, divided(group, out)) if divides else (work,)
 
 
 def reduce_scatter_single(group: Group, x: Tensor, out: Tensor, op: Any, seconds: float) -> Works:
-    """The reduction of part `rank` of `x` goes into `out`."""
+    """Reduce part `rank` of `x` into `out`."""
     meant, divides = meaning(op, out.dtype)
     flat = flattened(out)
     work = group.reduce_scatter(x.reshape(-1), meant, out=flat, timeout=seconds)
@@ -146,7 +146,7 @@ def reduce_scatter_single_coalesced(
 
 
 def all_to_all(group: Group, xs: list[Tensor], outs: list[Tensor], seconds: float) -> Works:
-    """``xs[rank]`` of rank r goes into ``outs[r]`` of `rank`; shapes may differ."""
+    """Copy ``xs[rank]`` of rank r into ``outs[r]`` of `rank`. Shapes may differ."""
     return (group.all_to_all(xs, out=outs, timeout=seconds),)
 
 
@@ -158,15 +158,17 @@ def all_to_all_single(
     out_splits: Sequence[int],
     seconds: float,
 ) -> Works:
-    """Part `rank` of `x` of rank r goes into part r of `out` of `rank`. The first dimension is cut
-    into parts; no splits: equal ones."""
+    """Copy part `rank` of `x` of rank r into part r of `out` of `rank`.
+
+    Parts are along the first dimension. Without splits they are equal.
+    """
     xs = split(x, x_splits, group.size, "input")
     outs = split(out, out_splits, group.size, "output")
     return (group.all_to_all(xs, out=outs, timeout=seconds),)
 
 
 def split(x: Tensor, splits: Sequence[int], size: int, name: str) -> list[Tensor]:
-    """`x` cut along its first dimension. Raises ValueError."""
+    """Cut `x` along its first dimension. Raises ValueError."""
     rows = x.shape[0] if x.dim() else 0
     if not splits:
         if rows % size:
@@ -201,12 +203,11 @@ def barrier(group: Group, seconds: float) -> Works:
 
 
 def each(group: Group, starts: Sequence[Callable[[], Works]]) -> Works:
-    """Start several collectives, also where one of them is refused: that uses up its turn, and so
-    do the others, as on the other ranks. Then none of them goes on."""
-    # All ranks have to count alike, whichever of the calls is refused, and on whichever rank. To
-    # stop at the first refusal would leave the others' later collectives without this rank; to go
-    # on with the rest would leave the caller with half of them done. So each takes its turn, and
-    # then all are given up.
+    """Start several collectives. If one is refused, all use up their turns, and none goes on."""
+    # All ranks have to count alike, whichever call is refused on whichever rank. Stopping at the
+    # first refusal would leave the others' later collectives without this rank. Going on with the
+    # rest would leave the caller with half of them done. So each takes its turn, and then all are
+    # given up.
     works: list[asyncio.Future[Any]] = []
     refused: Exception | None = None
     for start in starts:
@@ -227,19 +228,20 @@ def each(group: Group, starts: Sequence[Callable[[], Works]]) -> Works:
 
 
 def then(work: asyncio.Future[Any], *steps: Step) -> Works:
-    """`work`, and what ends when it has ended well and these steps have been taken."""
+    """Return `work`, and a task that takes these steps after it has ended well."""
     return (work, asyncio.get_running_loop().create_task(_after(work, steps)))
 
 
 async def _after(work: asyncio.Future[Any], steps: tuple[Step, ...]) -> None:
     await work
-    with torch.inference_mode():  # nothing here is for autograd, and such tensors are written, too
+    # autograd must not see this, and inference tensors are written, too
+    with torch.inference_mode():
         for step in steps:
             step()
 
 
 def divided(group: Group, *xs: Tensor) -> Step:
-    """Makes sums of integers averages."""
+    """Make the step that turns sums of integers into averages."""
 
     def step() -> None:
         for x in xs:
@@ -249,20 +251,22 @@ def divided(group: Group, *xs: Tensor) -> Step:
 
 
 def flattened(out: Tensor) -> Tensor:
-    """Memory for the elements of `out`, in one dimension: its own if they lie side by side."""
+    """Return memory for the elements of `out`, in one dimension: its own if it is contiguous."""
     return out.view(-1) if out.is_contiguous() else torch.empty(out.numel(), dtype=out.dtype)
 
 
 def filling(out: Tensor, flat: Tensor, work: asyncio.Future[Any], *steps: Step) -> Works:
-    """`work`, whose result in `flat`, which was made for `out`, goes there after `steps`."""
+    """Return `work`, and what copies its result from `flat` into `out` after `steps`."""
     if not out.is_contiguous():
         steps = (*steps, lambda: out.copy_(flat.view(out.shape)))
     return then(work, *steps) if steps else (work,)
 
 
 def or_forgo(start: Callable[..., Works], group: Group, *args: Any) -> Works:
-    """Start a collective. If its arguments make that impossible, its turn is used up, and the
-    other ranks hear that instead of waiting for this one."""
+    """Start a collective. If its arguments make that impossible, use up its turn.
+
+    The other ranks hear of that instead of waiting for this one.
+    """
     try:
         return start(group, *args)
     except (TypeError, ValueError, RuntimeError) as error:

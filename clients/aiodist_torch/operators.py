@@ -1,4 +1,4 @@
-"""torch's reduce operators in terms of aiodist's, which are stricter: what is meant for a dtype."""
+"""torch's reduce operators in terms of aiodist's, which are stricter: their meaning for a dtype."""
 
 from __future__ import annotations
 
@@ -22,24 +22,28 @@ _OPERATORS: dict[int, ReduceOp] = {
     _Kind.BOR.value: ReduceOp.BOR,
     _Kind.BXOR.value: ReduceOp.BXOR,
 }
-"""By number: torch's enumeration takes a microsecond to be hashed."""
+"""By number, because hashing torch's enumeration takes a microsecond."""
 _PREMUL_SUM = _Kind.PREMUL_SUM.value
 _OF_BOOLEANS = {ReduceOp.SUM: ReduceOp.LOR, ReduceOp.PRODUCT: ReduceOp.LAND}
 
 
 class Meaning(NamedTuple):
-    """What to do for an operator on tensors of one dtype: reduce them with `op`, and, if `divides`,
-    divide the result by the number of ranks."""
+    """How an operator works on tensors of one dtype.
+
+    Reduce them with `op`. If `divides`, then divide the result by the number of ranks.
+    """
 
     op: ReduceOp
     divides: bool = False
 
 
 def meaning(op: Any, dtype: torch.dtype) -> Meaning:
-    """What an operator of torch stands for, as NCCL has it: the sum of booleans is whether any is
-    true, their product whether all are, and an average of integers is a sum, wrapped as sums are,
-    that is divided and rounded toward zero. Raises ValueError."""
-    kind = getattr(op, "op", op)  # with a factor it is an object, else perhaps a bare enum
+    """Return the meaning of an operator of torch, as NCCL has it. Raises ValueError.
+
+    The sum of booleans is whether any is true, and their product whether all are. An average of
+    integers is a sum, which wraps as sums do, divided and rounded toward zero.
+    """
+    kind = getattr(op, "op", op)  # with a factor it is an object, else maybe a bare enum
     number = getattr(kind, "value", kind)
     if number == _PREMUL_SUM:
         factor = op.factor
@@ -61,7 +65,7 @@ def _meaning(number: Any, dtype: torch.dtype) -> Meaning:
 
 def divide(x: Tensor, size: int) -> None:
     """Divide integers in place, and round toward zero."""
-    if x.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch does not divide these
+    if x.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch cannot divide these
         x.copy_(torch.from_numpy(x.clone().numpy() // size))
     else:
         x.div_(size, rounding_mode="trunc")

@@ -1,20 +1,18 @@
-"""Parting: nobody meets anew at a store that is about to go.
+"""Parting: no rank meets anew at a store that is about to go.
 
 With ``env://`` and ``tcp://`` rank 0's process serves the TCPStore at which ranks meet, until
-nothing there refers to it any more. A rank that has left, and is quick to call
-``init_process_group`` again, would still find it at its port, and lose it in the midst of the next
-meeting. So each rank that leaves waits until rank 0 has let go of the store; or, if that takes
-long, has rank 0 keep it: then the next meeting is there, too.
+nothing there refers to it. A rank that has left, and quickly calls ``init_process_group`` again,
+would still find it at its port, and lose it in the middle of the next meeting. So each rank that
+leaves waits until rank 0 has released the store. If that takes long, rank 0 keeps the store, and
+the next meeting can use it.
 
 When rank 0 leaves, it drops torch's references to the store, and says so in the store of the group.
-The others wait for that word before they leave.
+The others wait for that before they leave.
 
-With ``file://`` it is the file that goes. Whoever drops the last reference to a FileStore removes
-the file; but between the moment when torch finds that nobody else refers to it and the moment when
-it removes it, a quick rank may have opened it for the next meeting. It would then wait in a file
-that nobody else can find. So rank 0 refers to the last FileStore until the next meeting is
-complete, or its process exits: in between, nobody's reference is the last.
-"""
+With ``file://`` the file goes. The process that drops the last reference to a FileStore removes the
+file. Between torch's check for other references and the removal, a quick rank may have opened the
+file for the next meeting. It would then wait in a file that no other rank can find. So rank 0
+refers to the last FileStore until the next meeting is complete, or its process exits."""
 
 from __future__ import annotations
 
@@ -29,26 +27,29 @@ import aiodist
 from aiodist_torch import rendezvous
 
 PATIENCE = 1.0
-"""Seconds for which a rank waits for rank 0 to leave. Then rank 0 keeps the store. Not longer, as
-others do not hear before that the rank leaves, and may be waiting for it in an operation."""
+"""How many seconds a rank waits for rank 0 to leave. After that, rank 0 keeps the store.
+
+Not longer, because the others do not hear before that the rank leaves, and may be waiting for it.
+"""
 ANSWER = 5.0
 """Seconds within which the coordinator, in rank 0's process, has to answer."""
 
 _AGENT = "TORCHELASTIC_USE_AGENT_STORE"
-"""Set by torchrun, whose agent serves the store then, for as long as the job lives."""
+"""Set by torchrun. Its agent then serves the store, for as long as the job lives."""
 _FATE = "torch/store"
 _SETTLED = "torch/store/settled"
 _GOING, _KEPT = b"going", b"kept"
 
 _kept: list[Any] = []
-"""Stores that are kept for ranks that had not waited any longer."""
+"""Stores that are kept for ranks that did not wait any longer."""
 _held: list[Any] = []
 """The store of rank 0's last meeting, if that was a FileStore."""
 atexit.register(_held.clear)
 
 
 class Parting:
-    """How the ranks of one group part. `store`: torch's, where they met; rank 0 lets go of it."""
+    """How the ranks of one group part. `store` is torch's, at which they met. Rank 0 releases
+    it."""
 
     def __init__(self, group: aiodist.Group, store: Any) -> None:
         self.is_host = group.rank == 0
@@ -57,16 +58,19 @@ class Parting:
 
     @classmethod
     def of(cls, group: aiodist.Group, store: Any) -> Parting | None:
-        """How to part from `store`; None where it does not go with rank 0."""
+        """Return how to part from `store`; None if it does not end with rank 0."""
         if not rendezvous.is_tcp(store) or os.environ.get(_AGENT) == "True":
             return None
         if group.rank == 0:
-            _kept.clear()  # this store is the same one, or at another port: they were for this
+            _kept.clear()  # the ranks that they were kept for are here
         return cls(group, store)
 
     async def settle(self) -> None:
-        """Return when the next meeting can begin; on rank 0, have it so. Never raises aiodist's
-        errors: who has lost the group, or its coordinator, has nothing to wait for."""
+        """Return when the next meeting can begin. On rank 0, make that so.
+
+        Never raises aiodist's errors, because a rank that has lost the group or its coordinator has
+        nothing to wait for.
+        """
         try:
             if self.is_host:
                 await self._let_go()
@@ -77,12 +81,12 @@ class Parting:
 
     async def _let_go(self) -> None:
         store = self._group.store
-        # One key decides, and the coordinator who is first at it:
+        # The coordinator decides, by one key, which of the two comes first::
         #
         #     rank 0                          a rank that leaves
         #
         #     compare_set(None -> going)      waits for `settled`, for a second
-        #     lets go of the store            compare_set(None -> kept)
+        #     releases the store              compare_set(None -> kept)
         #     sets `settled`                  first: it goes at once, and rank 0 will keep the store
         #                                     second: it waits for `settled`, which is on its way
         #
@@ -104,14 +108,16 @@ class Parting:
 
 
 def hold_file(store: Any) -> None:
-    """Refer to `store`, where rank 0 has met the others, until it meets them again; if it is a
-    FileStore. The one that was held before is let go of."""
+    """Refer to `store`, at which rank 0 has met the others, until the next meeting.
+
+    Only if it is a FileStore. The one that was held before is released.
+    """
     store = rendezvous.underlying(store)
     _held[:] = [store] if isinstance(store, c10d.FileStore) else []
 
 
 def forget_store() -> None:
-    """Have torch refer to the store of its groups no more; for when all of them are left."""
+    """Make torch drop its references to the store of its groups, after all of them are left."""
     groups: dict[Any, Any] = dist.distributed_c10d._world.pg_map
     for group, (backend, _) in list(groups.items()):
         groups[group] = (backend, None)

@@ -1,4 +1,5 @@
-"""`ProcessGroup`: a group of aiodist as torch knows one. What it does is in `Methods`."""
+"""`ProcessGroup`: a group of aiodist as a process group of torch. Its operations are in
+`Methods`."""
 
 from __future__ import annotations
 
@@ -26,16 +27,15 @@ from aiodist_torch.untraced import untraced
 class ProcessGroup(Methods):
     """A process group whose operations are those of an `aiodist.Group`.
 
-    Programs reach it through `torch.distributed`. Its methods are those that torch's dispatcher and
-    its Python layer call. Errors are aiodist's, and `dist.DistBackendError` at the same time; they
-    name ranks.
+    Programs reach it through `torch.distributed`. torch's dispatcher and its Python layer call its
+    methods. Errors are aiodist's, which name ranks, and `dist.DistBackendError` at the same time.
     """
 
     def __init__(self, membership: Membership, timeout: timedelta, store: Any) -> None:
         super().__init__(membership.engine, membership.group, timeout)
         self._membership = membership
         self._store: Any = store
-        self._name = self._desc = ""  # what torch calls this, and how it describes it
+        self._name = self._desc = ""  # torch's name for it, and torch's description
 
     @classmethod
     def join(
@@ -48,17 +48,20 @@ class ProcessGroup(Methods):
         name: str = "group",
         is_default: bool = False,
     ) -> ProcessGroup:
-        """The process group of `size` processes that meet at a torch `store`, beside or without a
-        default group of torch. Each gives its own `rank`. For libraries that make process groups
-        themselves; others call `torch.distributed`.
+        """Make the process group of `size` processes that meet at a torch `store`. For libraries.
 
-        `timeout`: for the meeting, and the deadline of operations. Meetings at one store need one
-        `PrefixStore` each if they may overlap. `name`: as `aiodist status` shows it. `is_default`:
-        it is the default group, with which torch ends the store. Rank 0's process has the
-        coordinator. Leave by `shutdown` or `abort`.
+        It needs no default group, and may exist beside one. Each process gives its own `rank`.
+        Programs call `torch.distributed` instead.
+
+        `timeout` is for the meeting, and the deadline of operations. Meetings at one store that may
+        overlap need one `PrefixStore` each. `name` is shown by `aiodist status`. `is_default`: it
+        is the default group, with which torch ends the store. Rank 0's process has the coordinator.
+        Leave by `shutdown` or `abort`.
 
         Raises what `aiodist.connect` raises, also as `dist.DistBackendError`, and what the store
-        raises. For example::
+        raises.
+
+        For example::
 
             group = ProcessGroup.join(torch.distributed.HashStore(), 0, 1)
             group.allreduce([torch.ones(1)]).wait()
@@ -81,14 +84,14 @@ class ProcessGroup(Methods):
 
     @property
     def group(self) -> aiodist.Group:
-        """The group of aiodist. It lives on the engine's loop: from other threads use
+        """The group of aiodist, on the engine's loop. From other threads use
         ``group.blocking()``."""
         return self._group
 
     # -- groups and their end ---------------------------------------------------------------------
 
     def derive(self, ranks: Sequence[int], timeout: timedelta, store: Any) -> ProcessGroup:
-        """The group of some of its ranks; called by these alone."""
+        """Make the group of some of its ranks. Only these call it."""
         membership = self._membership.derive(ranks, timeout.total_seconds())
         return ProcessGroup(membership, timeout, store)
 
@@ -101,9 +104,9 @@ class ProcessGroup(Methods):
         group_desc: str | None = None,
         device_types: list[torch.device] | None = None,
     ) -> ProcessGroup | None:
-        """The group of `ranks` (of this group); None on those that are not among them.
+        """Make the group of `ranks` (of this group). Returns None on ranks that are not among them.
 
-        `torch.distributed.split_group` asks for an accelerator: call this method.
+        `torch.distributed.split_group` asks for an accelerator, so call this method instead.
         """
         if self.rank() not in ranks:
             return None
@@ -117,12 +120,12 @@ class ProcessGroup(Methods):
     def shrink(
         self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, pg_options: Any = None
     ) -> ProcessGroup:
-        """The group of all ranks but `ranks_to_exclude`, called by its members alone; this group
-        may have lost the others. What `torch.distributed.shrink_group` calls: call that.
+        """Make the group of all ranks but `ranks_to_exclude`. Only its members call this.
 
-        `shrink_flags`: with `torch.distributed.distributed_c10d.SHRINK_ABORT`, operations of this
-        group that are under way fail, on all ranks. `pg_options`: None, or `options` with another
-        timeout. The new group goes on in the place of this one, which has no use any more.
+        `torch.distributed.shrink_group` calls this, so call that. This group may have lost the
+        excluded ranks. The new group takes the place of this one, which is useless then. With
+        `shrink_flags` `torch.distributed.distributed_c10d.SHRINK_ABORT`, pending operations of this
+        group fail on all ranks. `pg_options` is None, or `options` with another timeout.
 
         Raises what `Group.subgroup` raises.
         """
@@ -139,12 +142,12 @@ class ProcessGroup(Methods):
         return ProcessGroup(membership, timeout, store)
 
     def shutdown(self) -> None:
-        """Leave; what `destroy_process_group` does. Idempotent."""
+        """Leave. `destroy_process_group` calls this. Idempotent."""
         self._let_go_of_store()
         self._membership.leave()
 
     def abort(self) -> None:
-        """Leave at once: what is pending fails, on all ranks."""
+        """Leave at once: pending operations fail on all ranks."""
         self._let_go_of_store()
         self._membership.abort("the process group was aborted")
 
@@ -163,30 +166,30 @@ class ProcessGroup(Methods):
         return "aiodist"
 
     def setGroupName(self, name: str) -> None:
-        """torch names the group."""
+        """Take the name that torch gives the group."""
         self._name = name
 
     def getGroupName(self) -> str:
-        """The name by which torch knows the group."""
+        """Return torch's name for the group."""
         return self._name
 
     def setGroupDesc(self, desc: str) -> None:
-        """torch describes the group."""
+        """Take torch's description of the group."""
         self._desc = desc
 
     def getGroupDesc(self) -> str:
-        """What torch was told to call the group."""
+        """Return torch's description of the group."""
         return self._desc
 
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
     group_name, group_desc = property(getGroupName), property(getGroupDesc)
 
     def _get_sequence_number_for_group(self) -> int:
-        """How many operations were called."""
+        """Return how many operations were called."""
         return self._sequence
 
     def _set_sequence_number_for_group(self) -> None:
-        """Nothing has to be agreed on: each rank counts from 0."""
+        """Do nothing: each rank counts from 0, so the ranks need not agree."""
 
     def _has_hooks(self) -> bool:
         return False
@@ -195,7 +198,7 @@ class ProcessGroup(Methods):
         self.set_timeout(timeout)
 
     def get_group_store(self) -> Any:
-        """The store that the ranks met at; None once this group was left."""
+        """Return the store at which the ranks met; None after this group was left."""
         return self._store
 
     @property
@@ -203,8 +206,10 @@ class ProcessGroup(Methods):
         return [torch.device(kind) for kind in backends_of(self)]
 
     def _get_backend(self, device: torch.device) -> Any:
-        """What carries out operations on tensors of `device`; this object until there have been
-        any. Raises RuntimeError if there is no backend for `device`."""
+        """Return what runs operations on tensors of `device`; this object until there were any.
+
+        Raises RuntimeError if there is no backend for `device`.
+        """
         device = torch.device(device)
         if (beside := self._beside.get(device.type, self)) is not self:
             return beside._get_backend(device)
@@ -214,16 +219,16 @@ class ProcessGroup(Methods):
 
     @property
     def options(self) -> Any:
-        """What torch has for the options of a backend: its timeout."""
+        """The options of a backend, for torch: its timeout."""
         return c10d.Backend.Options("aiodist", self._timeout)
 
     supports_shrinking = True
     supports_splitting = supports_time_estimate = False
-    """Communicators need not be split off in advance; nobody has asked how long things take."""
+    """Splitting needs no support of the backend, and aiodist gives no estimates of times."""
 
 
 def create(options: Any) -> ProcessGroup:
-    """A process group of `options.group_size` ranks, as torch's `register_backend` asks for it.
+    """Make a process group of `options.group_size` ranks, for torch's `register_backend`.
 
     Raises what `aiodist.connect` raises, and what the store raises.
     """

@@ -1,4 +1,4 @@
-"""Operations in the traces of torch's profilers, by names like those of torch's own backends."""
+"""Operations in the traces of torch's profilers, with names like those of torch's own backends."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from torch._C._profiler import _RecordFunctionFast
 from aiodist_torch.work import TorchWork
 
 _NAMES = {"receive": "recv", "together": "coalesced"}
-"""Where torch's backends have another name for it than the function here."""
+"""Operations for which torch's backends have another name than the function here."""
 
 
 def recording(
     submit: Callable[..., None], work: TorchWork, waits: bool, start: Any, args: tuple[Any, ...]
 ) -> Callable[..., None]:
-    """`submit`, so that a profiler that is active sees what it starts.
+    """Wrap `submit`, so that an active profiler sees what it starts.
 
-    The range is the time that the caller spends in the call; with `waits`, until the operation is
-    done, as the caller is going to wait for that anyway. Shapes are those of the tensors in `args`.
+    The range is the time that the caller spends in the call. With `waits` it lasts until the
+    operation is done, because the caller waits for that anyway. Shapes are those of the tensors in
+    `args`.
     """
 
     def recorded(*launch: Any, **how: Any) -> None:
@@ -35,7 +36,7 @@ def recording(
 
 
 def _title(start: Any) -> str:
-    """What traces call it; ``torch.distributed.record_comm`` can give it another name."""
+    """Return the name for traces. ``torch.distributed.record_comm`` can give another one."""
     given: str = getattr(c10d, "_get_comm_profiling_name", str)()
     if given:
         return given

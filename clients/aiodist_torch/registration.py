@@ -1,4 +1,4 @@
-"""Making the backend known to torch. Imports nothing heavy: `import torch` calls this."""
+"""Register the backend with torch. Imports nothing heavy, because `import torch` calls this."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ def register() -> None:
     torch calls this when it is imported (entry point ``torch.backends``), so that programs need no
     import of their own.
     """
-    # Not at the top: when this package is imported first, torch calls `register` from within.
+    # Not at the top, because torch calls `register` from within its import if this package comes
+    # first.
     import torch.distributed as dist
 
     if dist.is_available() and not hasattr(dist.Backend, "AIODIST"):
@@ -22,7 +23,7 @@ def register() -> None:
 
 
 def _create(options: Any, backend_options: Any) -> Any:
-    """A process group, as torch asks for it; `backend_options` are for other backends."""
+    """Make a process group, for torch. `backend_options` are for other backends."""
     from aiodist_torch.process_group import create
 
     announce()

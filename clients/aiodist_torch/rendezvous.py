@@ -1,11 +1,10 @@
 """How the ranks of a process group find each other: through the store that torch gives them.
 
-Rank 0 has a coordinator beside it, and says in the store where it is and with which token it lets
-others in. So every way to rendezvous that torch has (``env://``, ``tcp://``, ``file://``, torchrun,
-a store of one's own) serves aiodist, too.
+Rank 0 runs a coordinator, and writes its address and token into the store. So all of torch's ways
+to meet work with aiodist, too: ``env://``, ``tcp://``, ``file://``, torchrun, a store of your own.
 
-Where the launcher has a coordinator, as `aiodist run` does, the group meets there: what its ranks
-do is then seen where the launcher's status is, and its members do not depend on rank 0.
+If the launcher has a coordinator, as `aiodist run` does, the group meets there. The launcher's
+status then shows what its ranks do, and its members do not depend on rank 0.
 """
 
 from __future__ import annotations
@@ -19,8 +18,10 @@ from aiodist.wire.address import is_loopback
 
 
 class Meeting(NamedTuple):
-    """Where a group meets: at which coordinator, under which name. `token`: what that wants to be
-    shown; None: what AIODIST_TOKEN says, which is nothing to be written into a store."""
+    """The meeting point of a group: the coordinator's address, and the group's name there.
+
+    `token` is for that coordinator. None: AIODIST_TOKEN, which must not be written into a store.
+    """
 
     address: str
     token: str | None
@@ -28,48 +29,47 @@ class Meeting(NamedTuple):
 
 
 def at_launcher(environ: Mapping[str, str], name: str) -> Meeting | None:
-    """A meeting at the coordinator of the launcher, which says where that is, and which run this
-    is. None: it has none."""
+    """Return a meeting at the launcher's coordinator; None if the launcher has none."""
     address = environ.get("AIODIST_ADDRESS")
     if not address or not environ.get("AIODIST_RUN_ID"):
         return None
-    # A name of its own: a program may make its default group again, and another run that uses that
-    # coordinator has one, too.
+    # A name of its own, because a program may make its default group again, and another run with
+    # that coordinator has one, too.
     return Meeting(address, None, f"torch {name} {secrets.token_hex(4)}")
 
 
 def publish(store: Any, rank: int, meeting: Meeting) -> None:
-    """Say in `store` where the group meets."""
+    """Write the meeting point into `store`."""
     store.set(_key(store, rank), "\n".join([meeting.address, meeting.token or "", meeting.group]))
 
 
 def look_up(store: Any, rank: int) -> Meeting:
-    """What rank 0 has published; waits for it as long as the store does."""
+    """Return what rank 0 has published. Waits for it as long as the store does."""
     address, token, group = store.get(_key(store, rank)).decode().split("\n", 2)
     return Meeting(address, token or None, group)
 
 
 def _key(store: Any, rank: int) -> str:
-    """Where rank 0 publishes the next meeting of its ranks.
+    """Return the key at which rank 0 publishes the next meeting.
 
-    A store may outlive a group (torchrun's does): what it says of the last one is nothing for the
-    next. Each rank counts its meetings, in the store, and they all count alike.
+    A store may outlive a group, as torchrun's does, and its entry for the last meeting is useless
+    for the next. So each rank counts its meetings in the store, and all count alike.
     """
-    # By rank, for a rank that failed to join the last meeting and one that did not would else count
-    # two for one meeting, and read what is said of another.
+    # By rank. Otherwise a rank that failed to join the last meeting and another one would count two
+    # for one meeting.
     return f"aiodist/{store.add(f'aiodist/meetings/{rank}', 1)}"
 
 
 def new_token() -> str:
-    """A secret of one group."""
+    """Return a new secret for one group."""
     return secrets.token_hex(16)
 
 
 def own_host(store: Any) -> tuple[str, str]:
-    """(address to listen at, address to be dialled at) of this host, for who meets at `store`.
+    """Return (address to listen at, address to dial) of this host, for ranks that meet at `store`.
 
-    Where the store is a TCPStore, peers reach this host the way it reaches the store; else by its
-    name, if that is known and leads beyond the host.
+    With a TCPStore, peers reach this host the way it reaches the store. Otherwise they use its
+    name, if that leads beyond the host.
     """
     store = underlying(store)
     host = _towards(store.host, store.port) if is_tcp(store) else _named(socket.gethostname())
@@ -79,20 +79,20 @@ def own_host(store: Any) -> tuple[str, str]:
 
 
 def is_tcp(store: Any) -> bool:
-    """Whether it is a TCPStore, which one process serves and all others call."""
+    """Tell whether it is a TCPStore, which one process serves and all others call."""
     store = underlying(store)
     return hasattr(store, "host") and hasattr(store, "port")
 
 
 def underlying(store: Any) -> Any:
-    """The store within those that torch wraps around it."""
+    """Return the store inside those that torch wraps around it."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store
 
 
 def _towards(host: str, port: int) -> str:
-    """The own address on the way to another; nothing is sent."""
+    """Return this host's address on the way to another host. Nothing is sent."""
     for family, kind, protocol, _, address in _resolved(host, port):
         with socket.socket(family, kind, protocol) as probe:
             try:

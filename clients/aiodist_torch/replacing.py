@@ -1,9 +1,10 @@
-"""Programs that name another backend get aiodist, as one word in their environment says.
+"""Let programs that name another backend use aiodist, by an environment variable.
 
-``AIODIST_TORCH_REPLACES=gloo`` is for programs and libraries that know a fixed list of backends:
-they ask torch for Gloo, are told that they have it, and the process group is one of aiodist.
-``AIODIST_TORCH_REPLACES=tcp`` is for programs of the first years, because torch has no backend of
-that name any more. Imports nothing heavy, as `registration` does not.
+``AIODIST_TORCH_REPLACES=gloo`` is for programs and libraries with a fixed list of backends. They
+ask torch for Gloo and believe that they have it, but the process group is aiodist's.
+
+``AIODIST_TORCH_REPLACES=tcp`` is for programs of torch's first years, because torch has no backend
+of that name any more. Imports nothing heavy, as `registration`.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from collections.abc import Callable
 from typing import Any
 
 VARIABLE = "AIODIST_TORCH_REPLACES"
-"""The environment variable: which backend aiodist is to answer for."""
+"""The environment variable with the backend that aiodist answers for."""
 
 _unsaid: list[str] = []
-"""What is to be said when the first group is made."""
+"""What to print when the first group is made."""
 
 
 def replace_backend(create: Callable[[Any, Any], Any]) -> None:
-    """Have torch make aiodist's groups, by `create`, for the backend that the environment names.
+    """Make torch use aiodist's groups, by `create`, for the backend that the environment names.
 
-    Never raises: a torch that does not know the way is left as it is, and stderr says so.
+    Never raises. If this torch cannot do that, it stays as it is, and stderr says so.
     """
     wanted = os.environ.get(VARIABLE, "").strip().lower()
     if not wanted:
@@ -44,7 +45,7 @@ def replace_backend(create: Callable[[Any, Any], Any]) -> None:
 
 
 def _register_tcp(create: Callable[[Any, Any], Any]) -> None:
-    """Make "tcp" another name of aiodist's backend; torch itself has none of that name."""
+    """Make "tcp" another name of aiodist's backend. torch itself has none of that name."""
     import torch.distributed as dist
 
     dist.Backend.register_backend("tcp", create, extended_api=True, devices=["cpu"])
@@ -58,28 +59,31 @@ def _replace_gloo() -> None:
     asked = config.get_device_backend_map
 
     def get_device_backend_map(self: Any) -> dict[str, Any]:
-        """The backend for each type of device, aiodist's in place of Gloo for processors."""
+        """Return the backend for each type of device, with aiodist in place of Gloo for the CPU."""
         return replaced(asked(self))
 
     config.get_device_backend_map = get_device_backend_map
 
 
 def replaced(backends: dict[str, Any]) -> dict[str, Any]:
-    """`backends` with aiodist in place of Gloo for tensors of the processor. It comes first: the
-    process group that it is makes those for other devices beside it."""
+    """Return `backends` with aiodist in place of Gloo for tensors on the CPU.
+
+    It comes first, because that process group makes those for other devices.
+    """
     if backends.get("cpu") != "gloo":
         return backends
     return {"cpu": "aiodist"} | {kind: name for kind, name in backends.items() if kind != "cpu"}
 
 
 def announce() -> None:
-    """Say, once in a process, that a group is aiodist's though the program may think otherwise."""
+    """Print, once in a process, that a group is aiodist's though the program may think
+    otherwise."""
     while _unsaid:
         _say(_unsaid.pop())
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # a stderr that is closed ends no program
+    with contextlib.suppress(OSError, ValueError):  # a closed stderr must not end the program
         print(
             f"aiodist: {VARIABLE}={os.environ.get(VARIABLE)}: {text}", file=sys.stderr, flush=True
         )

@@ -21,14 +21,16 @@ TIMEOUT = timedelta(seconds=300)
 
 
 class Store(c10d.Store):
-    """A torch Store on the store of an aiodist group, for whatever meets at a torch Store: any
-    backend's ``init_process_group(…, store=…)``, torch's `PrefixStore`, torch's own barriers.
+    """A torch Store on the store of an aiodist group.
 
-    `address`: the coordinator's (``aiodist coordinator --listen …``, or any
-    `aiodist.Coordinator`). `world_size` processes open the store called `name` together; the
-    constructor returns once all have. `rank`: the wanted one, or -1 for any. `timeout`: for that
-    meeting, and for `get` and `wait`. What the store holds is gone when the last of them has closed
-    it or exited. `token` as for `aiodist.connect`.
+    Use it for anything that meets at a torch Store: any backend's ``init_process_group(…,
+    store=…)``, torch's `PrefixStore`, torch's own barriers.
+
+    `address` is the coordinator's (``aiodist coordinator --listen …``, or any
+    `aiodist.Coordinator`). `world_size` processes open the store called `name` together, and the
+    constructor returns once all have. `rank` is the wanted one, or -1 for any. `timeout` is for
+    that meeting, and for `get` and `wait`. The store is gone when the last of these processes has
+    closed it or exited. `token` is as for `aiodist.connect`.
 
     Raises what `aiodist.connect` raises.
     """
@@ -72,7 +74,7 @@ class Store(c10d.Store):
             raise as_torch(error) from None
 
     def close(self) -> None:
-        """Leave the store to the others. Idempotent; the exit of the process does it, too."""
+        """Leave the store to the others. Idempotent. The exit of the process does it, too."""
         self._membership.leave()
 
     # -- what torch calls -------------------------------------------------------------------------
@@ -82,20 +84,22 @@ class Store(c10d.Store):
         self._run(self._store.set, key, _bytes(value))
 
     def get(self, key: str) -> bytes:
-        """The value of `key`; waits for it. Raises CollectiveTimeoutError, also a
-        DistBackendError, after the timeout."""
+        """Return the value of `key`, and wait for it.
+
+        Raises CollectiveTimeoutError, which is also a DistBackendError, after the timeout.
+        """
         self.wait([key])
         return self._run(self._store.get, key) or b""
 
     def add(self, key: str, value: int) -> int:
-        """Add to the number at `key` (0 where there is none), and return the sum."""
+        """Add to the number at `key` (0 if there is none), and return the sum."""
         return self._run(self._store.add, key, value)
 
     def append(self, key: str, value: str | bytes) -> None:
         """Add bytes to the end of the value of `key`."""
         while True:
-            # Others may append between this and the next line: then it does not hold what was read,
-            # and all is done again.
+            # Another rank may append between this and the next line. The value has changed then,
+            # and we try again.
             old = self._run(self._store.get, key)
             new = (old or b"") + _bytes(value)
             if self._run(self._store.compare_set, key, old, new):
@@ -104,11 +108,13 @@ class Store(c10d.Store):
     def compare_set(
         self, key: str, expected_value: str | bytes, desired_value: str | bytes
     ) -> bytes:
-        """Set `key` where it holds `expected_value`, or is absent and nothing is expected. Returns
-        the value that it has then; where it is absent still, `expected_value`."""
+        """Set `key` if it holds `expected_value`, or if it does not exist and that is empty.
+
+        Returns the value that it has then. If it still does not exist, returns `expected_value`.
+        """
         want, give = _bytes(expected_value), _bytes(desired_value)
-        # To torch, to expect nothing is to expect an empty value or none at all; the store tells
-        # these two apart, so both are tried.
+        # For torch, an empty expected value means an empty value or none at all. The store tells
+        # these apart, so both are tried.
         for old in (want, None) if not want else (want,):
             if self._run(self._store.compare_set, key, old, give):
                 return give
@@ -125,11 +131,11 @@ class Store(c10d.Store):
         self._run(self._store.wait, keys, timeout=seconds if seconds > 0 else math.inf)
 
     def delete_key(self, key: str) -> bool:
-        """Delete `key`. False: there was none."""
+        """Delete `key`. Returns False if there was none."""
         return self._run(self._store.delete, key)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """The values of `keys`; waits for them."""
+        """Return the values of `keys`, and wait for them."""
         self.wait(keys)
         return [self._run(self._store.get, key) or b"" for key in keys]
 
@@ -139,7 +145,7 @@ class Store(c10d.Store):
             self.set(key, value)
 
     def has_extended_api(self) -> bool:
-        """Whether there are `append`, `multi_get` and `multi_set`: yes."""
+        """Tell torch that there are `append`, `multi_get` and `multi_set`."""
         return True
 
     @property
@@ -152,7 +158,7 @@ class Store(c10d.Store):
         self._timeout = timeout
 
     def clone(self) -> Store:
-        """This store itself: it may be used from several threads."""
+        """Return this store itself, because several threads may use it."""
         return self
 
 

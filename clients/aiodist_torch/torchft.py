@@ -1,6 +1,6 @@
 """`ProcessGroupAiodist`: the process group of a torchft `Manager`.
 
-torchft makes the group of its replicas anew whenever one is lost or comes back. So this class holds
+torchft makes a new group of its replicas whenever one is lost or comes back. So this class holds
 one process group of aiodist after the other.
 """
 
@@ -15,10 +15,10 @@ from aiodist_torch.process_group import ProcessGroup
 
 
 class ProcessGroupAiodist(ProcessGroupWrapper):
-    """A process group of torchft whose operations are carried out by aiodist.
+    """A process group of torchft whose operations aiodist runs.
 
-    `timeout`: for meeting the other replicas, and the deadline of operations. The other members are
-    torchft's. For example::
+    `timeout` is for meeting the other replicas, and the deadline of operations. The other members
+    are torchft's. For example::
 
         manager = torchft.Manager(pg=ProcessGroupAiodist(timeout=timedelta(seconds=30)), …)
     """
@@ -36,7 +36,7 @@ class ProcessGroupAiodist(ProcessGroupWrapper):
         return super().barrier(dist.BarrierOptions() if opts is None else opts)
 
     def shutdown(self) -> None:
-        """Leave the group in good order, so that the other replicas do not take this one for dead.
+        """Leave the group in order, so that the other replicas do not take this one for dead.
         Idempotent."""
         if self._pg is not None:
             self._pg.shutdown()

@@ -1,9 +1,9 @@
-"""Keeping torch.compile out of what runs operations.
+"""Keep torch.compile out of the code that runs operations.
 
 Dynamo compiles each frame of Python that a compiled function calls. A process group of torch's own
-is C++, and ends a graph; one in Python would be traced, locks, threads and all. What does the same
-as ``torch.compiler.disable`` is told here to Dynamo's hook itself: nothing is wrapped, so calls
-cost what they did, and Dynamo, which takes long to import, is imported by none who do without.
+is C++, and ends a graph. One in Python would be traced, with its locks and threads.
+``torch.compiler.disable`` wraps functions. Here we tell Dynamo's hook directly, so that calls cost
+nothing more, and so that programs without Dynamo need not import it, because that takes long.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ _hook = _core._dynamo.eval_frame
 
 
 def untraced(cls: type[T]) -> type[T]:
-    """Have all methods of a class, and what they call, run as they are within compiled functions,
-    where a call of one ends the graph. A class decorator."""
+    """A class decorator: compiled functions run all methods, and what they call, without tracing.
+
+    A call of such a method ends the graph.
+    """
     for member in vars(cls).values():
         if isinstance(member, property):
             member = member.fget
@@ -31,7 +33,7 @@ def untraced(cls: type[T]) -> type[T]:
 
 
 def _leave_alone(function: FunctionType) -> None:
-    function.__dict__["_torchdynamo_disable"] = True  # where Dynamo would trace a call of it
-    if hasattr(_hook, "set_code_exec_strategy"):  # where its frame runs: this one, and those below
+    function.__dict__["_torchdynamo_disable"] = True  # for a call that Dynamo would trace
+    if hasattr(_hook, "set_code_exec_strategy"):  # for its frame, and those below
         skip = _hook._FrameAction.SKIP
         _hook.set_code_exec_strategy(function.__code__, _hook._FrameExecStrategy(skip, skip))

@@ -27,7 +27,7 @@ from aiodist_torch.untraced import untraced
 log = logging.getLogger("aiodist.torch")
 
 Start = Callable[[], Sequence["asyncio.Future[Any]"]]
-"""Starts operations; runs on the engine. Their results are in the tensors given to them."""
+"""Starts operations. Runs on the engine. Results go into the tensors that were given."""
 
 _futures = threading.Lock()
 """Guards the futures of all works against being made and completed at once."""
@@ -37,7 +37,7 @@ _futures = threading.Lock()
 class TorchWork(dist.Work):
     """One call of torch: one operation of aiodist, or several that end together.
 
-    `tensors`: where the results are. Safe to use from any thread.
+    `tensors` hold the results. Safe to use from any thread.
     """
 
     def __init__(
@@ -48,28 +48,28 @@ class TorchWork(dist.Work):
         self._group = group
         self._start = start
         self.tensors = tensors
-        # The operations of aiodist that it is made of.
+        # The operations of aiodist that it consists of.
         self._works: Sequence[asyncio.Future[Any]] = ()
-        self._left = 0  # works that are not done
-        self._done = False  # all of them are
-        self._error: BaseException | None = None  # what the first of them that failed raised
+        self._left = 0  # operations that are not done
+        self._done = False  # all of them are done
+        self._error: BaseException | None = None  # the error of the first one that failed
         self._gate: threading.Lock | None = None  # held until this is done
-        # Torch's future of the result, where somebody asked for one.
+        # Torch's future of the result, if it was asked for.
         self._root: torch.futures.Future[Any] | None = None
         self._future: torch.futures.Future[Any] | None = None  # chained to the root
 
-    # Who sets what, from which thread:
+    # Which thread sets what::
     #
-    #     launch, _settle, _end    the engine: whoever has its lock, one thread at a time
+    #     launch, _settle, _end    the engine: the holder of its lock, one thread at a time
     #     wait, get_future, ...    any thread, at any time
     #
-    # So a waiter sees `_done` or it does not, and in the latter case there is a gate to wait at: a
-    # lock that `_end` releases. It is made before the call can be over without this thread
-    # (`close_gate`, as `later`, or in `launch`), and never where the result is there at once: that
-    # is what most small collectives come to, and a lock would be the dearest part of them.
+    # So a waiter sees `_done`, or there is a gate to wait at: a lock that `_end` releases. The gate
+    # is made before the call can be over without this thread (`close_gate`, as `later`, or in
+    # `launch`). It is not made if the result is there at once, as for most small collectives,
+    # because a lock would cost more than the rest.
     #
-    # A lock, not an Event: an Event is a lock and a condition, in Python. Each waiter that gets it
-    # passes it on.
+    # A lock instead of an Event, because an Event is a lock and a condition, in Python. Each waiter
+    # that gets the lock passes it on.
 
     # -- on the engine ----------------------------------------------------------------------------
 
@@ -81,12 +81,12 @@ class TorchWork(dist.Work):
             self._end(error)
             return
         except BaseException as error:
-            self._end(error)  # an interrupt; the engine sees to the rest
+            self._end(error)  # an interrupt; the engine does the rest
             raise
         for work in works:
             if not work.done():
-                # All are counted before the first has a callback: `_left` is 0 only when all of
-                # them are done.
+                # All are counted before the first has a callback, so that `_left` is 0 only when
+                # all are done.
                 self._left += 1
         if not self._left:
             self._settle()
@@ -99,7 +99,7 @@ class TorchWork(dist.Work):
                 work.add_done_callback(self._one_is_done)
 
     def close_gate(self) -> None:
-        """Let `wait` wait."""
+        """Make `wait` block."""
         gate = threading.Lock()
         gate.acquire()
         self._gate = gate
@@ -128,8 +128,8 @@ class TorchWork(dist.Work):
                 failures[self._group] = without_frames(self._error)
         with _futures:
             self._done = True
-            # At once: who asks for a future just then, from another thread, either finds that this
-            # is done, or has its future completed below.
+            # At once: a thread that asks for a future now either finds that this is done, or its
+            # future is completed below.
             root = self._root
         if self._gate is not None:
             self._gate.release()
@@ -148,12 +148,11 @@ class TorchWork(dist.Work):
     # -- what torch calls -------------------------------------------------------------------------
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the end, at most `timeout` (zero: as long as the operation's own deadline
-        allows), without holding the GIL. True, or raises what went wrong.
+        """Wait for the end, without holding the GIL. Returns True, or raises the error.
 
-        Meanwhile this thread does the engine's work if nobody else does. An operation that is
-        waited for in vain goes on; one whose wait is interrupted by Ctrl-C is cancelled, on all
-        ranks.
+        `timeout` is the longest wait (zero: until the operation's own deadline). Meanwhile this
+        thread does the engine's work if no other thread does. After a timeout the operation goes
+        on. Ctrl-C cancels it, on all ranks.
         """
         if not self._done:
             if profiler._is_profiler_enabled:
@@ -174,9 +173,9 @@ class TorchWork(dist.Work):
         gate = self._gate
         assert gate is not None
         try:
-            # First in the loop's place, which is the short way to the result. It comes back without
-            # one where somebody else drives, or after a while (`LONGEST_DRIVE`): then it waits like
-            # others.
+            # First in the loop's place, which is the short way to the result. It returns without
+            # one if another thread drives, or after `LONGEST_DRIVE`. Then this thread waits at the
+            # gate.
             self._engine.drive(self.is_completed, seconds if seconds > 0 else math.inf)
             if not gate.acquire(timeout=min(seconds, threading.TIMEOUT_MAX) if seconds > 0 else -1):
                 raise as_torch(
@@ -189,32 +188,32 @@ class TorchWork(dist.Work):
         except KeyboardInterrupt:
             self._engine.submit(self._cancel)
             raise
-        # It stays open, for whoever waits next.
+        # It stays open for the next waiter.
         gate.release()
 
     def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Tell whether it has ended, well or not."""
         return self._done
 
     def is_success(self) -> bool:
-        """Whether it has ended well."""
+        """Tell whether it has ended well."""
         return self._done and self._error is None
 
     def exception(self) -> BaseException | None:
-        """What went wrong, if it has ended so."""
+        """Return the error, if it has failed."""
         return self._error
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that hold the results; waits for them."""
+        """Return the tensors with the results, and wait for them."""
         self.wait()
         return self.tensors
 
     def synchronize(self) -> None:
-        """Wait until it has ended: results on the CPU are there when it returns."""
+        """Wait until it has ended. Results on the CPU are there then."""
         self.wait()
 
     def source_rank(self) -> int:
-        """The rank that a completed receive came from."""
+        """Return the rank that a completed receive came from."""
         source = getattr(self._works[0], "source", None) if self._works else None
         if source is None:
             raise RuntimeError("source_rank() is for receives that are done: wait() first")
@@ -224,24 +223,24 @@ class TorchWork(dist.Work):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """The future of the list of result tensors. Callbacks chained to it may communicate.
+        """Return the future of the list of result tensors. Its callbacks may communicate.
 
-        Where torch's own code in C++ asks for float16 tensors, the operation has ended when this
-        returns: its FP16_COMPRESS hook takes a future of a list of C++ alone, and all that can be
-        made here of that kind has a value already.
+        If torch's own code in C++ asks for float16 tensors, the operation has ended when this
+        returns. The FP16_COMPRESS hook takes only a future of a list made in C++, and those that
+        can be made here have a value already.
         """
         is_half = self.tensors and self.tensors[0].dtype is torch.float16
         if is_half and _asked_by_torch(sys._getframe().f_back):
             self.wait()
-            fork: Any = torch._C.fork  # what it makes has the type of its value, and ends at once
+            fork: Any = torch._C.fork  # its future has the type of its value, and is done at once
             ended: torch.futures.Future[Any] = fork(lambda: self.tensors)
             return ended
         with _futures:
             if self._future is not None:
                 return self._future
-            # Two futures, as a torch future that is completed with an exception object keeps it
-            # from C++: there an error has to be raised by a callback. So the root is completed with
-            # nothing, and what the caller gets is chained to it, and gives the tensors or raises
+            # Two futures, because a torch future that is completed with an exception object hides
+            # it from C++. For C++, a callback has to raise the error. So the root is completed with
+            # None, and the caller gets a future chained to it, which gives the tensors or raises
             # (`_give`).
             root: torch.futures.Future[Any] = torch.futures.Future()
             self._root = root
@@ -252,15 +251,14 @@ class TorchWork(dist.Work):
         return future
 
     def _give(self, _: torch.futures.Future[Any]) -> list[torch.Tensor]:
-        # Only an error that is raised in a callback is one for C++, too.
+        # Only an error that a callback raises is visible to C++.
         if self._error is not None:
             raise self._error
         return self.tensors
 
 
 def _asked_by_torch(caller: FrameType | None) -> bool:
-    """Whether it is C++ that calls `get_future`: the innermost function in Python, if there is one,
-    does not speak of it."""
+    """Tell whether C++ calls `get_future`: then the innermost Python function does not name it."""
     return caller is None or "get_future" not in caller.f_code.co_names
 
 

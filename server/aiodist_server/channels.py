@@ -1,7 +1,7 @@
 """Channels of weights: their last minutes, and what the page shows of them, as plain data.
 
-Pure, as `aiodist_server.history` is: the caller brings answers of `Coordinator.survey`, and the
-time. What is remembered of a channel goes with it.
+Pure, as `aiodist_server.history`: the caller passes answers of `Coordinator.survey`, and the time.
+What is known of a channel is forgotten with it.
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ from aiodist.wire.channels import store_of
 from aiodist_server.history import MOST_EVENTS, MOST_POINTS, MOST_TEXT, WINDOW
 
 MOST_CHANNELS = 16
-"""So many channels are shown, and remembered."""
+"""How many channels are shown and kept."""
 MOST_PARTICIPANTS = 64
-"""So many subscribers of one channel are shown: those that are furthest behind."""
+"""How many subscribers of one channel are shown: those that are furthest behind."""
 
 Key = tuple[str, str]
 """Name and run id."""
 
 Plain = Mapping[str, Any]
-"""What is said of a channel, or of one of its participants, by `aiodist.membership.channels`."""
+"""What `aiodist.membership.channels` says of a channel, or of one of its participants."""
 
 
 class Point(NamedTuple):
-    """A channel at one time: seconds that the last of its subscribers was behind, and bytes a
-    second that all of them received. None: not known."""
+    """A channel at one time.
+
+    `behind`: how many seconds its last subscriber was behind. `received`: bytes a second that all
+    subscribers received. None: not known.
+    """
 
     when: float
     behind: float | None
@@ -36,21 +39,21 @@ class Point(NamedTuple):
 
 
 class _Past:
-    """What is remembered of one channel."""
+    """What is known of one channel."""
 
     def __init__(self) -> None:
         self.points: deque[Point] = deque(maxlen=MOST_POINTS)
         self.events: deque[tuple[float, str, str]] = deque(maxlen=MOST_EVENTS)
         self.newest: int | None = None
-        self.names: dict[str, str] = {}  # of who is there, by id
-        # Ids are for those who have the token: who is there has a number as well.
+        self.names: dict[str, str] = {}  # of the participants, by id
+        # Numbers of the participants, because only holders of the token may see ids.
         self.numbers: dict[str, int] = {}
-        self.received: dict[str, int] = {}  # by who has said so, by id
+        self.received: dict[str, int] = {}  # as told by participants, by id
         self._came = itertools.count()
 
     def take(self, channel: Plain, now: float, *, first: bool) -> None:
         there = {one["id"]: named(one, channel) for one in channel["participants"]}
-        # Who was there before anybody looked has not come just now.
+        # Participants that were there before the first look have not come just now.
         if not first:
             for one in there.keys() - self.names.keys():
                 self.events.append((now, "came", f"{there[one]} came"))
@@ -79,7 +82,7 @@ class Channels:
         self._pasts: dict[Key, _Past] = {}
 
     def take(self, found: Plain, now: float) -> None:
-        """An answer of `Coordinator.survey` came."""
+        """Take in an answer of `Coordinator.survey`."""
         before = self._pasts
         self._pasts = {}
         for channel in found["channels"][:MOST_CHANNELS]:
@@ -88,14 +91,13 @@ class Channels:
             past.take(channel, now, first=key not in before)
 
     def plain(self, found: Plain, now: float) -> list[dict[str, Any]]:
-        """What the page shows, with times as seconds ago. `found` was taken before."""
+        """Return what the page shows, with times as seconds ago. `found` was taken before."""
         shown = found["channels"][:MOST_CHANNELS]
         return [_shown(one, self._pasts[one["name"], one["run_id"]], now) for one in shown]
 
 
 def subscribers(channel: Plain) -> list[Plain]:
-    """Those who take versions: the ones of which nothing is heard first, and then the ones that are
-    furthest behind."""
+    """Return the subscribers: silent ones first, then those that are furthest behind."""
 
     def urgency(one: Plain) -> float:
         return -float("inf") if one["said"] is None else -float(one["said"]["behind"])
@@ -104,7 +106,7 @@ def subscribers(channel: Plain) -> list[Plain]:
 
 
 def publishers(channel: Plain) -> list[Plain]:
-    """Those who publish: one, but for moments in which another one takes its place."""
+    """Return the publishers. There is one, except while another one takes its place."""
     return [one for one in channel["participants"] if one["publishes"]]
 
 
@@ -146,7 +148,7 @@ def _shown(channel: Plain, past: _Past, now: float) -> dict[str, Any]:
 
 
 def named(one: Plain, channel: Plain) -> str:
-    """What a participant is called: by its name, if its program gave it one."""
+    """Return the name of a participant, if its program gave it one; else its process."""
     is_given = one["name"] and one["name"] != store_of(channel["name"])
     return str(one["name"] if is_given else _where(one))[:MOST_TEXT]
 

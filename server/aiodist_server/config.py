@@ -1,5 +1,4 @@
-"""What the daemon can be told: by keyword, or by AIODIST_COORDINATOR_* variables; its token, as
-everywhere, by AIODIST_TOKEN."""
+"""The settings of the daemon: keywords, AIODIST_COORDINATOR_* variables, and AIODIST_TOKEN."""
 
 from __future__ import annotations
 
@@ -16,17 +15,19 @@ from aiodist.wire.address import Address, parse_address
 
 
 class Config(BaseSettings):
-    """Raises pydantic.ValidationError (a ValueError) for what makes no sense.
+    """The settings. Raises pydantic.ValidationError (a ValueError) for invalid ones.
 
-    `listen`: ``tcp://host:port``, ``tls://host:port`` (with `tls_cert`, and `tls_key` unless the
-    certificate file holds the key too) or ``unix:///path``. `token` or `token_file`: the secret
-    that members have to prove to have (neither: AIODIST_TOKEN, if it is set). `insecure`: allow to
-    listen without one where other hosts can reach it. `http`: ``host:port``, where to serve a page
-    with what groups do, and metrics, to whoever asks; where other hosts can reach that, it needs
-    `insecure`, too. `drain_seconds`: how long the first SIGTERM or SIGINT waits for groups to end.
-    `state`: a file that keeps groups, epochs and stores over restarts; `force`: start also where
-    acknowledged writes are missing at its end. `recovery_seconds`: how long no group forms after
-    the start, so that members of groups of a daemon that was here before come back first.
+    `listen` is ``tcp://host:port``, ``tls://host:port`` (with `tls_cert`, and `tls_key` unless the
+    certificate file holds the key too) or ``unix:///path``. `token` or `token_file` is the secret
+    that members have to prove (neither: AIODIST_TOKEN, if it is set). `insecure` allows to listen
+    without a token at an address that other hosts can reach.
+
+    `http` is ``host:port``, which serves a page with what groups do, and metrics, without a token.
+    If other hosts can reach it, it needs `insecure`, too. `drain_seconds`: how long the first
+    SIGTERM or SIGINT waits for groups to end. `state` is a file that keeps groups, epochs and
+    stores over restarts. `force`: start even if acknowledged writes are missing at its end.
+    `recovery_seconds`: how long no group forms after the start, so that members of a former daemon
+    come back first.
     """
 
     model_config = SettingsConfigDict(
@@ -50,8 +51,8 @@ class Config(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _take_token(cls, given: dict[str, Any]) -> dict[str, Any]:
-        # Also given by AIODIST_COORDINATOR_TOKEN, as every setting is by such a name: who has set
-        # that before must not find the door open, or shut.
+        # Also for AIODIST_COORDINATOR_TOKEN, because every setting has such a variable. A user who
+        # sets that one must not find the door open, or shut.
         if given.get("token") is None and given.get("token_file") is None:
             return {**given, "token": token_in(os.environ)}
         return given
@@ -89,7 +90,7 @@ class Config(BaseSettings):
 
     @property
     def http_address(self) -> Address | None:
-        """Where to serve HTTP. Raises ValueError."""
+        """The address of HTTP; None: no HTTP. Raises ValueError."""
         if self.http is None:
             return None
         rest = self.http.removeprefix("http://")
@@ -99,7 +100,8 @@ class Config(BaseSettings):
             raise ValueError(f"http={self.http}: expected host:port ({error})") from None
 
     def read_token(self) -> str | None:
-        """The token, out of its file if need be. Raises OSError, ValueError for an empty file."""
+        """Return the token, read from its file if need be. Raises OSError, ValueError for an empty
+        file."""
         if self.token is not None:
             return self.token.get_secret_value()
         if self.token_file is None:
@@ -110,7 +112,7 @@ class Config(BaseSettings):
         return token
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """The server-side context for `tls_cert`. Raises OSError for unusable files."""
+        """Return the server-side context for `tls_cert`. Raises OSError for unusable files."""
         if self.tls_cert is None:
             return None
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

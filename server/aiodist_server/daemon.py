@@ -32,13 +32,15 @@ EXIT_CANNOT_WRITE = 3
 
 
 def serve(config: Config) -> int:
-    """Run the coordinator until SIGTERM or SIGINT; the exit code.
+    """Run the coordinator until SIGTERM or SIGINT. Returns the exit code.
 
-    The first line on stdout is ``listening on ADDRESS``, with the port it got; with `http`, the
-    second is ``http on URL``. The first signal refuses new joins and waits for the groups to end,
-    at most `drain_seconds`; a second one stops at once. systemd hears when it is ready, and when it
-    stops. Exit code 0: stopped by a signal; 1: it could not start; 3: it could not write its state
-    file any more. The log says why.
+    The first line on stdout is ``listening on ADDRESS``, with the port that it got. With `http`,
+    the second is ``http on URL``. The first signal refuses new joins and waits at most
+    `drain_seconds` for the groups to end. A second one stops at once. systemd is told when it is
+    ready, and when it stops.
+
+    Exit codes: 0: stopped by a signal; 1: it could not start; 3: it could not write its state file
+    any more. The log has the reason.
     """
     with logging_to_stderr(config):
         return _run(_serve(config))
@@ -94,12 +96,12 @@ async def _until_stopped(
         )
         draining = asyncio.create_task(coordinator.stop(drain=drain_seconds))
         await asyncio.wait({draining, signal_came}, return_when=asyncio.FIRST_COMPLETED)
-        # After a second signal this closes all connections, and with that ends the drain; else it
-        # does nothing.
+        # After a second signal this closes all connections, which ends the drain. Otherwise it does
+        # nothing.
         await coordinator.stop()
         await draining
-        # What failed in the drain, up to its last write, counts as much as what failed before: the
-        # next start must not be told that all was well. The task hears of it a moment later.
+        # A failure in the drain, up to its last write, counts like an earlier one, because the next
+        # start must not be told that all was well. The task hears of it a moment later.
         await asyncio.wait({failing}, timeout=0)
     failed = failing.done()
     failing.cancel()
@@ -108,7 +110,8 @@ async def _until_stopped(
 
 
 def _tell_systemd(state: str) -> None:
-    """Tell the service manager that has started this process, if it wants to know: sd_notify(3)."""
+    """Tell the service manager that has started this process, if it asked for that:
+    sd_notify(3)."""
     where = os.environ.get("NOTIFY_SOCKET", "")
     if where:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:

@@ -1,7 +1,7 @@
-"""The page's news: the coordinator is asked again and again, and who has the page open is told.
+"""The page's news: the coordinator is asked again and again, and open pages get the answers.
 
-What is told is the whole picture each time, made and encoded once for all readers. So nobody has
-to have heard what came before: a reader that is slow misses pictures, and none wait for it::
+Each time the whole picture is sent, made and encoded once for all readers. So a reader needs no
+earlier picture: a slow one misses pictures, and the others do not wait for it::
 
     survey, notes -> History -> picture -> bytes of the newest one <- reader, reader, reader
 """
@@ -28,20 +28,20 @@ from aiodist_server.surveys import Surveys
 PERIOD = 2.0
 """Seconds from one question to the next."""
 ASKED_A_SECOND = 256
-"""Most members that are asked in a second: where there are many, each is asked less often."""
+"""The most members that are asked in a second. With more members, each is asked less often."""
 SHARE_OF_NEWS = 8
-"""What the coordinator notes is shown at once, but it is asked at most so many times a period."""
+"""Notes of the coordinator are shown at once, but it is asked at most this many times a period."""
 
 MOST_READERS = 32
-"""So many may have the page open; the oldest goes for a new one."""
+"""How many pages may be open. The oldest is closed for a new one."""
 WRITE_SECONDS = 10.0
-"""A reader that has not taken a picture within that time is disconnected."""
+"""A reader that has not taken a picture within this time is disconnected."""
 CHUNK = 64 * 1024
-"""Bytes that are given to a connection before it must have taken most of them."""
+"""Bytes for a connection before it must have taken most of them."""
 
 
 class Reader:
-    """One who has the page open. `news`: set when there is a newer picture, or an end."""
+    """An open page. `news` is set when there is a newer picture, or at the end."""
 
     def __init__(self) -> None:
         self.news = asyncio.Event()
@@ -53,7 +53,7 @@ class Reader:
 
 
 class Feed:
-    """What the page hears. `run` asks for as long as it runs."""
+    """What open pages hear. `run` asks for as long as it runs."""
 
     def __init__(self, coordinator: Coordinator, surveys: Surveys) -> None:
         self._coordinator = coordinator
@@ -62,10 +62,10 @@ class Feed:
         self._latencies = Latencies()
         self._channels = Channels()
         self._loop = asyncio.get_running_loop()
-        self._found: Mapping[str, Any] | None = None  # the last answer; None: there is none yet
+        self._found: Mapping[str, Any] | None = None  # the last answer; None: none yet
         self._problem = ""  # why there is no newer one
-        self._at = self._loop.time()  # when that was
-        self._event: bytes | None = None  # the picture of then, for readers; None: not made yet
+        self._at = self._loop.time()  # the time of the last answer
+        self._event: bytes | None = None  # its picture for readers; None: not made yet
         self._noted = asyncio.Event()  # the coordinator has noted something
         self._readers: dict[Reader, None] = {}  # the oldest first
 
@@ -80,14 +80,14 @@ class Feed:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(period):
                         await self._noted.wait()
-                        await asyncio.sleep(period / SHARE_OF_NEWS)  # more of it may come
+                        await asyncio.sleep(period / SHARE_OF_NEWS)  # more notes may come
         finally:
             self._coordinator.observers.remove(self._note)
             for reader in self._readers:
                 reader.end()
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """Tell one reader, until it goes or is sent away."""
+        """Send pictures to one reader, until it goes or is disconnected."""
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
         )
@@ -119,7 +119,7 @@ class Feed:
 
     async def _ask(self) -> None:
         try:
-            # To measure costs members a little: only where somebody looks.
+            # Only for readers, because measuring costs members a little.
             self._found = await self._surveys.found(counts=bool(self._readers))
             self._problem = ""
         except (CoordinatorLostError, TimeoutError) as error:
@@ -143,7 +143,7 @@ class Feed:
         return reader
 
     def _newest(self) -> bytes:
-        """The newest picture as an event. Made when somebody wants it, and once."""
+        """Return the newest picture as an event. It is made on demand, and once."""
         if self._event is None:
             shown: dict[str, Any] = {"problem": self._problem}
             if self._found is not None and not self._problem:
@@ -157,7 +157,7 @@ class Feed:
 
 
 async def _write(response: web.StreamResponse, data: bytes) -> None:
-    """Raises TimeoutError for one that does not read, ConnectionError for one that is gone."""
+    """Raises TimeoutError if the reader does not read, ConnectionError if it is gone."""
     async with asyncio.timeout(WRITE_SECONDS):
         for start in range(0, len(data), CHUNK):
             await response.write(data[start : start + CHUNK])

@@ -1,4 +1,4 @@
-"""How many files the daemon may open. Each connection is one."""
+"""The limit of open files of the daemon, because each connection is one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if sys.platform != "win32":
 logger = logging.getLogger("aiodist.daemon")
 
 ENOUGH = 1 << 20
-"""What is asked for where the system has no limit of its own."""
+"""The limit to ask for if the system has none."""
 
 
 def raise_file_limit() -> None:
-    """Have the limit that this process could have: the soft one becomes the hard one."""
+    """Raise the soft limit of open files to the hard one."""
     if sys.platform == "win32":
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = ENOUGH if hard == resource.RLIM_INFINITY else hard
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
-    with contextlib.suppress(ValueError, OSError):  # macOS has a limit that it does not say
+    with contextlib.suppress(ValueError, OSError):  # macOS has a limit that it does not tell
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         logger.debug("raised the limit of open files from %d to %d", soft, wanted)

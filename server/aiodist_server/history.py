@@ -1,11 +1,11 @@
 """What happened in the last minutes, in bounded memory: what the page draws.
 
-`History.take` is told each answer of `Coordinator.survey`, and `History.note` what the coordinator
-notes meanwhile. Pure: the caller brings the time, of a clock that does not jump.
+`History.take` gets each answer of `Coordinator.survey`, and `History.note` what the coordinator
+notes meanwhile. Pure: the caller passes the time, of a clock that does not jump.
 
-However many groups and ranks there are, and whatever their names, it takes at most `MOST_BYTES`.
-What is too old goes, as does the oldest for what is new; but while there are as many groups or
-members as are remembered, further ones have no past.
+It takes at most `MOST_BYTES`, for any number and names of groups and ranks. Old entries go, and the
+oldest makes room for a new one. But if the largest number of groups or members is kept, further
+ones have no history.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from aiodist_server import words
 from aiodist_server.states import states
 
 WINDOW = 300.0
-"""Seconds that are remembered."""
+"""Seconds that are kept."""
 
 MOST_GROUPS = 64
 MOST_ROWS = 4096
-"""Most members, of all groups."""
+"""The most members, of all groups."""
 MOST_SPANS = 8192
 MOST_POINTS = 160
-"""Most points of one group, and so of its plots."""
+"""The most points of one group, and so of its plots."""
 MOST_EVENTS = 64
-"""Most events of one group, and of those that are of none."""
+"""The most events of one group, and of those without a known group."""
 MOST_TEXT = 256
-"""Most characters of one text."""
+"""The most characters of one text."""
 MOST_BYTES = 32 << 20
-"""What all of that takes at most; texts may have four bytes a character."""
+"""The most bytes of all that. Texts may have four bytes a character."""
 
 _SHORTEST = 0.01
-"""Seconds: two answers that are nearer to each other are the same one, of a rank that is busy."""
+"""Seconds. Two closer answers are the same one, of a rank that is busy."""
 _TOGETHER = 1.0
-"""Seconds in which the same event of several ranks is one."""
+"""Seconds in which the same event of several ranks counts as one."""
 
 GroupKey = tuple[str, str]
 """Name and run id."""
@@ -56,8 +56,12 @@ class Rate(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A group at one time: collectives a second, of the slowest, the middle and the fastest rank;
-    bytes a second of all its ranks; seconds of the longest wait for others. None: not known."""
+    """A group at one time.
+
+    `slowest`, `calls` and `fastest`: collectives a second, of the slowest, the median and the
+    fastest rank. `sent` and `received`: bytes a second of all its ranks. `wait`: seconds of the
+    longest wait for others. None: not known.
+    """
 
     when: float
     slowest: float | None
@@ -80,7 +84,7 @@ class Span:
 
 @dataclass(slots=True)
 class Event:
-    """Something happened to a group, to some of its ranks (as bits) alike."""
+    """An event of a group. `ranks` are those it happened to, as bits."""
 
     when: float
     kind: str
@@ -94,7 +98,7 @@ class Event:
 
 @dataclass(slots=True)
 class Row:
-    """One member. `number` names it here: its id is for those who have the token."""
+    """One member. `number` names it here, because only holders of the token may see its id."""
 
     number: int
     rank: int
@@ -102,11 +106,11 @@ class Row:
     host: str
     pid: int
     came: float
-    gone: float | None = None  # when it was a member no more
+    gone: float | None = None  # when it stopped being a member
     how: str = ""  # how it went: "lost", "left", …; "": it is there, or that is not known
     reason: str = ""
     spans: deque[Span] = field(default_factory=deque)
-    counts: tuple[float, Rate] | None = None  # what it said last that it had done, and when
+    counts: tuple[float, Rate] | None = None  # the last counts that it told, and when
     rate: Rate | None = None  # None: not known
 
 
@@ -121,24 +125,26 @@ class GroupHistory:
         self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
 
     def here(self) -> Iterator[Row]:
-        """Those that are members."""
+        """Return the rows of present members."""
         return (row for row in self.rows.values() if row.gone is None)
 
 
 class History:
-    """Of all groups. `groups`: by key, in the order in which they came; `events`: those that are
-    of no group that is known."""
+    """The history of all groups.
+
+    `groups` is by key, in the order in which they came. `events` are those of no known group.
+    """
 
     def __init__(self) -> None:
         self.groups: dict[GroupKey, GroupHistory] = {}
         self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self._rows = 0  # how many, in all groups
         self._numbers = 0  # of rows so far
-        # All spans, by the time at which they were noted, each with the row that has it.
+        # All spans, by the time at which they were noted, each with its row.
         self._spans: deque[tuple[Row, Span]] = deque()
 
     def take(self, found: Mapping[str, Any], now: float) -> None:
-        """An answer of `Coordinator.survey` came."""
+        """Take in an answer of `Coordinator.survey`."""
         there = set()
         for plain in found["groups"]:
             if plain["channel"]:
@@ -155,13 +161,13 @@ class History:
         self._forget(now - WINDOW)
 
     def note(self, kind: str, fields: Mapping[str, Any], now: float) -> None:
-        """The coordinator noted something: see `aiodist.membership.effects.Note`."""
+        """Take in what the coordinator noted: see `aiodist.membership.effects.Note`."""
         fields = {name: _short(value) for name, value in fields.items()}
         key = fields.pop("group", ""), fields.pop("run_id", "")
         if channel_of(key[0]):
             return
         rank = fields.pop("rank", None)
-        # Whoever is not let in makes no group.
+        # A process that is refused makes no group.
         group = self.groups.get(key) if kind.endswith("refused") else self._group(key)
         if group is None:
             fields["who"] = f"{fields.get('who', '')} ({key[0]})"
@@ -179,7 +185,7 @@ class History:
     # Inside.
 
     def _group(self, key: GroupKey) -> GroupHistory | None:
-        """The one of that name, made if need be; None: there is no room for it."""
+        """Return the group of that name, made if need be; None: there is no room for it."""
         if key in self.groups:
             return self.groups[key]
         if len(self.groups) >= MOST_GROUPS:
@@ -215,7 +221,7 @@ class History:
             group.points.append(_point(now, rates, max(waits, default=0.0)))
 
     def _row(self, group: GroupHistory, member: Mapping[str, Any], now: float) -> Row | None:
-        """That of a member, made if need be; None: there is no room for it."""
+        """Return the row of a member, made if need be; None: there is no room for it."""
         row = group.rows.get(member["id"])
         if row is not None:
             row.gone, row.how = None, ""  # it may have been away from the coordinator
@@ -229,7 +235,7 @@ class History:
         return row
 
     def _span(self, row: Row, start: float, end: float, kind: str, text: str) -> None:
-        """A row is in a state, since `start`: one more span, or the last one goes on."""
+        """Note that a row is in a state since `start`: extend its last span, or add one."""
         text = text[:MOST_TEXT]
         last = row.spans[-1] if row.spans else None
         if last is not None:
@@ -254,7 +260,7 @@ class History:
                 row.gone = now
 
     def _forget(self, before: float) -> None:
-        """All that ended before that time."""
+        """Drop everything that ended before that time."""
         while self._spans and self._spans[0][1].end < before:
             self._forget_span()
         for key, group in list(self.groups.items()):
@@ -274,7 +280,7 @@ def _short(value: Any) -> Any:
 
 
 def _add(events: deque[Event], event: Event) -> None:
-    """What happens to many ranks at once is one event."""
+    """Add an event. An event of many ranks at once is one."""
     last = events[-1] if events else None
     alike = (
         last is not None

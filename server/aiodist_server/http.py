@@ -1,4 +1,4 @@
-"""What the daemon says over HTTP: a page, the status as JSON, metrics, and whether it is well."""
+"""HTTP of the daemon: a page, the status as JSON, metrics, and health checks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger("aiodist.daemon")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 CLOSE_SECONDS = 1.0
-"""How long answers that are under way may take when the daemon ends."""
+"""Seconds for answers that are under way when the daemon ends."""
 
 _HEADERS = {
     "Server": "aiodist",
@@ -50,7 +50,8 @@ _TYPES = {
 
 @asynccontextmanager
 async def serving(coordinator: Coordinator, address: Address) -> AsyncIterator[str]:
-    """Serve at `address` (of scheme tcp); gives the URL, with the port it got. Raises OSError."""
+    """Serve at `address` (of scheme tcp). Gives the URL, with the port that it got. Raises
+    OSError."""
     surveys = Surveys(coordinator)
     feed = Feed(coordinator, surveys)
     app = application(coordinator, address, surveys, feed)
@@ -78,7 +79,7 @@ async def serving(coordinator: Coordinator, address: Address) -> AsyncIterator[s
 
 
 def _log_failure(asking: asyncio.Task[None]) -> None:
-    """It never ends by itself: this is a fault of the page, from which no group must suffer."""
+    """Log that the feed has ended. This is a fault of the page, and groups go on."""
     if not asking.cancelled():
         logger.error("the page is told nothing more", exc_info=asking.exception())
 
@@ -86,9 +87,11 @@ def _log_failure(asking: asyncio.Task[None]) -> None:
 def application(
     coordinator: Coordinator, address: Address, surveys: Surveys, feed: Feed
 ) -> web.Application:
-    """What is served at `address`. On the loopback interface, who asks by another name than that
-    address, localhost or one in numbers is refused: in a browser it is a page of somebody else's
-    that has its name point here."""
+    """Make the application for `address`.
+
+    On the loopback interface, a request is refused unless it names that address, localhost, or an
+    address in numbers. In a browser it would come from a foreign page whose name points here.
+    """
     answers = Answers(coordinator, surveys)
 
     @web.middleware
@@ -109,7 +112,7 @@ def application(
             web.get("/healthz", answers.ready),
             web.get("/status", answers.status),
             web.get("/metrics", answers.metrics),
-            # Without HEAD: that would wait for news that it is not told.
+            # Without HEAD, because that would wait for news that it never gets.
             web.get("/events", feed.stream, allow_head=False),
             *_files(),
         ]
@@ -130,7 +133,7 @@ def _is_ours(asked: str, host: str) -> bool:
 
 
 def _files() -> Iterator[web.RouteDef]:
-    """The page, and what it is made of."""
+    """Yield the routes of the page and its files."""
     for file in (resources.files("aiodist_server") / "page").iterdir():
         path = "/" if file.name == "index.html" else f"/{file.name}"
         yield web.get(path, _file(file.read_text("utf-8"), _TYPES[file.name.rpartition(".")[2]]))
@@ -144,7 +147,8 @@ def _file(text: str, content_type: str) -> Handler:
 
 
 def _without_ids(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Ids of members are for those who have the token: ranks know each other by them."""
+    """Remove the ids of members, because ranks know each other by them, and only holders of the
+    token may see them."""
 
     def anonymous(members: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{key: value for key, value in one.items() if key != "id"} for one in members]
@@ -161,19 +165,19 @@ def _without_ids(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Answers:
-    """What is served to who asks once."""
+    """Answers to single requests."""
 
     def __init__(self, coordinator: Coordinator, surveys: Surveys) -> None:
         self._coordinator = coordinator
         self._surveys = surveys
 
     async def alive(self, request: web.Request) -> web.Response:
-        """Whether it serves its members. While it drains it does: to restart it would cut them
-        off."""
+        """Tell whether it serves its members. It does so while it drains, too, so that it is not
+        restarted then."""
         return self._well(is_to_take_members=False)
 
     async def ready(self, request: web.Request) -> web.Response:
-        """Whether it takes new members as well."""
+        """Tell whether it takes new members as well."""
         return self._well(is_to_take_members=True)
 
     def _well(self, *, is_to_take_members: bool) -> web.Response:
@@ -197,7 +201,7 @@ class Answers:
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def found(self, *, counts: bool = False) -> Mapping[str, Any]:
-        """What `Coordinator.survey` finds. Raises HTTPServiceUnavailable."""
+        """Return what `Coordinator.survey` finds. Raises HTTPServiceUnavailable."""
         try:
             return await self._surveys.found(counts=counts)
         except (CoordinatorLostError, TimeoutError) as error:

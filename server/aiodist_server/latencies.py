@@ -1,6 +1,6 @@
-"""How long operations take, by the histograms that members count: what the page shows of it.
+"""How long operations take, by the histograms that members count, for the page.
 
-Members measure once they are asked for their counts, so there is nothing to show before.
+Members measure only after the first request for their counts, so there is nothing to show before.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from aiodist_server.history import MOST_POINTS, WINDOW
 from aiodist_server.metrics import SIZE_NAMES
 
 MOST_ROWS = 12
-"""So many operations are listed: those that were called most."""
+"""How many operations are listed: those that were called most."""
 
 Totals = Mapping[tuple[str, int], Latency]
 """By operation and class of size, since the coordinator started."""
 
 
 class Point(NamedTuple):
-    """Of the collectives that ended before `when`, and after the point before: the median of how
-    long they took, and what 99 of 100 did not exceed; None: none ended."""
+    """How long collectives took that ended between the last point and `when`.
+
+    `median` is their median, and 99 of 100 did not exceed `most`. None: none ended.
+    """
 
     when: float
     median: float | None
@@ -33,17 +35,17 @@ class Point(NamedTuple):
 
 
 class Latencies:
-    """Of all groups, over the last minutes. Pure: see `History`."""
+    """The durations of all groups, over the last minutes. Pure: see `History`."""
 
     def __init__(self) -> None:
         self._points: deque[Point] = deque(maxlen=MOST_POINTS)
         self._before = [0] * (len(SECONDS) + 1)
 
     def take(self, totals: Totals, now: float) -> None:
-        """Members were asked: these are the totals by now."""
+        """Take in the totals of now."""
         counts = [0] * len(self._before)
         for (op, _), latency in totals.items():
-            # A receive waits for whoever sends, which says nothing of how fast things go.
+            # A receive waits for its sender, which says nothing about speed.
             if op not in MESSAGES and op != "sendrecv":
                 counts = list(map(add, counts, latency.counts))
         new = list(map(sub, counts, self._before))
@@ -52,7 +54,7 @@ class Latencies:
         self._before = counts
 
     def plain(self, totals: Totals, now: float) -> dict[str, Any]:
-        """As the page reads it, with times as seconds ago."""
+        """Return it for the page, with times as seconds ago."""
         points = [point for point in self._points if now - point.when < WINDOW]
         most = sorted(totals.items(), key=lambda item: (-sum(item[1].counts), item[0]))
         return {
@@ -76,9 +78,12 @@ class Latencies:
 
 
 def quantile(counts: Sequence[int], share: float) -> float | None:
-    """The time that this share of operations did not exceed, in seconds; None: there are none.
-    `counts` as in `aiodist.wire.counts.Times`; between two bounds times are taken to be spread
-    evenly, on a scale of logarithms."""
+    """Return the time in seconds that this share of operations did not exceed; None: there are
+    none.
+
+    `counts` are as in `aiodist.wire.counts.Times`. Between two bounds, times count as evenly spread
+    on a logarithmic scale.
+    """
     wanted = share * sum(counts)
     if not wanted:
         return None

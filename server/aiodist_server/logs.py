@@ -14,7 +14,8 @@ from aiodist_server.config import Config
 
 
 def _printable(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:
-    """Much of it comes from the network: nothing in it is to be obeyed by a terminal."""
+    """Replace characters that a terminal would obey, because much of the text comes from the
+    network."""
     return {
         key: "".join([char if char.isprintable() else "?" for char in value])
         if isinstance(value, str)
@@ -25,14 +26,14 @@ def _printable(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any
 
 @contextmanager
 def logging_to_stderr(config: Config) -> Iterator[None]:
-    """Have what the logger "aiodist" gets written to stderr, in the format of `config`."""
+    """Write what the logger "aiodist" gets to stderr, in the format of `config`."""
     before: list[Any] = [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         # The coordinator passes the event's name and fields as `extra`.
         structlog.stdlib.ExtraAdder(),
     ]
-    if config.log_format == "console":  # as JSON it is escaped
+    if config.log_format == "console":  # JSON escapes them
         before.append(_printable)
     renderer: Any = (
         structlog.processors.JSONRenderer(default=str)

@@ -1,4 +1,4 @@
-"""What a coordinator and its members say, in the text format of Prometheus."""
+"""What a coordinator and its members tell, in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -38,8 +38,11 @@ class Health(NamedTuple):
 
 
 def exposition(found: Mapping[str, Any], health: Health, accept: str = "") -> tuple[bytes, str]:
-    """What `Coordinator.survey` found, how the coordinator fares, and what this process needs of
-    memory, time and files, in the format that a header Accept asks for; and the name of that."""
+    """Return all metrics in a format of the header Accept, and the name of that format.
+
+    They are what `Coordinator.survey` found, the coordinator's own health, and memory, time and
+    files of this process.
+    """
     registry = CollectorRegistry()
     registry.register(_Found(found, health))
     ProcessCollector(registry=registry)
@@ -60,10 +63,10 @@ class _Found(Collector):
 
 
 def families(found: Mapping[str, Any]) -> Iterator[Metric]:
-    """The metrics of an answer of `Coordinator.survey`."""
-    # No label names a run: each would make series of its own, which stay for as long as the metrics
-    # are kept. Of two runs of one name, as one ends and the next begins, the newer one is told. Nor
-    # does one name a participant of a channel, each of which is a group of a new name.
+    """Yield the metrics of an answer of `Coordinator.survey`."""
+    # No label names a run, because each run would make series of its own, which stay as long as the
+    # metrics are kept. If one run ends as the next of its name begins, the newer one is told. No
+    # label names a participant of a channel either, because each is a group with a new name.
     plains = [group for group in found["groups"] if not group["channel"]]
     groups = {group["name"]: group for group in plains}.values()
     channels = {channel["name"]: channel for channel in found["channels"]}.values()
@@ -108,7 +111,7 @@ def _of_ranks(groups: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
 
     answered = gauge("answered", "1 if it said within a second what it is doing.")
     silent = gauge("silent_seconds", "Since its last sign of life.")
-    busy = gauge("loop_busy_seconds", "For so long its event loop has had no turn; 0: it turns.")
+    busy = gauge("loop_busy_seconds", "How long its event loop has had no turn; 0: it turns.")
     waits = gauge("waits_seconds", "How long its oldest operation that is pending has waited.")
     collectives = counter("collectives", "Collectives that it has called.")
     sent = counter("sent_bytes", "Payload that it has sent, and shown in shared memory.")
@@ -135,12 +138,12 @@ def _of_channels(channels: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
 
     version = gauge("version", "The newest version that it has.")
     nbytes = gauge("version_bytes", "The size of that.")
-    publishers = gauge("publishers", "Who publishes to it, and gives a sign of life.")
-    subscribers = gauge("subscribers", "Who takes versions from it.")
+    publishers = gauge("publishers", "Its publishers that give a sign of life.")
+    subscribers = gauge("subscribers", "Its subscribers.")
     silent = gauge("silent", "Participants that give no sign of life, and are no loss yet.")
     lag = gauge("lag_versions", "By how much the oldest version of a subscriber is lower.")
     behind = gauge(
-        "behind_seconds", "For so long a subscriber has not had a newer version, at most."
+        "behind_seconds", "The longest time that a subscriber has lacked a newer version."
     )
     memory = gauge("memory_bytes", "Memory that versions take, on all hosts.")
     sent = CounterMetricFamily(
@@ -158,7 +161,8 @@ def _of_channels(channels: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
         publishers.add_metric(labels, len(givers))
         subscribers.add_metric(labels, len([one for one in here if not one["publishes"]]))
         silent.add_metric(labels, len(here) - len(heard))
-        # Of subscribers that have any version: how far behind the others are, the seconds tell.
+        # Only of subscribers that have a version. For the others, the seconds tell how far they are
+        # behind.
         lags = [said["lag"] for said in takers if said["lag"] is not None]
         lag.add_metric(labels, max(lags, default=0))
         behind.add_metric(labels, max((said["behind"] for said in takers), default=0.0))
@@ -169,7 +173,7 @@ def _of_channels(channels: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 def _of_totals(totals: Totals) -> Iterator[Metric]:
-    """What has happened since the coordinator started, to whichever group."""
+    """Yield what has happened since the coordinator started, in all groups."""
 
     def counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
         return CounterMetricFamily(f"aiodist_{name}", text, labels=labels)
@@ -201,7 +205,7 @@ def _of_totals(totals: Totals) -> Iterator[Metric]:
 
 
 def _of_itself(state: tuple[float, int] | None) -> Iterator[Metric]:
-    """Which coordinator this is, and how its state file fares."""
+    """Yield the versions of the coordinator, and the health of its state file."""
     build = GaugeMetricFamily(
         "aiodist_build_info", "What runs here.", labels=("version", "protocol", "python")
     )

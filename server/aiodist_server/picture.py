@@ -1,8 +1,8 @@
 """What the page shows, as plain data: what the groups do now, and their last minutes.
 
-All times in it are seconds ago, so that it does not matter what clock a browser has. There is a
-limit to how much of it there is: of many groups, those with trouble are shown, then the others in
-the order in which they came; and likewise the ranks of a group.
+All times are seconds ago, because the browser's clock may differ. The size is bounded: of many
+groups, those with trouble come first, then the others in the order in which they came. The ranks of
+a group are chosen in the same way.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from aiodist_server.history import WINDOW, Event, GroupHistory, History, Row
 from aiodist_server.states import SEVERITY, State, states
 
 MOST_GROUPS = 16
-"""So many groups are shown; of more, the names."""
+"""How many groups are shown. Of the others, only names."""
 MOST_NAMES = 100
 MOST_RANKS = 64
-"""So many ranks of one group are shown."""
+"""How many ranks of one group are shown."""
 MOST_LISTED = 16
-"""So many of what else is listed: who waits, who is lost, culprits of one finding."""
+"""How many other entries are listed: waiting ranks, lost ranks, culprits of one finding."""
 
 
 def picture(found: Mapping[str, Any], history: History, now: float) -> dict[str, Any]:
-    """`found`: the last answer of `Coordinator.survey`, which `history` has taken in."""
+    """Make the picture. `found` is the last answer of `Coordinator.survey`, which `history` has
+    taken."""
     plains = {
         (group["name"], group["run_id"]): group for group in found["groups"] if not group["channel"]
     }
-    # Those with trouble first; else as they came, and what has ended last.
+    # Groups with trouble first, then in the order in which they came, then ended ones.
     keys = sorted(
         [*plains, *(key for key in history.groups if key not in plains)],
         key=lambda key: _urgency(plains.get(key)),
@@ -89,7 +90,7 @@ def _state(plain: Mapping[str, Any] | None) -> str:
 
 
 def _notices(plain: Mapping[str, Any]) -> list[dict[str, str]]:
-    """What is to be known of a group beside its ranks."""
+    """Return what a reader should know of a group beside its ranks."""
 
     def notices(kind: str, texts: Iterable[str], count: int) -> list[dict[str, str]]:
         listed = [{"kind": kind, "text": text} for text in islice(texts, MOST_LISTED)]
@@ -139,7 +140,7 @@ def _places(member: Mapping[str, Any]) -> list[str]:
 def _rows(
     plain: Mapping[str, Any] | None, history: GroupHistory | None, now: float
 ) -> dict[str, Any]:
-    """The ranks, and those that are members no more: each with its last minutes."""
+    """Return the ranks, and former members, each with its last minutes."""
     members = [] if plain is None else plain["members"]
     there = {} if plain is None else states(plain)
     known = {} if history is None else history.rows
@@ -160,7 +161,7 @@ def _row(
     state: State | None,
     now: float,
 ) -> dict[str, Any]:
-    """`row` is None for one of which there is no history, `member` for one that is gone."""
+    """Return one rank. `row` is None without a history, and `member` is None if it is gone."""
     shown = {
         "rank": rank,
         "key": f"n{row.number}" if row is not None else f"r{rank}",
@@ -194,7 +195,7 @@ def _row(
 
 
 def _series(history: GroupHistory | None, now: float) -> dict[str, list[float | None]]:
-    """The plots: a list for each field of a `Point`, with "ago" for when."""
+    """Return the plots: a list for each field of a `Point`, with "ago" for the time."""
     points = [] if history is None else list(history.points)
     return {
         "ago": [_ago(now, point.when) for point in points],
@@ -206,7 +207,7 @@ def _series(history: GroupHistory | None, now: float) -> dict[str, list[float | 
 
 
 def _events(events: Iterable[Event], now: float) -> list[dict[str, Any]]:
-    """The newest first."""
+    """Return events, the newest first."""
     shown = [
         {"ago": _ago(now, one.when), "kind": one.kind, "text": one.text}
         for one in events
@@ -220,5 +221,5 @@ def _ago(now: float, when: float) -> float:
 
 
 def _rounded(value: float | None) -> float | None:
-    """With so many digits as can be seen."""
+    """Round to the digits that can be seen."""
     return None if value is None else float(f"{value:.4g}")

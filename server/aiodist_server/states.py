@@ -1,7 +1,7 @@
-"""What each rank of a group is in, by one answer of `Coordinator.survey`: what the timeline shows.
+"""The state of each rank of a group, by one answer of `Coordinator.survey`, for the timeline.
 
-A wait counts from `culprits.LEAST` seconds on, as it does for who holds up others: ranks that work
-together wait for each other a little all the time.
+A wait counts from `culprits.LEAST` seconds on, because ranks that work together always wait for
+each other a little.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ SEVERITY = ("", "idle", "waits", "busy", "silent", "culprit")
 
 
 class State(NamedTuple):
-    """`kind`: "culprit" (it holds up others, or they wait for each other), "silent" (no answer),
-    "busy" (its event loop does not turn), "waits" (for others), or "idle" (in an operation that
-    waits for no rank in particular, such as a receive from anybody). For so many `seconds`."""
+    """The state of a rank for some `seconds`.
+
+    `kind` is "culprit" (it holds up others, or they wait for each other), "silent" (no answer),
+    "busy" (its event loop does not turn), "waits" (for others), or "idle". An idle rank is in an
+    operation that waits for no rank in particular, such as a receive from any source."""
 
     kind: str
     seconds: float
@@ -27,7 +29,7 @@ class State(NamedTuple):
 
 
 def states(group: Mapping[str, Any]) -> dict[int, State]:
-    """By rank, of those of whom there is something to tell."""
+    """Return the states, by rank, of the ranks that have one."""
     found = {}
     for member in group["members"]:
         state = _of(member)

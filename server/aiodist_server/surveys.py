@@ -1,4 +1,4 @@
-"""Asking the members what they do: once for all who want to know at the same time."""
+"""Ask the members what they do, once for all requests at the same time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from aiodist.coordinator.actor import Coordinator
 
 ASK_SECONDS = 10.0
-"""How long an answer may take. Members have a second; the rest is for a coordinator that is busy,
-or whose disk is."""
+"""Seconds for an answer. Members have one second. The rest is for a busy coordinator, or a busy
+disk."""
 
 
 class Surveys:
-    """`Coordinator.survey`, for many."""
+    """`Coordinator.survey`, for many callers."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -22,8 +22,8 @@ class Surveys:
         self._asking: dict[bool, asyncio.Task[Mapping[str, Any]]] = {}
 
     async def found(self, *, counts: bool = False) -> Mapping[str, Any]:
-        """What the coordinator finds. Raises CoordinatorLostError, TimeoutError."""
-        # Who is asked for counts as well says all that others want to know.
+        """Return what the coordinator finds. Raises CoordinatorLostError, TimeoutError."""
+        # An answer with counts has all that the other one has.
         asking = next((self._asking[how] for how in (counts, True) if how in self._asking), None)
         if asking is None:
             asking = self._asking[counts] = asyncio.create_task(self._ask(counts))
@@ -41,6 +41,6 @@ class Surveys:
 
 
 def _looked_at(asking: asyncio.Task[Mapping[str, Any]]) -> None:
-    """Who asked may have gone away meanwhile, and then nobody waits for it."""
+    """Mark an error as retrieved, because all callers may have gone away."""
     if not asking.cancelled():
         asking.exception()

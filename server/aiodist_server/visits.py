@@ -1,7 +1,7 @@
 """Connections to what is served over HTTP: few, and none for long without a request.
 
-Whoever gets there needs no token, so nothing that it does may take from the coordinator what
-members need: these connections have a small share of the files, and the oldest goes for a new one.
+They need no token, so they must not take from the coordinator what members need. They have a small
+share of the files, and the oldest is closed for a new one.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from aiodist.transports.unproven import UnprovenConnections, most_connections
 logger = logging.getLogger("aiodist.daemon")
 
 REQUEST_SECONDS = 10.0
-"""How long a connection may take to bring a whole request, and after an answer to read it and bring
-the next one."""
+"""Seconds for a connection to bring a whole request, and after an answer to bring the next one."""
 
 MOST = 256
 FILES_SHARE = 16
-"""Of the files that the process may open, this part may be such connections: at most MOST. No host
-has more than half of them."""
+"""The part of the process's files that may be such connections, at most MOST. One host has at most
+half of them."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def most_visits() -> int:
-    """How many connections this process can afford."""
+    """Return how many connections this process can afford."""
     return most_connections(MOST, FILES_SHARE)
 
 
 class Visits:
-    """All connections. `attend` is the middleware that tells which of them have brought a request,
-    `serve` is to be called before the first of them is taken in."""
+    """All connections.
+
+    `attend` is the middleware that notes which of them have brought a request. Call `serve` first.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -47,11 +48,11 @@ class Visits:
         self._make: Callable[[], asyncio.Protocol]
 
     def serve(self, make: Callable[[], asyncio.Protocol]) -> None:
-        """`make` makes who speaks HTTP with one connection."""
+        """Set the function that makes the HTTP protocol of one connection."""
         self._make = make
 
     def take(self, sock: socket.socket) -> None:
-        """A connection has come. Raises OSError where it is gone already."""
+        """Take in a connection. Raises OSError if it is gone already."""
         visit = Visit(self, self._make(), *sock.getpeername()[:2])
         self._by_handler[visit.handler] = visit
         self._room.add(visit, self._loop.time())
@@ -88,11 +89,11 @@ class Visits:
 
 
 class Visit(asyncio.Protocol):
-    """One connection: passes all on to `handler`, and ends it when its time is over."""
+    """One connection: passes everything on to `handler`, and ends it when its time is over."""
 
     def __init__(self, visits: Visits, handler: asyncio.Protocol, host: str, port: int) -> None:
         self.host = host
-        self.peer = f"{host}:{port}"  # who it is, for the log
+        self.peer = f"{host}:{port}"  # for the log
         self.handler = handler
         self._visits = visits
         self._transport: asyncio.Transport | None = None  # the connection; None: not made yet
@@ -100,12 +101,12 @@ class Visit(asyncio.Protocol):
         self._dropped = False  # its handler hears nothing more
 
     def has_asked(self) -> None:
-        """It has brought a request: how long the answer takes is not up to it."""
+        """Stop the clock, because it has brought a request, and the answer is our task."""
         if self._timer is not None:
             self._timer.cancel()
 
     def may_ask(self) -> None:
-        """It has its answer: now it has to bring the next request."""
+        """Start the clock, because it has its answer, and the next request is its task."""
         self.has_asked()
         if self._transport is not None:
             self._timer = self._visits._loop.call_later(REQUEST_SECONDS, self.drop)

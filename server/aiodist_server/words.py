@@ -1,4 +1,4 @@
-"""What the page says in words of ranks, of who holds up others, and of what happened."""
+"""The page's words for ranks, for what holds up others, and for events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from aiodist.membership.group import ranks_text
 
 _MOST_HELD = 8
-"""So many operations are told of one finding."""
+"""How many operations of one finding are told."""
 
 
 def duration(seconds: float) -> str:
@@ -19,7 +19,7 @@ def duration(seconds: float) -> str:
 
 
 def waiting(wait: Mapping[str, Any]) -> str:
-    """An operation that is pending: "all_reduce #57, for rank 2"."""
+    """Describe a pending operation: "all_reduce #57, for rank 2"."""
     return ", ".join(
         [
             wait["what"],
@@ -30,7 +30,7 @@ def waiting(wait: Mapping[str, Any]) -> str:
 
 
 def doing(member: Mapping[str, Any]) -> str:
-    """What a member said that it is doing, without the place in its program."""
+    """Describe what a member said that it is doing, without the place in its program."""
     said = member["doing"]
     if said is None:
         return f"no answer; last sign of life {duration(member['silent'])} ago"
@@ -44,7 +44,7 @@ def doing(member: Mapping[str, Any]) -> str:
 
 
 def verdict(finding: Mapping[str, Any]) -> str:
-    """Who is to blame: "rank 2 holds up others"."""
+    """Name the culprits: "rank 2 holds up others"."""
     who = ranks_text(finding["culprits"])
     if finding["lacking"]:
         return str(finding["lacking"])
@@ -54,7 +54,7 @@ def verdict(finding: Mapping[str, Any]) -> str:
 
 
 def held(finding: Mapping[str, Any], *, times: bool = True) -> str:
-    """Who is held up, and where: "ranks 0-1 in all_reduce #57 for 12 s"."""
+    """Describe what is held up: "ranks 0-1 in all_reduce #57 for 12 s"."""
     ways = [
         f"{ranks_text(one['ranks'])} in {one['what']}"
         + (f" for {duration(one['seconds'])}" if times else "")
@@ -64,7 +64,7 @@ def held(finding: Mapping[str, Any], *, times: bool = True) -> str:
 
 
 def happened(event: str, ranks: str, fields: Mapping[str, Any]) -> str:
-    """What the coordinator noted, in a sentence. `ranks`: "rank 2", "ranks 0-3"; "" for none."""
+    """Describe an event in a sentence. `ranks`: "rank 2", "ranks 0-3"; "" for none."""
     size = fields.get("size")
     members = f"{size} rank{'' if size == 1 else 's'}"
     reason = f": {fields['reason']}" if fields.get("reason") else ""
