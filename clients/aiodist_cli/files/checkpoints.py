@@ -1,10 +1,9 @@
 """Which checkpoint of a folder is to be published, and whether it is complete. Pure: listings of
 folders and the time come in, decisions go out.
 
-A trainer writes the files of a checkpoint one after the other, and tells nobody when it is done. A
-checkpoint counts as complete when every shard that its index names is there, each safetensors file
-is as long as its header says (`aiodist_cli.files.reading` looks at that), and no file has changed
-for `SETTLED` seconds.
+A trainer does not tell when all files of a checkpoint are written. So a checkpoint counts as complete
+when every shard that its index names is there and no file has changed for `SETTLED` seconds.
+`aiodist_cli.files.reading` checks as well that each safetensors file is as long as its header says.
 """
 
 from __future__ import annotations
@@ -82,8 +81,11 @@ def chosen(listing: Listing, *, all_files: bool) -> tuple[list[str], list[str]]:
 
 
 def candidates(listing: Listing) -> list[str]:
-    """The folders that may be the checkpoint, relative to the one that was listed: that one itself
-    (""), or if it has no tensors but folders in it have some, these, the last one changed first."""
+    """The folders that may be the checkpoint, relative to the one that was listed.
+
+    That is the listed folder itself (""). If it has no tensors, but folders in it have some, these
+    are the candidates, the last one changed first.
+    """
     folders: dict[str, int] = {}
     for name in listing:
         folder, _, rest = name.partition("/")

@@ -235,7 +235,7 @@ def check_place(path: Path) -> None:
 
 
 def mount_points(table: str = "/proc/self/mountinfo") -> set[str]:
-    """Where file systems are mounted."""
+    """The places at which file systems are mounted."""
     with open(table, encoding="utf-8", errors="surrogateescape") as lines:
         return {_unescaped(line.split(" ")[4]) for line in lines}
 

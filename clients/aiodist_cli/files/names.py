@@ -1,8 +1,7 @@
 """Which names of files may travel. Pure.
 
-A receiver writes files under names that a publisher chose, so each name is checked on both sides:
-by the publisher, because an error there is seen first, and by the receiver, because the publisher
-is not trusted.
+A receiver writes files under names that a publisher chose. It checks each of them, because it does
+not trust the publisher. The publisher checks them as well, because an error is seen there first.
 """
 
 from __future__ import annotations

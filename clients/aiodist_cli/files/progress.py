@@ -33,11 +33,11 @@ OFTEN = 0.2
 
 
 class StoppedError(Exception):
-    """Work in a thread ends, because nobody waits for it any more."""
+    """Work in a thread ends, because the task that waited for it was cancelled."""
 
 
 def say(text: str) -> None:
-    """A line on stdout, for whoever reads it there, be it a program."""
+    """A line on stdout."""
     typer.echo(printable(text))
 
 

@@ -65,9 +65,12 @@ def _state(found: os.stat_result) -> State:
 
 
 def sources(folder: Path, files: Listing, chosen: list[str]) -> list[Source]:
-    """The files that were `chosen` of `files`, mapped to memory. Raises IncompleteError if a shard
-    is missing, a safetensors file is not as long as it should be, or a file is not as it was
-    listed; RefusedError for a shard outside the folder; OSError."""
+    """The files that were `chosen` of `files`, mapped to memory.
+
+    Raises IncompleteError if a shard is missing, if a safetensors file is not as long as it should
+    be, or if a file is not as it was listed. Raises RefusedError for a shard outside the folder,
+    and OSError.
+    """
     indexes = {name: (folder / name).read_bytes() for name in chosen if name.endswith(INDEXES)}
     checkpoints.check_complete(files, indexes)
     return [_source(folder / name, name, files[name]) for name in chosen]

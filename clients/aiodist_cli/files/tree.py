@@ -1,11 +1,11 @@
 """Files as a tree that a channel carries, and back. Pure.
 
-A version of files is this tree, which programs may take from the channel as well::
+A version of files is this tree. Programs may take it from the channel as well::
 
     {"files_of": 1, "id": the content as 16 bytes,
      "files": {name: {"crc": CRC-32 of the file, "bytes": array, "tensors": {name: array}}}}
 
-"bytes" is a whole file, or the front of a safetensors file up to its first tensor; "tensors" are in
+The value "bytes" is a whole file, or the front of a safetensors file up to its first tensor. "tensors" are in
 the order of the file. So a file is its bytes and the bytes of its tensors, one behind the other.
 """
 
