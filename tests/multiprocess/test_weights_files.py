@@ -67,7 +67,7 @@ def test_push_to_two_folders_which_are_exchanged(aiodist, address: str, tmp_path
         heard(process, "exec 0 3")
     # One host has it now, so the push has come to its end, and the pulls go on.
     assert push.wait(60) == 0
-    assert "version 0: on 1 of 1 hosts" in push.stdout.read()
+    heard(push, "version 0: on 1 of 1 hosts")
     assert content(tmp_path / "one") == content(tmp_path / "two") == first
 
     # A pull that is killed finds its files again, and the command runs for them.

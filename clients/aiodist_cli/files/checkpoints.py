@@ -1,8 +1,8 @@
 """Which checkpoint of a folder is to be published, and whether it is complete. Pure: listings of
 folders and the time come in, decisions go out.
 
-A trainer does not tell when all files of a checkpoint are written. So a checkpoint counts as complete
-when every shard that its index names is there and no file has changed for `SETTLED` seconds.
+A trainer does not tell when all files of a checkpoint are written. So a checkpoint is complete when
+every shard that its index names is there and no file has changed for `SETTLED` seconds.
 `aiodist_cli.files.reading` checks as well that each safetensors file is as long as its header says.
 """
 

@@ -5,8 +5,8 @@ A version of files is this tree. Programs may take it from the channel as well::
     {"files_of": 1, "id": the content as 16 bytes,
      "files": {name: {"crc": CRC-32 of the file, "bytes": array, "tensors": {name: array}}}}
 
-The value "bytes" is a whole file, or the front of a safetensors file up to its first tensor. "tensors" are in
-the order of the file. So a file is its bytes and the bytes of its tensors, one behind the other.
+The value "bytes" is a whole file, or the front of a safetensors file up to its first tensor. The
+"tensors" are in the order of the file. So a file is "bytes" and, one behind the other, "tensors".
 """
 
 from __future__ import annotations
