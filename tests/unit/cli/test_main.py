@@ -41,6 +41,14 @@ def test_help_has_an_example_and_the_exit_statuses(invoke, command: str) -> None
     assert "Exit status: 0 if" in text
 
 
+@pytest.mark.parametrize("command", ["push", "pull", "list", "forget"])
+def test_help_of_commands_for_weights(invoke, command: str) -> None:
+    result, text = invoke("weights", command, "--help")
+    assert result.exit_code == 0
+    assert f" aiodist weights {command} " in text.partition("Usage:")[2].partition(command)[2]
+    assert "Exit status: 0 if" in text
+
+
 def test_no_command_shows_help(invoke) -> None:
     _, text = invoke()
     assert "Usage: aiodist [OPTIONS] COMMAND" in text
@@ -80,6 +88,13 @@ def test_no_command_shows_help(invoke) -> None:
         (("status", "nonsense"), "the address 'nonsense' has no scheme"),
         (("top", "http://x:1"), "has an unknown scheme 'http'"),
         (("coordinator", "extra"), "extra"),
+        (("weights", "push", "p", "x"), "Missing argument 'ADDRESS'"),
+        (("weights", "push", "p", "x", "nonsense"), "the address 'nonsense' has no scheme"),
+        (("weights", "pull", "p", "tcp://x:1"), "Missing option '--to'"),
+        (
+            ("weights", "push", "p", "x", "tcp://x:1", "--watch", "--until", "2"),
+            "a push with --watch has no last version",
+        ),
     ],
 )
 def test_wrong_usage(invoke, arguments: tuple[str, ...], problem: str) -> None:

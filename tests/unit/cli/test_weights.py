@@ -1,12 +1,16 @@
-"""`aiodist weights`: a channel begins anew, or says why not."""
+"""`aiodist weights`: a channel begins anew, or says why not; channels are listed."""
 
 from __future__ import annotations
 
 import asyncio
+import io
+from typing import Any
 
+from rich.console import Console
 from typer.testing import CliRunner
 
 import aiodist
+from aiodist_cli import weights
 from aiodist_cli.main import app
 
 
@@ -30,3 +34,38 @@ async def test_forget() -> None:
             code, text = await forget()
             assert code == 1
             assert "has another publisher" in " ".join(text.replace("│", " ").split())
+
+
+async def test_list_asks_the_coordinator() -> None:
+    async with (
+        aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator,
+        aiodist.publisher("policy", address=coordinator.address),
+    ):
+        words = ["weights", "list", coordinator.address]
+        result = await asyncio.to_thread(CliRunner().invoke, app, words)
+        assert result.exit_code == 0
+        assert "policy" in result.output
+
+
+def test_list_counts_who_is_up_to_date() -> None:
+    def participant(version: int | None, *, publishes: bool = False) -> dict[str, Any]:
+        return {"publishes": publishes, "said": {"version": version}}
+
+    taking = [participant(7), participant(6), participant(None)]
+    silent = {"publishes": False, "said": None}
+    channels = [
+        {
+            "name": "policy\x1b[31m",
+            "newest": 7,
+            "nbytes": 1_500_000,
+            "participants": [participant(7, publishes=True), *taking, silent],
+        },
+        {"name": "empty", "newest": None, "nbytes": 0, "participants": [participant(None)]},
+    ]
+    console = Console(width=100, file=io.StringIO())
+    console.print(weights.table({"channels": channels}))
+    rows = [line.replace("│", " ").split() for line in console.file.getvalue().splitlines()[3:-1]]
+    assert rows == [
+        ["policy?[31m", "7", "1.5", "MB", "1", "4", "1"],
+        ["empty", "0", "1"],
+    ]
