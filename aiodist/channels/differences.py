@@ -35,9 +35,13 @@ import numpy as np
 from aiodist.buffers.arrays import Flat
 from aiodist.errors import ProtocolError
 
+IS_FAST = True
+"""Whether the library is zlib-ng."""
+
 try:
     from zlib_ng import zlib_ng as zlib
 except ImportError:
+    IS_FAST = False
     import zlib  # type: ignore[no-redef]
 
 WIDTHS = (1, 2, 4, 8)

@@ -46,6 +46,11 @@ class Said(schema.Struct):
     so many are `here`. `behind`: seconds since it heard first of a version newer than `version`.
     `memory`: bytes of versions in memory of its own. `sent` to other participants, and `received`
     from them: bytes since it came, without those that are mapped.
+
+    Of differences: `saved` bytes did not have to come here since it came. `changed`: the share of
+    its last version that had changed, as a publisher has found out. `chain`: how many differences
+    brought the last version here; 0: it came whole. `fallbacks`: chunks since it came that no
+    difference brought, and that came whole instead.
     """
 
     publishes: Annotated[bool, schema.flag]
@@ -57,6 +62,10 @@ class Said(schema.Struct):
     memory: _Bytes
     sent: _Bytes
     received: _Bytes
+    saved: _Bytes = 0
+    changed: Annotated[float, schema.seconds(0.0)] = 0.0
+    chain: Annotated[int, schema.integer(0, 2**31)] = 0
+    fallbacks: Annotated[int, schema.integer(0, 2**62)] = 0
 
 
 def store_of(channel: str) -> str:
