@@ -56,8 +56,10 @@ class Release(schema.Struct):
     `nbytes` in all. It goes in parts: the manifest, and then chunks of `chunk` bytes. `check`: the
     CRC-32 of the manifest, which has those of the chunks. `lent`: the publisher has it in memory
     that nobody can map. Else those of its `host` fetch that from there: `offer` and `key` are the
-    words (`aiodist.transports.handover`). Releases are equal if their bytes are, wherever these
-    lie: one that is published again after a failure may lie elsewhere."""
+    words (`aiodist.transports.handover`). `id`: random for each publish, and what differences name;
+    none if there are none. `always`: subscribers take differences even if the line is fast.
+    Releases are equal if their bytes are, wherever these lie: one that is published again after a
+    failure may lie elsewhere."""
 
     version: Annotated[int, schema.integer(0, MAX_VERSION)]
     manifest: Size
@@ -70,6 +72,8 @@ class Release(schema.Struct):
     host: Name = field(default="", compare=False)
     offer: Annotated[str, schema.text(128)] = field(default="", compare=False)
     key: Annotated[bytes, schema.blob(64)] = field(default=b"", compare=False)
+    id: Annotated[bytes, schema.blob(16)] = field(default=b"", compare=False)
+    always: Annotated[bool, schema.flag] = field(default=False, compare=False)
 
     @property
     def data(self) -> int:
@@ -174,7 +178,7 @@ def published(value: bytes | None) -> list[Release]:
     """What was published last. Raises ProtocolError."""
     try:
         values: Any = [] if value is None else msgpack.unpackb(value)
-        return [schema.build(Release, [*one, False, "", "", b""]) for one in values]
+        return [schema.build(Release, [*one, False, "", "", b"", b"", False]) for one in values]
     except Exception as error:  # msgpack raises half a dozen unrelated types
         raise ProtocolError(f"the store of a channel holds no {PUBLISHED}: {error}") from None
 

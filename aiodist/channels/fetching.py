@@ -6,7 +6,8 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from aiodist.channels import directory, transfers
+from aiodist.channels import chains, directory, transfers
+from aiodist.channels.changes import PAYS, SMALL, lie_alike
 from aiodist.channels.directory import Place, Release
 from aiodist.channels.feeding import Feeding
 from aiodist.channels.holding import Holding
@@ -16,6 +17,7 @@ from aiodist.channels.pace import Pace
 from aiodist.channels.participant import AWAY, Participant
 from aiodist.channels.slicing import FAILURES, NobodyError, Shares, Slicing
 from aiodist.errors import ProtocolError
+from aiodist.group import Group
 
 log = logging.getLogger("aiodist.channels")
 
@@ -199,12 +201,43 @@ class Fetching:
         if not maps:
             await holding.make_own(shared=bool(participant.host))
         feed = await participant.fed_by(source)
-        pace = Pace(holding, lambda: participant.calls, participant.patience)
+        base = None if maps else self._base(holding.release)
         try:
-            await transfers.take(feed.pair, holding, participant.patience, pace, maps=maps)
+            if base is not None:
+                known = participant.differences
+                if await chains.take(feed.pair, holding, base, known, participant.patience):
+                    return
+            else:
+                holding.is_begun = True
+                await transfers.ask(feed.pair, holding, maps=maps)
+            await self._take_rest(feed.pair, holding, maps=maps)
         except BaseException as error:
             await feed.close(f"{type(error).__name__}: {error}")
             raise
+
+    async def _take_rest(self, pair: Group, holding: Holding, *, maps: bool) -> None:
+        """What was asked for comes whole."""
+        participant = self._participant
+        clock = asyncio.get_running_loop().time
+        begin, before = clock(), holding.here
+        pace = Pace(holding, lambda: participant.calls, participant.patience)
+        await transfers.take(pair, holding, participant.patience, pace, maps=maps)
+        if not maps and (seconds := clock() - begin) > 0:
+            participant.rate = (holding.here - before) / seconds
+
+    def _base(self, release: Release) -> Holding | None:
+        """The version here from which on differences will do. None: they do not pay."""
+        participant = self._participant
+        is_fast = release.nbytes < SMALL or participant.rate > PAYS
+        if not release.id or (is_fast and not release.always):
+            return None
+        bases = [
+            one
+            for one in participant.holdings.values()
+            if one.is_whole and one.release.id and one.version < release.version
+            if lie_alike(one.release, release)
+        ]
+        return max(bases, key=lambda one: one.version, default=None)
 
     def _forget_before(self, version: int) -> None:
         participant = self._participant

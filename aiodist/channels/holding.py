@@ -167,6 +167,8 @@ class Holding(Coming):
         self.release = release
         self._spare = spare
         self.filled = 0
+        self.is_begun = False
+        """Whether it is known if differences of it come."""
         self._manifest: Manifest | None = None
 
     @classmethod
@@ -251,6 +253,7 @@ class Holding(Coming):
 
     def _fill(self, filled: int) -> None:
         self.filled = filled
+        self.is_begun = self.is_begun or filled > 0
         self.tell()
 
     async def make_own(self, *, shared: bool) -> None:

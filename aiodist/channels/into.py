@@ -131,8 +131,10 @@ async def until_either(event: Coroutine[Any, Any, Any], fetch: asyncio.Future[An
     waiting = asyncio.ensure_future(event)
     try:
         await asyncio.wait({waiting, fetch}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
+    except asyncio.CancelledError:  # and nothing else: a loop that is closed takes no calls
         waiting.cancel()
+        raise
+    waiting.cancel()
     if fetch.done():
         fetch.result()
 

@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 
 from aiodist import environment
 from aiodist.channels import directory
+from aiodist.channels.changes import Differences
 from aiodist.channels.directory import Place, Release, Seat
 from aiodist.channels.holding import Coming, Holding
 from aiodist.channels.lag import Lag
@@ -118,6 +119,8 @@ class Participant:
         self._moved = (0, 0)  # bytes to and from those whom it has left
         self.publishes = False
         self.version: Callable[[], int | None] = lambda: None
+        self.differences = Differences()
+        self.rate = 0.0  # bytes per second of the last version that came whole; 0: not known
         self.lots: dict[tuple[int, str], Lot] = {}
         # Publishers: of each version that they have.
         self.rations: WeakKeyDictionary[Coming, Ration] = WeakKeyDictionary()
@@ -421,6 +424,10 @@ class Participant:
             memory=sum(one.own_bytes for one in comings) + self.spare.nbytes,
             sent=sent,
             received=received,
+            saved=self.differences.saved,
+            changed=self.differences.changed,
+            chain=self.differences.chain,
+            fallbacks=self.differences.fallbacks,
         )
 
     async def change(

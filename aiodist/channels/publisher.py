@@ -11,6 +11,8 @@ from typing import Any, Unpack
 
 from aiodist.buffers.encoding import encode
 from aiodist.channels import directory, serving
+from aiodist.channels.changes import LASTS, Encoding
+from aiodist.channels.differences import IS_FAST
 from aiodist.channels.directory import MAX_VERSION, MOST_RELEASES, MOST_SHARES, Release, Seat
 from aiodist.channels.holding import Holding, in_thread
 from aiodist.channels.hosting import has_device, on_host
@@ -20,6 +22,7 @@ from aiodist.channels.participant import BEAT, GONE, PATIENCE, Participant
 from aiodist.channels.ration import Ration
 from aiodist.channels.trees import unwrapped
 from aiodist.errors import AiodistError, CollectiveTimeoutError, JoinError
+from aiodist.transports.surroundings import chooser_on
 from aiodist.types import ChannelOptions
 
 
@@ -31,6 +34,7 @@ def publisher(
     part: tuple[int, int] = (0, 1),
     restart: bool = False,
     patience: float = PATIENCE,
+    deltas: bool | None = None,
     **options: Unpack[ChannelOptions],
 ) -> Publisher:
     """``async with aiodist.publisher("policy", address=…) as out: await out.publish(params,
@@ -44,6 +48,10 @@ def publisher(
     `part`: which one of how many this is, where several processes publish, each its share of a
     version: ``part=(group.rank, group.size)``. Each may have other arrays, and parts of arrays
     (`aiodist.Shard`, DTensors). A version is there when all of them have published theirs.
+
+    `deltas`: whether a version travels as its difference to the one before, too. None: if the extra
+    `weights` is installed, to subscribers that take longer for the whole than both ends for the
+    encoding, and from the first one on that asks for it.
 
     `restart`: numbers begin anew. Without it they only grow, over restarts of publishers and while
     the channel is empty, because subscribers never go back.
@@ -67,7 +75,7 @@ def publisher(
         raise ValueError(f"keep is 1 to {MOST_RELEASES} versions, not {keep!r}")
     share, shares = _checked(part)
     participant = Participant(channel, address, patience, options)
-    return Publisher(participant, keep, (share, shares), restart=restart)
+    return Publisher(participant, keep, (share, shares), restart=restart, deltas=deltas)
 
 
 def _checked(part: Any) -> tuple[int, int]:
@@ -81,12 +89,22 @@ class Publisher:
     """Publishes versions. Made by `aiodist.publisher`, for use by ``async with``."""
 
     def __init__(
-        self, participant: Participant, keep: int, part: tuple[int, int], *, restart: bool
+        self,
+        participant: Participant,
+        keep: int,
+        part: tuple[int, int],
+        *,
+        restart: bool,
+        deltas: bool | None = None,
     ) -> None:
         self._participant = participant
         self._keep = keep
         self._share, self._shares = part
         self._restart = restart
+        # Shares travel by slices, which have no differences.
+        self._has_deltas = self._shares == 1 and (IS_FAST if deltas is None else deltas)
+        self._always = deltas is True
+        self._encoding = Encoding(participant.differences, self._is_encoded)
         self._kept = -math.inf  # when a sign of life was given that kept the place
         self._before: list[Release] = []  # what was published before this one came
         self._publishing = asyncio.Lock()
@@ -107,7 +125,13 @@ class Publisher:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._encoding.close()
         await self._participant.close()
+
+    def _is_encoded(self) -> bool:
+        """Whether versions are to be encoded now."""
+        clock = asyncio.get_running_loop().time
+        return self._always or clock() < self._participant.differences.asked + LASTS
 
     async def _enter(self) -> None:
         participant = self._participant
@@ -250,8 +274,12 @@ class Publisher:
             return
         if held is not None:
             directory.check_higher([held.release], release.version, self._share)
+        if self._has_deltas and not release.lent:
+            number = chooser_on(asyncio.get_running_loop()).getrandbits(128)
+            release = replace(release, id=number.to_bytes(16), always=self._always)
         holding = Holding(release)
         holding.take(memory, release.parts)
+        holding.is_begun = not release.id  # else it is not known yet if it is encoded
         clock = asyncio.get_running_loop().time
         participant.rations[holding] = Ration(release.nbytes, clock, 2 * BEAT)
         participant.holdings[release.version] = holding
@@ -270,6 +298,8 @@ class Publisher:
             participant.holdings.pop(release.version).retire()
             await self.take_back(release.version)
             raise
+        if release.id:
+            self._encoding.published(holding)
         kept = {one.version for one in known}
         for old in [one for one in participant.holdings if one not in kept]:
             participant.holdings.pop(old).retire()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 
-from aiodist.channels import directory, parcels, slices, transfers
+from aiodist.channels import chains, directory, parcels, slices, transfers
 from aiodist.channels.holding import Coming, Holding
 from aiodist.channels.participant import GIVES, Participant
 from aiodist.channels.slices import Source, Whole
@@ -63,8 +63,8 @@ async def _answer(
     if holding is not None:
         read.enter_context(holding)
     match asked:
-        case transfers.Rest(_, has, maps) if holding is not None:
-            await _give(participant, pair, holding, has, maps=maps)
+        case transfers.Rest() if holding is not None:
+            await _give(participant, pair, holding, asked)
         case transfers.Parcels(version, _, []):
             await parcels.give_manifests(pair, _manifests(participant, version))
         case transfers.Parcels(version, wants) if found := _source(participant, version, wants):
@@ -89,21 +89,33 @@ async def _until_begun(participant: Participant, version: int) -> None:
 
 
 async def _give(
-    participant: Participant, pair: Group, holding: Holding, has: int, *, maps: bool
+    participant: Participant, pair: Group, holding: Holding, asked: transfers.Rest
 ) -> None:
     ration = participant.rations.get(holding)
-    if ration is None or (maps and holding.can_be_mapped):
-        await transfers.give(pair, holding, has, participant.patience, maps=maps)
+    if ration is None or (asked.maps and holding.can_be_mapped):
+        await _give_rest(participant, pair, holding, asked)
         return
-    release = holding.release
+    release, has = holding.release, asked.has
     here = release.span(has - 1)[1] if has else 0
     rest = release.nbytes - here
     ration.want()
     if ration.has(rest) or ration.has_to(here, await participant.said_in_line(holding.version)):
         with ration.giving(rest, _sent_by(pair)):
-            await transfers.give(pair, holding, has, participant.patience, maps=maps)
+            await _give_rest(participant, pair, holding, asked)
     else:
         await transfers.refuse(pair)
+
+
+async def _give_rest(
+    participant: Participant, pair: Group, holding: Holding, asked: transfers.Rest
+) -> None:
+    has: int | None = asked.has
+    if asked.base:
+        known = participant.differences
+        known.asked = asyncio.get_running_loop().time()
+        has = await chains.give(pair, holding, asked.base, asked.has, known, participant.patience)
+    if has is not None and has < holding.release.parts:
+        await transfers.give(pair, holding, has, participant.patience, maps=asked.maps)
 
 
 async def _give_pieces(

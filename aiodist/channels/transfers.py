@@ -54,11 +54,13 @@ class UnwantedError(Exception):
 
 class Rest(NamedTuple):
     """What one who takes a version asks for: all behind the parts that it has. `maps`: it maps
-    memory, if it can."""
+    memory, if it can. `base`: the id of a version that it has, too, and differences from there on
+    will do; none: they will not."""
 
     version: int
     has: int
     maps: bool
+    base: bytes
 
 
 class Parcels(NamedTuple):
@@ -75,8 +77,8 @@ class Parcels(NamedTuple):
 async def asked(pair: Group, patience: float) -> Rest | Parcels:
     """What the receiver wants. Raises ProtocolError; AiodistError when it has left."""
     match await pair.recv(src=TAKES, tag=PARTS, timeout=patience):
-        case (int(version), int(has), bool(maps)) if has >= 0:
-            return Rest(version, has, maps)
+        case (int(version), int(has), bool(maps), bytes(base)) if has >= 0:
+            return Rest(version, has, maps, base)
         case (int(version), str(wants), list(parcels), bool(maps), str(who)):
             return Parcels(version, wants, parcels, maps, who)
         case nonsense:
@@ -177,12 +179,16 @@ class News:
         self._coming.tell()
 
 
+async def ask(pair: Group, holding: Holding, *, maps: bool) -> None:
+    """Say what is missing."""
+    await pair.send((holding.version, holding.filled, maps, b""), GIVES, tag=PARTS)
+
+
 async def take(pair: Group, holding: Holding, patience: float, pace: Pace, *, maps: bool) -> None:
-    """Receive what is missing. Raises AiodistError where the other one fails or is silent,
+    """Receive what was asked for. Raises AiodistError where the other one fails or is silent,
     ProtocolError where what it sends is damaged, OSError where its memory cannot be mapped,
     NotThereError."""
     release = holding.release
-    await pair.send((release.version, holding.filled, maps), GIVES, tag=PARTS)
     words = await word(pair, holding, patience) if maps else None
     if words is not None:
         async with asyncio.timeout(patience):

@@ -51,6 +51,11 @@ class Said(schema.Struct):
     have come. `behind`: seconds since it first heard of a version newer than `version`. `memory`:
     bytes of versions in its own memory. `sent` to other participants and `received` from them:
     bytes since it came, without mapped memory.
+
+    Of differences: `saved` bytes did not have to come here since it came. `changed`: the share of
+    its last version that had changed, as a publisher has found out. `chain`: how many differences
+    brought the last version here; 0: it came whole. `fallbacks`: chunks since it came that no
+    difference brought, and that came whole instead.
     """
 
     publishes: Annotated[bool, schema.flag]
@@ -62,6 +67,10 @@ class Said(schema.Struct):
     memory: _Bytes
     sent: _Bytes
     received: _Bytes
+    saved: _Bytes = 0
+    changed: Annotated[float, schema.seconds(0.0)] = 0.0
+    chain: Annotated[int, schema.integer(0, 2**31)] = 0
+    fallbacks: Annotated[int, schema.integer(0, 2**62)] = 0
 
 
 def store_of(channel: str) -> str:

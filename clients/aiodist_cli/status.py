@@ -122,14 +122,18 @@ def channel_tables(
         if channel["newest"] is not None:
             newest = f"version {channel['newest']}, {decimal(channel['nbytes'])}"
         heading = plain(f"channel {channel['name']}: {newest}")
-        table = NarrowingTable(heading, ("pid", "host", "memory", "recv", "sent", "newest"))
+        table = NarrowingTable(
+            heading, ("pid", "host", "memory", "recv", "sent", "deltas", "newest")
+        )
+        shown = sorted(channel["participants"], key=_urgency)[:most]
+        has_deltas = any(one["said"] and differences(one["said"]) for one in shown)
         for column in ("", "name", "host", "pid", "version", "behind", "newest", "memory", "sent",
-                       "recv"):  # fmt: skip
-            is_text = column in ("", "name", "host", "behind")
+                       "recv", *["deltas"] * has_deltas):  # fmt: skip
+            is_text = column in ("", "name", "host", "behind", "deltas")
             table.add_column(column, justify="left" if is_text else "right", no_wrap=True)
         # Who publishes first; then whoever is furthest behind.
-        for one in sorted(channel["participants"], key=_urgency)[:most]:
-            table.add_row(*_participant_cells(one))
+        for one in shown:
+            table.add_row(*_participant_cells(one)[: len(table.columns)])
         yield table
         if (more := len(channel["participants"]) - most) > 0:
             yield Text(f"and {more} more, none of which is further behind")
@@ -151,7 +155,17 @@ def _participant_cells(one: Mapping[str, Any]) -> list[RenderableType]:
     behind = f"{lag}{duration(said['behind'])}" if said["behind"] else ""
     here = f"{100 * said['here'] // said['nbytes']} %" if said["nbytes"] else ""
     moved = [decimal(said[name]) for name in ("memory", "sent", "received")]
-    return [*who, version, behind, here, *moved]
+    return [*who, version, behind, here, *moved, differences(said)]
+
+
+def differences(said: Mapping[str, Any]) -> str:
+    """What a participant of a channel says of differences between versions."""
+    # Participants of older versions say nothing of them.
+    texts = [f"{said['changed']:.2%} changed"] if said.get("changed") else []
+    texts += [f"chain of {said['chain']}"] if said.get("chain", 0) > 1 else []
+    texts += [f"{decimal(said['saved'])} saved"] if said.get("saved") else []
+    texts += [f"{said['fallbacks']} chunks failed"] if said.get("fallbacks") else []
+    return ", ".join(texts)
 
 
 def _group_table(group: Mapping[str, Any], now: float) -> Table:

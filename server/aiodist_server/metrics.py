@@ -149,6 +149,20 @@ def _of_channels(channels: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     sent = CounterMetricFamily(
         "aiodist_channel_published_bytes", "What its publisher has sent.", labels=("channel",)
     )
+    changed = gauge("changed_ratio", "The share of the newest version that has changed.")
+    chain = gauge(
+        "chain_length", "By how many differences a subscriber got its last version, at most."
+    )
+    saved = CounterMetricFamily(
+        "aiodist_channel_saved_bytes",
+        "What did not have to come to subscribers, because differences came.",
+        labels=("channel",),
+    )
+    fallbacks = CounterMetricFamily(
+        "aiodist_channel_fallbacks",
+        "Chunks that came whole, because differences did not bring them.",
+        labels=("channel",),
+    )
     for channel in channels:
         labels = (channel["name"],)
         here = channel["participants"]
@@ -167,9 +181,14 @@ def _of_channels(channels: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
         lag.add_metric(labels, max(lags, default=0))
         behind.add_metric(labels, max((said["behind"] for said in takers), default=0.0))
         memory.add_metric(labels, sum(one["said"]["memory"] for one in heard))
+        chain.add_metric(labels, max((said["chain"] for said in takers), default=0))
+        saved.add_metric(labels, sum(said["saved"] for said in takers))
+        fallbacks.add_metric(labels, sum(said["fallbacks"] for said in takers))
         if givers:
             sent.add_metric(labels, sum(said["sent"] for said in givers))
+            changed.add_metric(labels, max(said["changed"] for said in givers))
     yield from (version, nbytes, publishers, subscribers, silent, lag, behind, memory, sent)
+    yield from (changed, chain, saved, fallbacks)
 
 
 def _of_totals(totals: Totals) -> Iterator[Metric]:

@@ -29,7 +29,7 @@ def taken(at, *, arrived=False, lend=False, versions=3):
         sim.network.break_after(sim.nodes[0], sim.nodes[1], at, arrived=arrived)
 
     async def publishes():
-        async with stage.publisher(keep=1) as out:
+        async with stage.publisher(keep=1, deltas=False) as out:
             for version in range(versions):
                 params = weights(version)
                 await out.publish(params, version=version, lend=lend)

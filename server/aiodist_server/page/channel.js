@@ -7,7 +7,7 @@ const PLOTS = [
   { title: "Furthest behind", lines: [["behind", "behind"]], format: duration },
   { title: "Received/s", lines: [["received", "recv"]], format: bytes },
 ];
-const HEADS = ["version", "behind", "newest", "memory", "sent", "recv"];
+const HEADS = ["version", "behind", "newest", "memory", "sent", "recv", "deltas"];
 
 export function makeChannel() {
   const name = element("h2", "");
@@ -63,9 +63,15 @@ function makeParticipant() {
       return;
     }
     const { version, lag, behind, here, nbytes, memory, sent, received } = said;
+    const deltas = [
+      said.changed ? `${(100 * said.changed).toFixed(2)} % changed` : "",
+      said.chain > 1 ? `chain of ${said.chain}` : "",
+      said.saved ? `${bytes(said.saved)} saved` : "",
+      said.fallbacks ? `${said.fallbacks} chunks failed` : "",
+    ].filter(Boolean).join(", ");
     const far = lag ? `by ${lag}, ${duration(behind)}` : duration(behind);
     const texts = [version ?? "none", behind ? far : "", null, bytes(memory), bytes(sent),
-      bytes(received)];
+      bytes(received), deltas];
     texts.forEach((text, at) => { if (text !== null) setText(cells[at], String(text)); });
     bar.value = here;
     bar.max = nbytes || 1;

@@ -230,6 +230,17 @@ def channels_shown(*channels: dict[str, Any], groups: list[dict[str, Any]] | Non
     return capture.get()
 
 
+def test_what_differences_between_versions_did() -> None:
+    out = participant(0, changed=0.0225) | {"publishes": True}
+    text = channels_shown(
+        channel(out, participant(1, saved=5_000_000, chain=3, fallbacks=2), participant(2, chain=1))
+    )
+    assert "2.25% changed" in text
+    assert "chain of 3, 5.0 MB saved, 2 chunks failed" in text
+    assert "chain of 1" not in text
+    assert "deltas" not in channels_shown(channel(participant(1)))
+
+
 def test_channels_and_who_is_behind() -> None:
     out = participant(0, version=7, lag=0, behind=0.0, here=1000, sent=5000)
     silent = participant(3) | {"said": None, "name": "\x1b[2J"}

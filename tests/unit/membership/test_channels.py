@@ -21,7 +21,7 @@ from aiodist.wire.messages import (
     View,
 )
 
-SAID = Said(False, 5, 7, 1000, 300, 2.5, 2000, 10, 20)
+SAID = Said(False, 5, 7, 1000, 300, 2.5, 2000, 10, 20, 30, 0.25, 2, 1)
 
 
 def come(world: Any, conn: int, said: Said | None = None, channel: str = "policy") -> str:
@@ -51,7 +51,8 @@ def test_who_has_which_version(world: Any) -> None:
         "id": "id-2", "name": "", "host": "h", "pid": 2, "publishes": False,
         "said": {
             "version": 5, "newest": 7, "nbytes": 1000, "here": 300, "behind": 2.5,
-            "memory": 2000, "sent": 10, "received": 20, "lag": 2,
+            "memory": 2000, "sent": 10, "received": 20, "saved": 30, "changed": 0.25,
+            "chain": 2, "fallbacks": 1, "lag": 2,
         },
     }  # fmt: skip
     assert third["said"]["lag"] is None

@@ -155,8 +155,12 @@ def of_channels(*channels: dict[str, Any], **more: Any) -> dict[str, float]:
 
 
 def test_a_channel() -> None:
-    out = participant(0, version=7, lag=0, behind=0.0, memory=2000, sent=900) | {"publishes": True}
-    takers = [participant(1), participant(2, version=None, lag=None, behind=8.5, memory=5)]
+    out = participant(0, version=7, lag=0, behind=0.0, memory=2000, sent=900, changed=0.25)
+    out["publishes"] = True
+    takers = [
+        participant(1, saved=70, chain=3, fallbacks=2),
+        participant(2, version=None, lag=None, behind=8.5, memory=5, saved=7, fallbacks=1),
+    ]
     silent = participant(3) | {"said": None}
     assert of_channels(channel(out, *takers, silent)) == {
         "aiodist_channel_versionpolicy": 7,
@@ -168,6 +172,10 @@ def test_a_channel() -> None:
         "aiodist_channel_behind_secondspolicy": 8.5,
         "aiodist_channel_memory_bytespolicy": 2005,
         "aiodist_channel_published_bytes_totalpolicy": 900,
+        "aiodist_channel_changed_ratiopolicy": 0.25,
+        "aiodist_channel_chain_lengthpolicy": 3,
+        "aiodist_channel_saved_bytes_totalpolicy": 77,
+        "aiodist_channel_fallbacks_totalpolicy": 3,
     }
     bare = of_channels(channel(newest=None, nbytes=0))
     assert {name for name, value in bare.items() if value} == set()
@@ -182,7 +190,9 @@ def test_participants_of_channels_make_no_series() -> None:
     many = of_channels(
         *[channel(*map(participant, range(9)), run_id=f"r{run}") for run in range(5)]
     )
-    assert one.keys() == many.keys() - {"aiodist_channel_published_bytes_totalpolicy"}
+    assert one.keys() == many.keys() - {
+        f"aiodist_channel_{name}policy" for name in ("published_bytes_total", "changed_ratio")
+    }
     answer = {"draining": False, "groups": groups, "channels": []}
     assert samples(answer) == {("aiodist_draining", ""): 0, ("aiodist_groups", ""): 0}
 

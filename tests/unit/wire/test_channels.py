@@ -9,7 +9,7 @@ from aiodist.wire import channels, schema
 from aiodist.wire.channels import Said
 
 WHO = "0123456789abcdef01234567"
-SAID = Said(False, 5, 7, 1000, 300, 2.5, 2000, 10, 20)
+SAID = Said(False, 5, 7, 1000, 300, 2.5, 2000, 10, 20, 30, 0.25, 2, 1)
 
 
 @pytest.mark.parametrize("channel", ["policy", "a/b", "x\ny", WHO])

@@ -1,0 +1,240 @@
+"""The differences between versions that a participant has, and how a publisher makes them.
+
+Each publish draws a random id, and a difference names the ids of its base and of its result. A
+version is not known by its number, because a publisher that was restarted may use a number for
+other bytes. Differences form a chain::
+
+    id a ──difference──> id b ──difference──> id c      a subscriber that has `a` takes both
+
+A difference can be used while it is still coming, part by part, because encoding and lines take
+time. Participants forward differences as they came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import logging
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from aiodist.buffers.arrays import Flat
+from aiodist.buffers.dtypes import carrier
+from aiodist.channels.differences import WIDTHS, Coded, decode, encode
+from aiodist.channels.directory import Release
+from aiodist.channels.holding import Holding, in_thread
+
+log = logging.getLogger("aiodist.channels")
+
+SHARE = 1 / 4
+"""Of a version: a participant keeps at most so many bytes of differences."""
+
+LASTS = 60.0
+"""Seconds for which a publisher goes on encoding after a subscriber has asked for a difference."""
+
+SMALL = 1 << 20
+"""Versions with fewer bytes travel whole: they are on their way at once."""
+
+PAYS = 500e6
+"""Bytes per second. A faster line brings a whole version before both ends have encoded and decoded
+a difference, each on one core."""
+
+
+class Difference:
+    """How the version `result` follows from the version `base`: both are ids. `codes` are those of
+    the chunks so far, from the first one on, of `parts` in all."""
+
+    def __init__(self, base: bytes, result: bytes, parts: int) -> None:
+        self.base = base
+        self.result = result
+        self.parts = parts
+        self.codes: list[bytes] = []
+        self.nbytes = 0
+        self.is_over = False
+        """No more of it will come."""
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.codes) == self.parts
+
+    def add(self, code: bytes) -> None:
+        """The code of the next chunk is here."""
+        self.codes.append(code)
+        self.nbytes += len(code)
+        self.is_over = self.is_whole
+
+
+class Differences:
+    """Those that a participant has, the oldest first."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Difference] = {}  # by their results
+        self.asked = -math.inf
+        """When a subscriber asked for one last."""
+        self.saved = 0
+        """Bytes that did not come here, because differences came instead."""
+        self.changed = 0.0
+        """The share of the last version that had changed, as a publisher has found out."""
+        self.chain = 0
+        """How many differences brought the last version here; 0: it came whole."""
+        self.fallbacks = 0
+        """Chunks that a difference did not bring, and that came whole instead."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in self._known.values())
+
+    def add(self, one: Difference, most: float) -> None:
+        """Have it from now on, and forget old ones above `most` bytes. One that is over without
+        being whole is no use to anybody who begins."""
+        self._known.pop(one.result, None)
+        self._known[one.result] = one
+        self.trim(most)
+
+    def trim(self, most: float) -> None:
+        """Forget old ones above `most` bytes, and those that broke off."""
+        for result, one in list(self._known.items()):
+            if (one.is_over and not one.is_whole) or self.nbytes > most:
+                del self._known[result]
+
+    def between(self, base: bytes, result: bytes, most: int) -> list[Difference]:
+        """The chain of differences from one version to another, oldest first; none if there is no
+        such chain, or if it has `most` bytes or more."""
+        found: list[Difference] = []
+        at = result
+        while at != base and (one := self._known.get(at)) and one not in found:
+            found.insert(0, one)
+            at = one.base
+        return found if at == base and sum(one.nbytes for one in found) < most else []
+
+
+class Encoding:
+    """Encodes what a publisher publishes, in threads, when `publish` has returned. `is_wanted` says
+    whether a version is to be encoded.
+
+    The base is the newest version that was encoded, or that did not have to be. If publishing is
+    faster than encoding, the versions between have no differences.
+    """
+
+    def __init__(self, known: Differences, is_wanted: Callable[[], bool]) -> None:
+        self._known = known
+        self._is_wanted = is_wanted
+        self._base: Holding | None = None
+        self._next: Holding | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def published(self, holding: Holding) -> None:
+        """A version was published. It stays as long as it is the base, or may become it."""
+        holding.__enter__()
+        if self._next is not None:
+            self._next.__exit__()
+        self._next = holding
+        if self._task is not None:
+            _begin(holding)  # it travels whole until then
+        else:
+            self._task = asyncio.ensure_future(self._work())
+
+    async def close(self) -> None:
+        """Encode no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for holding in (self._base, self._next):
+            if holding is not None:
+                holding.__exit__()
+        self._base = self._next = None
+
+    async def _work(self) -> None:
+        try:
+            while (newest := self._next) is not None:
+                self._next = None
+                base, self._base = self._base, newest
+                try:
+                    if base and self._is_wanted() and are_alike(base, newest):
+                        await self._encode(base, newest)
+                finally:
+                    _begin(newest)
+                    if base is not None:
+                        base.__exit__()
+        except Exception:  # such as no memory: then versions travel whole
+            log.exception("a version could not be encoded")
+        finally:
+            self._task = None
+
+    async def _encode(self, base: Holding, newest: Holding) -> None:
+        release, most = newest.release, SHARE * newest.release.nbytes
+        one = Difference(base.release.id, release.id, release.parts - 1)
+        self._known.add(one, most)
+        _begin(newest)
+        changed = 0
+        try:
+            widths = await in_thread(lambda: widths_of(newest))
+            for number, width in enumerate(widths, 1):
+                code, differs = await in_thread(partial(_coded, base, newest, number, width))
+                if one.nbytes + len(code) > most:
+                    break
+                changed += differs
+                one.add(code)
+                newest.tell()
+        finally:
+            one.is_over = True
+            newest.tell()
+            self._known.trim(most)
+        if one.is_whole:
+            self._known.changed = changed / max(1, release.nbytes - release.data)
+
+
+def _begin(holding: Holding) -> None:
+    """It is known if differences of a version come."""
+    holding.is_begun = True
+    holding.tell()
+
+
+def are_alike(base: Holding, newest: Holding) -> bool:
+    """Whether two versions have the same tree, dtypes and shapes, and lie alike."""
+    old, new = base.manifest, newest.manifest
+    return (old.meta, old.extents) == (new.meta, new.extents) and lie_alike(
+        base.release, newest.release
+    )
+
+
+def lie_alike(old: Release, new: Release) -> bool:
+    """Whether the chunks of two versions have the same places."""
+    return (old.data, old.nbytes, old.chunk) == (new.data, new.nbytes, new.chunk)
+
+
+def widths_of(holding: Holding) -> list[int]:
+    """Of each chunk, the bytes of an element of the array in its middle. The others cost more
+    bytes, if their elements have another width."""
+    leaves = [leaf for leaf in holding.leaves() if leaf.spec.nbytes]
+    starts = [leaf.start for leaf in leaves]
+    release = holding.release
+    found = []
+    for number in range(1, release.parts):
+        start, stop = release.span(number)
+        middle = (start + stop) // 2 - release.data
+        dtype = carrier(leaves[bisect.bisect_right(starts, middle) - 1].spec.name)
+        found.append(math.gcd(dtype.itemsize // (2 if dtype.kind == "c" else 1), max(WIDTHS)))
+    return found
+
+
+def _coded(base: Holding, newest: Holding, number: int, width: int) -> Coded:
+    return encode(_part(base, number), _part(newest, number), width)
+
+
+def apply(base: Holding, holding: Holding, number: int, codes: Sequence[bytes]) -> None:
+    """Make a chunk of a version from that of another one, by the codes of one difference after the
+    other. May run in a thread. Raises ProtocolError if that is not what was published."""
+    old, new = _part(base, number), _part(holding, number)
+    for code in codes:
+        decode(code, old, new)
+        old = new
+    holding.check(number)
+
+
+def _part(holding: Holding, number: int) -> Flat:
+    found: Flat = np.frombuffer(holding.part(number), np.uint8)
+    return found
