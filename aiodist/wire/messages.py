@@ -55,6 +55,7 @@ class Failure(enum.StrEnum):
     AUTHENTICATION = "authentication"
     VERSION = "version"
     BUSY = "busy"
+    MISMATCH = "mismatch"
 
 
 Name = Annotated[str, schema.text(MAX_NAME)]
