@@ -38,6 +38,7 @@ from aiodist.errors import (
 from aiodist.types import ANY_SOURCE, ANY_TAG, Member, ReduceOp, View
 
 if TYPE_CHECKING:
+    from aiodist import codecs
     from aiodist.blocking.calls import BlockingWork
     from aiodist.blocking.group import BlockingGroup
     from aiodist.blocking.store import BlockingStore
@@ -98,6 +99,7 @@ __all__ = [
     "Window",
     "Work",
     "breakpoint",
+    "codecs",
     "connect",
     "connect_blocking",
     "epochs",
@@ -125,6 +127,7 @@ _LOADED_WHEN_ASKED_FOR = {
     "Window": "aiodist.windows.window",
     "Work": "aiodist.work",
     "breakpoint": "aiodist.debugging",
+    "codecs": "aiodist.codecs",
     "connect": "aiodist.session",
     "connect_blocking": "aiodist.blocking_session",
     "epochs": "aiodist.services.epochs",
@@ -136,7 +139,8 @@ _LOADED_WHEN_ASKED_FOR = {
     "subscriber": "aiodist.channels.subscriber",
     "telemetry": "aiodist.rank.telemetry",
 }
-"""The modules of the names that are not here yet. `flight_recorder` and `telemetry` are modules."""
+"""The modules of the names that are not here yet. `codecs`, `flight_recorder` and
+`telemetry` are modules."""
 
 
 def __getattr__(name: str) -> Any:

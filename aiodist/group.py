@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from aiodist import timeouts
 from aiodist.blocking.calls import Home
@@ -326,6 +327,7 @@ class Group(Operations):
             yield view
 
     def _gone_on(self, context: Context) -> Group:
+        context.records.unseen.update(self._unseen)  # the group that is closed is the newest
         return Group(self._actor, context, name=self._name, line=self._line)
 
     def _newest(self) -> Group:
@@ -409,14 +411,14 @@ class Group(Operations):
             await group.close()
         """
         self._check_loop()
-        contexts = self._contexts() if self._closing is None else []
+        unseen = self._all_unseen() if self._closing is None else []
         if self._closing is None:
             # A task of its own, behind a shield: whoever is cancelled while it waits must not break
             # off what others wait for, nor leave the group half closed.
             self._closing = self._loop.create_task(self._close(), name="aiodist close")
         try:
-            for context in contexts:
-                tell_unseen(context.records.unseen)  # before closing waits for them
+            for works in unseen:
+                tell_unseen(works)  # before closing waits for them
         finally:  # where warnings are errors
             await asyncio.shield(self._closing)
 
@@ -439,6 +441,13 @@ class Group(Operations):
         is_root = self._context is self._actor.context
         return self._actor.contexts if is_root else [self._context]
 
+    def _all_unseen(self) -> list[WeakSet[Work[Any]]]:
+        """The Works that have to be looked at before this group ends."""
+        found = [context.records.unseen for context in self._contexts()]
+        if self._context is self._actor.context:
+            found.append(self.store._unseen)
+        return found
+
     def abort(self, reason: str = "aborted") -> None:
         """Leave at once: what is pending fails, here and on the other ranks, for which this rank is
         lost, for that reason. The coordinator logs that as no crash. Idempotent.
@@ -449,8 +458,8 @@ class Group(Operations):
                 group.abort("the disk is full")
         """
         self._check_loop()
-        for context in self._contexts():
-            see(context.records.unseen)
+        for works in self._all_unseen():
+            see(works)
         reason = failures.sayable(reason)
         error = self._context.error(GroupClosedError, f"the group was aborted: {reason}")
         self._context.close(error, abort=True)

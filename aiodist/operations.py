@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from aiodist import timeouts
 from aiodist.buffers import places
@@ -32,8 +35,11 @@ WATCHED = 61
 watched for a forgotten `await`, because each look at the caller's frame takes time. It is a prime,
 so that every line of a loop has its turn."""
 
+STACK_TO_ABORT = 100
+"""Levels of the stack that a call gets on top of the recursion limit, to end its group."""
 
-class Operations:
+
+class Operations(ABC):
     """What the ranks of one context do together. Each call starts at once and returns a `Work`."""
 
     def __init__(self, context: Context, loop: asyncio.AbstractEventLoop) -> None:
@@ -44,6 +50,10 @@ class Operations:
     def closed(self) -> bool:
         """Whether the group has ended here."""
         return self._context.ended is not None
+
+    @property
+    def _unseen(self) -> WeakSet[Work[Any]]:
+        return self._context.records.unseen
 
     # -- collectives ------------------------------------------------------------------------------
 
@@ -77,7 +87,11 @@ class Operations:
             seconds = context.op_timeout if timeout is None else timeout
             if timeout is None or timeouts.is_timeout(timeout):
                 tag = tag if tag is None else as_tag(tag)
-                work = express.all_reduce(x, op, seconds, tag)
+                try:
+                    work = express.all_reduce(x, op, seconds, tag)
+                except RecursionError as error:
+                    self._overflowed(error)
+                    raise
                 if work is not None:
                     if not (work.seq or 0) % WATCHED:
                         work.for_user(context.records.unseen)
@@ -346,10 +360,12 @@ class Operations:
         self._enter()
         if timeout is not None:
             timeouts.check_timeout(timeout)
-        at_once = self._context.p2p_express.send(x, dst, tag)
-        if at_once is not None:
-            return at_once
-        return self._send(x, dst, tag, timeout)
+        try:
+            at_once = self._context.p2p_express.send(x, dst, tag)
+            return at_once or self._send(x, dst, tag, timeout)
+        except RecursionError as error:
+            self._overflowed(error)
+            raise
 
     def _send(
         self, x: Any, dst: int, tag: str | int, timeout: float | None, **how: bool
@@ -373,7 +389,11 @@ class Operations:
         """
         self._enter()
         timeouts.check_timeout(timeout)
-        return self._send(x, dst, tag, timeout, synchronous=True)
+        try:
+            return self._send(x, dst, tag, timeout, synchronous=True)
+        except RecursionError as error:
+            self._overflowed(error)
+            raise
 
     @typed(Signatures.recv)
     def recv(
@@ -410,10 +430,16 @@ class Operations:
             timeouts.check_timeout(timeout)
         if partial:
             _check_partial(out)
-        else:
-            at_once = self._context.p2p_express.recv(src, tag, out)
-            if at_once is not None:
-                return at_once
+        try:
+            work = None if partial else self._context.p2p_express.recv(src, tag, out)
+            return work or self._recv(src, tag, out, partial, timeout)
+        except RecursionError as error:
+            self._overflowed(error)
+            raise
+
+    def _recv(
+        self, src: Src, tag: str | int | AnyTag, out: Any, partial: bool, timeout: float | None
+    ) -> Work[Any]:
         source = as_source(src, self._context.size)
         work = self._context.p2p.recv(src=src, tag=tag, out=out, partial=partial)
         missing = (source,) if isinstance(source, int) else ()
@@ -454,11 +480,15 @@ class Operations:
             recv_tag = tag
         if timeout is not None:
             timeouts.check_timeout(timeout)
-        sending = self._context.p2p_express.send(x, dst, tag)
-        if sending is None:
-            # Then it is read until it has left, while what comes is written.
-            aside = out is not None and places.meet(x, out)
-            sending = self._send(x, dst, tag, timeout, aside=aside)
+        try:
+            sending = self._context.p2p_express.send(x, dst, tag)
+            if sending is None:
+                # Then it is read until it has left, while what comes is written.
+                aside = out is not None and places.meet(x, out)
+                sending = self._send(x, dst, tag, timeout, aside=aside)
+        except RecursionError as error:
+            self._overflowed(error)
+            raise
         try:
             receiving = self.recv(src=src, tag=recv_tag, out=out, timeout=timeout)
         except BaseException:
@@ -581,32 +611,52 @@ class Operations:
                 seconds = timeout
             else:
                 express = None
-        if express is not None:
-            work = express.start(op, make, args, seconds, tag)
-            if work is not None:
-                if not (work.seq or 0) % WATCHED:
-                    work.for_user(context.records.unseen)
-                return work
         try:
-            timeouts.check_timeout(timeout)
-            call = make(context, *args)
-        except BaseException as error:
-            context.calls.forgo(op, tag, error)
+            if express is not None:
+                work = express.start(op, make, args, seconds, tag)
+                if work is not None:
+                    if not (work.seq or 0) % WATCHED:
+                        work.for_user(context.records.unseen)
+                    return work
+            try:
+                timeouts.check_timeout(timeout)
+                call = make(context, *args)
+            except BaseException as error:
+                context.calls.forgo(op, tag, error)
+                raise
+            # Unless the group has ended meanwhile, by what the values of the user have called.
+            if express is not None and not self.closed:
+                work = express.begin(call, args, seconds, tag)
+                if work is not None:
+                    return work.for_user(context.records.unseen)
+            return context.calls.launch(
+                call.op,
+                call.text,
+                call.start,
+                tag=tag,
+                timeout=timeout,
+                nbytes=call.nbytes,
+                place=call.place,
+            ).for_user(context.records.unseen)
+        except RecursionError as error:
+            self._overflowed(error)
             raise
-        # Unless the group has ended meanwhile, by what the values of the user have called.
-        if express is not None and not self.closed:
-            work = express.begin(call, args, seconds, tag)
-            if work is not None:
-                return work.for_user(context.records.unseen)
-        return context.calls.launch(
-            call.op,
-            call.text,
-            call.start,
-            tag=tag,
-            timeout=timeout,
-            nbytes=call.nbytes,
-            place=call.place,
-        ).for_user(context.records.unseen)
+
+    def _overflowed(self, error: RecursionError) -> None:
+        """A call has run out of stack. What it has begun, here and at other ranks of this loop, is
+        not known, and might wait for ever: so the group is aborted with the next turn of the loop,
+        and all others hear why. A call that was refused for its arguments has begun nothing."""
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(limit + STACK_TO_ABORT)
+        try:
+            if not failures.is_forgone(error):
+                self._loop.call_soon(self.abort, f"a call ran out of stack: {error}")
+        finally:
+            sys.setrecursionlimit(limit)
+
+    @abstractmethod
+    def abort(self, reason: str = "aborted") -> None:
+        """See `Group.abort`."""
 
     def _refused(self, op: str, tag: Tag, unknown: dict[str, Any], **instead: str) -> TypeError:
         """The error of a collective with arguments that it does not have: see `unexpected`. As for

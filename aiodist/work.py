@@ -18,7 +18,7 @@ from aiodist.trace import Trace
 from aiodist.transports.surroundings import is_virtual
 
 T = TypeVar("T")
-S = TypeVar("S")
+S = TypeVar("S", bound="Caller")
 P = ParamSpec("P")
 
 _OWN = f"{Path(__file__).parent}/"
@@ -41,8 +41,9 @@ class Work(asyncio.Future[T], Generic[T]):
     `as_completed`, `timeout`. Cancelling it withdraws the operation: the other ranks are told, and
     once `cancel()` has returned the buffers given to the operation are not touched any more.
 
-    If the program never looks at the Work of a collective or a receive, it gets a `RuntimeWarning`
-    with the line of the call: when the Work is dropped, and at the latest when the group closes.
+    If the program never looks at the Work of a collective, a receive or a call of the store, it
+    gets a `RuntimeWarning` with the line of the call: when the Work is dropped, and at the latest
+    when the group closes.
     To look is to await it, add a callback, or call `result`, `exception` or `cancel`. A program
     that leaves a group by an exception is not warned. Of calls that are
     done before they return, the first of each kind and then one of 61 is watched, so the warning
@@ -382,6 +383,15 @@ def together(
     return whole
 
 
+class Caller(Protocol):
+    """A part of a group that has methods made by `started`."""
+
+    @property
+    def _unseen(self) -> WeakSet[Work[Any]]:
+        """The Works that have to be looked at before the group closes."""
+        ...
+
+
 class Rest(Coroutine[Any, Any, T]):
     """The rest of a coroutine, which has begun and waits for `awaited`. It ends `work`."""
 
@@ -395,7 +405,7 @@ class Rest(Coroutine[Any, Any, T]):
         if self._error is not None:
             raise self._error
         if not self._awaited:
-            return self._step(value)
+            return self._step(self._coroutine.send, value)
         awaited = self._awaited.pop()
         if awaited is not None:
             # As if it were awaited now, because another task may have begun to await it since.
@@ -406,7 +416,7 @@ class Rest(Coroutine[Any, Any, T]):
         if self._error is not None or self.cancel():
             return self.send(None)
         self._awaited.clear()
-        return self._coroutine.throw(*error)
+        return self._step(self._coroutine.throw, *error)
 
     def cancel(self) -> bool:
         """Cancel what it waits for, as a task does, and have it hear of that now. False: its task
@@ -415,7 +425,7 @@ class Rest(Coroutine[Any, Any, T]):
             return False
         self._awaited.clear()
         try:
-            self._awaited.append(self._step(None))
+            self._awaited.append(self._step(self._coroutine.send, None))
         except BaseException as error:
             self._error = error
         return True
@@ -426,9 +436,9 @@ class Rest(Coroutine[Any, Any, T]):
     def __await__(self) -> Generator[Any, Any, T]:
         raise NotImplementedError("it is for one task alone")
 
-    def _step(self, value: Any) -> Any:
+    def _step(self, step: Callable[..., Any], *given: Any) -> Any:
         try:
-            return self._coroutine.send(value)
+            return step(*given)
         except StopIteration as stop:
             # Now and not by its task: a cancel in between would lose what there is.
             self.work.finish(stop.value)
@@ -443,7 +453,8 @@ def started(
     The coroutine runs within the call until it has to wait, and a task does the rest. So it has
     been called even if its Work is cancelled before the loop turns. It hears of that where it
     waits. An error that it raises within the call is raised by the call, if the arguments are wrong
-    or the group has ended, and by the Work otherwise, as that of other operations is.
+    or the group has ended, and by the Work otherwise, as that of other operations is. If the
+    program forgets to await the Work, it is warned.
 
     Up to its first wait the coroutine runs in the task of the caller. Because `asyncio.timeout`
     would cancel that one, it has no place there.
@@ -474,7 +485,7 @@ def started(
             work.fail(error)
         else:
             work.finish(result)
-        return work
+        return work.for_user(self._unseen)
 
     return start
 
@@ -486,10 +497,8 @@ def _withdraw(rest: Rest[T], task: asyncio.Task[T], work: Work[T]) -> None:
 
 
 def _ended(work: Work[T], task: asyncio.Task[T]) -> None:
-    """The task of `work` has ended. No effect if the Work was cancelled."""
+    """The task of `work` has ended. `Rest` has ended the Work already if there is a result."""
     if task.cancelled():
         work.cancel()
     elif (error := task.exception()) is not None:
         work.fail(error)
-    else:
-        work.finish(task.result())

@@ -31,7 +31,6 @@ from aiodist.collectives.express import (
     returning,
 )
 from aiodist.collectives.lane_reductions import LaneRecipe
-from aiodist.engine import waiting_calls
 from aiodist.engine.early import Key
 from aiodist.engine.executor import ALL, Executor, area_for, area_of
 from aiodist.engine.operation import Failure, Operation, Program
@@ -185,7 +184,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
     ) -> Work[Any] | None:
         """Have it wait for its turn, behind others. None: nothing has happened."""
         lane, calls = self._lane, self._calls
-        if lane.is_broken or seconds < 2 * waiting_calls.LONG or self._records.trace is not None:
+        if lane.is_broken or self._records.trace is not None:
             return None
         work: Work[Any] = Work.begin(self._loop, recipe.op, None, seq, recipe.nbytes)
         call = QueuedCall(self, recipe, work, seq, x, recipe.keep(flat), seconds)

@@ -31,7 +31,6 @@ from aiodist.collectives.link_values import ARENA, LinkValues
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Failure, Program
 from aiodist.engine.phase import Phase
-from aiodist.engine.waiting_calls import LONG
 from aiodist.phases.base import Call, share_over_links
 from aiodist.phases.memories import Blobs, SmallReductions
 from aiodist.schedules.plan import Recv, Reduce, Send, Step
@@ -223,7 +222,7 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
         """The call, if it may wait for its data as what it is."""
         if not isinstance(recipe, LinkValues) or (route := recipe.route(flat)) is None:
             return None
-        if seconds < 2 * LONG or self._records.trace is not None:
+        if self._records.trace is not None:
             return None
         kept = recipe.keep(flat)
         return MovingCall(self._calls, recipe, route, kept, work, seconds, self._has_moved)

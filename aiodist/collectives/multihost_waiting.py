@@ -20,7 +20,6 @@ from aiodist.engine.early import Key
 from aiodist.engine.executor import Executor
 from aiodist.engine.operation import Operation, Program
 from aiodist.engine.phase import Spans
-from aiodist.engine.waiting_calls import LONG
 from aiodist.schedules.plan import Recv
 from aiodist.shared_memory.lane import DifferentCallsError, Lane
 from aiodist.transports.base import Landing
@@ -74,7 +73,7 @@ class MultihostCall:
     def begin(self) -> bool:
         """Whether it waits from here on."""
         calls = self._calls
-        if self.seconds < 2 * LONG or calls.party.ended is not None or calls.party.lost():
+        if calls.party.ended is not None or calls.party.lost():
             return False
         calls.tags.take(None)
         calls.waiting.by_key[self.key] = self

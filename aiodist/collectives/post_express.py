@@ -61,7 +61,6 @@ from aiodist.collectives.posted import (
 )
 from aiodist.collectives.posted_slots import slots_in_one_go
 from aiodist.collectives.posted_values import PostedValues, taking_in_one_go
-from aiodist.engine import waiting_calls
 from aiodist.engine.early import key_of
 from aiodist.engine.operation import Operation
 from aiodist.engine.phase import Phase
@@ -191,12 +190,11 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
 
     # -- calls ------------------------------------------------------------------------------------
 
-    def _may_post(self, tag: object, seconds: float) -> bool:
+    def _may_post(self, tag: object) -> bool:
         calls = self._calls
         return not (
             self._broken
             or ((calls.tags.frozen or calls.deferred) and calls.is_frozen(tag))
-            or seconds < 2 * waiting_calls.LONG
             or len(calls.waiting.by_key) >= MOST
             or self._records.trace is not None
         )
@@ -208,7 +206,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         it. None: nothing has happened."""
         if self._posts.is_given_up():
             self._context.endpoint.poll()  # that may be this one, and the word of it is there
-        if not self._may_post(tag, seconds):
+        if not self._may_post(tag):
             return None
         calls = self._calls
         tags, arrivals, run = calls.tags, calls.arrivals, what.in_one_go
@@ -246,7 +244,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     def begin(
         self, call: Call, args: tuple[Any, ...], seconds: float, tag: object = None
     ) -> Work[Any] | None:
-        if not (call.shares_first and self._may_post(tag, seconds) and self._may_begin(call, args)):
+        if not (call.shares_first and self._may_post(tag) and self._may_begin(call, args)):
             return None
         program = call.start(False)
         try:

@@ -8,7 +8,8 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
+from weakref import WeakSet
 
 from aiodist import timeouts
 from aiodist.control.client import ControlClient
@@ -26,7 +27,7 @@ from aiodist.wire.messages import (
     StoreWait,
     StoreWatch,
 )
-from aiodist.work import started
+from aiodist.work import Work, started
 
 MAX_UNREAD = 1024
 """Changes a `Watch` keeps for its reader. Beyond, the oldest are dropped, never the last."""
@@ -60,6 +61,7 @@ class Store:
     def __init__(self, client: ControlClient, *, timeout: float = 300.0) -> None:
         self._client = client
         self._timeout = timeout
+        self._unseen: WeakSet[Work[Any]] = WeakSet()
 
     @started
     async def set(

@@ -54,7 +54,12 @@ class Ends:
             op.work.finish(result)
 
     def failed(self, op: Operation, error: BaseException) -> None:
-        """`op` failed here: tell the others."""
+        """`op` failed here: tell the others.
+
+        Raises `error` if it is a RecursionError: without stack nothing can be told now, and the
+        call that has none left aborts the group (`Operations._overflowed`)."""
+        if isinstance(error, RecursionError):
+            raise error
         # It has ended before, perhaps by the word of another rank that came within this very step.
         # The first verdict counts, and the others have heard it.
         if self._calls.ops.get((op.tag, op.seq)) is not op:

@@ -5,8 +5,8 @@ An `Operation` is ready for whatever may come. Most small collectives meet nothi
 wait for comes as expected, from a post or with their turn on a lane, and then they are done. So
 they wait as what they are, found by tag and number; some know which frames come, and take these
 (`Taking`). Whatever else happens to one (a frame that is about it, a cancel, the loss of a rank,
-the end of the group, or that it has waited for `LONG`) makes an operation of it, `to_operation`,
-and is dealt with as ever. So there is no deadline, verdict or cancellation in here.
+the end of the group, or that it has waited for `LONG` or half its time) makes an operation of it,
+`to_operation`, and is dealt with as ever. So there is no deadline, verdict or cancellation in here.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from aiodist.transports.base import Landing
 from aiodist.work import Work
 
 LONG = 1.0
-"""Seconds after which a call that waits becomes an operation. Calls with less time than twice that
-are operations as soon as they have to wait."""
+"""Seconds after which a call that waits becomes an operation. A call that was given less than twice
+that becomes one after half its time."""
 
 
 class WaitingCall(Protocol):
@@ -71,15 +71,16 @@ class WaitingCalls:
         self._loop = loop
         self._records = records  # hear of each of them
         self._cancel = cancel  # gives an operation up, as its user has cancelled it
-        self._timer: asyncio.TimerHandle | None = None  # of the oldest of them
+        self._timer: asyncio.TimerHandle | None = None  # of the first that is due
+        self._due = math.inf  # when that is
         records.waiting = self.all
 
     def wait(self, call: WaitingCall) -> None:
         """`call`, which is among them, is not done within the call."""
         self._records.waits(call.work, call.call)
         call.work._on_cancel = self._cancelled
-        if self._timer is None and call.seconds != math.inf:
-            self._timer = self._loop.call_later(LONG, self._waits_long)
+        if (due := _due(call)) < self._due:
+            self._arm(due)
 
     def all(self) -> list[tuple[Work[Any], bytes]]:
         """Their Works, and what was called. Any thread may ask."""
@@ -95,9 +96,14 @@ class WaitingCalls:
         for call in list(self.by_key.values()):
             if call.key in self.by_key:
                 call.to_operation()
+        self._arm(math.inf)
+
+    def _arm(self, due: float) -> None:
+        """Look at them when the first one is `due`; inf: none is."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._due = due
+        self._timer = None if due == math.inf else self._loop.call_at(due, self._waits_long)
 
     def _cancelled(self, work: Work[Any]) -> None:
         assert work.seq is not None
@@ -107,11 +113,16 @@ class WaitingCalls:
 
     def _waits_long(self) -> None:
         """Have those that have waited for long go on as operations, which have deadlines."""
-        self._timer = None
+        now = self._due
         for call in list(self.by_key.values()):
-            left = LONG - call.work.elapsed
-            if left > 0:
-                self._timer = self._loop.call_later(left, self._waits_long)
-                break
-            if call.key in self.by_key:
+            if _due(call) <= now and call.key in self.by_key:
                 call.to_operation()
+        self._arm(min(map(_due, self.by_key.values()), default=math.inf))
+
+
+def _due(call: WaitingCall) -> float:
+    """When `call` becomes an operation, by the clock of the loop."""
+    seconds = call.seconds
+    if seconds == math.inf:
+        return seconds
+    return call.work._started + (LONG if seconds >= 2 * LONG else seconds / 2)

@@ -1,6 +1,6 @@
-"""Groups that outlive their members: what programs and services put around `connect`.
+"""Groups that go on when members die or join: what programs and services put around `connect`.
 
-`aiodist.epochs` gives one group after the other, for as long as this rank takes part: who dies is
-left behind, who comes is taken in. `aiodist.lifespan` does that beside the requests of a web
-service. No web framework is imported here: they call what they are given.
+`aiodist.epochs` gives one group after the other for as long as this rank takes part. A rank that
+dies is left behind, and a rank that comes is taken in. `aiodist.lifespan` does the same beside the
+requests of a web service. Nothing here imports a web framework, because the frameworks call us.
 """

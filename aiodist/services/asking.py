@@ -1,4 +1,4 @@
-"""Questions to all workers of a service: `Lifespan.ask` (scatter and gather, without turns)."""
+"""Questions to all workers of a service: `Lifespan.ask`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from aiodist.errors import GroupRevokedError
 from aiodist.group import Group
 
 Answer = Callable[[Any], Awaitable[Any]]
-"""What a worker answers a question with."""
+"""A function that answers a question."""
 
 TAG = "aiodist ask"
-"""Of questions, ``[number, question]``, and of replies, ``[number, is an answer, answer]``."""
+"""The tag of questions, ``[number, question]``, and replies, ``[number, is an answer, answer]``."""
 
 
 class Asking:
-    """The questions that a worker has asked, and those that it answers."""
+    """The questions that this worker has asked, and the answers that it gives."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._numbers = itertools.count()
-        # Replies that have not come, by number of the question and rank.
+        # Replies that are awaited, by number of the question and rank.
         self._waiting: dict[tuple[int, int], asyncio.Future[list[Any]]] = {}
 
     async def ask(self, group: Group, question: Any) -> list[Any]:
-        """The answers of all ranks, by rank."""
+        """Return the answers of all ranks, by rank."""
         number, loop = next(self._numbers), asyncio.get_running_loop()
         replies = {rank: loop.create_future() for rank in range(group.size) if rank != group.rank}
         keys = {(number, rank): reply for rank, reply in replies.items()}
@@ -50,7 +50,7 @@ class Asking:
         return answers
 
     async def serve(self, group: Group) -> None:
-        """Answer what others ask, in one epoch."""
+        """Answer the questions of other workers during one epoch."""
         tasks: set[asyncio.Task[None]] = set()
         try:
             async for (number, *rest), source, _ in group.messages(tag=TAG):
@@ -60,7 +60,7 @@ class Asking:
                     task.add_done_callback(tasks.discard)
                     continue
                 reply = self._waiting.pop((number, source), None)
-                if reply is not None and not reply.done():  # else it is not waited for any more
+                if reply is not None and not reply.done():  # else the question was given up
                     reply.set_result(rest)
         finally:
             for task in list(tasks):
@@ -78,5 +78,5 @@ class Asking:
         except Exception as error:
             if not group.closed:
                 text = f"{type(error).__name__}: {error}"
-                # Who asked may be gone by now.
+                # A send that is not awaited, because the rank that asked may be gone by now.
                 group.send([number, False, text], source, tag=TAG)

@@ -20,7 +20,7 @@ def epochs(
     patience: float = PATIENCE,
     **options: Unpack[RankOptions],
 ) -> AsyncIterator[Group]:
-    """The group of each epoch, through deaths, restarts and joiners::
+    """Give the group of each epoch, through deaths, restarts and new ranks::
 
         async for group in aiodist.epochs(address, min_size=2):
             async with group:
@@ -29,29 +29,32 @@ def epochs(
 
     The block ends in one of three ways:
 
-    - It is over (also by ``break`` or ``return``): this rank leaves in order, and the loop ends.
-    - A rank was lost, or another one has ended the epoch: `GroupBrokenError`,
-      `CollectiveAbortedError`, `CoordinatorLostError`, `GroupClosedError` of a rank that was turned
-      out, or an exception group of these alone. The block swallows it, and the loop goes on with
-      the next group, of all who live and who wait to join.
-    - Any other exception: this rank leaves at once, the others hear why, and it is raised.
+    - It is done, or left by ``break`` or ``return``. This rank leaves in order, and the loop ends.
+    - A rank was lost, or another rank has ended the epoch. The block swallows the error, and the
+      loop goes on with the next group: the survivors and the ranks that wait to join. The errors
+      are `GroupBrokenError`, `CollectiveAbortedError`, `CoordinatorLostError`, `GroupClosedError`
+      if this rank was evicted, or an exception group of these alone.
+    - Any other exception. This rank leaves at once, the others hear why, and the exception is
+      raised.
 
-    All ranks go to the next epoch as soon as one does. A block that waits for something else than
-    the group does not notice: after `patience` seconds it is cancelled where it waits, as by
-    `asyncio.timeout`. Any rank may end an epoch by `group.revoke()`. With `admit` the first one
-    does so once somebody waits to join, there is room (`max_size`), and nobody else has come
-    for the group's `join_window`; without it joiners wait for an epoch that ends anyhow.
+    All ranks go to the next epoch as soon as one does. A block that waits for something outside the
+    group cannot notice that. It is cancelled after `patience` seconds, as `asyncio.timeout` does
+    it.
 
-    Survivors come first, in the order of their ranks. Where this rank was turned out, or the
-    coordinator is gone for good, it joins anew, with what state it has, at whatever rank.
+    Any rank may end an epoch by `group.revoke()`. With `admit`, rank 0 does so if a rank waits to
+    join and the group has fewer than `max_size` members. It first waits until no more ranks have
+    come for the group's `join_window`. Without `admit`, ranks that join wait until an epoch ends
+    for another reason.
 
-    `address`, `min_size`, `max_size` and `options` are those of `connect`; `timeout` is how long
-    each epoch may take to form, `min_size` how many it takes. Without ``async with group``, what
-    the body raises is the program's to handle, each turn of the loop leads to the next epoch, and
-    `Group.close` ends it.
+    Survivors keep their order and come first. A rank joins anew, with the state that it has and at
+    any rank number, if it was evicted or if the coordinator is gone for good.
 
-    Raises what `connect` does, and CollectiveTimeoutError if an epoch does not form: `.missing` are
-    those who live and do not come.
+    `address`, `min_size`, `max_size` and `options` are those of `connect`. `timeout` bounds how
+    long each epoch may take to form. Without ``async with group``, your program handles the errors
+    itself, each turn of the loop leads to the next epoch, and `Group.close` ends the loop.
+
+    Raises what `connect` raises, and CollectiveTimeoutError if an epoch does not form. Its
+    `.missing` are the ranks that live and do not come.
     """
     connecting = connect(address, min_size=min_size, max_size=max_size, **options)  # pyright: ignore[reportArgumentType]
     return _epochs(Keeper(connecting, admit=admit, patience=patience))

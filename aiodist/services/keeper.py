@@ -1,8 +1,8 @@
-"""Keeps one membership alive: what is behind `aiodist.epochs` and `aiodist.lifespan`.
+"""`Keeper` keeps one membership alive, for `aiodist.epochs` and `aiodist.lifespan`.
 
-An epoch is over when its group is revoked, or this rank is a member no more. Any rank may end it
-for all: one whose operation failed because another rank was lost, or the first one, once somebody
-waits to join. All of them then meet at a rendezvous, and whoever was turned out joins anew.
+An epoch is over when its group is revoked, or when this rank is no longer a member. Any rank may
+end it for all: a rank whose operation failed because another was lost, or rank 0 if a rank waits to
+join. All ranks then meet at a rendezvous. A rank that was evicted joins anew.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from aiodist.types import View
 log = logging.getLogger("aiodist.services")
 
 _RECOVERABLE = (GroupBrokenError, CollectiveAbortedError, CoordinatorLostError)
-"""After these there is a next epoch. Deadlines and mismatches are none of them: they come back in
-every epoch."""
+"""Errors after which there is a next epoch. Timeouts and mismatches are not among them, because
+they would come back in every epoch."""
 
 PATIENCE = 1.0
-"""Seconds that a body may take to notice that its epoch is over, before it is cancelled."""
+"""How many seconds a body may take to notice that its epoch is over, before it is cancelled."""
 
 _SHORTEST = 0.001
-"""Seconds: who has no more than these left for another try has none."""
+"""With less than this many seconds left, there is no further try."""
 
 
 class Keeper:
-    """One membership after the other of the group that `connecting` leads to, over all epochs.
+    """Gives the groups that `connecting` leads to, over all epochs.
 
-    `admit`: end the epoch once somebody waits to join, and is not turned away. `eager`: end it also
-    as soon as a rank is lost or has left, not only when an operation needs that. `patience`: after
-    how many seconds a body that waits for something else is cancelled.
+    `admit`: end the epoch if a rank waits to join and there is room. `eager`: end it also as soon
+    as a rank is lost or leaves, and not only when an operation needs that rank. `patience`: the
+    seconds until a body that waits for something else is cancelled.
     """
 
     def __init__(
@@ -54,28 +54,30 @@ class Keeper:
         patience: float = PATIENCE,
     ) -> None:
         self.group: Group | None = None
-        """That of the newest epoch; None: this rank has not joined."""
+        """The group of the newest epoch; None if this rank has not joined."""
         self.over = asyncio.Event()
-        """Set when that epoch is over; at first, too."""
+        """Set while no epoch is going on."""
         self.over.set()
         self._connecting = connecting
         self._admit = admit
         self._eager = eager
         self._patience = patience
-        self._watch: asyncio.Task[None] | None = None  # hears who is lost, and who waits
+        self._watch: asyncio.Task[None] | None = None  # hears which ranks are lost, and which wait
         self._view: View | None = None  # the newest
-        self._calling: asyncio.TimerHandle | None = None  # calls for a rendezvous, a little later
-        self._body: asyncio.Task[object] | None = None  # what runs in `async with group`
-        self._cancelling = 0  # how often that had been cancelled by others when it began
-        self._hurry: asyncio.TimerHandle | None = None  # cancels it
+        # calls for a rendezvous after the join window
+        self._calling: asyncio.TimerHandle | None = None
+        self._body: asyncio.Task[object] | None = None  # the task that runs `async with group`
+        self._cancelling = 0  # its `cancelling()` when the body began
+        self._hurry: asyncio.TimerHandle | None = None  # cancels the body
         self._interrupted = False
 
     async def next(self) -> Group | None:
-        """The group of the next epoch; None if this rank has left by `Group.close` or `abort`.
+        """Return the group of the next epoch; None if this rank has left by `Group.close` or
+        `abort`.
 
-        Raises what `connect` does, and CollectiveTimeoutError if the next epoch has not formed
-        within the deadline of `connect`: then it can be called again. What has kept it from hearing
-        who comes and goes, for which this rank has left, is raised as it is.
+        Raises what `connect` raises, and CollectiveTimeoutError if the next epoch has not formed
+        within the timeout of `connect`. You can call it again then. If watching the members failed,
+        that error is raised, because this rank has left for it.
         """
         group = self.group
         if group is not None and group._actor.is_over and not group._actor.is_evicted:
@@ -102,14 +104,14 @@ class Keeper:
             await asyncio.wait({self._watch})
 
     async def _gone_on(self, group: Group) -> Group:
-        """What becomes of `group`."""
+        """Return the group that follows `group`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._connecting.timeout
         while True:
             try:
                 return await group.rendezvous(timeout=deadline - loop.time())
             except (CollectiveAbortedError, CollectiveTimeoutError):
-                # Of another rank, as a rule, that gave up, or was there long before this one.
+                # Usually another rank gave up, or began to wait long before this one.
                 if loop.time() + _SHORTEST >= deadline:
                     raise
 
@@ -117,12 +119,13 @@ class Keeper:
         try:
             return await self._connecting
         except RankTakenError:
-            # That of its number among the processes is of an earlier epoch: ranks move up.
+            # The number of this process belongs to a rank of an earlier epoch, because ranks move
+            # up.
             self._connecting = self._connecting.without_rank()
             return await self._connecting
 
     async def _forget(self, group: Group) -> None:
-        """This rank is a member no more, or there is no coordinator to be a member of."""
+        """Forget the group: this rank was evicted, or the coordinator is gone."""
         group.abort("this rank joins again")
         await group._actor.gone()
         self.group = None
@@ -142,13 +145,13 @@ class Keeper:
         self.over = asyncio.Event()
         group._line.keeper = self
         group._context.on_end = self._ended
-        if group.closed:  # the word that it is over has come before
+        if group.closed:  # it may have been revoked before we listened
             self.over.set()
         self._judge()
         return group
 
     def entered(self, group: Group) -> None:
-        """The body of this epoch begins: `async with group`."""
+        """Hear that the body of this epoch begins, with `async with group`."""
         self._body = asyncio.current_task()
         assert self._body is not None
         self._cancelling = self._body.cancelling()
@@ -157,19 +160,19 @@ class Keeper:
             self._remind()
 
     def left(self, error: BaseException | None) -> bool:
-        """The body of this epoch has ended, by `error` or well. True: another epoch follows."""
+        """Hear that the body has ended, with `error` or well. True: another epoch follows."""
         body, self._body = self._body, None
         if self._hurry is not None:
             self._hurry.cancel()
         if self._interrupted:
             assert body is not None
-            interrupts = body.uncancel() > self._cancelling  # somebody else cancels it, too
+            interrupts = body.uncancel() > self._cancelling  # the task is cancelled by others, too
             if isinstance(error, asyncio.CancelledError):
                 return not interrupts
         return error is not None and self.is_recoverable(error)
 
     def is_recoverable(self, error: BaseException) -> bool:
-        """Whether `error` means that the epoch is over, and another one follows."""
+        """Tell whether `error` means that the epoch is over and another one follows."""
         if isinstance(error, BaseExceptionGroup):
             return all(map(self.is_recoverable, error.exceptions))
         if isinstance(error, GroupClosedError):
@@ -182,7 +185,7 @@ class Keeper:
             self._remind()
 
     def _remind(self) -> None:
-        """A body that is in no operation has not heard that its epoch is over."""
+        """Cancel the body soon, because a body that is in no operation does not hear of the end."""
         loop = asyncio.get_running_loop()
         self._hurry = loop.call_later(self._patience, self._interrupt)
 
@@ -191,27 +194,32 @@ class Keeper:
             self._interrupted = True
             self._body.cancel()
 
-    # Who comes, and who goes.
+    # Ranks that come and go.
 
     async def _heed(self, group: Group) -> None:
         try:
             async for self._view in group.views():
                 self._judge()
         except AiodistError as error:
-            # A member no more, or there is no coordinator for good: `next` sees to it.
+            # This rank was evicted, or there is no coordinator. `next` handles both.
             log.debug("group %r: no news of its members: %s", group.name, error)
 
     def _heeded(self, watch: asyncio.Task[None]) -> None:
-        """Nobody tells any more who comes and who goes. If nobody foresaw why, this rank leaves:
-        else the epoch would go on, and whoever waits to join would wait for ever."""
+        """Hear that the task that watches members has ended.
+
+        After an unexpected error this rank leaves, because otherwise the epoch would go on and
+        ranks that want to join would wait for ever.
+        """
         if watch.cancelled() or (error := watch.exception()) is None or self.group is None:
             return
         log.error("group %r: no news of its members any more", self.group.name, exc_info=error)
         self.group.abort(f"it hears of no changes of its members any more: {in_words(error)}")
 
     def _judge(self) -> None:
-        """Have all ranks come to a rendezvous, if there is a reason for one. The view and the group
-        of an epoch come one after the other, in either order: this is called for both."""
+        """Revoke the group if there is a reason for a rendezvous.
+
+        Called for a new view and for a new group, because either may come first.
+        """
         if self._calling is not None:
             self._calling.cancel()
             self._calling = None
@@ -221,12 +229,13 @@ class Keeper:
         if self._eager and (view.lost or view.left):
             group.revoke()
         elif self._admit and self._takes(view, group):
-            # A little later, for others may come right behind.
+            # A little later, because more ranks may come right behind.
             loop = asyncio.get_running_loop()
             self._calling = loop.call_later(self._connecting.join_window, self._call, group)
 
     def _takes(self, view: View, group: Group) -> bool:
-        """Whether somebody waits whom a rendezvous takes in, and it is this rank that calls it."""
+        """Tell whether a rank waits that has room, and this rank is the one that calls the
+        rendezvous."""
         has_room = len(view.members) < self._connecting.most
         return view.waiting > 0 and has_room and view.members[0].rank == group.rank
 

@@ -22,7 +22,7 @@ P = ParamSpec("P")
 log = logging.getLogger("aiodist.services")
 
 _PAUSE = 1.0
-"""Seconds before a service tries again to have a group."""
+"""Seconds before a service tries again to form a group."""
 
 
 class Lifespan:
@@ -36,22 +36,22 @@ class Lifespan:
         app = web.Application()
         app.cleanup_ctx.append(lifespan.cleanup_ctx)
 
-    A worker has joined the group before its first request, and leaves it after the last one. A
-    worker that dies or ends is left behind at once, and one that comes is taken in: `group` is that
-    of the present epoch (Starlette: ``request.app.state.group``). What a request does with it fails
-    if the epoch ends meanwhile; `call` does it again, in the next one.
+    A worker joins the group before its first request, and leaves after its last one. If another
+    worker dies or ends, the group goes on without it. A new worker is taken in. `group` is the
+    group of the present epoch (Starlette: ``request.app.state.group``). If the epoch ends during a
+    request, the request's operations fail. `call` repeats them in the next epoch.
 
-    `serve`: ``async def serve(group)``, which runs beside the requests, in each epoch anew, as one
-    that joins what other workers were asked for. It is cancelled when the epoch, or the worker,
-    ends. What else it raises, `call` and `group` raise from then on.
+    `serve` is ``async def serve(group)``. It runs beside the requests, anew in each epoch, for
+    example to join in what other workers were asked for. It is cancelled when the epoch or the
+    worker ends. If it raises something else, `call` and `group` raise that from then on.
 
-    `answer`: ``async def answer(question)``, what this worker says to `ask` of any worker. All
-    workers give it, or none.
+    `answer` is ``async def answer(question)``: what this worker replies to `ask` of any worker.
+    Either all workers give it, or none.
 
     `address`, `min_size` (how many workers each epoch takes), `max_size` and `options` are those of
-    `aiodist.connect`, whose errors the start of the worker raises. If later on no group forms
-    within `timeout`, that is logged, every `call` that waits for it raises why, and it is tried
-    again until the worker ends.
+    `aiodist.connect`. The start of the worker raises the errors of `connect`. If later no group
+    forms within `timeout`, that is logged, every waiting `call` raises it, and the worker tries
+    again until it ends.
     """
 
     def __init__(
@@ -64,21 +64,22 @@ class Lifespan:
         max_size: int | None = None,
         **options: Unpack[RankOptions],
     ) -> None:
-        # Looked up at the start: a module that is imported for something else needs no environment.
+        # Not resolved yet, because a module that is imported for another reason needs no
+        # environment.
         self._connect = partial(connect, address, min_size=min_size, max_size=max_size, **options)
         self._serve = serve
         self._asking = None if answer is None else Asking(answer)
         self._keeper: Keeper | None = None  # None: the worker has not started
         self._next: asyncio.Future[None]  # done when the next epoch begins
-        self._has_begun = False  # it has had a group
+        self._has_begun = False  # this worker has had a group
         self._stopping = False
-        self._app: Any = None  # whose state shows the group
+        self._app: Any = None  # its `state` gets the group
 
     # -- what requests use ------------------------------------------------------------------------
 
     @property
     def group(self) -> Group:
-        """That of the present epoch, or the one before, while the workers meet for the next."""
+        """The group of the present epoch, or of the last one until the next begins."""
         group = self._started().group
         if group is None:
             raise RuntimeError("this worker is joining its group anew: use lifespan.call")
@@ -90,11 +91,12 @@ class Lifespan:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """``await function(group, *args)``, again in the next epoch where one ends before it is
-        done. What else it raises is raised, `CollectiveAbortedError` as well.
+        """Await ``function(group, *args)``, and do so again in the next epoch if an epoch ends
+        meanwhile.
 
-        Waits for the next epoch no longer than the worker tries to have one: if that fails, as with
-        CollectiveTimeoutError after `timeout`, this raises it, and the request can answer that.
+        All other errors are raised, `CollectiveAbortedError` too. If the worker fails to get a next
+        epoch, this raises the reason, for example CollectiveTimeoutError after `timeout`, so that
+        the request can answer.
         """
         keeper = self._started()
         while True:
@@ -104,7 +106,8 @@ class Lifespan:
             try:
                 return await function(group, *args, **kwargs)
             except Exception as error:
-                # Where this worker itself has closed the group, what comes next says why.
+                # If this worker itself has closed the group, the next turn of the loop raises the
+                # reason.
                 is_closed = isinstance(error, GroupClosedError) and over.is_set()
                 if not is_closed and not keeper.is_recoverable(error):
                     raise
@@ -114,15 +117,16 @@ class Lifespan:
                     group.revoke()
 
     async def ask(self, question: Any, *, timeout: float | None = None) -> list[Any]:
-        """Ask all workers, this one too: their answers, by rank (a scatter-gather).
+        """Ask all workers, including this one. Returns their answers, by rank (scatter-gather).
 
-        `question` and answers are values as messages have them. Each worker answers by the
-        function `answer` that it was given. If a worker is lost or comes meanwhile, all are asked
-        again, so an answer must not do what may be done only once. Any number of questions may be
-        under way. Use no receive of any tag in `serve`: it would take the questions.
+        Question and answers are values as messages have them. Each worker answers with the function
+        `answer` that it was given. If a worker is lost or joins meanwhile, all are asked again, so
+        an answer must be safe to repeat. You can ask many questions at once. Do not receive with
+        `ANY_TAG` in `serve`, because that would take the questions.
 
-        Raises RuntimeError if a worker's `answer` raised, with its text; what `answer` raised
-        here; TimeoutError after `timeout` seconds; and what `call` does.
+        Raises RuntimeError with the text of the error if another worker's `answer` raised, the
+        error itself if this worker's did, TimeoutError after `timeout` seconds, and what `call`
+        raises.
 
         For example::
 
@@ -161,7 +165,7 @@ class Lifespan:
 
     @contextlib.asynccontextmanager
     async def _life(self) -> AsyncIterator[None]:
-        """Joined once this is entered, and left in order at its end."""
+        """Join at the beginning, and leave in order at the end."""
         if self._keeper is not None:
             raise RuntimeError("this lifespan is that of a worker that runs: make another one")
         keeper = Keeper(self._connect(), eager=True)
@@ -197,14 +201,16 @@ class Lifespan:
             await keeper.end()
 
     def _fail(self, error: Exception) -> None:
-        """The next epoch has not come: whoever waits for it hears why. (Where there will be none,
-        whoever comes later does, too, for `_next` stays as it is.)"""
+        """Give `error` to every `call` that waits for the next epoch.
+
+        If there will be no next epoch, `_next` keeps the error for later calls.
+        """
         if not self._next.done():
             self._next.set_exception(error)
-            self._next.exception()  # nobody has to wait for it
+            self._next.exception()  # marks it as retrieved, because there may be no waiter
 
     async def _formed(self, keeper: Keeper) -> Group | None:
-        """The group of the next epoch, however long that takes; None once the worker ends."""
+        """Return the group of the next epoch, or None once the worker ends."""
         while not self._stopping:
             try:
                 group = await keeper.next()
@@ -229,7 +235,7 @@ class Lifespan:
         self._next = asyncio.get_running_loop().create_future()
 
     async def _epoch(self, keeper: Keeper, group: Group) -> None:
-        """Serve until the epoch is over, which raises why, or until the worker ends."""
+        """Serve until the worker ends, or until the epoch is over, which raises the reason."""
         over = asyncio.create_task(keeper.over.wait())
         serving = asyncio.create_task(self._served(keeper, group))
         try:
@@ -260,4 +266,4 @@ class Lifespan:
 
 
 lifespan = Lifespan
-"""As it is called: ``aiodist.lifespan(…)``."""
+"""The name to call it by: ``aiodist.lifespan(…)``."""

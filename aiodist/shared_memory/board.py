@@ -114,7 +114,7 @@ STAMP: Final = 0
 _CALL: Final = 1  # and 2, by parity of the operation: a digest of what was called
 _ABORTED: Final = 3  # and 4, by parity: the number after that of an operation given up
 _PLACE: Final = 5  # and 6, by parity: where the array of the operation lies in shared memory, or 0
-_CORE: Final = 7  # 1 + the core that the rank was on when it last waited; 0: nobody knows
+CORE: Final = 7  # 1 + the core that the rank was on when it last waited; 0: unknown
 SLEEP: Final = 8
 WANTED: Final = 9
 _HOW: Final = 10  # how it sleeps, see `_how`
@@ -307,15 +307,20 @@ class Board:
                 return None
         return True
 
+    def here(self) -> int:
+        """1 + the core that this rank is on, as it says by this; 0 if the system does not tell."""
+        here = core() + 1
+        if here != self._core:
+            self._core = self.own[CORE] = here
+        return here
+
     def apart(self, peers: Iterable[int], stamp: int) -> bool:
         """Whether all of `peers` that have not reached it were last seen on other cores than this
         rank, as it says by this. They may be elsewhere by now: that costs time, and no more."""
-        here = core() + 1
-        if here != self._core:
-            self._core = self.own[_CORE] = here
+        here = self.here()
         for peer in peers:
             words = self.words[peer]
-            if words[STAMP] < stamp and words[_CORE] in (0, here):
+            if words[STAMP] < stamp and words[CORE] in (0, here):
                 return False
         return here > 0
 

@@ -43,7 +43,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from aiodist.errors import ProtocolError
-from aiodist.shared_memory.board import PAGE, POSTS, Board, fence
+from aiodist.shared_memory.board import CORE, PAGE, POSTS, Board, fence
 from aiodist.transports import futex
 
 START, SIZE = POSTS
@@ -110,6 +110,7 @@ class Posts:
         assert len(ranks) <= MOST_RANKS
         place = ranks.index(board.rank)
         self._own = board.own
+        self._here = board.here
         self.rank = board.rank
         self._dozes = board.can_doze
         self.ring = board.memory(board.rank)[START : START + SIZE]
@@ -258,8 +259,14 @@ class Posts:
         return None
 
     def apart(self, readers: Sequence[Reader], _: int) -> bool:
-        """Nobody knows: ranks that post do not say where they are."""
-        return False
+        """Whether all of `readers` that have posted nothing were last seen on other cores than this
+        rank, as it says by this."""
+        here = self._here()
+        for reader in readers:
+            words = reader.words
+            if words[CORE] in (0, here) and words[HEAD] == reader.taken + reader.held:
+                return False
+        return here > 0
 
     def doze(self, readers: Sequence[Reader], _: int, seconds: float) -> bool:
         """Sleep within the call until the first of `readers` has posted, or may have, but no longer

@@ -1,10 +1,11 @@
 """For tests of code that uses aiodist or extends it. Nothing in the library imports it.
 
 `Simulation` runs ranks on a simulated network in virtual time; `LinkConformance` are the tests that
-every transport passes. ``python -m aiodist.testing simulate`` runs random programs. See
-`docs/testing.md`.
+every transport passes, and `CodecConformance` those for codecs. ``python -m aiodist.testing
+simulate`` runs random programs. See `docs/testing.md`.
 """
 
+from aiodist.testing.codecs import CodecConformance
 from aiodist.testing.conformance import LinkConformance
 from aiodist.testing.faults import Fault, FaultInjector
 from aiodist.testing.history import Entry, History
@@ -13,6 +14,7 @@ from aiodist.testing.simulation import HangError, InvariantError, Killed, Simula
 from aiodist.testing.virtual_loop import DeadlockError, Process, VirtualLoop
 
 __all__ = [
+    "CodecConformance",
     "Conditions",
     "DeadlockError",
     "Entry",

@@ -1,6 +1,6 @@
-"""Ranks as a grid or as a graph: who is whose neighbour, and collectives among neighbours.
+"""Ranks as a grid or as a graph, and collectives among neighbours.
 
-A layer above groups, which it uses as a program does: whether they are those of asyncio or blocking
-ones. `grid` numbers ranks by coordinates, `graph` takes neighbours as each rank names them,
-`neighbors` is what the two have in common.
+A layer above groups. It works with asyncio groups and blocking groups alike, because it uses only
+what a program can use. `grid` numbers ranks by coordinates, `graph` takes the neighbours that each
+rank names, and `neighbors` has what both share.
 """

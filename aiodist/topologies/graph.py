@@ -1,4 +1,4 @@
-"""`Graph`: ranks with whatever neighbours each of them names (MPI's distributed graph)."""
+"""`Graph`: each rank names its neighbours (MPI's distributed graph)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from aiodist.topologies.neighbors import Collective, Edge, Neighbors
 
 
 class Graph(Neighbors):
-    """The ranks of `group` as a graph: each names those that it hears from, its `sources`, and
-    those that hear from it, its `destinations` (None: the same). A rank may stand there several
-    times, and be its own neighbour. Nothing is sent to make it: whether both ends of an edge name
-    it is seen when values go along it.
+    """The ranks of `group` as a graph.
 
-    Raises ValueError for what is no rank.
+    Each rank names its `sources`, which it receives from, and its `destinations`, which it sends to
+    (None: the same as `sources`). A rank may occur several times, and may be its own neighbour.
+    Making a graph sends nothing, so a mismatch between the two ends of an edge shows only when
+    values travel.
+
+    Raises ValueError if one of them is not a rank of the group.
 
     For example::
 
@@ -31,7 +33,7 @@ class Graph(Neighbors):
 
 
 def _edges(ranks: Sequence[int]) -> Iterator[Edge]:
-    """Of several edges to one rank, the first at one end is the first at the other, too."""
+    """Number the edges to each rank. The first at one end is the first at the other end, too."""
     seen: Counter[int] = Counter()
     for rank in ranks:
         yield rank, seen[rank]

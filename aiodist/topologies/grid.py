@@ -11,13 +11,15 @@ from aiodist.topologies.neighbors import Collective, Edge, Neighbors
 class Grid(Neighbors):
     """The ranks of `group` as a grid: ``Grid(group, (2, 3))``, ``Grid(group, (0, 0))``.
 
-    `dims`: how many ranks along each axis; those given as 0 are chosen, as equal as the size of the
-    group allows, the larger first. `periodic`: whether the last along an axis is beside the first;
-    of all axes, or of each. Ranks are numbered as numpy numbers elements: the last coordinate runs
-    fastest. The neighbours of a rank are, along one axis after the other, the one before it and the
-    one behind it. The same on all ranks; nothing is sent to make it.
+    `dims` is the number of ranks along each axis. Each 0 is replaced so that the numbers are as
+    equal as the size of the group allows, the larger first. `periodic` says whether the last rank
+    along an axis is a neighbour of the first: one bool for all axes, or one for each.
 
-    Raises ValueError for dims that do not make the size of the group.
+    Ranks are numbered in C order, as numpy numbers elements: the last coordinate runs fastest. The
+    neighbours of a rank are the one before it and the one behind it, axis by axis. All ranks
+    compute the same grid, and nothing is sent.
+
+    Raises ValueError if `dims` do not multiply to the size of the group.
 
     For example::
 
@@ -39,8 +41,9 @@ class Grid(Neighbors):
         destinations: list[Edge | None] = []
         for axis in range(len(self.dims)):
             before, behind = self.shift(axis)
-            # Both ends know an edge by its place at the receiver: what goes to the rank before
-            # comes there from behind. Along an axis of two ranks these are the same rank twice.
+            # Both ends know an edge by its place at the receiver: a value for the rank before this
+            # one arrives there from behind. This matters because on an axis of two ranks both are
+            # the same rank.
             places = ((before, 2 * axis), (behind, 2 * axis + 1))
             for rank, place in places:
                 sources.append(None if rank is None else (rank, place))
@@ -53,7 +56,7 @@ class Grid(Neighbors):
         return self.coords_of(self._rank)
 
     def coords_of(self, rank: int) -> tuple[int, ...]:
-        """The coordinates of a rank. Raises ValueError for what is none."""
+        """Return the coordinates of a rank. Raises ValueError if there is no such rank."""
         if not 0 <= rank < math.prod(self.dims):
             raise ValueError(f"rank {rank}: the ranks are 0 to {math.prod(self.dims) - 1}")
         coords: list[int] = []
@@ -63,7 +66,8 @@ class Grid(Neighbors):
         return tuple(reversed(coords))
 
     def rank_of(self, coords: Sequence[int]) -> int | None:
-        """The rank at `coords`; None where they lie outside, along an axis that is not periodic."""
+        """Return the rank at `coords`; None if they lie outside, along an axis that is not
+        periodic."""
         if len(coords) != len(self.dims):
             raise ValueError(f"{len(coords)} coordinates in a grid of {len(self.dims)} axes")
         rank = 0
@@ -74,8 +78,10 @@ class Grid(Neighbors):
         return rank
 
     def shift(self, axis: int, by: int = 1) -> tuple[int | None, int | None]:
-        """The ranks that lie `by` places before and behind this one along an axis: in a shift, who
-        to receive from and who to send to."""
+        """Return the ranks `by` places before and behind this one along an axis.
+
+        In a shift you receive from the first and send to the second.
+        """
         if not -len(self.dims) <= axis < len(self.dims):
             raise ValueError(f"axis={axis} in a grid of {len(self.dims)} axes")
         coords = list(self.coords)
@@ -88,8 +94,10 @@ class Grid(Neighbors):
 
 
 def chosen_dims(size: int, dims: Sequence[int]) -> tuple[int, ...]:
-    """`dims` with numbers for those that are 0, so that all of them make `size`: as equal as can
-    be, the larger first. Raises ValueError where there are none."""
+    """Return `dims` with each 0 replaced, so that they multiply to `size`.
+
+    The numbers are as equal as possible, the larger first. Raises ValueError if no numbers fit.
+    """
     if any(count < 0 for count in dims):
         raise ValueError(f"dims {tuple(dims)}: a grid has 1 or more ranks along an axis, or 0")
     free = [axis for axis, count in enumerate(dims) if not count]
@@ -103,9 +111,9 @@ def chosen_dims(size: int, dims: Sequence[int]) -> tuple[int, ...]:
 
 
 def _even(size: int, count: int) -> list[int]:
-    """`count` factors of `size`, as equal as can be, the larger first."""
-    # The largest is the least factor that is no less than the root: with it the others can be
-    # nearest to each other.
+    """Return `count` factors of `size`, as equal as possible, the larger first."""
+    # The largest factor is the smallest one that is at least the root, because the others can then
+    # be closest to each other.
     factors: list[int] = []
     for left in range(count, 0, -1):
         factor = next(n for n in range(1, size + 1) if size % n == 0 and n**left >= size)

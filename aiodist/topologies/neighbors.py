@@ -1,10 +1,10 @@
-"""What a grid and a graph have in common: neighbours, and collectives among them.
+"""`Neighbors`: what a grid and a graph share, and collectives among neighbours.
 
-**Why an all_to_all of the whole group.** Messages between neighbours alone would be fewer. But then
-a rank whose call raised, or was cancelled, would be a call behind its neighbours, and would take
-the messages of one call for those of the next. A collective uses up its number on all ranks,
-whatever becomes of it, and all hear why it failed. Ranks that are no neighbours pay a small word
-each. Where that is too much, `send` and `recv` go between any two.
+**Why this uses an all_to_all of the whole group.** Messages between neighbours alone would be
+fewer. But a rank whose call raised or was cancelled would then be one call behind its neighbours,
+and would take messages of one call for those of the next. A collective uses up its number on all
+ranks in any case, and all ranks hear why it failed. Ranks that are not neighbours exchange a small
+message each. If that is too much for your program, use `send` and `recv`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Collective(Protocol):
 
 
 Edge = tuple[int, int]
-"""A rank, and which of the edges between the two this is. Both ends call it the same."""
+"""A rank, and the number of the edge among those between the two ranks. Both ends agree on it."""
 
 
 class Neighbors:
-    """The neighbours of a rank of `group`, in the order in which values go to them and come.
+    """The neighbours of a rank of `group`, in the order of the values that are sent and received.
 
-    `sources`, `destinations`: their ranks, None where there is none in that place. Raises
-    ValueError for what is no rank of the group.
+    `sources` and `destinations` are ranks, or None if a place has no neighbour. Raises ValueError
+    if one is not a rank of the group.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Neighbors:
         self.group: Any = group
         self.sources = tuple(None if edge is None else edge[0] for edge in sources)
         self.destinations = tuple(None if edge is None else edge[0] for edge in destinations)
-        self._from = _places(sources)  # where what comes of each rank belongs
-        self._to = _places(destinations)  # which values are for each rank
+        self._from = _places(sources)  # the places of the values from each rank
+        self._to = _places(destinations)  # the places of the values for each rank
 
     def over(self, group: Any) -> Neighbors:
-        """The same neighbours in another view of the group: `Group` or `BlockingGroup`."""
+        """Return the same neighbours in another view of the group: a `Group` or `BlockingGroup`."""
         other = copy.copy(self)
         other.group = group
         return other
@@ -70,15 +70,16 @@ class Neighbors:
     def neighbor_all_gather(
         self, x: Any, *, out: Any = None, tag: Any = None, timeout: float | None = None
     ) -> Any:
-        """The list of what the `sources` have given as `x`, in their order. A Work of it, as other
-        collectives of the group give.
+        """Gather the `x` of the `sources`, as a list in their order. Returns a Work, as collectives
+        do.
 
-        A collective of the whole group. `out`: a list of arrays to receive into, one for each
-        source. If there is no neighbour in a place, the result is ``out[place]`` as it was (as MPI
-        leaves the buffer of MPI_PROC_NULL), or None without `out`. So fill it with the values at
-        the border once, and no step needs an ``if``.
+        A collective of the whole group. `out` is a list of arrays to receive into, one for each
+        source. If a place has no neighbour, the result there is ``out[place]`` unchanged (as MPI
+        leaves the buffer of MPI_PROC_NULL), or None without `out`. So fill it once with the values
+        at the border, and no step needs an ``if``.
 
-        Raises MismatchError, on the ranks that notice, if ranks disagree about who are neighbours.
+        Raises MismatchError, on the ranks that notice, if ranks disagree about who their neighbours
+        are.
 
         For example::
 
@@ -93,8 +94,12 @@ class Neighbors:
     def neighbor_all_to_all(
         self, xs: Any, *, out: Any = None, tag: Any = None, timeout: float | None = None
     ) -> Any:
-        """As `neighbor_all_gather`, of a value of its own for each of the `destinations`: `xs` is
-        the list of these in their order. What is for one that is not there goes nowhere."""
+        """Send each of the `destinations` a value of its own, and gather as `neighbor_all_gather`
+        does.
+
+        `xs` is the list of these values in order. A value for a place without a neighbour is not
+        sent.
+        """
         return self._exchange("neighbor_all_to_all", xs, out, tag, timeout)
 
     def _exchange(self, op: str, xs: Any, out: Any, tag: Any, timeout: float | None) -> Any:
@@ -103,7 +108,7 @@ class Neighbors:
             if out is not None:
                 _check("out", out, self.sources)
         except (TypeError, ValueError) as error:
-            self.group._forgo(error, tag)  # it was a call all the same, and the others hear of it
+            self.group._forgo(error, tag)  # it counts as a call, so the others hear of it
             raise
         slots = self._by_rank(xs, self._to)
         outs = None if out is None else self._by_rank(out, self._from)
@@ -115,15 +120,15 @@ class Neighbors:
         )
 
     def _by_rank(self, values: Sequence[Any], places: dict[int, list[int]]) -> list[Any]:
-        """For each rank of the group, the list of those of `values` that are in its places; None
-        for a rank without."""
+        """Return, for each rank of the group, the list of `values` in its places, or None."""
         found: list[Any] = [None] * self.group.size
         for rank, own in places.items():
             found[rank] = [values[place] for place in own]
         return found
 
     def _in_order(self, given: Sequence[Any], out: Sequence[Any] | None) -> list[Any]:
-        """What came of each rank, in the order of the sources; what is in `out` where none is."""
+        """Return what came, in the order of the sources. A place without one keeps its value of
+        `out`."""
         values: list[Any] = [None] * len(self.sources) if out is None else [*out]
         for rank, came in enumerate(given):
             places = self._from.get(rank, [])
@@ -151,7 +156,7 @@ def _check(name: str, values: Any, neighbors: Sequence[int | None]) -> None:
 
 
 def _places(edges: Sequence[Edge | None]) -> dict[int, list[int]]:
-    """The places of each rank, in the order in which both ends of their edges know them."""
+    """Return the places of each rank, in the order in which both ends know their edges."""
     places = defaultdict(list)
     for place, edge in enumerate(edges):
         if edge is not None:

@@ -8,13 +8,12 @@ it goes on is a matter of who else needs the core:
 - **As long as it pays.** A poll lasts `LONGEST` at most, half of that after each one in vain, down
   to `SHORTEST`. Every `AGAIN` polls one is long again: ranks that poll too briefly miss each other
   for good, since each of them has to be woken by then, which makes it late for the next one.
-- **Crowded hosts.** With more ranks than cores the one that is waited for may need this core: it is
-  offered (`sched_yield`) before every look. Else only after `ALONE`, for looks are faster without.
-  Ranks of shared memory say on which core they are. Where all that are missing were last seen on
-  others, the ranks of this core have come: whom it is offered would find that there is nothing to
-  do, sleep, and have to be woken. So for `APART` there are looks alone.
-  A yield that let somebody work who has not brought it is the last one: others need the core, and
-  who yields again and again takes it from them for nothing, each time for a switch there and back.
+- **The core of a missing rank.** Ranks that share memory say on which core they last waited. If one
+  that is missing was last seen on this core, it may need it: the core is offered (`sched_yield`)
+  before every look. If all that are missing were seen elsewhere, looks alone are faster: for
+  `ALONE` with a core for each rank, for `APART` on crowded hosts. There a rank that is offered the
+  core too early would find nothing to do, sleep, and have to be woken. A yield that let another
+  program work is the last one, because each further one takes a switch there and back for nothing.
 - **Neighbours.** A yield that took longer than `OTHERS` let somebody work: that was no waiting, and
   does not count. One that took longer than `HOGGED` was a whole time slice of a program that only
   computes, and there will be more of them: the scheduler holds a yield against whoever yields, but
@@ -314,9 +313,10 @@ class Progress:
             if crowded:
                 return False
             return self._spin(board.met, peers, stamp, SPINS, crowded=False, due=math.inf) is True
-        if crowded:
+        near = not board.apart(peers, stamp)  # one that is missing may need this core
+        if crowded or near:
             hogged = OTHERS if board.can_doze else HOGGED
-            alone = APART if board.apart(peers, stamp) else 0.0
+            alone = 0.0 if near else APART
             if self._spin(board.met, peers, stamp, 1, crowded=True, alone=alone, hogged=hogged):
                 return True
             return board.can_doze and self._polls and self._doze(board, peers, stamp)

@@ -1,5 +1,5 @@
-"""Memory of a rank that the others read and write: one-sided operations.
+"""Windows: memory of one rank that the other ranks read and write (one-sided operations).
 
-`window` has the calls, and the service on the owner's loop that carries them out; `places` says
-which part of the memory is meant. docs/windows.md says what holds.
+`window` has the calls, and the task on the owner's loop that carries them out. `places` finds the
+part of the memory that an index means. docs/windows.md says what a program can rely on.
 """

@@ -1,8 +1,8 @@
-"""Which part of exposed memory is meant, and what may be written there. No I/O in here.
+"""Indices into exposed memory, and the checks of values that are written there. Pure: no I/O.
 
-The rank that asks checks everything, against the dtype and shape that the owner has told: so it
-hears of a mistake at once, and the owner carries out what it is asked. That may be wrong all the
-same, where the other rank is not what it should be: then the owner refuses that one request.
+The rank that asks checks its arguments against the owner's dtype and shape, so that it hears of a
+mistake at once. The owner checks again, because the other rank may have a bug. It then refuses only
+that request.
 """
 
 from __future__ import annotations
@@ -24,20 +24,25 @@ ALL = "..."
 
 
 class Request(NamedTuple):
-    """What one rank asks of the memory of another. `number`: the tag of its answer, which is what
-    was read, None, or the reason in words why it was not carried out."""
+    """What one rank asks of the memory of another.
+
+    `number` is the tag of the answer. The answer is the value that was read, None, or a text that
+    says why the request was refused.
+    """
 
     op: str
     number: int
     where: list[Any]
     value: Any
     name: str
-    """Of the operator."""
+    """The name of the operator of `accumulate`, else ""."""
 
     @staticmethod
     def read(message: Any) -> Request:
-        """A request that has come. Raises ValueError where it is none that could be answered; what
-        else may be wrong with it shows when it is carried out."""
+        """Make a request of a message. Raises ValueError if it has no number to answer to.
+
+        Everything else is checked when the request is carried out.
+        """
         match message:
             case (op, int(number), where, value, name) if 0 < number < 1 << 63:
                 return Request(op, int(number), where, value, name)
@@ -48,14 +53,17 @@ class Request(NamedTuple):
 
 
 class Exposed(NamedTuple):
-    """What a rank has exposed."""
+    """The dtype and shape of what a rank has exposed."""
 
     name: str
     shape: tuple[int, ...]
 
     def part(self, where: Any) -> tuple[list[Any], tuple[int, ...]]:
-        """An index as it travels, and the shape of what it means. Raises TypeError for what is no
-        index of ints and slices, IndexError for one that lies outside."""
+        """Return an index in the form that travels, and the shape of the part that it means.
+
+        Raises TypeError if the index has anything but ints, slices and ``...``, and IndexError if
+        it lies outside.
+        """
         items = where if isinstance(where, tuple) else (where,)
         plain = [_plain(item) for item in items]
         # An array of that shape that takes no memory.
@@ -63,11 +71,13 @@ class Exposed(NamedTuple):
         return plain, stand_in[index_of(plain)].shape
 
     def value(self, value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-        """What is written to a part of that shape. Raises TypeError and ValueError for what does
-        not fit."""
+        """Return `value` as an array for a part of that shape.
+
+        Raises TypeError and ValueError if it does not fit.
+        """
         dtype = carrier(self.name)
         found = view(value, "value")
-        # A number has no dtype of its own: 200 fits uint8, though it would be an int64.
+        # A number has no dtype of its own: 200 fits uint8, although numpy takes it for an int64.
         if isinstance(value, (int, float, complex)) and np.result_type(value, dtype) == dtype:
             value = np.asarray(value, dtype)
         array = np.asarray(value) if found is None else found.base
@@ -77,11 +87,11 @@ class Exposed(NamedTuple):
         return array.astype(dtype, copy=False)
 
     def check_out(self, out: Any, shape: tuple[int, ...]) -> None:
-        """Raises TypeError and ValueError where a part of that shape does not go into `out`."""
+        """Raises TypeError or ValueError if a part of that shape does not fit into `out`."""
         check_same("the part", self.name, shape, writable(out, "out"), "out")
 
     def operator(self, op: Op) -> str:
-        """The name of an operator. Raises TypeError for one that is not for windows."""
+        """Return the name of an operator. Raises TypeError if windows do not have it."""
         op = ReduceOp.of(op)
         if op.function is not None or op.factor is not None or op.name == "AVG":
             raise TypeError(f"accumulate takes SUM, PRODUCT, MIN, MAX and the like, not {op}")
@@ -90,7 +100,7 @@ class Exposed(NamedTuple):
 
 
 def memory_of(x: Any) -> tuple[Exposed, NDArray[Any]]:
-    """The memory of an array to expose. Raises TypeError and ValueError for what cannot be."""
+    """Return the memory of `x`. Raises TypeError or ValueError if it cannot be exposed."""
     array = writable(x, "x")
     if array.name in CARRIERS:
         raise TypeError(f"x: {array} cannot be exposed: numpy has no such dtype")
@@ -98,13 +108,16 @@ def memory_of(x: Any) -> tuple[Exposed, NDArray[Any]]:
 
 
 def index_of(plain: list[Any]) -> tuple[Any, ...]:
-    """The index that travelled. Raises TypeError for what is none of ints and slices: numpy takes
-    more than these, such as lists, by which a small request could ask for any amount of memory."""
+    """Make an index of the form that travels. Raises TypeError for anything but ints and slices.
+
+    numpy also takes lists. They are refused, because a small request with a list could ask for any
+    amount of memory.
+    """
     return tuple(map(_index, plain))
 
 
 def accumulate(into: NDArray[Any], value: NDArray[Any], op: str, name: str) -> NDArray[Any]:
-    """``into op value``, as a collective would reduce them."""
+    """Return ``into op value``, computed as a collective computes it."""
     kernel = Kernel.of(ReduceOp(op), name)
     operands = [
         np.ascontiguousarray(each, kernel.dtype).reshape(-1)

@@ -1,13 +1,15 @@
-"""`Window`: what one rank asks of the memory of another, and what the owner does.
+"""`Window`: what one rank asks of the memory of another, and how the owner answers.
 
-A window has a group of its own, so its messages match nobody else's. A request is a message with
-one tag, in order; its answer has the number of the request as tag. On each rank a task for each
-other one takes requests and carries them out, one after the other. It is a task each, since a
-receive from any source fails as soon as one rank is lost, and these go on.
+Each window has a group of its own, so its messages match no others. Requests are messages with one
+tag, in order. The answer has the number of its request as tag.
 
-A request that cannot be carried out is refused, and only who asked hears of it. What nobody foresaw
-ends the window on this rank, loudly: the others would wait until their deadlines for an owner that
-serves them no more.
+Each rank runs one task for each other rank, which carries out that rank's requests in order. One
+task with a receive from any source would not do, because such a receive fails as soon as one rank
+is lost.
+
+A request that cannot be carried out is refused, and only its sender hears of that. An unexpected
+exception ends the window on this rank and is logged, because the others would otherwise wait until
+their deadlines.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from types import NoneType
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -43,14 +46,14 @@ from aiodist.work import Work, started, together
 log = logging.getLogger("aiodist.group")
 
 REQUESTS = "requests"
-"""The tag of requests. Answers have ints."""
+"""The tag of requests. Answers have ints as tags."""
 
 MOST_WORDS = 1000
-"""Characters of a refusal, which is to be there with its frame (see `Window._why`)."""
+"""The longest text of a refusal, in characters. It must fit into one frame: see `Window._why`."""
 
 
 class Window:
-    """Memory of all ranks of a group, as each has exposed it. Made by `Group.expose`.
+    """Memory that the ranks of a group have exposed. Made by `Group.expose`.
 
     For example::
 
@@ -68,16 +71,17 @@ class Window:
         exposed: list[Exposed | None],
         x: Any,
     ) -> None:
-        """`group`: of this window alone, which `close` closes, and `abort` ends for a reason."""
+        """`group` belongs to this window alone. `close` closes it, and `abort` aborts it with a
+        reason."""
         self._group = group
         self._close = close
         self._abort = abort
         self._exposed = exposed  # by rank
-        self._x = x  # what this rank has exposed; None: nothing, or closed
+        self._x = x  # what this rank has exposed; None: nothing, or the window is closed
         self._number = 0  # of the last request
-        self._fences = 0  # that were called
-        self._pending: set[Work[Any]] = set()  # of this rank's requests
-        self._sparing = Sparing(log)  # warns of requests that are none
+        self._fences = 0  # how often `fence` was called
+        self._pending: set[Work[Any]] = set()  # requests of this rank
+        self._sparing = Sparing(log)  # limits warnings about malformed requests
         loop = asyncio.get_running_loop()
         self._serving = [
             loop.create_task(self._serve(rank), name=f"aiodist window of rank {rank}")
@@ -92,10 +96,10 @@ class Window:
     def get(
         self, rank: int, where: Any = ..., *, out: Any = None, timeout: float | None = None
     ) -> Work[Any]:
-        """A copy of ``x[where]`` of `rank`, in `out` where that is given.
+        """Read ``x[where]`` of `rank`: the Work gives a copy, or `out` if you pass it.
 
-        `where`: an int, a slice, ``...``, or a tuple of these. Raises TypeError, ValueError and
-        IndexError for arguments that do not fit the memory there.
+        `where` is an int, a slice, ``...`` or a tuple of these. Raises TypeError, ValueError or
+        IndexError if an argument does not fit the memory of that rank.
         """
         exposed = self._of(rank)
         plain, shape = exposed.part(where)
@@ -106,7 +110,7 @@ class Window:
     def put(
         self, rank: int, where: Index, value: Given, *, timeout: float | None = None
     ) -> Work[None]:
-        """``x[where] = value``, at `rank`. Raises as `get` does."""
+        """Set ``x[where] = value`` at `rank`. Raises as `get` does."""
         exposed = self._of(rank)
         plain, shape = exposed.part(where)
         return self._ask("put", rank, plain, exposed.value(value, shape), "", None, timeout)
@@ -114,8 +118,11 @@ class Window:
     def accumulate(
         self, rank: int, where: Index, value: Given, op: Op = SUM, *, timeout: float | None = None
     ) -> Work[None]:
-        """``x[where] = x[where] op value``, at `rank`. Raises as `get` does, and TypeError for an
-        operator of one's own, which does not travel."""
+        """Set ``x[where] = x[where] op value`` at `rank`.
+
+        Raises as `get` does. Also raises TypeError for an operator of your own, because functions
+        do not travel.
+        """
         exposed = self._of(rank)
         plain, shape = exposed.part(where)
         name, given = exposed.operator(op), exposed.value(value, shape)
@@ -123,11 +130,13 @@ class Window:
 
     @started
     async def fence(self, *, timeout: float | None = None) -> None:
-        """Done when all is done that any rank has called on this window before. A collective.
+        """Wait until everything is done that any rank has called on this window before. A
+        collective.
 
-        Raises what an operation of this rank fails with meanwhile; the others do not wait for it.
+        Raises the error of an operation of this rank that fails meanwhile. The other ranks do not
+        wait for it.
         """
-        # A tag for each, because another fence may be called while this one waits.
+        # Each fence has its own tag, because another fence may be called while this one waits.
         self._fences += 1
         tag = self._fences
         pending = [*self._pending]
@@ -135,7 +144,7 @@ class Window:
             try:
                 await asyncio.wait(pending)
             except BaseException as error:
-                self._group._forgo(error, tag)  # the others would wait for the barrier in vain
+                self._group._forgo(error, tag)  # else the others would wait for the barrier in vain
                 raise
         await self._group.barrier(tag=tag, timeout=timeout)
         for work in pending:
@@ -143,7 +152,7 @@ class Window:
                 work.result()
 
     async def close(self) -> None:
-        """Wait for all ranks to call this, as `fence` does, and let go of the memory."""
+        """Wait until all ranks have called this, as `fence` does, and release the memory."""
         if self._group.closed:
             return
         try:
@@ -161,6 +170,10 @@ class Window:
             await self._end()
 
     # -- inside -----------------------------------------------------------------------------------
+
+    @property
+    def _unseen(self) -> WeakSet[Work[Any]]:
+        return self._group._unseen
 
     async def _end(self) -> None:
         for task in self._serving:
@@ -203,7 +216,7 @@ class Window:
         return work
 
     def _given(self, rank: int, op: str, answer: Any) -> Any:
-        """What `rank` has answered. Raises CollectiveAbortedError where it refuses."""
+        """Return the answer of `rank`. Raises CollectiveAbortedError if it refused."""
         if isinstance(answer, str):
             context = self._group._context
             text = f"rank {rank} could not carry it out: {answer}"
@@ -211,8 +224,11 @@ class Window:
         return answer
 
     def _why(self, rank: int, op: str, number: int, error: BaseException) -> BaseException:
-        """What a request has failed with. A refusal does not fit the `out` of a `get`, and stays
-        queued: there it says why."""
+        """Return the error of a request.
+
+        The text of a refusal does not fit the `out` of a `get`, so the receive fails with
+        MismatchError and the text stays queued. Here we read it.
+        """
         if isinstance(error, MismatchError) and not self._group.closed:
             instead = self._group.recv(src=rank, tag=number)
             instead.add_done_callback(_heard)
@@ -225,7 +241,7 @@ class Window:
     def _leave(
         self, rank: int, number: int, sending: Work[None], answer: asyncio.Future[Any]
     ) -> None:
-        """Nobody waits for an answer any more. If one comes, it must not lie here for ever."""
+        """Receive an answer that is no longer awaited, so that it does not stay queued for ever."""
         came = not answer.cancelled() and isinstance(answer.exception(), (NoneType, MismatchError))
         asked = sending.done() and not sending.cancelled() and sending.exception() is None
         if came or not asked or self._group.closed or rank in self._group._context.lost():
@@ -233,7 +249,7 @@ class Window:
         self._group.recv(src=rank, tag=number).add_done_callback(_heard)
 
     async def _serve(self, origin: int) -> None:
-        """Carry out what `origin` asks for, until it is gone, or this window."""
+        """Carry out the requests of `origin` until that rank or this window is gone."""
         while True:
             try:
                 message = await self._group.recv(src=origin, tag=REQUESTS)
@@ -243,23 +259,25 @@ class Window:
                     text = "a window was asked for nonsense by rank %d, which was dropped: %s"
                     self._sparing.warning("nonsense", text, origin, sayable(str(error)))
                     continue
-                # No await in here: nobody sees it half done.
+                # There is no await in here, so no other request sees it half done.
                 answer = self._carried_out(request)
                 await self._group.send(answer, origin, tag=request.number, timeout=math.inf)
             except (MessageTooLargeError, ProtocolError):
-                continue  # it was dropped, and its sender has been told
+                continue  # the message was dropped, and its sender was told
             except (GroupBrokenError, GroupClosedError):
                 return
 
     def _served(self, task: asyncio.Task[None]) -> None:
-        """A task that serves has ended."""
+        """Handle the end of a task that serves."""
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a window ends, as it failed to serve", exc_info=error)
             self._abort(f"its window failed to serve: {in_words(error)}")
 
     def _carried_out(self, request: Request) -> Any:
-        """The answer to `request`. Who asks may ask for anything, so whatever that raises here is
-        for that rank to hear, and nobody else's harm."""
+        """Return the answer to `request`.
+
+        A rank may ask for anything, so each exception becomes a refusal that only this rank hears.
+        """
         try:
             return self._carry_out(*request)
         except Exception as error:
@@ -268,12 +286,12 @@ class Window:
     def _carry_out(self, op: str, number: int, where: list[Any], value: Any, name: str) -> Any:
         exposed = self._exposed[self._group._context.rank]
         assert exposed is not None
-        # Looked at anew in each request, because the storage of a tensor may be freed, or moved.
+        # Looked up for each request, because the storage of a tensor may be freed or moved.
         _, memory = memory_of(self._x)
         index = index_of(where)
         match op:
             case "get":
-                # A copy, as a large answer leaves piece by piece, and the next request may write.
+                # A copy: a large answer leaves in pieces, and the next request may write meanwhile.
                 return np.array(memory[index])
             case "put":
                 memory[index] = value
@@ -285,7 +303,7 @@ class Window:
 
 
 def _heard(work: asyncio.Future[Any]) -> None:
-    """Nobody waits for `work` any more: what it failed with is not to be reported."""
+    """Keep asyncio from reporting the error of `work`, which has no other reader."""
     if not work.cancelled():
         work.exception()
 
@@ -297,12 +315,12 @@ async def opened(
     x: Any,
     timeout: float | None,
 ) -> Window:
-    """The window that all ranks of `group` open, once each has told what its `x` is."""
+    """Open the window of all ranks of `group`, after each has told what its `x` is."""
     try:
         try:
             own = None if x is None else memory_of(x)[0]
         except (TypeError, ValueError) as error:
-            group._forgo(error)  # the others hear of it in place of what they wait for
+            group._forgo(error)  # so that the others hear of it instead of waiting
             raise
         mine: list[Any] | None = None if own is None else [*own]
         told = await group.all_gather(mine, timeout=timeout)

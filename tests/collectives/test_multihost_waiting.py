@@ -11,7 +11,6 @@ import pytest
 from over_links import nothing_is_left, until
 
 import aiodist
-from aiodist.collectives import multihost_waiting
 from aiodist.collectives.multihost_waiting import MultihostCall
 from aiodist.engine import waiting_calls
 from aiodist.engine.calls import Calls
@@ -230,7 +229,6 @@ async def test_frames_that_came_before_are_taken(on_hosts):
 
 async def test_who_waits_for_long_has_a_deadline(on_hosts, monkeypatch):
     monkeypatch.setattr(waiting_calls, "LONG", 0.01)
-    monkeypatch.setattr(multihost_waiting, "LONG", 0.01)
     async with on_hosts("aabb") as ranks:
         await learn(ranks)
         works, _ = start(ranks, [MATE, LEADER, SPEAKER], timeout=0.5)

@@ -26,7 +26,7 @@ MADE = ["split", "dup", "subgroup", "expose"]
 async def cancelled_at_once(call):
     """`call` by two ways that cancel it before the loop turns."""
     work = call()
-    assert type(work) is Work
+    assert isinstance(work, Work)
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work

@@ -385,10 +385,12 @@ def test_text_is_counted_as_a_reader_reads_it(check: Any) -> None:
     assert words.of_page(page) == ["A title", "Use it where you can.", "Who waits?", "a", "b c"]
     source = (
         '"""Do it.\n\nSo that::\n\n    who()\n"""\n# This is\n# one text.\n\n# `Who`: another.\n'
+        'x = 1\n"""Of x."""\n'
     )
     assert words.of_module(source) == [
         "Do it.",
         "So that::",
+        "Of x.",
         "This is one text.",
         "code: another.",
     ]
@@ -397,16 +399,25 @@ def test_text_is_counted_as_a_reader_reads_it(check: Any) -> None:
     assert (count.words, count.too_long) == (43, 1)
 
 
-def test_a_page_that_breaks_the_rules_is_found(
+def test_text_that_breaks_the_rules_is_found(
     check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = check.words
     monkeypatch.setattr(words, "ROOT", tmp_path)
     monkeypatch.setattr(words, "WRITTEN", ["page.md"])
-    (tmp_path / "page.md").write_text("You do this because it helps you.\n")
+    monkeypatch.setattr(words, "ROOMS", ["room", "module.py"])
+    (tmp_path / "room").mkdir()
+    page, module = tmp_path / "page.md", tmp_path / "module.py"
+    page.write_text("You do this because it helps you.\n")
+    module.write_text('"""It is needed because of this."""\n')
+    (tmp_path / "room" / "file.py").write_text('"""It is here."""\n')
     assert words.check() == []
-    bad = f"Nobody starts where it is raised. Who reads on? {'word ' * 31}.\n"
-    (tmp_path / "page.md").write_text(bad)
-    assert [problem.split(" ")[1] for problem in words.check()] == [
-        *("31", "25.00", "25.00", "25.00", "0.00", "0.00")
+    bad = f"Nobody starts where it is raised. Who reads on? {'word ' * 31}."
+    page.write_text(f"{bad}\n")
+    module.write_text(f'"""{bad}"""\n')
+    assert [problem.split(" ")[:2] for problem in words.check()] == [
+        *(["page.md:", "31"], ["docs:", "25.00"], ["docs:", "25.00"], ["docs:", "25.00"]),
+        *(["docs:", "0.00"], ["docs:", "0.00"]),
+        *(["module.py:", "31"], ["code:", "23.26"], ["code:", "23.26"], ["code:", "23.26"]),
+        ["code:", "0.00"],
     ]

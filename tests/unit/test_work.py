@@ -294,6 +294,67 @@ def test_a_work_that_was_watched_for_a_while_is_told_of_nothing(run):
     assert run(main()) == []
 
 
+CALLS = {
+    "agree": lambda group: group.agree(),
+    "dup": lambda group: group.dup(),
+    "split": lambda group: group.split(0),
+    "subgroup": lambda group: group.subgroup([0, 1]),
+    "expose": lambda group: group.expose(np.zeros(1)),
+    "shrink": lambda group: group.shrink(),
+    "rendezvous": lambda group: group.rendezvous(),
+    "get": lambda group: group.store.get("key"),
+    "set": lambda group: group.store.set("key", b""),
+    "add": lambda group: group.store.add("number"),
+}
+"""Calls that begin as coroutines (`aiodist.work.started`)."""
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("op", CALLS)
+def test_a_forgotten_coroutine_is_told_with_its_line(run, op, held):
+    """The other rank awaits the same call. Nothing is told of the calls that these two make."""
+    call = CALLS[op]
+
+    async def main():
+        kept = []
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            async with aiodist.local(2) as groups:
+                work = call(groups[0])  # forgotten
+                await call(groups[1])
+                await groups[0].store.get("key")  # what came before has come
+                if held:
+                    kept.append(work)
+                del work
+                gc.collect()
+        return told
+
+    (one,) = run(main())
+    assert one.category is RuntimeWarning
+    assert line_of(one).startswith(f'"{op}": lambda')
+    assert ("closes" if held else "was dropped") in str(one.message)
+
+
+def test_who_cancels_a_coroutine_or_hears_its_error_is_told_of_nothing(run):
+    async def main():
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            async with aiodist.local(2) as groups:
+                one, other = groups
+                one.agree().cancel()
+                assert not await other.agree()
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(one.store.wait("never"), 0)
+                await one.store.set("key", b"no number")
+                with pytest.raises(ValueError, match="a decimal number"):
+                    await one.store.add("key")
+                windows = await asyncio.gather(one.expose(None), other.expose(None))
+                await asyncio.gather(*[window.close() for window in windows])
+        return told
+
+    assert run(main()) == []
+
+
 @pytest.mark.parametrize("done", [False, True])
 def test_who_leaves_by_an_exception_is_told_of_nothing(run, done):
     async def main():
@@ -361,7 +422,7 @@ def test_who_looks_later_is_told_nothing(run, look):
             await groups[1].barrier()
             assert type(work) is not aiodist.Work
             found = look(work)
-            assert type(work) is aiodist.Work or asyncio.isfuture(found)
+            assert isinstance(work, aiodist.Work) or asyncio.isfuture(found)
             del work
             if asyncio.isfuture(found):
                 await found

@@ -129,7 +129,7 @@ def test_closing_ends_a_vote_that_waits(run, stage):
     async def main():
         async with stage() as cast:
             ranks = await cast.start(2)
-            waiting = asyncio.ensure_future(ranks[0].agree(True))
+            waiting = asyncio.gather(ranks[0].agree(True))
             await asyncio.sleep(0)
             await ranks[0].close()
             with pytest.raises(aiodist.GroupClosedError):

@@ -252,7 +252,7 @@ class Peer:
 
     def __init__(self, clock: Clock, looks: float, dozes: float = math.inf) -> None:
         self.can_doze = True
-        self.is_apart = False
+        self.is_apart = True
         self._clock = clock
         self._left = looks
         self._naps = dozes
@@ -344,6 +344,7 @@ async def test_of_many_ranks_who_yielded_in_vain_dozes(
 
     monkeypatch.setattr(progress, "_yield", let_work)
     peer = Peer(clock, math.inf, dozes=0)
+    peer.is_apart = False
     polling._turned()
     assert polling.watch(peer, [1], 1, crowded=True)
     assert len(yields) == peer.looks == len(peer.dozed) == 1
@@ -353,7 +354,7 @@ async def test_of_many_ranks_who_yielded_in_vain_dozes(
     # Who cannot doze yields on: the other way to wait takes longer.
     yields.clear()
     sleepless = Peer(clock, 3)
-    sleepless.can_doze = False
+    sleepless.can_doze = sleepless.is_apart = False
     assert polling.watch(sleepless, [1], 1, crowded=True)
     assert len(yields) == 4
 
@@ -366,18 +367,27 @@ async def test_who_waits_for_ranks_on_other_cores_keeps_its_own_for_a_while(
     yields: list[float] = []
     monkeypatch.setattr(progress, "_yield", lambda: yields.append(clock.now))
     brought = Peer(clock, progress.APART / STEP / 2)
-    brought.is_apart = True
     polling._turned()
     assert polling.watch(brought, [1], 1, crowded=True)
     assert not yields
     late = Peer(clock, 1.5 * progress.APART / STEP)
-    late.is_apart = True
     begun = clock.now
     assert polling.watch(late, [1], 1, crowded=True)
     assert yields[0] - begun == pytest.approx(progress.APART, abs=5 * STEP)
-    yields.clear()
-    assert polling.watch(Peer(clock, 0), [1], 1, crowded=True)
-    assert len(yields) == 1
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+async def test_a_missing_rank_of_this_core_is_offered_it_at_once(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, crowded: bool
+) -> None:
+    polling = Progress(asyncio.get_running_loop())
+    yields: list[float] = []
+    monkeypatch.setattr(progress, "_yield", lambda: yields.append(clock.now))
+    near = Peer(clock, 2)
+    near.is_apart = False
+    polling._turned()
+    assert polling.watch(near, [1], 1, crowded=crowded)
+    assert len(yields) == near.looks
 
 
 async def test_where_the_system_wakes_nobody_there_is_no_doze(clock: Clock) -> None:
@@ -397,8 +407,10 @@ async def test_beside_who_computes_nobody_polls(
 
     monkeypatch.setattr(progress, "_yield", long_yield)
     polling = Progress(asyncio.get_running_loop())
-    # Of more ranks than cores those who take the core may be ranks: they are no neighbours.
-    assert polling.watch(Peer(clock, 0), [1], 1, crowded=True)
+    # Those who take the core that was offered to a rank may be ranks: they are no neighbours.
+    near = Peer(clock, 0)
+    near.is_apart = False
+    assert polling.watch(near, [1], 1, crowded=True)
     polling._turned()
     found = Peer(clock, math.inf)
     assert not watch(polling, found)  # by the first yield

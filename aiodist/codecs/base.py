@@ -1,0 +1,72 @@
+"""What a codec does."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+"""Contiguous, one-dimensional, of any alignment."""
+Bytes = NDArray[np.uint8]
+"""Contiguous, one-dimensional."""
+
+
+class Codec(ABC):
+    """Turns float32 arrays into fewer bytes, and back into nearly the same values.
+
+    Derive from it to write your own. A codec has no state: the same values always give the same
+    bytes, and the same bytes always give the same bits, on every member. Threads may share one.
+    `aiodist.testing.CodecConformance` tests all that is said here.
+    """
+
+    name: str
+    """What it is, with all parameters that change bytes: ``int8(block=256)``. Members that use a
+    codec together compare names."""
+
+    error_feedback: bool = False
+    """Whether what a coding loses is added to the values of the next one."""
+
+    @abstractmethod
+    def nbytes(self, count: int) -> int:
+        """Return the most bytes that `count` values take. It is 0 for no values."""
+
+    @abstractmethod
+    def encode(self, values: Floats, out: Bytes) -> int:
+        """Write the coded `values`, float32[n], to the start of `out`, uint8[nbytes(n)].
+
+        Return how many bytes were written. `values` stay as they are. Values that are not finite
+        must not become finite, because that would hide a failure: the values near them may become
+        NaN as well.
+        """
+
+    @abstractmethod
+    def decode(self, data: Bytes, out: Floats) -> None:
+        """Write the values of `data`, uint8[m], to `out`, float32[n]; each of them.
+
+        `data` may come from a network and hold anything.
+
+        Raises:
+            ValueError: `data` cannot be n coded values.
+        """
+
+    def of_sum(self, members: int) -> Codec:
+        """Return the codec for the sum of as many coded arrays: this one, unless you override it.
+
+        A sum of sparse arrays has more values than each of them, so `topk` returns another.
+        """
+        return self
+
+    def __repr__(self) -> str:
+        return f"aiodist.codecs.{self.name}"
+
+    def refuse(self, data: Bytes, count: int) -> ValueError:
+        """Return the error for `data` that cannot be `count` values."""
+        return ValueError(
+            f"{data.size} bytes are not {count} values coded by {self.name}, which take at most "
+            f"{self.nbytes(count)} bytes: all members must use the same codec and shapes"
+        )
+
+
+__all__ = ["Bytes", "Codec", "Floats"]

@@ -1,0 +1,67 @@
+"""A program that calls an operation with almost no stack left: nothing waits for its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist
+
+Call = Callable[[aiodist.Group], Awaitable[Any]]
+CALLS: dict[str, Call] = {
+    "all_reduce": lambda g: g.all_reduce(np.ones(2)),
+    "large": lambda g: g.all_reduce(np.ones(100_000)),
+    "broadcast": lambda g: g.broadcast({"a": np.ones(2)}),
+    "sendrecv": lambda g: g.sendrecv(np.ones(3), 1 - g.rank),
+}
+
+
+def with_stack(levels: int, call: Callable[[], Awaitable[Any]]) -> Awaitable[Any]:
+    """What `call` gives, if so many levels of the stack are left to it."""
+
+    def deeper(left: int) -> Awaitable[Any]:
+        return deeper(left - 1) if left else call()
+
+    return deeper(sys.getrecursionlimit() - len(inspect.stack(0)) - levels)
+
+
+# What a call was just making when its stack ran out (a socket, a coroutine) may be left behind.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::RuntimeWarning")
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("name", CALLS)
+def test_nothing_waits_for_its_deadline(run: Any, groups: Any, name: str, first: int) -> None:
+    """Wherever in a call the stack ends, before or after the other rank has called it: the group
+    works on if nothing had begun, and fails everywhere otherwise."""
+    call = CALLS[name]
+
+    async def outcomes(levels: int) -> list[Any]:
+        async with groups(2, op_timeout=math.inf) as ranks:
+            deep, other = ranks[first], ranks[1 - first]
+            calls: list[Awaitable[Any]] = [call(other)] if first else []
+            errors: list[Any] = []
+            try:
+                calls.append(with_stack(levels, lambda: call(deep)))
+            except RecursionError as error:
+                errors.append(error)
+                await asyncio.sleep(0)  # the turn with which the group ends
+                if not deep.closed:
+                    calls.append(call(deep))
+            if not first:
+                calls.append(call(other))
+            return errors + await asyncio.gather(*calls, return_exceptions=True)
+
+    async def main() -> None:
+        seen = [type(each) for levels in range(4, 100, 8) for each in await outcomes(levels)]
+        assert RecursionError in seen
+        errors = {each for each in seen if issubclass(each, BaseException)}
+        assert all(issubclass(each, (RecursionError, aiodist.AiodistError)) for each in errors)
+
+    run(main())
