@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from aiodist.errors import (
     AiodistError,
@@ -11,6 +13,7 @@ from aiodist.errors import (
     GroupCompleteError,
     JoinError,
     MessageTooLargeError,
+    MismatchError,
     RankTakenError,
     SizeMismatchError,
 )
@@ -48,7 +51,7 @@ class StoreValueError(AiodistError, ValueError):
     """`add` met a value that is not a decimal number of at most 64 bits."""
 
 
-_ERRORS: dict[Failure, type[AiodistError]] = {
+_ERRORS: dict[Failure, Callable[..., AiodistError]] = {
     Failure.RANK_TAKEN: RankTakenError,
     Failure.SIZE_MISMATCH: SizeMismatchError,
     Failure.COMPLETE: GroupCompleteError,
@@ -60,6 +63,7 @@ _ERRORS: dict[Failure, type[AiodistError]] = {
     Failure.NOT_A_MEMBER: GroupClosedError,
     Failure.TOO_LARGE: MessageTooLargeError,
     Failure.NOT_AN_INTEGER: StoreValueError,
+    Failure.MISMATCH: partial(MismatchError, calls={}),
 }
 
 

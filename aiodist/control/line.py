@@ -47,6 +47,16 @@ from aiodist.errors import (
 )
 from aiodist.transports.surroundings import chooser_on, closed_on_error
 from aiodist.wire.activity import Activity, Inquire
+from aiodist.wire.averaging import (
+    AverageDecision,
+    AverageDone,
+    AverageFetch,
+    AverageGone,
+    AverageRefused,
+    AverageReopened,
+    AverageServe,
+    AveragingNews,
+)
 from aiodist.wire.codec import decode_message, encode_message
 from aiodist.wire.counts import Counts, CountsRequest
 from aiodist.wire.frames import Frame
@@ -115,6 +125,8 @@ class Line:
         self.seen_host = greeted.welcome.seen_host
         self.trip = greeted.trip
         self.on_event: Callable[[ControlEvent], None] = lambda event: None
+        self.on_average: Callable[[AveragingNews], None] = lambda news: None
+        """Gets what a member of an averager is told."""
         self.doings: Doings | None = None
         """What this member does, for the coordinator's questions."""
         self._token = token
@@ -210,6 +222,16 @@ class Line:
             case Evicted(reason):
                 text = f"it ruled this rank lost: {reason}"
                 self._gone = CoordinatorGone(text, evicted=True, final=True)
+            case (
+                AverageDecision()
+                | AverageDone()
+                | AverageReopened()
+                | AverageRefused()
+                | AverageFetch()
+                | AverageServe()
+                | AverageGone()
+            ):
+                self.on_average(message)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is no message to be told unasked")
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from aiodist.membership.effects import Send
 from aiodist.membership.epochs import Epochs
 from aiodist.membership.group import Group, GroupKey, Size
 from aiodist.membership.records import (
     Answered,
+    AveragerDecided,
+    AveragerEntered,
+    AveragerRecorded,
     Ended,
     EpochGiven,
     Formed,
@@ -76,11 +79,24 @@ class Ttl:
     shared: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class RoundDue:
+    """An averager has something to decide."""
+
+    averager: GroupKey
+
+
 class _Shared(NamedTuple):
     """A store that groups have in common, and which they are."""
 
     store: KeyValueStore
     users: set[GroupKey]
+
+
+class OnGone(Protocol):
+    """Hears that members of a group are lost, or have left. `replays`: long ago."""
+
+    def __call__(self, group: Group, ids: Sequence[str], *, replays: bool) -> None: ...
 
 
 class Books:
@@ -99,7 +115,12 @@ class Books:
         # The last epoch of groups that have ended, the longest ended first.
         self.ended: dict[GroupKey, int] = {}
         # What is due when; each kind says of whom.
-        self.timers: Timers[Lease | Return | JoinWindow | Ruling | Answers | Ttl] = Timers()
+        self.timers: Timers[Lease | Return | JoinWindow | Ruling | Answers | Ttl | RoundDue] = (
+            Timers()
+        )
+        # What averagers do of members that are gone, and of their own records: `Averaging`.
+        self.on_gone: OnGone = lambda group, ids, *, replays: None
+        self.on_record: Callable[[Record], None] = _no_record
         self._wall_offset = wall_offset
         self._keep = keep
 
@@ -150,15 +171,16 @@ class Books:
     def formed(self, group: Group, view: View) -> None:
         """The group has a view that it did not have before."""
         self.epochs.observe(view.group, view.epoch)
-        self._write(_formed(group, view))
+        self.write(_formed(group, view))
 
-    def gone(self, group: Group, members: Iterable[MemberInfo], reason: str | None) -> None:
+    def gone(self, group: Group, members: Sequence[MemberInfo], reason: str | None) -> None:
         """Members of the view are lost for `reason`, or (None) have left."""
         ranks = []
         for member in members:
             group.store.forget(member.id)
             ranks.append(member.rank)
-        self._write(Gone(*group.key, tuple(ranks), reason))
+        self.write(Gone(*group.key, tuple(ranks), reason))
+        self.on_gone(group, [member.id for member in members], replays=False)
 
     def end(self, group: Group) -> None:
         """Delete a group, and its store."""
@@ -171,7 +193,7 @@ class Books:
             group.store.clear()
         if group.view is not None:
             self._remember_end(group.key, group.view.epoch)
-            self._write(Ended(*group.key, group.view.epoch))
+            self.write(Ended(*group.key, group.view.epoch))
 
     def _unshare(self, group: Group) -> None:
         """The group has ended. Who was the last to have a store in common leaves nothing of it."""
@@ -200,6 +222,11 @@ class Books:
         """Whether nobody of a group is heard any more, members or joiners."""
         dues = ((lease, self.timers.get(Lease(conn))) for conn, lease in group.leases.items())
         return is_cut_off((lease, 0.0 if due is None else due - self.now) for lease, due in dues)
+
+    def time_left(self, conn: int) -> float:
+        """Seconds until the lease of a connection is over."""
+        due = self.timers.get(Lease(conn))
+        return 0.0 if due is None else due - self.now
 
     def await_word(self, group: Group) -> None:
         """Nobody of a group is heard: the leases in which its members have to come back begin with
@@ -298,6 +325,8 @@ class Books:
                 store.set_ttl(key, left)
             case Published(store_name, run_id, value):
                 self._set_published((store_name, run_id), value)
+            case AveragerEntered() | AveragerDecided() | AveragerRecorded():
+                self.on_record(record)
             case _:
                 store = self.groups[record.group, record.run_id].store
                 store.remember(record.member, record.request, record.result)
@@ -312,6 +341,7 @@ class Books:
                 group.left.add(rank)
             else:
                 group.lost[rank] = reason
+            self.on_gone(group, [member.id], replays=True)
 
     def _set_published(self, key: GroupKey, value: bytes | None) -> None:
         self.published.pop(key, None)
@@ -329,17 +359,18 @@ class Books:
             return
         if value != before:
             self._set_published(shared, value)
-            self._write(Published(*shared, value))
+            self.write(Published(*shared, value))
 
-    def _write(self, record: Record) -> None:
+    def write(self, record: Record) -> None:
+        """Have `record` written down, if anything is."""
         if self._keep is not None:
             self._keep(record)
 
     def _on_stored(self, group: GroupKey, key: str, value: bytes | None) -> None:
-        self._write(Stored(*group, key, value, self._expiry(group, key)))
+        self.write(Stored(*group, key, value, self._expiry(group, key)))
 
     def _on_answered(self, group: GroupKey, member: str, request: int, result: Result) -> None:
-        self._write(Answered(*group, member, request, result))
+        self.write(Answered(*group, member, request, result))
 
     def _expiry(self, group: GroupKey, key: str) -> float | None:
         due = self.timers.get(Ttl(group, key))
@@ -361,6 +392,10 @@ class Books:
         self.ended[key] = epoch
         if len(self.ended) > REMEMBERED:
             del self.ended[next(iter(self.ended))]
+
+
+def _no_record(record: Record) -> None:
+    raise ValueError(f"a record of an averager where there is none: {record!r:.100}")
 
 
 def _formed(group: Group, view: View) -> Formed:

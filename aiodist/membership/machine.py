@@ -15,7 +15,8 @@ from math import inf
 from typing import Any, get_args
 
 from aiodist.membership import channels
-from aiodist.membership.books import Answers, JoinWindow, Lease, Return, Ttl
+from aiodist.membership.averaging import Averaging
+from aiodist.membership.books import Answers, JoinWindow, Lease, Return, RoundDue, Ttl
 from aiodist.membership.effects import (
     Close,
     Disconnected,
@@ -32,6 +33,7 @@ from aiodist.membership.seating import DRAINING, Seating
 from aiodist.membership.silence import RETURN_SECONDS
 from aiodist.membership.store import StoreMessage
 from aiodist.wire.activity import Activity, SeenRequest, Stalled
+from aiodist.wire.averaging import AveragingRequest
 from aiodist.wire.channels import PUBLISHED
 from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import (
@@ -51,7 +53,7 @@ from aiodist.wire.messages import (
     Withdraw,
     Withdrawn,
 )
-from aiodist.wire.recovery import Cause, GiveUpVote
+from aiodist.wire.recovery import Cause, GiveUpVote, Unreachable
 from aiodist.wire.returning import Rejoin
 
 MAX_REASON = 512
@@ -78,6 +80,7 @@ class Membership:
         self._places = self._seating.places  # the group of each connection that has one
         self._recovery = Recovery(self._seating)  # going on after a loss: ballots, and epochs
         self._survey = self._seating.survey  # what members say that they are doing
+        self._averaging = Averaging(self._seating)
         # Claims to be a member still.
         self._rejoining = Rejoining(self._seating, self._recovery)
         # Of each message that a connection may send; called with (connection, request, message).
@@ -94,6 +97,7 @@ class Membership:
         }
         self._handlers.update(dict.fromkeys(get_args(StoreMessage), self._on_store))
         self._handlers.update(dict.fromkeys(get_args(RecoveryMessage), self._on_recovery))
+        self._handlers.update(dict.fromkeys(get_args(AveragingRequest), self._on_averaging))
         self._handlers[Rejoin] = self._rejoining.handle
 
     def step(self, event: Event, now: float) -> list[Effect]:
@@ -120,7 +124,8 @@ class Membership:
 
     def records(self) -> Iterator[Record]:
         """All that a machine after this one has to know. No step may come while it is iterated."""
-        return self._books.records()
+        yield from self._books.records()
+        yield from self._averaging.records()
 
     def deadline(self) -> float | None:
         """When a Tick is wanted next; None: not before something else happens."""
@@ -137,6 +142,7 @@ class Membership:
             "draining": self._seating.draining,
             "groups": [group.status() for group in self._groups.values()],
             "channels": channels.status(self._groups.values()),
+            "averagers": self._averaging.status(),
         }
 
     # Events.
@@ -182,10 +188,11 @@ class Membership:
                 lease = group.leases[timer.conn]
                 silent.setdefault(group.key, {})[timer.conn] = f"no sign of life for {lease:g} s"
         for key, reasons in silent.items():
-            if self._books.is_cut_off(self._groups[key]):
-                self._seating.cut_off(self._groups[key])
+            group = self._groups[key]
+            if self._books.is_cut_off(group) and not self._averaging.others_are_heard(group):
+                self._seating.cut_off(group)
             else:
-                self._seating.evict(self._groups[key], reasons)
+                self._seating.evict(group, reasons)
         missed: dict[GroupKey, dict[int, str]] = {}
         for timer in due:
             if isinstance(timer, Return):
@@ -202,6 +209,9 @@ class Membership:
                 continue
             if isinstance(timer, Ttl):
                 self._seating.effects += self._books.expire(timer)
+                continue
+            if isinstance(timer, RoundDue):
+                self._averaging.tick(timer.averager)
                 continue
             if isinstance(timer, (Lease, Return)) or timer.group not in self._groups:
                 continue
@@ -297,10 +307,18 @@ class Membership:
         group = self._places.get(conn)
         if group is None or conn not in group.members:
             self._not_a_member(conn, request, "votes are for members of a group")
+        elif isinstance(message, Unreachable) and (
+            accused := self._averaging.accused(group, message.id)
+        ):
+            reason = f"another member cannot reach it: {message.reason}"[:MAX_REASON]
+            self._seating.evict(accused, dict.fromkeys(accused.members, reason))
         elif isinstance(message, GiveUpVote) and message.cause is Cause.TIMEOUT:
             self._ask_before_void(group, conn, request, message)
         else:
             self._recovery.handle(group, conn, request, message)
+
+    def _on_averaging(self, conn: int, request: int, message: AveragingRequest) -> None:
+        self._averaging.handle(self._places.get(conn), conn, request, message)
 
     def _ask_before_void(self, group: Group, conn: int, request: int, message: GiveUpVote) -> None:
         """Ask those who have not voted what they are doing: then the vote is void, unless it is

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args
 
 import msgpack
 
-from aiodist.wire import schema
+from aiodist.wire import averaging, schema
 from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME, MAX_SECONDS, MAX_TEXT, MAX_VALUE
 from aiodist.wire.messages import Epoch, Key, Name, NonEmptyName, Ranks, Request, Result, View
 
@@ -87,7 +87,49 @@ class Published(schema.Struct):
     value: Annotated[bytes | None, schema.optional(schema.blob(MAX_VALUE))] = field(repr=False)
 
 
-Record = EpochGiven | Formed | Gone | Ended | Stored | Answered | Published
+class AveragerEntered(schema.Struct):
+    """The member `id`, whose group of one has this name, takes part in an averager."""
+
+    group: NonEmptyName
+    run_id: Name
+    id: NonEmptyName
+    rules: Annotated[averaging.Rules, schema.struct(averaging.Rules)]
+    parts: Annotated[tuple[str, ...], schema.sequence(schema.text(MAX_NAME), averaging.MAX_PARTS)]
+    keep: Annotated[int, schema.integer(0, 2**31)]
+
+
+class AveragerDecided(schema.Struct):
+    """A round of the averager of that group of one is moving. `form`: of the part's values."""
+
+    group: NonEmptyName
+    run_id: Name
+    form: averaging.Form
+    text: Annotated[str, schema.text(MAX_TEXT)]
+    decision: Annotated[averaging.AverageDecision, schema.struct(averaging.AverageDecision)]
+
+
+class AveragerRecorded(schema.Struct):
+    """A round is over, and `holders` have its result; or (`reopened`) it is open again."""
+
+    group: NonEmptyName
+    run_id: Name
+    outcome: Annotated[averaging.Outcome, schema.struct(averaging.Outcome)]
+    holders: averaging.Names
+    reopened: Annotated[bool, schema.flag] = False
+
+
+Record = (
+    EpochGiven
+    | Formed
+    | Gone
+    | Ended
+    | Stored
+    | Answered
+    | Published
+    | AveragerEntered
+    | AveragerDecided
+    | AveragerRecorded
+)
 
 _CLASSES: tuple[type[Any], ...] = get_args(Record)
 _CODES = {cls: code for code, cls in enumerate(_CLASSES)}

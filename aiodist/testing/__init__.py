@@ -1,8 +1,8 @@
 """For tests of code that uses aiodist or extends it. Nothing in the library imports it.
 
 `Simulation` runs ranks on a simulated network in virtual time. `LinkConformance` has the tests that
-every transport passes, and `CodecConformance` those for codecs. ``python -m aiodist.testing simulate`` runs random programs. See
-`docs/testing.md`.
+every transport passes, and `CodecConformance` those for codecs. ``python -m aiodist.testing
+simulate`` runs random programs. See `docs/testing.md`.
 """
 
 from aiodist.testing.codecs import CodecConformance

@@ -54,6 +54,7 @@ class Failure(enum.StrEnum):
     AUTHENTICATION = "authentication"
     VERSION = "version"
     BUSY = "busy"
+    MISMATCH = "mismatch"
 
 
 Name = Annotated[str, schema.text(MAX_NAME)]

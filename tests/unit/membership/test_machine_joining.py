@@ -320,6 +320,7 @@ def test_the_status_tells_what_there_is(world: Any) -> None:
             }
         ],
         "channels": [],
+        "averagers": [],
     }
     world.join(2, size=2, run_id="r")
     world.say(2, StoreSet("k", b"v"))

@@ -6,6 +6,9 @@ import pytest
 
 from aiodist.membership.records import (
     Answered,
+    AveragerDecided,
+    AveragerEntered,
+    AveragerRecorded,
     Ended,
     EpochGiven,
     Formed,
@@ -15,6 +18,7 @@ from aiodist.membership.records import (
     decode_records,
     encode_record,
 )
+from aiodist.wire import averaging
 from aiodist.wire.messages import MemberInfo, Result, View
 
 VIEW = View("g", 3, (MemberInfo(0, "a", "host", 1, "", {}, 0.0, "", ()),))
@@ -29,6 +33,16 @@ RECORDS = [
     Answered("g", "run", "a", 7, Result(True)),
     Published("channel policy", "run", b"v"),
     Published("channel policy", "run", None),
+    AveragerEntered("g", "run", "a", averaging.Rules(2, None, "AVG", ""), ("", "x"), 1),
+    AveragerDecided(
+        "g",
+        "run",
+        b"form",
+        "float32[3]",
+        averaging.AverageDecision("", 1, 2, 3, VIEW.members, (1.0,), (7,), (0,)),
+    ),
+    AveragerRecorded("g", "run", averaging.Outcome("", 1, ("a",), ("A",), (1.0,)), ("a",)),
+    AveragerRecorded("g", "run", averaging.Outcome("", 1, (), (), ()), (), True),
 ]
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiodist.errors import MessageTooLargeError, ProtocolError
-from aiodist.wire import activity, codec, counts, returning
+from aiodist.wire import activity, averaging, codec, counts, returning
 from aiodist.wire import messages as m
 from aiodist.wire import recovery as r
 from aiodist.wire.columns import pack_rows
@@ -191,6 +191,69 @@ BY_TYPE[counts.Counts] = st.builds(
 )
 BY_TYPE[returning.ViewWanted] = st.just(returning.ViewWanted())
 BY_TYPE[returning.Later] = st.just(returning.Later())
+rounds = st.integers(0, 2**62)
+some_ranks = st.lists(ranks, max_size=3).map(tuple)
+weights = st.floats(0, 1e6)
+some_names = st.lists(texts, max_size=3).map(tuple)
+rules = st.builds(averaging.Rules, st.integers(1, 9), st.none() | st.floats(0, 99), texts, texts)
+outcomes = st.builds(
+    averaging.Outcome,
+    texts,
+    rounds,
+    some_names,
+    some_names,
+    st.lists(weights, max_size=3).map(tuple),
+)
+BY_TYPE[averaging.AverageDecision] = st.builds(
+    averaging.AverageDecision,
+    texts,
+    rounds,
+    rounds,
+    rounds,
+    st.lists(infos, max_size=3).map(tuple),
+    st.lists(weights, max_size=3).map(tuple),
+    st.lists(rounds, max_size=3).map(tuple),
+    some_ranks,
+)
+BY_TYPE[averaging.AverageEnter] = st.builds(
+    averaging.AverageEnter,
+    rules,
+    some_names,
+    st.integers(0, 9),
+    st.booleans(),
+    st.lists(outcomes, max_size=2).map(tuple),
+    st.lists(BY_TYPE[averaging.AverageDecision], max_size=2).map(tuple),
+)
+BY_TYPE[averaging.AverageEntered] = st.builds(averaging.AverageEntered, st.integers(0, 9))
+BY_TYPE[averaging.AverageOffer] = st.builds(
+    averaging.AverageOffer, texts, rounds, st.none() | rounds, weights, blobs, texts
+)
+BY_TYPE[averaging.AverageWithdraw] = st.builds(averaging.AverageWithdraw, texts, rounds)
+BY_TYPE[averaging.AverageWithdrawn] = st.builds(
+    averaging.AverageWithdrawn, st.booleans(), ranks, some_names
+)
+BY_TYPE[averaging.AverageProgress] = st.builds(
+    averaging.AverageProgress, texts, rounds, rounds, some_ranks, some_ranks
+)
+BY_TYPE[averaging.AverageDone] = st.builds(averaging.AverageDone, outcomes, st.integers(0, 9))
+BY_TYPE[averaging.AverageReopened] = st.builds(averaging.AverageReopened, texts, rounds)
+BY_TYPE[averaging.AverageRefused] = st.builds(
+    averaging.AverageRefused, texts, rounds, texts, rounds
+)
+BY_TYPE[averaging.AverageFetch] = st.builds(
+    averaging.AverageFetch, st.none() | texts, infos, st.binary(max_size=16), st.none() | outcomes
+)
+BY_TYPE[averaging.AverageServe] = st.builds(
+    averaging.AverageServe, st.none() | texts, rounds, infos, st.binary(max_size=16)
+)
+BY_TYPE[averaging.AverageFetched] = st.builds(
+    averaging.AverageFetched, st.binary(max_size=16), st.booleans()
+)
+BY_TYPE[averaging.AverageElect] = st.just(averaging.AverageElect())
+BY_TYPE[averaging.AverageElected] = st.builds(averaging.AverageElected, st.booleans())
+BY_TYPE[averaging.AverageStateKept] = st.just(averaging.AverageStateKept())
+BY_TYPE[averaging.AverageWantState] = st.builds(averaging.AverageWantState, st.booleans())
+BY_TYPE[averaging.AverageGone] = st.builds(averaging.AverageGone, some_names)
 any_message = st.one_of(*BY_TYPE.values())
 
 

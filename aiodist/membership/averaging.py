@@ -1,0 +1,597 @@
+"""Averagers, as the coordinator decides for them: members, what they are told, and what is kept.
+
+Each member is a group of one, so its lease, its loss and its return are those of any group. What is
+in here begins when such a member says AverageEnter. The rounds of each part are decided by
+`aiodist.membership.rounds`; this turns messages into calls of that, and what it decides into
+messages and records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from aiodist.membership.averagers import SHOWN, Loan, Member, Room, Rounds, Seen
+from aiodist.membership.books import RoundDue
+from aiodist.membership.group import Group, GroupKey
+from aiodist.membership.records import (
+    AveragerDecided,
+    AveragerEntered,
+    AveragerRecorded,
+    Record,
+)
+from aiodist.membership.rounds import (
+    Decided,
+    Got,
+    Moving,
+    Offer,
+    Owed,
+    Recorded,
+    Reopened,
+)
+from aiodist.membership.rounds import Outcome as Decision
+from aiodist.membership.seating import Seating
+from aiodist.membership.silence import OVERDUE
+from aiodist.wire.averaging import (
+    AverageDecision,
+    AverageDone,
+    AverageElect,
+    AverageElected,
+    AverageEnter,
+    AverageEntered,
+    AverageFetch,
+    AverageFetched,
+    AverageGone,
+    AverageOffer,
+    AverageProgress,
+    AverageRefused,
+    AverageReopened,
+    AverageServe,
+    AverageStateKept,
+    AverageWantState,
+    AverageWithdraw,
+    AverageWithdrawn,
+    AveragingRequest,
+    Outcome,
+    averager_of,
+)
+from aiodist.wire.limits import MAX_TEXT
+from aiodist.wire.messages import Failed, Failure, MemberInfo, Message
+
+RETURN_WINDOW = 3.0
+"""Seconds in which a coordinator that lost its memory closes no round early, because other members
+may still come back."""
+
+
+class Averaging:
+    """All averagers of one coordinator."""
+
+    def __init__(self, seating: Seating) -> None:
+        self._seating = seating
+        self._books = seating.books
+        self._rooms: dict[GroupKey, Room] = {}
+        self._of_group: dict[GroupKey, tuple[Room, str]] = {}  # by the key of a group of one
+        self._books.on_gone = self._gone
+        self._books.on_record = self._replay
+        self._handlers: dict[type[Message], Callable[[Room, str, int, int, Any], None]] = {
+            AverageOffer: self._on_offer,
+            AverageWithdraw: self._on_withdraw,
+            AverageProgress: self._on_progress,
+            AverageFetched: self._on_fetched,
+            AverageElect: self._on_elect,
+            AverageStateKept: self._on_state_kept,
+            AverageWantState: self._on_want_state,
+        }
+
+    # What members say.
+
+    def handle(
+        self, group: Group | None, conn: int, request: int, message: AveragingRequest
+    ) -> None:
+        """A member says something."""
+        if group is None or conn not in group.members:
+            text = "an averager is for members of it: join it first"
+            self._seating.send(conn, request, Failed(Failure.NOT_A_MEMBER, text))
+        elif isinstance(message, AverageEnter):
+            self._on_enter(group, conn, request, message)
+        elif group.key in self._of_group:
+            room, who = self._of_group[group.key]
+            self._handlers[type(message)](room, who, conn, request, message)
+        elif isinstance(message, AverageWithdraw):
+            # The coordinator was restarted: the member has not entered again, but says its requests
+            # again. What it offers, it will offer anew.
+            self._seating.send(conn, request, AverageWithdrawn(False, 0, ()))
+        elif isinstance(message, AverageElect):
+            self._seating.send(conn, request, AverageElected(False))
+
+    def _on_enter(self, group: Group, conn: int, request: int, message: AverageEnter) -> None:
+        name = averager_of(group.name)
+        info = group.members[conn]
+        key = (name, group.run_id)
+        room = self._rooms.get(key)
+        failed = self._refusal(room, name, info, message)
+        if failed is not None:
+            self._seating.send(conn, request, failed)
+            return
+        if room is None:
+            room = self._rooms[key] = Room(name, group.run_id, message.rules)
+        if message.outcomes or message.decisions:
+            self._learn(room, message)
+        known = room.members.get(info.id)
+        if known is None:
+            self._add(room, info, group.key, message.parts, message.keep)
+            self._books.write(
+                AveragerEntered(*group.key, info.id, message.rules, message.parts, message.keep)
+            )
+            self._seating.note("entered", group, averager=name, who=info.name)
+        if message.has_state and not room.elected:
+            room.elected, room.has_state = info.id, True
+        self._seating.send(conn, request, AverageEntered(room.keep))
+        self._tell_again(room, info.id)
+        self._settle(room)
+
+    def _refusal(
+        self, room: Room | None, name: str, info: MemberInfo, message: AverageEnter
+    ) -> Failed | None:
+        if not name:
+            return Failed(Failure.INVALID, "only members of an averager have rounds")
+        if room is None:
+            return None
+        if room.rules != message.rules:
+            text = (
+                f"the averager {name!r} has {room.rules}, but this member asks for"
+                f" {message.rules}: give all members the same"
+            )
+            return Failed(Failure.MISMATCH, text[:MAX_TEXT])
+        for who, member in room.members.items():
+            if member.info.name == info.name and who != info.id:
+                text = (
+                    f"a member named {info.name!r} of the averager {name!r} is alive (pid"
+                    f" {member.info.pid} on {member.info.host}): give each member a name of its"
+                    " own, or wait until the lease of the other one is over"
+                )
+                return Failed(Failure.INVALID, text[:MAX_TEXT])
+        return None
+
+    def _add(
+        self, room: Room, info: MemberInfo, key: GroupKey, parts: tuple[str, ...], keep: int
+    ) -> None:
+        room.number(info.id, info)
+        room.members[info.id] = Member(key, info, parts, keep)
+        self._of_group[key] = (room, info.id)
+        for part in parts:
+            room.rounds(part).part.enter(info.id)
+
+    def _learn(self, room: Room, message: AverageEnter) -> None:
+        """A member comes back to a coordinator that may have lost what it had decided."""
+        now = self._books.now
+        for outcome in message.outcomes:
+            rounds = self._part_of(room, outcome.part)
+            if outcome.round > rounds.part.round:
+                moving = rounds.part.moving
+                holders = [] if moving is None else list(moving.remaining)
+                if moving is not None and moving.round > outcome.round:
+                    continue
+                rounds.part.restore(None, outcome.round, rounds.part.attempts)
+                holders = list(dict.fromkeys([*holders, *outcome.ids]))
+                room.remember(outcome, holders)
+                for who in holders:
+                    self._tell(room, who, AverageDone(outcome, room.keep))
+        for decision in message.decisions:
+            rounds = self._part_of(room, decision.part)
+            part, moving = rounds.part, rounds.part.moving
+            if decision.round != part.round + 1 and (part.round or part.moving):
+                continue
+            if moving is not None and moving.attempt >= decision.attempt:
+                continue
+            for info in decision.members:
+                room.number(info.id, info)
+            part.restore(_moving(decision), decision.round - 1, decision.attempt)
+            # A member that has not come back by then is gone.
+            room.patient_until = part.patient_until = now + RETURN_WINDOW
+            self._books.timers.set(RoundDue(room.key), now + RETURN_WINDOW)
+
+    def _part_of(self, room: Room, part: str) -> Rounds:
+        if room.patient_until is None and not room.members:
+            room.patient_until = self._books.now + RETURN_WINDOW
+        return room.rounds(part)
+
+    def _tell_again(self, room: Room, who: str) -> None:
+        """What a member may have missed while it had no connection."""
+        for name in room.members[who].parts:
+            rounds = room.rounds(name)
+            moving = rounds.part.moving
+            if moving is not None and who in moving.offers:
+                self._tell(room, who, self._decision(room, name, moving.decided({})))
+            last = rounds.outcomes.get(rounds.part.round)
+            if last is not None and who in last[1]:
+                self._tell(room, who, AverageDone(last[0], room.keep))
+
+    def _on_offer(self, room: Room, who: str, conn: int, request: int, offer: AverageOffer) -> None:
+        member = room.members[who]
+        if offer.part not in member.parts:
+            text = f"the part {offer.part!r} is none of those that this member takes part in"
+            self._tell(room, who, AverageRefused(offer.part, offer.call, text[:MAX_TEXT]))
+            return
+        rounds = room.rounds(offer.part)
+        part = rounds.part
+        if rounds.form and rounds.form != offer.form:
+            text = (
+                f"the values of part {offer.part!r} are {rounds.text}, but this member gives"
+                f" {offer.text}"
+            )
+            self._tell(room, who, AverageRefused(offer.part, offer.call, text[:MAX_TEXT]))
+            return
+        missed = 0 if offer.after is None else part.round - offer.after
+        if missed > member.keep:
+            self._refuse_stale(room, who, offer.part, offer.call, part.round)
+            return
+        rounds.form, rounds.text = offer.form, offer.text
+        if part.moving is None and not part.offers:
+            rounds.opened = self._books.now
+        self._note_late(rounds, room.name_of(who), offer.after)
+        owed = part.offer(who, Offer(offer.call, offer.weight), offer.after)
+        if owed is not None:
+            self._pay(room, offer.part, owed, offer.call)
+        self._settle(room)
+
+    def _note_late(self, rounds: Rounds, name: str, after: int | None) -> None:
+        seen = None if after is None else rounds.seen.get(after + 1)
+        if seen is not None:
+            seen.late.setdefault(name, self._books.now - seen.decided)
+
+    def _refuse_stale(self, room: Room, who: str, part: str, call: int, last: int) -> None:
+        text = (
+            f"the part {part!r} is at round {last}, and what this member has missed is not kept:"
+            " take the state of another member (`state`), and go on from there"
+        )
+        self._tell(room, who, AverageRefused(part, call, text[:MAX_TEXT], stale=last))
+
+    def _on_withdraw(
+        self, room: Room, who: str, conn: int, request: int, message: AverageWithdraw
+    ) -> None:
+        if message.part not in room.parts:
+            self._seating.send(conn, request, AverageWithdrawn(False, len(room.members), ()))
+            return
+        part = room.parts[message.part].part
+        decided = part.withdraw(who, message.call)
+        moving = part.moving
+        missing = (
+            sorted(part.present - part.offers.keys())
+            if moving is None
+            else sorted({one for pair in moving.missing() for one in pair} - {who})
+        )
+        names = tuple(room.name_of(one) for one in missing if one != who)
+        present = len(part.present)
+        self._seating.send(conn, request, AverageWithdrawn(decided, present, names))
+        self._settle(room)
+
+    def _on_progress(
+        self, room: Room, who: str, conn: int, request: int, message: AverageProgress
+    ) -> None:
+        rounds = room.parts.get(message.part)
+        if rounds is None or rounds.part.moving is None:
+            return
+        part = rounds.part
+        members = list(rounds.part.moving.offers)
+        if max((*message.contributions, *message.means), default=0) >= len(members):
+            return  # of a decision that is over
+        got = Got(
+            frozenset([members[one] for one in message.contributions]),
+            frozenset([members[one] for one in message.means]),
+        )
+        part.report(who, message.round, message.attempt, got)
+        self._settle(room)
+
+    # Results for members that were not in a round, and the state.
+
+    def _pay(self, room: Room, part: str, owed: Owed, call: int = 0) -> None:
+        """Have a member get a result that it was not in."""
+        if owed.member not in room.members:
+            return
+        known = room.rounds(part).outcomes.get(owed.round)
+        holders = [] if known is None else [one for one in known[1] if one in room.members]
+        holders = [one for one in holders if one != owed.member]
+        if known is None or not holders:
+            self._refuse_stale(room, owed.member, part, call, room.rounds(part).part.round)
+            return
+        self._lend(room, part, owed.round, holders, owed.member, known[0])
+
+    def _lend(
+        self,
+        room: Room,
+        part: str | None,
+        round: int,
+        holders: list[str],
+        target: str,
+        outcome: Outcome | None,
+    ) -> None:
+        # In turn, so that one holder does not serve all.
+        source = holders[room.lent % len(holders)]
+        room.lent += 1
+        words = f"{room.name}\n{source}\n{target}\n{room.lent}\n{self._books.wall_time!r}"
+        ticket = hashlib.blake2b(words.encode(), digest_size=8).digest()
+        for other, loan in list(room.loans.items()):
+            if (loan.part, loan.target) == (part, target):
+                del room.loans[other]
+        room.loans[ticket] = Loan(part, round, source, target)
+        infos = room.infos
+        self._tell(room, source, AverageServe(part, round, infos[target], ticket))
+        self._tell(room, target, AverageFetch(part, infos[source], ticket, outcome))
+
+    def _on_fetched(
+        self, room: Room, who: str, conn: int, request: int, message: AverageFetched
+    ) -> None:
+        loan = room.loans.pop(message.ticket, None)
+        if loan is None or loan.target != who:
+            return
+        if message.failed:
+            self._lend_again(room, loan, but=loan.source)
+        elif loan.part is None:
+            room.members[who].wants_state = False
+        else:
+            known = room.rounds(loan.part).outcomes.get(loan.round)
+            if known is not None and who not in known[1]:
+                known[1].append(who)
+
+    def _lend_again(self, room: Room, loan: Loan, but: str) -> None:
+        """A member did not get what it was to get."""
+        if loan.target not in room.members:
+            return
+        if loan.part is None:
+            self._give_state(room)
+            return
+        known = room.rounds(loan.part).outcomes.get(loan.round)
+        if known is not None and but in known[1]:
+            known[1].remove(but)
+        self._pay(room, loan.part, Owed(loan.target, loan.round))
+
+    def _on_elect(
+        self, room: Room, who: str, conn: int, request: int, message: AverageElect
+    ) -> None:
+        if not room.elected:
+            room.elected = who
+        self._seating.send(conn, request, AverageElected(room.elected == who))
+
+    def _on_state_kept(
+        self, room: Room, who: str, conn: int, request: int, message: AverageStateKept
+    ) -> None:
+        if room.elected == who:
+            room.has_state = True
+            self._give_state(room)
+
+    def _on_want_state(
+        self, room: Room, who: str, conn: int, request: int, message: AverageWantState
+    ) -> None:
+        room.members[who].wants_state = message.wanted
+        for ticket, loan in list(room.loans.items()):
+            if loan.part is None and loan.target == who:
+                del room.loans[ticket]
+        self._give_state(room)
+
+    def _give_state(self, room: Room) -> None:
+        if not room.has_state:
+            return
+        served = {loan.target for loan in room.loans.values() if loan.part is None}
+        for who, member in room.members.items():
+            if member.wants_state and who not in served:
+                self._lend(room, None, 0, [room.elected], who, None)
+
+    # What is decided.
+
+    def _settle(self, room: Room) -> None:
+        now = self._books.now
+        due: list[float] = []
+        alive = set(room.members)
+        if room.patient_until is not None:
+            if now < room.patient_until:  # those of a decision may still come back
+                alive |= room.infos.keys()
+                due.append(room.patient_until)
+            else:
+                room.patient_until = None
+        for name, rounds in list(room.parts.items()):
+            for outcome in rounds.part.settle(now, alive, room.order):
+                self._decided(room, name, outcome)
+            if rounds.part.deadline is not None:
+                due.append(rounds.part.deadline)
+        timer = RoundDue(room.key)
+        if due:
+            self._books.timers.set(timer, max(min(due), now))
+        else:
+            self._books.timers.cancel(timer)
+
+    def tick(self, key: GroupKey) -> None:
+        """A deadline of an averager has come."""
+        room = self._rooms.get(key)
+        if room is not None:
+            self._settle(room)
+
+    def _decided(self, room: Room, name: str, outcome: Decision) -> None:
+        rounds = room.rounds(name)
+        now = self._books.now
+        match outcome:
+            case Decided():
+                rounds.seen.setdefault(outcome.round, Seen(rounds.opened, now))
+                while len(rounds.seen) > SHOWN:
+                    rounds.seen.popitem(last=False)
+                decision = self._decision(room, name, outcome)
+                record = AveragerDecided(*room.any_group, rounds.form, rounds.text, decision)
+                self._books.write(record)
+                for who in outcome.offers:
+                    if who in outcome.remaining or who in outcome.left_out:
+                        self._tell(room, who, decision)
+                for who, reason in outcome.left_out.items():
+                    self._note("left out", room, name, outcome.round, who=who, reason=reason)
+            case Recorded(round, contributors, holders):
+                ids = tuple(one for one, _ in contributors)
+                said = Outcome(
+                    name,
+                    round,
+                    ids,
+                    tuple(room.name_of(one) for one in ids),
+                    tuple(weight for _, weight in contributors),
+                )
+                room.remember(said, list(holders))
+                self._books.write(AveragerRecorded(*room.any_group, said, holders))
+                done = AverageDone(said, room.keep)
+                for who in holders:
+                    self._tell(room, who, done)
+                seen = rounds.seen.setdefault(round, Seen(now, now))
+                seen.recorded, seen.outcome = now, said
+                rounds.opened = now
+                self._note("round", room, name, round, contributors=len(ids))
+            case Reopened(round, members):
+                nothing = Outcome(name, round, (), (), ())
+                self._books.write(AveragerRecorded(*room.any_group, nothing, (), reopened=True))
+                for who in members:
+                    self._tell(room, who, AverageReopened(name, round))
+                self._note("reopened", room, name, round)
+            case Owed():
+                self._pay(room, name, outcome)
+
+    def _decision(self, room: Room, name: str, decided: Decided) -> AverageDecision:
+        members = list(decided.offers)
+        return AverageDecision(
+            name,
+            decided.round,
+            decided.begun,
+            decided.attempt,
+            tuple(room.infos[one] for one in members),
+            tuple(decided.offers[one].weight for one in members),
+            tuple(decided.offers[one].call for one in members),
+            tuple(members.index(one) for one in decided.remaining),
+        )
+
+    def _tell(self, room: Room, who: str, message: Message) -> None:
+        member = room.members.get(who)
+        group = None if member is None else self._books.groups.get(member.group)
+        if group is not None:
+            for conn in group.members:
+                self._seating.send(conn, 0, message)
+
+    def _note(self, event: str, room: Room, part: str, round: int, **fields: Any) -> None:
+        for member in room.members.values():
+            group = self._books.groups.get(member.group)
+            if group is not None:
+                fields |= {"averager": room.name, "part": part, "round": round}
+                self._seating.note(event, group, **fields)
+                return
+
+    # Who goes.
+
+    def _gone(self, group: Group, ids: Sequence[str], *, replays: bool) -> None:
+        """The member of a group of one is lost, or has left."""
+        if group.key not in self._of_group:
+            return
+        room, who = self._of_group.pop(group.key)
+        del room.members[who]
+        for rounds in room.parts.values():
+            rounds.part.gone([who])
+        if not room.members:
+            del self._rooms[room.key]
+            self._books.timers.cancel(RoundDue(room.key))
+            return
+        if replays:
+            return
+        if room.elected == who:
+            room.elected, room.has_state = "", False
+        gone = AverageGone((who,))
+        for other in room.members:
+            self._tell(room, other, gone)
+        loans = [loan for loan in room.loans.values() if who in (loan.source, loan.target)]
+        room.loans = {
+            ticket: loan
+            for ticket, loan in room.loans.items()
+            if who not in (loan.source, loan.target)
+        }
+        for loan in loans:
+            self._lend_again(room, loan, but=who)
+        self._settle(room)
+
+    def accused(self, group: Group, other: str) -> Group | None:
+        """The group of one of a member that a member of `group` cannot reach any more."""
+        if group.key not in self._of_group:
+            return None
+        room, _ = self._of_group[group.key]
+        if other not in room.members:
+            return None
+        return self._books.groups.get(room.members[other].group)
+
+    def others_are_heard(self, group: Group) -> bool:
+        """Whether other members of the averager of `group` were heard in time, so that its silence
+        is its own. See `aiodist.membership.silence`."""
+        if group.key not in self._of_group:
+            return False
+        room, _ = self._of_group[group.key]
+        for member in room.members.values():
+            other = self._books.groups.get(member.group)
+            if other is None or other is group:
+                continue
+            for conn, lease in other.leases.items():
+                left = self._books.time_left(conn)
+                if left > OVERDUE * lease:
+                    return True
+        return False
+
+    # Over restarts.
+
+    def records(self) -> Iterator[Record]:
+        """All that a coordinator after this one has to know."""
+        for room in self._rooms.values():
+            group: GroupKey | None = None
+            for who, member in room.members.items():
+                group = member.group
+                yield AveragerEntered(*group, who, room.rules, member.parts, member.keep)
+            if group is None:
+                continue
+            for name, rounds in room.parts.items():
+                for outcome, holders in rounds.outcomes.values():
+                    yield AveragerRecorded(*group, outcome, tuple(holders))
+                moving = rounds.part.moving
+                if moving is not None:
+                    decision = self._decision(room, name, moving.decided({}))
+                    yield AveragerDecided(*group, rounds.form, rounds.text, decision)
+
+    def _replay(self, record: Record) -> None:
+        match record:
+            case AveragerEntered():
+                key = (averager_of(record.group), record.run_id)
+                room = self._rooms.get(key)
+                if room is None:
+                    room = self._rooms[key] = Room(*key, record.rules)
+                group = self._books.groups[record.group, record.run_id]
+                assert group.view is not None
+                info = group.view.members[0]
+                self._add(room, info, group.key, record.parts, record.keep)
+            case AveragerDecided(decision=decision):
+                room = self._rooms[averager_of(record.group), record.run_id]
+                rounds = room.rounds(decision.part)
+                rounds.form, rounds.text = record.form, record.text
+                for info in decision.members:
+                    room.number(info.id, info)
+                rounds.part.restore(_moving(decision), decision.round - 1, decision.attempt)
+            case AveragerRecorded():
+                room = self._rooms[averager_of(record.group), record.run_id]
+                rounds = room.rounds(record.outcome.part)
+                part = rounds.part
+                part.moving = None
+                if not record.reopened:
+                    part.restore(None, record.outcome.round, part.attempts)
+                    room.remember(record.outcome, list(record.holders))
+            case _:
+                raise AssertionError(record)
+
+    def status(self) -> list[dict[str, Any]]:
+        """Plain data, for each averager: see `Room.status`."""
+        return [room.status() for room in self._rooms.values()]
+
+
+def _moving(decision: AverageDecision) -> Moving:
+    ids = [info.id for info in decision.members]
+    offers = {
+        one: Offer(call, weight)
+        for one, call, weight in zip(ids, decision.calls, decision.weights, strict=True)
+    }
+    remaining = [ids[rank] for rank in decision.remaining]
+    return Moving(decision.round, decision.begun, decision.attempt, offers, remaining)

@@ -1,0 +1,365 @@
+"""The rounds of one part of an averager: who contributes to which, and when a round is over.
+
+A round goes through three states::
+
+    open ──(quorum, and all present or `grace` over)──> moving ──(all remaining hold it)──> recorded
+      ^                                                  │   │
+      └────────(fewer than the quorum remain)────────────┘   └── a contributor is gone, or behind:
+                                                                 another attempt without it
+
+While a round moves, its contributors exchange slices: each reduces one, and sends the mean of it to
+the others. They report what they have, so this machine knows which pairs still wait. A round is
+recorded when no pair does. From then on it never changes.
+
+No I/O, clock or randomness in here. Members are known by id; `order` says which came first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from aiodist.membership.rulings import losers
+
+AUTO_FIRST = 1.0
+"""Seconds of grace that "auto" gives before a round was recorded."""
+
+AUTO_SHARE = 1 / 4
+"""The share of the median length of the last rounds that "auto" gives as grace."""
+
+AUTO_ROUNDS = 8
+"""The number of rounds that this median is taken of."""
+
+LEAST_CORE = 2
+"""The fewest members that must be done with each other before another one counts as behind,
+because a member alone has nothing to be compared with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a member would contribute: its `call` number, and its weight (0: it only receives)."""
+
+    call: int
+    weight: float
+
+
+@dataclass(slots=True)
+class Got:
+    """Whose contributions a member has for the slices that it reduces, and whose means."""
+
+    contributions: frozenset[str] = frozenset()
+    means: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class Moving:
+    """A round that is decided. `offers`: those of the first decision, in the order of members.
+    `begun`: the attempt of that decision; `attempt`: that of the newest one. `remaining`: the
+    members that are still in. `late_since`: when the core was done and others were not."""
+
+    round: int
+    begun: int
+    attempt: int
+    offers: dict[str, Offer]
+    remaining: list[str]
+    got: dict[str, Got] = field(default_factory=dict)
+    late_since: float | None = None
+
+    def decided(self, left_out: Mapping[str, str]) -> Decided:
+        """What is told of it."""
+        remaining = tuple(self.remaining)
+        return Decided(self.round, self.begun, self.attempt, self.offers, remaining, left_out)
+
+    @property
+    def sources(self) -> list[str]:
+        """The remaining members whose contributions count."""
+        return [one for one in self.remaining if self.offers[one].weight > 0]
+
+    def missing(self) -> list[tuple[str, str]]:
+        """The pairs (member, source) of which the member waits for something of the source."""
+        sources = self.sources
+        full = frozenset(sources)
+        reduced = {
+            one for one in sources if full <= (self._of(one).contributions | frozenset([one]))
+        }
+        pairs = []
+        for one in self.remaining:
+            got = self._of(one)
+            for source in sources:
+                if source == one:
+                    continue
+                waits = one in full and source not in got.contributions
+                if waits or (source in reduced and source not in got.means):
+                    pairs.append((one, source))
+        return pairs
+
+    @property
+    def is_held(self) -> bool:
+        """Whether every remaining member has said that it has the whole result."""
+        full = frozenset(self.sources)
+        return all(
+            one in self.got and full <= self.got[one].means | frozenset([one])
+            for one in self.remaining
+        )
+
+    def _of(self, member: str) -> Got:
+        return self.got.get(member, _NOTHING)
+
+
+_NOTHING = Got()
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A round that is over: the members that contributed, in order, with their weights; and the
+    members that hold its result."""
+
+    round: int
+    contributors: tuple[tuple[str, float], ...]
+    holders: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A round is decided, or decided anew: all of its `remaining` members are to be told, and those
+    that were `left_out` now, for these reasons. See `Moving` for the other fields."""
+
+    round: int
+    begun: int
+    attempt: int
+    offers: Mapping[str, Offer]
+    remaining: tuple[str, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reopened:
+    """Too few members remain in a round, so that it is open again. `members` had heard of it."""
+
+    round: int
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """`member` has called for a round that is recorded without its contribution."""
+
+    member: str
+    round: int
+
+
+Outcome = Decided | Recorded | Reopened | Owed
+
+
+class Part:
+    """The rounds of one part. `quorum`: the fewest members that must contribute. `grace`: seconds;
+    None: "auto". Each method that changes something is followed by `settle`."""
+
+    def __init__(self, quorum: int, grace: float | None) -> None:
+        self.quorum = quorum
+        self._grace = grace
+        self.round = 0  # the last one that was recorded
+        self.attempts = 0  # of all rounds; so each decision has a number of its own
+        self.present: set[str] = set()  # the members whose absence holds up a round
+        self.offers: dict[str, Offer] = {}  # for the open round, or the one after the moving one
+        self.late: dict[str, Offer] = {}  # by members that are not in the moving round
+        self.moving: Moving | None = None
+        self.patient_until: float | None = None
+        """No round closes early before that time, since members may still come back."""
+        self._ready_at: float | None = None  # when the open round had its quorum
+        self._lengths: deque[float] = deque(maxlen=AUTO_ROUNDS)
+        self._began: float | None = None  # when the last round was recorded
+
+    @property
+    def grace(self) -> float:
+        """Seconds that a round waits for others once it has its quorum."""
+        if self._grace is not None:
+            return self._grace
+        return AUTO_SHARE * median(self._lengths) if self._lengths else AUTO_FIRST
+
+    @property
+    def deadline(self) -> float | None:
+        """When `settle` is wanted next; None: not before something changes."""
+        moving = self.moving
+        if moving is not None:
+            return None if moving.late_since is None else moving.late_since + self.grace
+        if self._ready_at is None:
+            return None
+        due = self._ready_at + self.grace
+        if self.patient_until is not None and self._all_are_here:
+            return min(due, self.patient_until)
+        return due
+
+    # What happens.
+
+    def enter(self, member: str) -> None:
+        """A member takes part."""
+        self.present.add(member)
+
+    def offer(self, member: str, offer: Offer, after: int | None) -> Owed | None:
+        """A member has called. `after`: the round of its last result; None: it had none. Returns
+        what it is owed at once."""
+        moving = self.moving
+        if after is not None and after < self.round:
+            self._forget(member)
+            return Owed(member, after + 1)
+        if moving is None:
+            self.offers[member] = offer
+        elif after is None:
+            if member not in moving.remaining:
+                self.offers[member] = offer
+        elif member not in moving.remaining:
+            self.late[member] = offer
+        return None
+
+    def withdraw(self, member: str, call: int) -> bool:
+        """A member gives up a call. True: it is too late, since the call was decided on."""
+        for offers in (self.offers, self.late):
+            if member in offers and offers[member].call <= call:
+                del offers[member]
+                return False
+        # The call counts, or was owed a result: the member is told, or has been.
+        return True
+
+    def report(self, member: str, round: int, attempt: int, got: Got) -> None:
+        """What a member has of the moving round."""
+        moving = self.moving
+        if moving is None or (moving.round, moving.attempt) != (round, attempt):
+            return
+        if member in moving.remaining:
+            moving.got[member] = got
+
+    def gone(self, members: Iterable[str]) -> None:
+        """Members are lost, or have left."""
+        for member in members:
+            self.present.discard(member)
+            self._forget(member)
+
+    def _forget(self, member: str) -> None:
+        self.offers.pop(member, None)
+        self.late.pop(member, None)
+
+    # What follows.
+
+    def settle(self, now: float, alive: Iterable[str], order: Mapping[str, int]) -> list[Outcome]:
+        """Decide what can be decided. `alive`: the members that are not gone; `order`: the place of
+        each member, also of those that are gone."""
+        outcomes: list[Outcome] = []
+        living = set(alive)
+        while True:
+            if self.moving is None:
+                self._count(now)
+                if not self._may_close(now):
+                    return outcomes
+                outcomes.append(self._close(order))
+            elif not self._advance(self.moving, now, living, order, outcomes):
+                return outcomes
+
+    def _count(self, now: float) -> None:
+        counted = sum(1 for offer in self.offers.values() if offer.weight > 0)
+        if counted < self.quorum:
+            self._ready_at = None
+        elif self._ready_at is None:
+            self._ready_at = now
+
+    @property
+    def _all_are_here(self) -> bool:
+        return self.present <= self.offers.keys()
+
+    def _may_close(self, now: float) -> bool:
+        if self._ready_at is None:
+            return False
+        if now >= self._ready_at + self.grace:
+            return True
+        is_patient = self.patient_until is not None and now < self.patient_until
+        return self._all_are_here and not is_patient
+
+    def _close(self, order: Mapping[str, int]) -> Decided:
+        members = sorted(self.offers, key=order.__getitem__)
+        self.attempts += 1
+        self.moving = Moving(
+            self.round + 1,
+            self.attempts,
+            self.attempts,
+            {one: self.offers[one] for one in members},
+            members,
+        )
+        self.offers = {}
+        self._ready_at = None
+        return self.moving.decided({})
+
+    def _advance(
+        self,
+        moving: Moving,
+        now: float,
+        living: set[str],
+        order: Mapping[str, int],
+        outcomes: list[Outcome],
+    ) -> bool:
+        """Whether the moving round has come to another state."""
+        left_out = {one: "it is gone" for one in moving.remaining if one not in living}
+        left_out |= self._behind(moving, now, living, order)
+        if left_out:
+            counted = any(moving.offers[one].weight > 0 for one in left_out)
+            moving.remaining = [one for one in moving.remaining if one not in left_out]
+            for one in left_out:
+                if one in living:  # its call is owed the result
+                    self.late[one] = moving.offers[one]
+            if len(moving.sources) < self.quorum:
+                outcomes.append(self._reopen(moving, left_out))
+                return True
+            if counted:
+                self.attempts += 1
+                moving.attempt = self.attempts
+                moving.got = {}
+                moving.late_since = None
+            outcomes.append(moving.decided(left_out))
+            return True
+        if moving.is_held:
+            outcomes.extend(self._record(moving, now))
+            return True
+        return False
+
+    def _behind(
+        self, moving: Moving, now: float, living: set[str], order: Mapping[str, int]
+    ) -> dict[str, str]:
+        pairs = [pair for pair in moving.missing() if living.issuperset(pair)]
+        slow = losers(pairs, order.__getitem__)
+        core = [one for one in moving.sources if one in living and one not in slow]
+        if not slow or len(core) < max(LEAST_CORE, self.quorum):
+            moving.late_since = None
+            return {}
+        if moving.late_since is None:
+            moving.late_since = now
+        if now < moving.late_since + self.grace:
+            return {}
+        text = f"it is behind the others by more than {self.grace:g} s"
+        return dict.fromkeys(slow, text)
+
+    def _reopen(self, moving: Moving, left_out: Iterable[str]) -> Reopened:
+        back = {one: moving.offers[one] for one in moving.remaining}
+        self.offers = {**self.late, **back, **self.offers}
+        self.late = {}
+        self.moving = None
+        return Reopened(moving.round, (*moving.remaining, *left_out))
+
+    def _record(self, moving: Moving, now: float) -> list[Outcome]:
+        self.round = moving.round
+        if self._began is not None:
+            self._lengths.append(now - self._began)
+        self._began = now
+        self.moving = None
+        contributors = tuple((one, moving.offers[one].weight) for one in moving.sources)
+        late, self.late = self.late, {}
+        recorded = Recorded(moving.round, contributors, tuple(moving.remaining))
+        return [recorded, *(Owed(one, moving.round) for one in late)]
+
+    # Over restarts.
+
+    def restore(self, moving: Moving | None, round: int, attempts: int) -> None:
+        """Take up what a machine before this one had decided."""
+        self.moving = moving
+        self.round = max(self.round, round)
+        self.attempts = max(self.attempts, attempts)

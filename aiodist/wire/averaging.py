@@ -1,0 +1,256 @@
+"""Control messages of averagers: what a member says of its rounds to the coordinator, and hears.
+
+Each member is a group of one (`own_group`), so that its lease, its return and its loss are those of
+any group. What it is told comes unasked, because a decision is for many and comes at any time.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import field
+from typing import Annotated
+
+from aiodist.wire import schema
+from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME
+from aiodist.wire.messages import MemberInfo, Message, Name, Ranks, Text
+
+MAX_PARTS = 4096
+"""Most parts that a member takes part in."""
+
+LONGEST = 128
+"""Most characters of the name of an averager."""
+
+_OWN = re.compile(r"averager (?P<averager>.+)/(?P<who>[0-9a-f]{24})", re.DOTALL)
+
+Round = Annotated[int, schema.integer(0, 2**62)]
+OptionalRound = Annotated[int | None, schema.optional(schema.integer(0, 2**62))]
+Weight = Annotated[float, schema.expect("a weight", lambda v: type(v) is float and v >= 0)]
+Weights = Annotated[
+    tuple[float, ...],
+    schema.sequence(schema.expect("a weight", lambda v: type(v) is float), MAX_MEMBERS),
+]
+Names = Annotated[tuple[str, ...], schema.sequence(schema.text(MAX_NAME), MAX_MEMBERS)]
+Infos = Annotated[tuple[MemberInfo, ...], schema.sequence(schema.struct(MemberInfo), MAX_MEMBERS)]
+Ticket = Annotated[bytes, schema.blob(16)]
+Form = Annotated[bytes, schema.blob(32)]
+
+
+def own_group(averager: str, who: str) -> str:
+    """The group of one that a member of an averager is."""
+    return f"averager {averager}/{who}"
+
+
+def shared_group(averager: str) -> str:
+    """The name by which members of an averager show each other that they are of it."""
+    return f"averager {averager}"
+
+
+def averager_of(group: str) -> str:
+    """The averager that a group of one is a member of; "": of none."""
+    found = _OWN.fullmatch(group)
+    return "" if found is None else found["averager"]
+
+
+class Rules(schema.Struct):
+    """What all members of an averager must agree on. `grace`: seconds; None: "auto"."""
+
+    quorum: Annotated[int, schema.integer(1, MAX_MEMBERS)]
+    grace: Annotated[float | None, schema.optional(schema.seconds(0.0))]
+    op: Name
+    codec: Name
+
+    def __str__(self) -> str:
+        grace = "'auto'" if self.grace is None else f"{self.grace:g}"
+        return f"quorum={self.quorum}, grace={grace}, op={self.op}, codec={self.codec or 'None'}"
+
+
+class Outcome(schema.Struct):
+    """A round that is recorded: which members contributed, by name and id, and their weights."""
+
+    part: Name
+    round: Round
+    ids: Names
+    names: Names
+    weights: Weights
+
+
+class AverageDecision(Message, code=81):
+    """Tells the members of a round who they are, in order, and which of them remain. `begun`: the
+    attempt of the first decision, `attempt`: that of this one. It counts up over all rounds."""
+
+    part: Name
+    round: Round
+    begun: Round
+    attempt: Round
+    members: Infos
+    weights: Weights
+    calls: Annotated[tuple[int, ...], schema.sequence(schema.integer(0, 2**62), MAX_MEMBERS)]
+    remaining: Ranks
+
+
+class AverageEnter(Message, code=80):
+    """Takes part in the averager that the sender's group of one is named after. Reply:
+    AverageEntered, or Failed. A member says it again to a coordinator that is back.
+
+    `keep`: how many rounds it may miss (`max_stale`). `has_state`: it is the one that gives the
+    state to others. `outcomes`: the last round of each part that it knows to be recorded, and
+    `decisions`, of each part that it knows to be moving, for a coordinator that lost its memory.
+    """
+
+    rules: Annotated[Rules, schema.struct(Rules)]
+    parts: Annotated[tuple[str, ...], schema.sequence(schema.text(MAX_NAME), MAX_PARTS)]
+    keep: Annotated[int, schema.integer(0, 2**31)]
+    has_state: Annotated[bool, schema.flag] = False
+    outcomes: Annotated[
+        tuple[Outcome, ...], schema.sequence(schema.struct(Outcome), MAX_PARTS)
+    ] = ()
+    decisions: Annotated[
+        tuple[AverageDecision, ...], schema.sequence(schema.struct(AverageDecision), MAX_PARTS)
+    ] = ()
+
+
+class AverageEntered(Message, code=82):
+    """The answer to AverageEnter. `keep`: the results of so many last rounds are to be kept."""
+
+    keep: Annotated[int, schema.integer(0, 2**31)]
+
+
+class AverageOffer(Message, code=83):
+    """Offers a contribution. `after`: the round of the sender's last result in that part. `form`: a
+    digest of the shapes and dtypes, which `text` shows. No reply, but what is told."""
+
+    part: Name
+    call: Round
+    after: OptionalRound
+    weight: Weight
+    form: Form
+    text: Text
+
+
+class AverageWithdraw(Message, code=84):
+    """Gives a call up. Reply: AverageWithdrawn."""
+
+    part: Name
+    call: Round
+
+
+class AverageWithdrawn(Message, code=85):
+    """The answer to AverageWithdraw. `decided`: it is too late, the contribution counts. `present`:
+    how many members take part; `missing`: the names of those that have not contributed."""
+
+    decided: Annotated[bool, schema.flag]
+    present: Annotated[int, schema.integer(0, MAX_MEMBERS)]
+    missing: Names
+
+
+class AverageProgress(Message, code=86):
+    """Says from which members, by their place in the decision, the sender has contributions for the
+    slices that it reduces, and means. No reply."""
+
+    part: Name
+    round: Round
+    attempt: Round
+    contributions: Ranks
+    means: Ranks
+
+
+class AverageDone(Message, code=87):
+    """Tells the members of a round that it is recorded. `keep`: see AverageEntered."""
+
+    outcome: Annotated[Outcome, schema.struct(Outcome)]
+    keep: Annotated[int, schema.integer(0, 2**31)]
+
+
+class AverageReopened(Message, code=88):
+    """Tells the members of a round that too few remain: it is open again, with their offers."""
+
+    part: Name
+    round: Round
+
+
+class AverageRefused(Message, code=89):
+    """Tells a member that its call fails: its values do not fit (`stale`: 0), or it has missed more
+    rounds than it may, the last of which was `stale`."""
+
+    part: Name
+    call: Round
+    text: Text
+    stale: Round = 0
+
+
+class AverageFetch(Message, code=90):
+    """Tells a member from whom it gets the result of a round that it was not in; or, if `part` is
+    None, the state. The two meet by `ticket`."""
+
+    part: Annotated[str | None, schema.optional(schema.text(MAX_NAME))]
+    source: Annotated[MemberInfo, schema.struct(MemberInfo)]
+    ticket: Ticket
+    outcome: Annotated[Outcome | None, schema.optional(schema.struct(Outcome))] = None
+
+
+class AverageServe(Message, code=91):
+    """Tells a member to give `target` the result of a round, or, if `part` is None, the state."""
+
+    part: Annotated[str | None, schema.optional(schema.text(MAX_NAME))]
+    round: Round
+    target: Annotated[MemberInfo, schema.struct(MemberInfo)]
+    ticket: Ticket
+
+
+class AverageFetched(Message, code=92):
+    """Says that the sender has what `ticket` was for, or (`failed`) that it did not get it: then it
+    needs another source. No reply."""
+
+    ticket: Ticket
+    failed: Annotated[bool, schema.flag] = False
+
+
+class AverageElect(Message, code=93):
+    """Asks to be the member that gives the state to others. Reply: AverageElected."""
+
+
+class AverageElected(Message, code=94):
+    """The answer to AverageElect: whether the sender is that member."""
+
+    elected: Annotated[bool, schema.flag]
+
+
+class AverageStateKept(Message, code=95):
+    """Says that the sender, which was elected, has the state now. No reply."""
+
+
+class AverageWantState(Message, code=96):
+    """Asks for the state (`wanted`), or not any more. No reply but AverageFetch, once there is a
+    state."""
+
+    wanted: Annotated[bool, schema.flag] = field(default=True)
+
+
+class AverageGone(Message, code=97):
+    """Tells the other members that these are gone."""
+
+    ids: Names
+
+
+AveragingRequest = (
+    AverageEnter
+    | AverageOffer
+    | AverageWithdraw
+    | AverageProgress
+    | AverageFetched
+    | AverageElect
+    | AverageStateKept
+    | AverageWantState
+)
+"""What members say."""
+
+AveragingNews = (
+    AverageDecision
+    | AverageDone
+    | AverageReopened
+    | AverageRefused
+    | AverageFetch
+    | AverageServe
+    | AverageGone
+)
+"""What members are told unasked."""

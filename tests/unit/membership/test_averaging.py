@@ -1,0 +1,413 @@
+"""Averagers at the coordinator: what members are told, and what outlives a restart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aiodist.membership.averaging import RETURN_WINDOW
+from aiodist.membership.effects import Received
+from aiodist.membership.records import decode_records, encode_record
+from aiodist.wire import averaging as a
+from aiodist.wire.messages import Evicted, Failed, Failure, JoinRequest, Leave, Message, View
+from aiodist.wire.recovery import Unreachable
+from aiodist.wire.returning import Rejoin, Rejoined
+
+RULES = a.Rules(2, 1.0, "AVG", "")
+LEASE = 6.0
+
+
+class Members:
+    """Members of one averager by number; `told(n)` is what member n was told since."""
+
+    def __init__(self, world: Any, rules: a.Rules = RULES) -> None:
+        self.world = world
+        self.rules = rules
+        self.views: dict[int, View] = {}
+
+    def ask(self, number: int) -> JoinRequest:
+        group = a.own_group("outer", f"{number:024x}")
+        name, lease = f"m{number}", LEASE
+        return JoinRequest(group=group, id=f"id{number}", rank=0, size=1, name=name, lease=lease)
+
+    def join(self, number: int) -> None:
+        self.views[number] = self.world.say(number, self.ask(number))
+
+    def enter(self, *numbers: int, **fields: Any) -> Any:
+        for number in numbers:
+            if number not in self.views:
+                self.join(number)
+            fields = {"rules": self.rules, "parts": ("",), "keep": 1, **fields}
+            answer = self.world.say(number, a.AverageEnter(**fields))
+        return answer
+
+    def offer(self, number: int, call: int = 1, after: int | None = None, **fields: Any) -> Any:
+        fields = {"part": "", "weight": 1.0, "form": b"f", "text": "float32[3]", **fields}
+        return self.told(number, a.AverageOffer(call=call, after=after, **fields))
+
+    def say(self, number: int, message: Message) -> None:
+        self.world.step(Received(number, 7, message))
+
+    def told(self, number: int, message: Message | None = None) -> list[Message]:
+        if message is not None:
+            self.say(number, message)
+        return [one for _, one in self.world.mail.pop(number, [])]
+
+    def close(self, *numbers: int, call: int = 1, after: int | None = None) -> a.AverageDecision:
+        """These are all, and contribute."""
+        for number in numbers:
+            self.say(number, self.offered(call, after))
+        decisions = [self.told(number)[-1] for number in numbers]
+        assert all(one == decisions[0] for one in decisions)
+        [decision] = decisions[:1]
+        assert isinstance(decision, a.AverageDecision)
+        return decision
+
+    def offered(self, call: int, after: int | None) -> a.AverageOffer:
+        return a.AverageOffer("", call, after, 1.0, b"f", "float32[3]")
+
+    def hold(self, decision: a.AverageDecision, *numbers: int) -> None:
+        every = decision.remaining
+        done = a.AverageProgress("", decision.round, decision.attempt, every, every)
+        for number in numbers:
+            self.say(number, done)
+
+
+@pytest.fixture
+def members(world: Any) -> Members:
+    return Members(type(world)(wall_offset=1000.0, keep=True))
+
+
+def restarted(members: Members, *, file: bool) -> None:
+    """Another coordinator takes over: with what was written down, or without."""
+    world = members.world
+    after = type(world)(wall_offset=1000.0 + world.now, keep=True)
+    if file:
+        snapshot = list(world.machine.records())
+        after.machine.restore(decode_records(world.kept), 0.0)
+        assert list(after.machine.records()) == snapshot
+        after.kept = b"".join(map(encode_record, snapshot))
+    members.world = after
+
+
+def back(members: Members, number: int, **fields: Any) -> list[Message]:
+    """A member comes back to it, over the connection of the same number."""
+    view = members.views[number]
+    claim = Rejoin(members.ask(number), 0, view.epoch, view.digest, (), (), view)
+    assert isinstance(members.world.say(number, claim), Rejoined)
+    fields = {"rules": members.rules, "parts": ("",), "keep": 1, **fields}
+    return members.told(number, a.AverageEnter(**fields))
+
+
+def test_a_round_from_the_first_offer_to_the_record(members: Members) -> None:
+    assert members.enter(1, 2) == a.AverageEntered(1)
+    decision = members.close(1, 2)
+    assert [info.id for info in decision.members] == ["id1", "id2"]
+    assert (decision.round, decision.remaining, decision.calls) == (1, (0, 1), (1, 1))
+    members.hold(decision, 1)
+    assert members.told(1) == []
+    members.hold(decision, 2)
+    outcome = a.Outcome("", 1, ("id1", "id2"), ("m1", "m2"), (1.0, 1.0))
+    assert members.told(1) == members.told(2) == [a.AverageDone(outcome, 1)]
+
+
+def test_only_members_of_an_averager_have_rounds(members: Members) -> None:
+    world = members.world
+    failed = world.say(9, members.offered(1, None))
+    assert isinstance(failed, Failed)
+    assert failed.kind is Failure.NOT_A_MEMBER
+    world.say(8, JoinRequest(group="other", id="id8", size=1))
+    failed = world.say(8, a.AverageEnter(RULES, ("",), 1))
+    assert isinstance(failed, Failed)
+    assert "only members of an averager" in failed.text
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        a.Rules(3, 1.0, "AVG", ""),
+        a.Rules(2, None, "AVG", ""),
+        a.Rules(2, 1.0, "SUM", ""),
+        a.Rules(2, 1.0, "AVG", "int8"),
+    ],
+)
+def test_rules_that_differ_are_refused(members: Members, rules: a.Rules) -> None:
+    members.enter(1)
+    failed = members.enter(2, rules=rules)
+    assert isinstance(failed, Failed)
+    assert failed.kind is Failure.MISMATCH
+    assert str(rules) in failed.text
+    assert str(RULES) in failed.text
+
+
+def test_a_second_live_member_of_a_name_is_refused(members: Members) -> None:
+    members.enter(1)
+    members.join(2)
+    group = a.own_group("outer", f"{3:024x}")
+    members.world.say(3, JoinRequest(group=group, id="id3", rank=0, size=1, name="m1", lease=LEASE))
+    enter = a.AverageEnter(RULES, ("",), 1)
+    failed = members.world.say(3, enter)
+    assert isinstance(failed, Failed)
+    assert failed.kind is Failure.INVALID
+    assert "is alive" in failed.text
+    members.world.cut(1)
+    assert isinstance(members.world.say(3, enter), a.AverageEntered)
+
+
+def test_values_of_another_form_fail_for_that_member_alone(members: Members) -> None:
+    members.enter(1, 2)
+    assert members.offer(1) == []
+    [refused] = members.offer(2, form=b"g", text="float32[4]")
+    assert isinstance(refused, a.AverageRefused)
+    assert "float32[3]" in refused.text
+    assert "float32[4]" in refused.text
+    assert refused.stale == 0
+    assert members.told(1) == []
+    [decision] = members.offer(2, call=2)
+    assert isinstance(decision, a.AverageDecision)
+
+
+def test_a_part_that_the_member_does_not_take_part_in_is_refused(members: Members) -> None:
+    members.enter(1)
+    [refused] = members.offer(1, part="other")
+    assert isinstance(refused, a.AverageRefused)
+
+
+def test_parts_have_rounds_of_their_own(members: Members) -> None:
+    members.enter(1, 2, parts=("x", "y"))
+    members.enter(3, parts=("y",))
+    members.offer(1, part="y")
+    members.offer(1, part="x")
+    [decision] = members.offer(2, part="x")  # member 3 holds up the rounds of y alone
+    assert isinstance(decision, a.AverageDecision)
+    assert decision.part == "x"
+
+
+def test_a_late_member_fetches_the_result_from_one_that_holds_it(members: Members) -> None:
+    members.enter(1, 2, 3)
+    members.offer(1)
+    members.offer(2)
+    members.world.pass_time(1.0)
+    decision = members.told(1)[-1]
+    assert isinstance(decision, a.AverageDecision)
+    assert members.offer(3, after=0) == []
+    members.hold(decision, 1, 2)
+    members.world.mail.pop(2, None)
+    [done, serve] = members.told(1)
+    assert isinstance(done, a.AverageDone)
+    [fetch] = members.told(3)
+    assert isinstance(serve, a.AverageServe)
+    assert isinstance(fetch, a.AverageFetch)
+    assert fetch.source.id == "id1"
+    assert serve.target.id == "id3"
+    assert fetch.ticket == serve.ticket
+    # The one that serves it dies: another one does.
+    members.world.cut(1)
+    [gone, serve] = members.told(2)
+    assert gone == a.AverageGone(("id1",))
+    assert isinstance(serve, a.AverageServe)
+    [gone, fetch] = members.told(3)
+    assert isinstance(fetch, a.AverageFetch)
+    assert fetch.ticket == serve.ticket
+    assert members.told(3, a.AverageFetched(fetch.ticket)) == []
+    members.world.cut(2)
+    assert members.told(3) == [a.AverageGone(("id2",))]
+    assert members.world.machine.status()["averagers"][0]["parts"][0]["rounds"][0]["late"] == {
+        "m3": 0.0
+    }
+
+
+def test_a_source_that_fails_is_not_asked_again(members: Members) -> None:
+    members.enter(1, 2, 3)
+    for number in (1, 2):
+        members.offer(number)
+    members.world.pass_time(1.0)
+    decision = members.told(1)[-1]
+    assert isinstance(decision, a.AverageDecision)
+    members.hold(decision, 1, 2)
+    [fetch] = members.offer(3, after=0)
+    assert isinstance(fetch, a.AverageFetch)
+    [again] = members.told(3, a.AverageFetched(fetch.ticket, failed=True))
+    assert isinstance(again, a.AverageFetch)
+    assert again.source.id != fetch.source.id
+    [refused] = members.told(3, a.AverageFetched(again.ticket, failed=True))
+    assert isinstance(refused, a.AverageRefused)
+    assert refused.stale == 1
+
+
+def test_a_member_that_missed_too_many_rounds_is_stale(members: Members) -> None:
+    members.enter(1, 2, 3)
+    for round in (1, 2):
+        for number in (1, 2):
+            members.offer(number, call=round, after=round - 1)
+        members.world.pass_time(1.0)
+        decision = members.told(1)[-1]
+        assert isinstance(decision, a.AverageDecision)
+        members.hold(decision, 1, 2)
+        members.told(1)
+    [refused] = members.offer(3, after=0)
+    assert isinstance(refused, a.AverageRefused)
+    assert refused.stale == 2
+    [fetch] = members.offer(3, after=1)
+    assert isinstance(fetch, a.AverageFetch)
+    assert fetch.outcome is not None
+    assert fetch.outcome.round == 2
+
+
+def test_withdrawing_says_who_is_missing(members: Members) -> None:
+    members.enter(1, 2, 3, rules=a.Rules(3, 1.0, "AVG", ""))
+    members.offer(1)
+    [answer] = members.told(1, a.AverageWithdraw("", 1))
+    assert answer == a.AverageWithdrawn(False, 3, ("m2", "m3"))
+    [answer] = members.told(1, a.AverageWithdraw("unknown", 1))
+    assert answer == a.AverageWithdrawn(False, 3, ())
+
+
+def test_a_member_that_dies_in_a_round_is_left_out(members: Members) -> None:
+    members.enter(1, 2, 3)
+    first = members.close(1, 2, 3)
+    members.world.cut(3)
+    gone, second = members.told(1)
+    assert gone == a.AverageGone(("id3",))
+    assert isinstance(second, a.AverageDecision)
+    assert (second.remaining, second.begun) == ((0, 1), first.attempt)
+    assert [info.id for info in second.members] == ["id1", "id2", "id3"]
+    members.world.cut(2)
+    gone, reopened = members.told(1)
+    assert reopened == a.AverageReopened("", 1)
+
+
+def test_a_silent_member_is_lost_after_its_lease(members: Members) -> None:
+    members.enter(1, 2)
+    for _ in range(8):
+        members.world.pass_time(1.0)
+        members.told(1, members.offered(1, None))
+    assert "lost" in members.world.notes
+    assert [one["name"] for one in members.world.machine.status()["averagers"][0]["members"]] == [
+        "m1"
+    ]
+
+
+def test_a_member_that_others_cannot_reach_is_evicted(members: Members) -> None:
+    members.enter(1, 2)
+    members.told(1, Unreachable("id2", "no link"))
+    [evicted] = members.told(2)
+    assert isinstance(evicted, Evicted)
+    assert "no link" in evicted.reason
+
+
+def test_the_last_member_takes_the_averager_with_it(members: Members) -> None:
+    members.enter(1)
+    members.world.say(1, Leave())
+    assert members.world.machine.status()["averagers"] == []
+    assert members.world.machine.is_empty
+
+
+def test_one_member_is_elected_for_the_state(members: Members) -> None:
+    members.enter(1, 2, 3)
+    assert members.told(3, a.AverageWantState()) == []
+    assert members.told(1, a.AverageElect()) == [a.AverageElected(True)]
+    assert members.told(2, a.AverageElect()) == [a.AverageElected(False)]
+    [serve] = members.told(1, a.AverageStateKept())
+    [fetch] = members.told(3)
+    assert isinstance(fetch, a.AverageFetch)
+    assert isinstance(serve, a.AverageServe)
+    assert fetch.part is None
+    assert members.told(2, a.AverageStateKept()) == []  # it is not the one
+    members.world.cut(1)
+    members.told(3)
+    members.told(2)
+    assert members.told(2, a.AverageElect()) == [a.AverageElected(True)]
+    members.told(2, a.AverageStateKept())
+    [fetch] = members.told(3)
+    assert isinstance(fetch, a.AverageFetch)
+    assert fetch.source.id == "id2"
+    members.told(3, a.AverageFetched(fetch.ticket))
+    assert members.told(2, a.AverageStateKept()) == [] == members.told(3)
+
+
+def test_a_decision_outlives_the_coordinator_in_its_file(members: Members) -> None:
+    members.enter(1, 2, 3)
+    decision = members.close(1, 2, 3)
+    members.hold(decision, 1, 2)
+    restarted(members, file=True)
+    for number in (1, 2, 3):
+        _, again = back(members, number)
+        assert again == decision
+    members.hold(decision, 1, 2, 3)
+    [done] = members.told(3)
+    assert isinstance(done, a.AverageDone)
+    assert done.outcome.ids == ("id1", "id2", "id3")
+    # What is recorded stays recorded.
+    restarted(members, file=True)
+    assert back(members, 1)[-1] == done
+    # Who does not come back is gone after its lease, and held up a round until then.
+    back(members, 2)
+    for number in (1, 2):
+        members.offer(number, call=2, after=1)
+    assert members.told(1) == []
+    members.world.pass_time(1.0)
+    assert isinstance(members.told(1)[-1], a.AverageDecision)
+
+
+def test_a_reopened_round_is_open_after_a_restart(members: Members) -> None:
+    members.enter(1, 2)
+    members.close(1, 2)
+    members.world.cut(2)
+    restarted(members, file=True)
+    [entered] = back(members, 1)
+    assert isinstance(entered, a.AverageEntered)
+    members.enter(3)
+    members.offer(1)
+    [decision] = members.offer(3)
+    assert isinstance(decision, a.AverageDecision)
+    assert (decision.round, decision.attempt) == (1, 2)
+
+
+def test_members_bring_a_decision_to_a_coordinator_that_knows_nothing(members: Members) -> None:
+    members.rules = a.Rules(2, 60.0, "AVG", "")
+    members.enter(1, 2, 3)
+    decision = members.close(1, 2, 3)
+    restarted(members, file=False)
+    back(members, 1, decisions=(decision,))
+    back(members, 2, decisions=(decision,))
+    members.hold(decision, 1, 2)
+    members.world.pass_time(RETURN_WINDOW / 2)
+    assert members.told(1) == []  # the third one may still come
+    members.world.pass_time(RETURN_WINDOW / 2)
+    [second] = members.told(1)
+    assert isinstance(second, a.AverageDecision)
+    assert second.remaining == (0, 1)
+    assert second.attempt > decision.attempt
+
+
+def test_members_bring_a_record_to_a_coordinator_that_knows_nothing(members: Members) -> None:
+    members.enter(1, 2)
+    decision = members.close(1, 2)
+    members.hold(decision, 1, 2)
+    [done] = members.told(1)
+    assert isinstance(done, a.AverageDone)
+    restarted(members, file=False)
+    [_, again] = back(members, 2, decisions=(decision,))
+    assert again == decision  # it has not heard that this is over
+    back(members, 1, outcomes=(done.outcome,))
+    assert done in members.told(2)
+
+
+def test_what_was_asked_before_entering_again_has_an_answer(members: Members) -> None:
+    members.enter(1)
+    restarted(members, file=False)
+    view = members.views[1]
+    members.world.say(1, Rejoin(members.ask(1), 0, view.epoch, view.digest, (), (), view))
+    assert members.told(1, a.AverageWithdraw("", 1)) == [a.AverageWithdrawn(False, 0, ())]
+    assert members.told(1, a.AverageElect()) == [a.AverageElected(False)]
+    assert members.told(1, members.offered(1, None)) == []
+
+
+def test_progress_of_a_decision_that_is_over_is_nothing(members: Members) -> None:
+    members.enter(1, 2)
+    assert members.told(1, a.AverageProgress("", 1, 1, (0,), (0,))) == []
+    members.close(1, 2)
+    assert members.told(1, a.AverageProgress("", 1, 1, (7,), ())) == []
+    assert members.told(1, a.AverageProgress("unknown", 1, 1, (), ())) == []
