@@ -211,7 +211,9 @@ class Line:
                 text = f"it ruled this rank lost: {reason}"
                 self._gone = CoordinatorGone(text, evicted=True, final=True)
             case _:
-                raise ProtocolError(f"{type(message).__name__} is no message to be told unasked")
+                raise ProtocolError(
+                    f"a {type(message).__name__} message must not come without a request"
+                )
 
     def _tell(self, event: ControlEvent) -> None:
         try:

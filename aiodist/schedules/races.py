@@ -8,7 +8,8 @@ publications that were awaited.
 
 Sources: Lamport, "Time, clocks, and the ordering of events in a distributed system", 1978;
 Flanagan, Freund, "FastTrack", 2009. The latter shows that it is enough to compare with the last
-write, and with the reads since."""
+write, and with the reads since.
+"""
 
 from __future__ import annotations
 

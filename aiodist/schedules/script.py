@@ -249,7 +249,7 @@ def _stretch(first: Sequence[S], second: Sequence[S], last: Sequence[S], times: 
     for time, steps in ((1, second), (times - 1, last)):
         made = [stretch.step(at, time) for at in range(len(first))]
         if made != [*steps] or [*map(type, made)] != [*map(type, steps)]:
-            raise ValueError(f"rounds of a plan are not alike: {made} where it is {[*steps]}")
+            raise ValueError(f"rounds of a plan are not alike: expected {[*steps]}, got {made}")
     return stretch
 
 

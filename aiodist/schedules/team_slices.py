@@ -21,7 +21,8 @@ once its team has published its earlier rounds, a rank
 6. publishes.
 
 Two buffers of shared memory are enough. What is written in round n is read in round n + 1, by ranks
-that publish that round afterwards, and overwritten in round n + 2."""
+that publish that round afterwards, and overwritten in round n + 2.
+"""
 
 from __future__ import annotations
 
