@@ -81,6 +81,7 @@ ROOMS = [
     "aiodist/links",
     "aiodist/rank",
     "aiodist/recorder.py",
+    "aiodist/schedules",
     "aiodist/services",
     "aiodist/testing",
     "aiodist/threads",

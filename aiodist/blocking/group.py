@@ -211,7 +211,7 @@ class BlockingGroup:
             return BlockingWork[Any](self._home, partial(there, *args, **options)).start()
         raise TypeError(
             f"start takes an operation of this group, such as group.all_reduce, and not "
-            f"{getattr(operation, '__qualname__', operation)!r}; what to call it with comes behind"
+            f"{getattr(operation, '__qualname__', operation)!r}; pass its arguments after it"
         )
 
     all_reduce = _waiting(Operations.all_reduce)

@@ -112,7 +112,7 @@ class CustomKernel:
         if array is None:
             raise TypeError(
                 f"{where} must be an array like its arguments, it is {type(result).__name__}: "
-                "return it, also where it was written into the first argument"
+                "return the array, even if it is the first argument"
             )
         check_same("each argument", self.name, shape, array, where)
         return array

@@ -32,7 +32,8 @@ class DtypeGroup:
     slots, `out` is the own slot, disjoint from `x`. `bounds` has the index in `x` at which each
     slot begins, and the end of the last; without slots `[0, len(x)]`. `kernel` is the operator. One
     that is not `sliceable` has single flat arrays as `x` and `out`, and applies to the own slot
-    alone."""
+    alone.
+    """
 
     name: str
     kernel: Kernel | CustomKernel

@@ -130,7 +130,7 @@ class Segment:
                 seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             except OSError as error:
                 raise ProtocolError(
-                    f"a peer passed on what is no memory to share ({error}): expected a memfd"
+                    f"a peer passed on a descriptor of no memory ({error}): expected a memfd"
                 ) from None
             if not seals & fcntl.F_SEAL_SHRINK:
                 raise ProtocolError(

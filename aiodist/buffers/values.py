@@ -263,7 +263,8 @@ class _Reader:
     Nothing here trusts the sender. The claimed size of a container reserves no memory, because
     items are taken one by one from tokens that have come. So a container of four billion items ends
     with an error. No class is looked up by name, and the sender cannot choose a function to call: a
-    pickle stays bytes."""
+    pickle stays bytes.
+    """
 
     def __init__(self, stream: list[Any]) -> None:
         self._stream = iter(stream)
@@ -282,7 +283,7 @@ class _Reader:
             return token
         if kind is not msgpack.ExtType:
             what = "nothing" if token is _END else f"a {kind.__name__}"
-            raise ProtocolError(f"{what} in the metadata where a value belongs")
+            raise ProtocolError(f"expected a value in the metadata, got {what}")
         code, data = token
         if code == tokens.ARRAY:
             leaf = _Leaf(len(self.specs), tokens.read_array(data))

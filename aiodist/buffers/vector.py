@@ -3,7 +3,8 @@
 The gradients of a model are hundreds of arrays. Reduced one by one, each would need a round of its
 own. Copied into one large array, all would be copied twice. A vector lets them be reduced as one
 array without a copy. A plan speaks of elements 1,000 to 2,000. The vector knows that these are the
-end of one array, all of the next, and the beginning of a third."""
+end of one array, all of the next, and the beginning of a third.
+"""
 
 from __future__ import annotations
 

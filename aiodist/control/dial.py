@@ -209,7 +209,7 @@ async def _connect_one(family: int, where: tuple[object, ...] | str) -> socket.s
         await asyncio.get_running_loop().sock_connect(sock, where)
         if family in (socket.AF_INET, socket.AF_INET6) and sock.getsockname() == sock.getpeername():
             # A connection to a free port of this host can, by chance, connect to itself.
-            raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there")
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "no process listens at this address")
     return sock
 
 

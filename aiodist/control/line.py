@@ -233,7 +233,9 @@ class Line:
             ):
                 self.on_average(message)
             case _:
-                raise ProtocolError(f"{type(message).__name__} is no message to be told unasked")
+                raise ProtocolError(
+                    f"a {type(message).__name__} message must not come without a request"
+                )
 
     def _tell(self, event: ControlEvent) -> None:
         try:

@@ -132,12 +132,12 @@ class Entrance:
         if root is None:
             if self._expecting:
                 return None
-            raise ProtocolError("who connected is no member that is known here")
+            raise ProtocolError("the process that connected is no known member of the group")
         their_id = self._peers[root].id
         if root == self._endpoint.rank or not identity.check(
             "dialler", their_id, mac, nonces, claim
         ):
-            raise ProtocolError("who connected did not show that it is a member")
+            raise ProtocolError("the process that connected did not prove that it is a member")
         return root
 
     def close(self) -> None:

@@ -239,7 +239,9 @@ class Greeting:
         claim = self._claim = _claim(fields[2:])
         nonces = (self._ours, self._theirs)
         if not self._identity.check("listener", self._peer.id, fields[1], nonces, claim):
-            raise ProtocolError(f"who answered did not show that it is rank {self._peer.rank}")
+            raise ProtocolError(
+                f"the process that answered did not prove that it is rank {self._peer.rank}"
+            )
         if not self._peer.can_attach(link, claim):
             raise ProtocolError(f"rank {self._peer.rank} cannot go on where the link broke")
         return self

@@ -197,9 +197,7 @@ def _choices(values: Sequence[Any]) -> list[tuple[str | int | None, int]]:
             case [str() | int() | None as color, int() as key]:
                 choices.append((color, key))
             case _:
-                raise ProtocolError(
-                    f"rank {rank} split the group by malformed words: {value!r:.100}"
-                )
+                raise ProtocolError(f"rank {rank} sent a malformed value to split: {value!r:.100}")
     return choices
 
 

@@ -61,8 +61,8 @@ class Recovery:
         """Raises RuntimeError for a group that was made of another."""
         if not self.is_root:
             raise RuntimeError(
-                f"{method} is of the group that connect() gave, to which others can join; "
-                f"{self._context.group!r} was made of it"
+                f"call {method} on the group that connect() returned, because processes can join "
+                f"only that group; {self._context.group!r} was made of it"
             )
 
     async def agree(self, flag: bool, seconds: float) -> bool:

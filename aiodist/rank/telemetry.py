@@ -1,7 +1,8 @@
 """Operations as spans and metrics of OpenTelemetry: `aiodist.telemetry.enable()`.
 
 Nothing is reported by default, because a span takes longer than many operations. A program that has
-set up OpenTelemetry for its requests may not want a span for each operation."""
+set up OpenTelemetry for its requests may not want a span for each operation.
+"""
 
 from __future__ import annotations
 

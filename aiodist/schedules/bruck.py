@@ -1,8 +1,8 @@
-"""Exchanges in ceil(log2 P) rounds, for many ranks that have little for each other.
+"""Exchanges in ceil(log2 P) rounds, for many ranks that have little data for each other.
 
-Source: Bruck, Ho, Kipnis, Upfal, Weathersby, "Efficient algorithms for all-to-all communications
-in multiport message-passing systems", 1997. Nothing is rotated: the spans of a frame say whose
-parts it carries, so what comes for this rank goes to its place at once.
+Source: Bruck, Ho, Kipnis, Upfal, Weathersby, "Efficient algorithms for all-to-all communications in
+multiport message-passing systems", 1997. Nothing is rotated, because the spans of a frame say whose
+parts it carries: the parts for this rank go to their places at once.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from aiodist.schedules.script import Script
 def all_gather(rank: int, size: int, lengths: Sequence[int], segment: int) -> Plan:
     """Gather a part of each rank on every rank. Bulk.
 
-    Part r has ``lengths[r]`` units (it may be empty). The own one is X; the others go to OUT, by
-    rank, one behind the other, without the own one. X must not be OUT.
+    Part r has ``lengths[r]`` units (it may be empty). The own part is X; the parts of the other
+    ranks go to OUT, in rank order, without gaps. X must not be OUT.
 
     Rounds: ceil(log2 P). On the wire per rank: all parts but one. Connections: 2 ceil(log2 P).
     Scratch: none.
@@ -40,16 +40,19 @@ def all_gather(rank: int, size: int, lengths: Sequence[int], segment: int) -> Pl
 def all_to_all(rank: int, size: int, length: int, segment: int) -> Plan:
     """Send `length` units to each other rank, and receive as many from each. Bulk.
 
-    X has what goes to the others, by rank, one behind the other, without a part for the own rank;
-    OUT what comes from them likewise. X must not be OUT. A message for the rank at distance d goes
-    by the powers of two that d is made of, so it is sent up to log2 P times.
+    X holds the messages for the other ranks, in rank order, without a gap for the own rank; OUT
+    receives their messages in the same layout. X must not be OUT. A message for the rank at
+    distance d goes by the powers of two that d is the sum of, so it is sent up to log2 P times.
 
     Rounds: ceil(log2 P). On the wire per rank: at most P / 2 messages a round. Connections: 2
-    ceil(log2 P). Scratch: less than that many messages: nothing in it is written twice.
+    ceil(log2 P). Scratch: less than P / 2 messages a round, because no place in it is written
+    twice.
     """
     lengths = (length,) * size
     going, coming = parts_of(rank, lengths, X), parts_of(rank, lengths, OUT)
-    held = {d: going.around(rank + d, 1) for d in range(1, size)}  # by distance yet to go, and gone
+    # The places of messages, by the distance to their target. After a round another rank's message
+    # with the same distance is there.
+    held = {d: going.around(rank + d, 1) for d in range(1, size)}
     steps = Script()
     scratch = 0
     bit = 1

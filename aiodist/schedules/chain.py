@@ -1,18 +1,19 @@
 """Pipelines along the ranks: broadcast and scan of large arrays.
 
 Source: the pipelined chain; e.g. Pješivac-Grbović et al., "Performance analysis of MPI collective
-operations", 2005 (broadcast), and Sanders, Träff, "Parallel prefix (scan) algorithms for MPI",
-2006 (the linear pipelined scan).
+operations", 2005 (broadcast), and Sanders, Träff, "Parallel prefix (scan) algorithms for MPI", 2006
+(the linear pipelined scan).
 
-Large arrays cost the time that they take on the wire, and a chain has each link carry them once. So
-a rank passes a segment on while it takes in the next one. Of 4 ranks, which segment is where::
+Large arrays cost the time that they take on the wire, and in a chain each link carries them once. A
+rank passes a segment on while it receives the next one. With 4 ranks, the links carry these
+segments over time::
 
     time     1    2    3    4    5
     0 to 1   s0   s1   s2
     1 to 2        s0   s1   s2
     2 to 3             s0   s1   s2
 
-A tree would have fewer rounds, but its inner ranks would send everything twice.
+A tree has fewer rounds, but its inner ranks send everything twice.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from aiodist.schedules.script import Script
 def broadcast(rank: int, size: int, root: int, length: int, segment: int) -> Plan:
     """Send X[0:length] of `root` to OUT[0:length] of the others. Bulk.
 
-    A chain root, root + 1, …, cyclically: each rank forwards a segment as soon as it has it. At
-    `root` OUT is not used. X may be OUT.
+    The chain is root, root + 1, …, cyclically: each rank forwards a segment as soon as it has it.
+    At `root` OUT is not used. X may be OUT.
 
     Rounds: P - 1, pipelined: the time of `length` and P - 2 segments. On the wire per rank:
-    `length`, by the last one nothing. Scratch: none.
+    `length`, from the last rank nothing. Scratch: none.
     """
     cuts = pieces(0, length, segment)
     first, last = rank == root, (rank + 1) % size == root
@@ -60,14 +61,14 @@ def scan(
 ) -> Plan:
     """Reduce X[0:length] of ranks 0 … `rank` into OUT[0:length]. Bulk.
 
-    With `exclusive`, of ranks 0 … `rank` - 1; at rank 0 OUT is then X, unreduced. X may be OUT;
-    otherwise it is not altered. A chain: the prefix of a segment goes from rank to rank. With
-    `whole` the operator sees whole arrays, and `segment` is only the length of frames. Prefixes lie
-    in TMP and travel from there, so TMP may hold a wider type than X and OUT.
+    With `exclusive`, reduce those of ranks 0 … `rank` - 1; at rank 0 OUT is then X, unreduced. X
+    may be OUT; otherwise it is not altered. The prefix of a segment goes from rank to rank. With
+    `whole` the operator sees whole arrays, and `segment` is only the length of frames. TMP may hold
+    a wider type than X and OUT, because prefixes lie in TMP and are sent from there.
 
     Rounds: P - 1, pipelined: the time of `length` and P - 2 segments (`whole`: of P - 1 times
-    `length`). On the wire per rank: `length`, by the last one nothing. Scratch: `window` segments
-    for what comes, and `window` + 1 for what goes (`whole`: two arrays).
+    `length`). On the wire per rank: `length`, from the last rank nothing. Scratch: `window`
+    segments to receive, and `window` + 1 to send (`whole`: two arrays).
     """
     if window < 1:
         raise ValueError(f"the window has at least one segment, not {window}")
@@ -76,8 +77,9 @@ def scan(
     width = chunks[0][1] if chunks else 0
     first, last = rank == 0, rank == size - 1
     slots = 0 if first else min(window, len(chunks))
-    # The grant for chunk m is given after chunk m - window was received; but chunk m is written
-    # before it is sent, when only that for m - 1 is known: hence one slot more than the window.
+    # Chunk m is granted after chunk m - window was received. But chunk m is written before it is
+    # sent, and by then this rank knows only of the grant for m - 1. So it needs one slot more than
+    # the window.
     out_slots = 0 if last else min(window + 1, len(chunks))
 
     def hop(k: int) -> Script:
@@ -107,7 +109,8 @@ def scan(
     if slots:
         steps.append(Grant(rank - 1, sum(map(len, frames[:slots]))))
     if whole:
-        for k in range(len(chunks)):  # there is one, of many frames
+        # With `whole` there is one chunk, of many frames.
+        for k in range(len(chunks)):
             steps += hop(k)
     else:
         steps.repeat(len(chunks), hop, (), window + 1, lcm(max(1, slots), max(1, out_slots)))

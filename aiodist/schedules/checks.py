@@ -1,4 +1,4 @@
-"""What is wrong with plans and can be seen without running them."""
+"""Errors of plans that can be found without running them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from aiodist.schedules.teams import Teams, team_view
 
 
 class PlanError(Exception):
-    """A plan is wrong. The text says which rank, which step, and why."""
+    """A plan is wrong. The text tells the rank, the step, and the reason."""
 
 
 def check(
@@ -79,7 +79,7 @@ def check(
 
 
 def _check_head(plan: Plan, rank: int, plans: Sequence[Plan]) -> None:
-    """What `plan` says of itself, and what all plans must say alike."""
+    """Check what `plan` says of itself, and that all plans say the same."""
     size, first = len(plans), plans[0]
     if (plan.rank, plan.size, plan.eager) != (rank, size, first.eager):
         raise PlanError(
@@ -117,7 +117,7 @@ def _check_memory(where: str, step: Copy | Reduce, *, same: bool) -> None:
 
 
 def _check_link(a: Plan, b: Plan, sends: Sequence[int], recvs: Sequence[int]) -> None:
-    """The frames from a to b, and the grants for them."""
+    """Check the frames from rank a to rank b, and the grants for them."""
     link = f"from rank {a.rank} to rank {b.rank}"
     if len(sends) != len(recvs):
         raise PlanError(f"{len(sends)} frames are sent {link}, {len(recvs)} received")
@@ -131,7 +131,7 @@ def _check_link(a: Plan, b: Plan, sends: Sequence[int], recvs: Sequence[int]) ->
 
 
 def slots(plan: Plan, kind: type[Send | Recv]) -> dict[int, list[int]]:
-    """The steps of a kind, by peer, in the order of their slots."""
+    """The indices of the steps of a kind, by peer, in the order of their slots."""
     found: dict[int, list[int]] = {}
     for at, step in enumerate(plan.steps):
         if isinstance(step, kind):
@@ -140,7 +140,7 @@ def slots(plan: Plan, kind: type[Send | Recv]) -> dict[int, list[int]]:
 
 
 def read(step: Step) -> tuple[Span, ...]:
-    """What a step reads."""
+    """The spans that a step reads."""
     match step:
         case Send():
             return step.spans
@@ -153,7 +153,7 @@ def read(step: Step) -> tuple[Span, ...]:
 
 
 def written(step: Step) -> tuple[Span, ...]:
-    """What a step writes."""
+    """The spans that a step writes."""
     match step:
         case Recv():
             return step.spans
@@ -178,7 +178,7 @@ def _units(spans: Sequence[Span]) -> int:
 
 
 def placed(span: Span, *, same: bool) -> Span:
-    """`span` in its memory: with one name for X and OUT where they are the `same`."""
+    """`span` in its memory: if X and OUT are the `same` memory, both are called X."""
     return span._replace(buffer=X) if same and span.buffer == OUT else span
 
 
@@ -187,12 +187,12 @@ def _overlap(a: Span, b: Span) -> bool:
 
 
 def name_of(buffer: int) -> str:
-    """A logical buffer for messages."""
+    """The name of a logical buffer, for messages."""
     return ("X", "OUT", "TMP")[buffer] if buffer < SHARED else f"SHARED+{buffer - SHARED}"
 
 
 def locate(plan: Plan, at: int) -> str:
-    """A step for messages: ``rank 1 step 4 Send(to 2: X[0:4])``."""
+    """A step as messages write it: ``rank 1 step 4 Send(to 2: X[0:4])``."""
     step = plan.steps[at]
     reads, writes = (
         ", ".join(f"{name_of(s.buffer)}[{s.start}:{s.stop}]" for s in spans)

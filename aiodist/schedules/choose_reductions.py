@@ -1,4 +1,4 @@
-"""Which plan reduces: all_reduce, reduce, reduce_scatter and scan over links.
+"""The choice of plans that reduce: all_reduce, reduce, reduce_scatter and scan over links.
 
 Each function says what the plans for one operation cost, and takes the cheapest.
 """
@@ -39,13 +39,12 @@ from aiodist.schedules.selection import (
 )
 
 RING_FRAME_COST: Final = 6
-"""How many frames of an exchange with all a frame around a ring costs. It is a turn of every rank,
-one after the other: each is woken for it, and finds in the caches what another one has worked on.
-"""
+"""The cost of a frame in a ring, in frames of an exchange of all ranks with all. It costs more
+because each rank is woken for it in turn, and another rank has just used the caches."""
 
 FEW: Final = 16
-"""Most ranks for which a ring is taken though others are expected to take as long: each of its
-rounds waits for the slowest of all, and there are 2 (P - 1)."""
+"""Most ranks for which a ring is taken although other plans are expected to take as long. With more
+ranks it is not, because each of the 2 (P - 1) rounds waits for the slowest rank."""
 
 
 class Shape(NamedTuple):
@@ -57,14 +56,14 @@ class Shape(NamedTuple):
     wide: int
     """Bytes of an element of a partial result."""
     sliceable: bool = True
-    """The operator may be given slices."""
+    """Whether the operator may be applied to slices."""
     commutative: bool = True
 
 
 @lru_cache(maxsize=1024)
 def goes_whole(nbytes: int, size: int, sliceable: bool, costs: Costs = ONE_HOST_TCP) -> bool:
-    """Whether an all_reduce, or reduce, of partial results of `nbytes` in all is done by
-    `recursive_doubling.all_reduce`: the only plan whose frames need not be granted."""
+    """Whether an all_reduce, or reduce, of `nbytes` of partial results is done by
+    `recursive_doubling.all_reduce`. That is the only plan whose frames need no grants."""
     if nbytes > EAGER_LIMIT:
         return False
     if not sliceable or not nbytes:
@@ -76,7 +75,7 @@ def goes_whole(nbytes: int, size: int, sliceable: bool, costs: Costs = ONE_HOST_
 
 
 def _doubling_rounds(size: int) -> int:
-    """Rounds of `recursive_doubling.all_reduce`: where neighbours are folded, two more."""
+    """Rounds of `recursive_doubling.all_reduce`: two more if neighbours are folded."""
     return size.bit_length() - 1 + 2 * _folded(size)
 
 
@@ -86,15 +85,15 @@ def _folded(size: int) -> bool:
 
 @lru_cache(maxsize=1024)
 def choose_all_reduce(x: Shape, size: int, costs: Costs = ONE_HOST_TCP) -> Choice:
-    """The all_reduce of an array that does not go whole in one frame."""
+    """The plan for the all_reduce of an array that does not go whole in one frame."""
     if not x.sliceable or size == 1:
         return _whole(x, size, costs)
-    # How far ranks are is measured anew in each run. What results depend on does not go by it.
+    # The distance between ranks is measured anew in each run. So the results must not depend on it.
     near = costs._replace(trip=0.0)
     choices = [_direct(x, size, None, near), _halving(x, size, None, near)]
     if x.commutative:
-        # Of large slices of few ranks the ring goes first: it has the fewest frames, and what is
-        # on the way is still in the caches when it is reduced. It took 0.6 to 0.9 of the processor
+        # For large slices of few ranks the ring is first, because it has the fewest frames, and
+        # data are still in the caches when they are reduced. It took 0.6 to 0.9 of the processor
         # time of a direct exchange, with 2 to 8 ranks on two cores.
         share = -(-x.length // size) * x.wide
         is_large = share >= SEGMENT_LIMIT and size <= FEW
@@ -102,15 +101,15 @@ def choose_all_reduce(x: Shape, size: int, costs: Costs = ONE_HOST_TCP) -> Choic
     chosen = cheapest(choices, near)
     if not costs.way or chosen.algorithm is halving_doubling.all_reduce:
         return chosen
-    # Each of the many rounds of a ring would have to cross the way: ranks that are far come to the
-    # same bits in two.
+    # A ring would cross the distance in each of its many rounds. So ranks that are far from each
+    # other compute the same bits in two rounds.
     return _direct(x, size, None, costs, around=chosen.algorithm is ring.all_reduce)
 
 
 @lru_cache(maxsize=1024)
 def choose_reduce(x: Shape, size: int, root: int, costs: Costs = ONE_HOST_TCP) -> Choice:
-    """The reduce of an array that does not go whole in one frame. If it has to be reduced whole,
-    that is an all_reduce whose result only `root` keeps."""
+    """The plan for the reduce of an array that does not go whole in one frame. If the operator must
+    see it whole, the plan is an all_reduce whose result only `root` keeps."""
     if not x.sliceable or size == 1:
         return _whole(x, size, costs)
     return cheapest([_direct(x, size, root, costs), _halving(x, size, root, costs)], costs)
@@ -118,7 +117,7 @@ def choose_reduce(x: Shape, size: int, root: int, costs: Costs = ONE_HOST_TCP) -
 
 @lru_cache(maxsize=1024)
 def choose_reduce_scatter(x: Shape, bounds: tuple[int, ...], costs: Costs = ONE_HOST_TCP) -> Choice:
-    """The reduce_scatter of an array with slices at `bounds`."""
+    """The plan for the reduce_scatter of an array with slices at `bounds`."""
     size = len(bounds) - 1
     lengths = [b - a for a, b in pairwise(bounds)]
     longest = max(lengths)
@@ -131,7 +130,8 @@ def choose_reduce_scatter(x: Shape, bounds: tuple[int, ...], costs: Costs = ONE_
     scratch = others * min(window, pieces) * width
     frames, grants = others * pieces, others * _batches(pieces, window)
     direct = Tally(1, frames, grants, others, nbytes, nbytes, scratch)
-    # Whoever has no slice hears from nobody.
+    # A rank with an empty slice receives no frames, so it must learn otherwise that all have
+    # entered.
     before = doublings(size) if 0 in lengths else 0
     if not x.sliceable:
         segment = segment_for(own, x.itemsize, costs)
@@ -170,8 +170,8 @@ def _batches(iterations: int, window: int) -> int:
 
 
 def _direct(x: Shape, size: int, root: int | None, costs: Costs, around: bool = False) -> Choice:
-    """By slices, with all at once; then to all, or to a root, which has as much to take. `around`:
-    operands in the order of `ring`."""
+    """All ranks exchange slices directly; then each sends its result to all, or to a root, which
+    receives as much again. `around`: operands stand in the order of `ring`."""
     others, share = size - 1, -(-x.length // size)
     segment = shared_segment(share * x.itemsize, x.itemsize, size, costs)
     pieces = frames_of(share, segment)
@@ -189,7 +189,8 @@ def _direct(x: Shape, size: int, root: int | None, costs: Costs, around: bool = 
         reduced=nbytes,
         scratch=scratch,
     )
-    before = 0 if x.length >= size else doublings(size)  # whoever has no slice hears from nobody
+    # A rank with an empty slice receives no frames.
+    before = 0 if x.length >= size else doublings(size)
     if root is None:
         algorithm = reduce_scatter_all_gather.all_reduce
         return Choice(algorithm, (x.length, segment, window, around), tally, before=before)
@@ -226,10 +227,11 @@ def _halving_slices(x: Shape, bounds: tuple[int, ...], longest: int, costs: Cost
     size = len(bounds) - 1
     segment = segment_for(x.length * x.wide // 2, x.wide, costs)
     partners, folded = size.bit_length() - 1, _folded(size)
-    # Halves of the ranks: where slices are uneven, some have more than half of the array.
+    # In each step half of the ranks remain; if slices are uneven, these may have more than half of
+    # the array.
     halves = [min(x.length, longest * ((1 + folded) << k)) for k in range(partners)]
     frames = sum(frames_of(half, segment) for half in halves)
-    # Where each rank has halved, two ranks have each other's slices, or every one its own.
+    # At the end of the halving two ranks have each other's slices, or every rank its own.
     frames += folded * frames_of(x.length, segment) + (1 + folded) * frames_of(longest, segment)
     moved = sum(halves) + x.length * folded + longest
     tally = Tally(
@@ -276,15 +278,15 @@ def _ring_slices(x: Shape, bounds: tuple[int, ...], longest: int, costs: Costs) 
 
 
 def is_gathered(nbytes: int, size: int) -> bool:
-    """Whether in a scan of `nbytes` everyone gets all inputs, by `dissemination.all_gather`, and
-    reduces what it needs: while all of them together are small, that takes no rounds but those that
-    synchronise."""
+    """Whether a scan of `nbytes` gives all inputs to every rank, by `dissemination.all_gather`, and
+    each rank reduces what it needs. For small inputs this is best, because it takes only the rounds
+    that synchronise the ranks."""
     return nbytes * size <= EAGER_LIMIT
 
 
 @lru_cache(maxsize=1024)
 def choose_scan(x: Shape, size: int, exclusive: bool, costs: Costs = ONE_HOST_TCP) -> Choice:
-    """The scan of an array whose inputs are not gathered."""
+    """The plan for the scan of an array whose inputs are not gathered."""
     wide, rounds = x.length * x.wide, doublings(size)
     segment = segment_for(wide, x.wide, costs)
     frames = frames_of(x.length, segment)
@@ -299,7 +301,8 @@ def choose_scan(x: Shape, size: int, exclusive: bool, costs: Costs = ONE_HOST_TC
         scratch=scratch,
     )
     window = window_for(segment * x.wide, 3, costs) if x.sliceable else WINDOW
-    # Along the chain all hops have to be filled: with a segment, or with the whole array.
+    # A segment, or the whole array, has to pass all hops of the chain before the last rank has
+    # work.
     filling = min(segment * x.wide, wide) if x.sliceable else wide
     hops = Tally(
         rounds=size - 1,

@@ -1,4 +1,5 @@
-"""Which plan moves values: broadcast, all_gather, gather, scatter and all_to_all over links.
+"""The choice of plans that move values: broadcast, all_gather, gather, scatter and all_to_all over
+links.
 
 Each function says what the plans for one operation cost, and takes the cheapest. Units are bytes.
 """
@@ -25,21 +26,23 @@ from aiodist.schedules.selection import (
 from aiodist.wire.frames import PIECE
 
 FEW = 16
-"""Ranks that are far from each other of which each talks to all others, to be spared a round."""
+"""Most ranks that all talk to each other in order to save a round, if they are far from each
+other."""
 
 HOP = 8 << 20
-"""Bytes of a broadcast for whose sake a hop along a chain is taken, among ranks that are far. To
-many at once TCP takes a fifth longer, as streams overflow each other's queues."""
+"""Bytes of a broadcast for which a hop along a chain is worth its time, among ranks that are far
+from each other. Sending to many ranks at once takes TCP a fifth longer, because the streams
+overflow each other's queues."""
 
 WORDS = 64
-"""Bytes of what a rank has to say of itself, about."""
+"""About how many bytes a rank has to say of itself."""
 
 
 @lru_cache(maxsize=1024)
 def choose_share(size: int, costs: Costs = ONE_HOST_TCP) -> Choice:
-    """The sharing of small blobs, of which one at most is more than a few words. By way of one rank
-    it takes 2 (P - 1) frames of all ranks, the other way P log2 P. Where ranks are far, it is not
-    frames that cost: few of them tell each other straight away."""
+    """The plan to share small blobs, at most one of which is more than a few words. Through one
+    rank it takes 2 (P - 1) frames of all ranks, by dissemination P log2 P. If ranks are far from
+    each other, a round costs more than frames, so few ranks send to each other directly."""
     others, rounds = size - 1, doublings(size)
     partners = _partners(size) if others else 0
     doubled = Tally(rounds, rounds, 0, partners, others * WORDS)
@@ -48,7 +51,8 @@ def choose_share(size: int, costs: Costs = ONE_HOST_TCP) -> Choice:
         if size <= FEW:
             at_once = Tally(min(1, others), others, 0, others, others * WORDS)
             choices = [Choice(direct_exchange.share, (), at_once)]
-    elif size > 2:  # two ranks have two frames either way: better both at once
+    # With two ranks both plans have two frames, so it is better to send both at once.
+    elif size > 2:
         by_one = Tally(2, others, 0, others, size * others * WORDS)
         choices.insert(0, Choice(star.all_gather, (), by_one))
     return cheapest(choices, costs, RELAY_MARGIN)
@@ -56,8 +60,9 @@ def choose_share(size: int, costs: Costs = ONE_HOST_TCP) -> Choice:
 
 @lru_cache(maxsize=1024)
 def choose_broadcast(nbytes: int, size: int, root: int, costs: Costs = ONE_HOST_TCP) -> Choice:
-    """The broadcast of `nbytes` bytes that do not fit into what is shared beforehand. Few ranks
-    that are far go by what takes two ways only, where it is not so much that a chain is faster."""
+    """The plan for the broadcast of `nbytes` bytes that do not fit into what is shared beforehand.
+    Few ranks that are far from each other take the plan of two hops, unless there is so much data
+    that a chain is faster."""
     if size == 1:
         return Choice(chain.broadcast, (root, nbytes, FRAME_LIMIT), Tally(0, 0, 0, 0, 0))
     others, rounds = size - 1, doublings(size)
@@ -67,13 +72,14 @@ def choose_broadcast(nbytes: int, size: int, root: int, costs: Costs = ONE_HOST_
         frames = others * frames_of(share, segment)
         args = (root, nbytes, segment)
         return Choice(spread.straight, args, Tally(2, frames, others, others, nbytes))
-    # Each hop along a chain waits for a segment, which takes long on a line that is far.
+    # Each hop along a chain waits for a segment, which takes long if ranks are far from each other.
     segment = segment_for(nbytes, 1, costs, PIECE if costs.trip and size > 2 else FRAME_LIMIT)
     frames = frames_of(nbytes, segment)
     first = min(segment, nbytes)
     slices = sum(frames_of(-(-nbytes // (2 << k)), segment) for k in range(rounds))
     hops = Tally(others, frames, 1, min(2, others), nbytes + (others - 1) * first)
-    # Down a tree the root is busy all the time, however it is cut: so it is not, if it can be.
+    # The root of a tree is busy all the time, however the array is cut. So it is cut as little as
+    # possible.
     whole = frames_of(nbytes, FRAME_LIMIT)
     down = Tally(rounds, rounds * whole, int(whole > 1), rounds, rounds * nbytes)
     halves = Tally(2 * rounds, 2 * slices, 1 + rounds, _partners(size), 2 * nbytes * others / size)
@@ -90,7 +96,7 @@ def choose_broadcast(nbytes: int, size: int, root: int, costs: Costs = ONE_HOST_
 
 @lru_cache(maxsize=1024)
 def choose_all_gather(lengths: tuple[int, ...], costs: Costs = ONE_HOST_TCP) -> Choice:
-    """The all_gather of parts of `lengths` bytes."""
+    """The plan for the all_gather of parts of `lengths` bytes."""
     size, total = len(lengths), sum(lengths)
     others, rounds = size - 1, doublings(size)
     received = total - min(lengths)
@@ -111,13 +117,13 @@ def choose_all_gather(lengths: tuple[int, ...], costs: Costs = ONE_HOST_TCP) -> 
 
 @lru_cache(maxsize=1024)
 def choose_gather(lengths: tuple[int, ...], root: int, costs: Costs = ONE_HOST_TCP) -> Choice:
-    """The gather of parts of `lengths` bytes at `root`."""
+    """The plan for the gather of parts of `lengths` bytes at `root`."""
     return _to_or_from(direct_exchange.gather, tree.gather, lengths, root, True, costs)
 
 
 @lru_cache(maxsize=1024)
 def choose_scatter(lengths: tuple[int, ...], root: int, costs: Costs = ONE_HOST_TCP) -> Choice:
-    """The scatter of parts of `lengths` bytes from `root`."""
+    """The plan for the scatter of parts of `lengths` bytes from `root`."""
     return _to_or_from(direct_exchange.scatter, tree.scatter, lengths, root, False, costs)
 
 
@@ -132,10 +138,10 @@ def _to_or_from(
     size, total = len(lengths), sum(lengths)
     others, rounds = size - 1, doublings(size)
     pieces = sum(frames_of(n, FRAME_LIMIT) for n in lengths if n)
-    # A root that takes tells all who send to it; one that gives is told by each.
+    # A root that receives sends a grant to every other rank; a root that sends gets one from each.
     direct = Tally(min(1, others), pieces, others if to_root else 1, others, total)
-    # The largest subtree is of half of the ranks, and may have all there is. Its parts have come
-    # before they go on, so what is below counts once more.
+    # The largest subtree has half of the ranks, and may have all the data. They are counted twice,
+    # because a rank sends its parts on only when all of them have come.
     held = min(total, max(lengths) * (1 << max(0, rounds - 1)))
     frames = _bundles(size, max(lengths))
     climbed = Tally(rounds, frames, rounds if to_root else 1, rounds, total + held, 0, held)
@@ -148,7 +154,7 @@ def _to_or_from(
 
 @lru_cache(maxsize=1024)
 def choose_all_to_all(nbytes: int, size: int, costs: Costs = ONE_HOST_TCP) -> Choice:
-    """The all_to_all of messages that all have `nbytes` bytes."""
+    """The plan for the all_to_all of messages that all have `nbytes` bytes."""
     others, rounds = size - 1, doublings(size)
     frames = others * frames_of(nbytes, FRAME_LIMIT)
     direct = Tally(min(1, others), frames, others, others, others * nbytes)
@@ -164,11 +170,12 @@ def choose_all_to_all(nbytes: int, size: int, costs: Costs = ONE_HOST_TCP) -> Ch
 
 
 def _bundles(size: int, longest: int) -> int:
-    """Frames of bundles of 1, 2, 4, … parts of at most `longest` bytes, of all but one rank."""
+    """Frames of bundles of 1, 2, 4, … parts of at most `longest` bytes, of all ranks but one."""
     sizes = (min(1 << k, size - (1 << k)) for k in range(doublings(size)))
     return sum(frames_of(parts * longest, FRAME_LIMIT) for parts in sizes)
 
 
 def _partners(size: int) -> int:
-    """Ranks that are a power of two away, either way. Half way around, both ways are one."""
+    """How many ranks are a power of two away, either way. Half way around, both ways lead to one
+    rank, so it counts once."""
     return 2 * doublings(size) - (size & (size - 1) == 0)

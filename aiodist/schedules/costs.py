@@ -1,14 +1,14 @@
-"""What plans are expected to cost: the alpha-beta-gamma model, with frames, grants and connections.
+"""The expected costs of plans: the alpha-beta-gamma model, with frames, grants and connections.
 
 A round costs `alpha` seconds, a byte on the wire `beta`, a byte reduced `gamma` (Hockney, "The
-communication challenge for MPP", 1994; with gamma as in Thakur et al., 2005). That alone would have
-every large array exchanged directly by all with all. What a frame, a grant and a connection cost is
-what makes other plans better where there are many ranks.
+communication challenge for MPP", 1994; with gamma as in Thakur et al., 2005). With these alone the
+model would have all ranks exchange every large array directly. With many ranks other plans are
+better, because each frame, grant and connection costs time, too.
 
-The choice must be the same on all ranks. So it is made of numbers that all agree on, and of
-constants that are the same everywhere. A rank may be given others, measured where it runs: a
-profile. It says so to all when it joins, and they all go by the profile of the same rank
-(`agreed`). No rank goes by what it alone has measured.
+All ranks must make the same choice. So it depends only on numbers that all agree on, and on
+constants that are the same everywhere. A rank may be given other constants, measured on its host: a
+profile. It tells all others when it joins, and all ranks use the profile of the same rank
+(`agreed`). No rank uses what it alone has measured.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 PROFILE: Final = "costs:"
-"""What a member says of its profile begins so, among its addresses."""
+"""The prefix of a profile among the addresses that a member announces."""
 
 TRIP: Final = "trip:"
-"""So begins what it says of its way to the coordinator and back."""
+"""The prefix of the time that a member measures to the coordinator and back."""
 
 FASTEST: Final = 1.25e9
-"""Bytes per second of the fastest network between ranks that are far: 10 Gbit/s."""
+"""Bytes per second of the fastest network between ranks that are far from each other: 10 Gbit/s."""
 
 LEAST: Final = 1e-15
-"""Fewest seconds of the constants of a profile whose ratio is taken; others may be 0."""
+"""Fewest seconds of those constants of a profile that are divided by each other; others may be
+0."""
 
 MOST: Final = 1e3
 """Most seconds."""
@@ -41,33 +42,33 @@ class Costs(NamedTuple):
     frame: float
     """A further frame in the same round: its header, a system call or two, a step of the plan."""
     grant: float
-    """Telling a peer that more frames may come: a small message, which does not wait for others."""
+    """A grant: a small message, which does not wait for others."""
     connection: float
-    """A connection that is used for the first time costs about a millisecond: it is made, and both
-    ends prove who they are. This is the share of one call, of some fifty that a program makes."""
+    """The share of one call in the cost of a connection. To connect takes about a millisecond,
+    because both ends prove who they are; a program makes about fifty calls over it."""
     beta: float
     """A byte on the wire."""
     gamma: float
     """A byte reduced."""
     trip: float = 0.0
-    """There and back between the two ranks that are farthest from each other. A profile need not
-    have it: 0 where they are near, or nobody knows."""
+    """The time from one rank to another and back, of the two that are farthest from each other. It
+    is 0 if they are near, or if it was not measured; a profile may leave it out."""
 
     @property
     def way(self) -> int:
-        """Bytes that have left and are not answered for yet, at most, where the wire is busy."""
+        """Most bytes that are sent and not yet answered while the wire is busy."""
         return round(self.trip * FASTEST)
 
 
 ONE_HOST_TCP = Costs(
     alpha=75e-6, frame=40e-6, grant=40e-6, connection=20e-6, beta=1 / 2.5e9, gamma=1 / 5e9
 )
-"""TCP between processes of one host. On a network alpha and beta are both larger; decisions depend
-on their ratio, and change little, but where a round takes many times as long."""
+"""TCP between processes of one host. On a network alpha and beta are both larger. Decisions depend
+on their ratio, so they change little, unless a round takes many times as long."""
 
 
 def parse(text: str) -> Costs:
-    """The profile that is TOML: the constants by name. Raises ValueError, which says what is wrong
+    """Read a profile from TOML: the constants by name. Raises ValueError, which says what is wrong
     and what was expected."""
     return _checked(tomllib.loads(text))
 
@@ -81,19 +82,19 @@ def written(costs: Costs, comment: str = "") -> str:
 
 
 def said(costs: Costs) -> str:
-    """A profile as a member says it to the others."""
+    """A profile as a member announces it to the others."""
     return PROFILE + ",".join(map(repr, costs if costs.trip else costs[:-1]))
 
 
 def said_trip(seconds: float) -> str:
-    """The way to the coordinator and back, as a member says it."""
+    """The time to the coordinator and back, as a member announces it."""
     return f"{TRIP}{seconds:.4f}"
 
 
 def agreed(members: Iterable[Sequence[str]]) -> Costs:
-    """What all ranks go by, from what each says, by rank: the profile of the lowest rank that has
-    one, and how far they are from each other. All ranks have heard the same, so all come to the
-    same."""
+    """The costs that all ranks use, from what each member announces, by rank. They are the profile
+    of the lowest rank that has one, and the largest distance. All ranks have the same
+    announcements, so all get the same result."""
     members = tuple(members)
     costs = next(
         (costs for one in members for text in one if (costs := _heard(text))), ONE_HOST_TCP
@@ -102,24 +103,26 @@ def agreed(members: Iterable[Sequence[str]]) -> Costs:
 
 
 def _heard(text: str) -> Costs | None:
-    """The profile that `said` made this of; None: of none."""
+    """The profile that `said` made this text of, or None if it is none."""
     if not text.startswith(PROFILE):
         return None
     try:
         seconds = [float(part) for part in text.removeprefix(PROFILE).split(",")]
         return _checked(dict(zip(Costs._fields[: len(seconds)], seconds, strict=True)))
     except ValueError:
-        return None  # of a stranger version, or of nobody's `said`: to all ranks alike, no profile
+        # A text of another version, or of a foreign program: all ranks see it alike, so it counts
+        # as no profile.
+        return None
 
 
 def _farthest(members: Iterable[Sequence[str]]) -> float:
-    """How far two members are from each other, at most: by way of the coordinator."""
+    """The largest distance between two members, in seconds: the way through the coordinator."""
     found = [0.0, 0.0]
     for text in [text for one in members for text in one if text.startswith(TRIP)]:
         try:
             seconds = float(text.removeprefix(TRIP))
         except ValueError:
-            continue  # of a stranger version, or of nobody's `said`
+            continue  # A text of another version, or of a foreign program.
         found += [seconds] * (0 <= seconds <= MOST)
     return round(sum(sorted(found)[-2:]), 4)
 
@@ -150,20 +153,21 @@ class Tally(NamedTuple):
     rounds: int
     """The longest chain of frames in which each is sent after the one before has come."""
     frames: int
-    """That it sends, or receives if these are more."""
+    """The frames that it sends, or receives if these are more."""
     grants: int
-    """That it sends."""
+    """The grants that it sends."""
     connections: int
-    """Peers that it exchanges anything with."""
+    """Peers with which it exchanges frames."""
     nbytes: float
-    """On the wire, one after the other: what a rank cannot send while it receives counts twice."""
+    """Bytes on the wire, one after the other: bytes that a rank cannot send while it receives count
+    twice."""
     reduced: float = 0
-    """Bytes of operands, but for the own ones."""
+    """Bytes of operands, except the rank's own."""
     scratch: int = 0
-    """Bytes."""
+    """Bytes of scratch."""
 
     def seconds(self, costs: Costs) -> float:
-        """What the plan is expected to take."""
+        """The time that the plan is expected to take."""
         return (
             self.rounds * costs.alpha
             + max(0, self.frames - self.rounds) * costs.frame

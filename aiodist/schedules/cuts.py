@@ -1,4 +1,5 @@
-"""How lengths are cut: a whole into slices by rank, a slice into segments; how many at a time."""
+"""How lengths are cut: an array into slices by rank, a slice into segments; and how many segments
+are under way at a time."""
 
 from __future__ import annotations
 
@@ -13,18 +14,18 @@ Cut = tuple[int, int]
 """Units `start` to `stop`."""
 
 WINDOW = 4
-"""Segments of scratch for each peer, where ranks are near each other."""
+"""Segments that have a place in scratch for each peer, if ranks are near each other."""
 
 AHEAD = 4
-"""Segments sent to a peer before the first that comes from it is waited for, where all of them go
-straight to their place, and ranks are near each other."""
+"""Segments that are sent to a peer before the first one from it is waited for. This is for plans
+that receive everything at its final place, on ranks that are near each other."""
 
 
 class Series(Sequence[T]):
-    """``item(k)`` for each k below `length`, made when it is asked for: a huge array has as many
-    pieces as it has, and nobody needs all of them at once.
+    """``item(k)`` for each k below `length`. Items are made only when they are asked for, because a
+    huge array has more pieces than are needed at once.
 
-    From each item to the next it is the same way, but where one of the `edges` is, or the end.
+    The difference from each item to the next is the same, except at `edges` and at the end.
     """
 
     def __init__(self, length: int, item: Callable[[int], T], edges: Iterable[int] = ()) -> None:
@@ -45,18 +46,19 @@ class Series(Sequence[T]):
 
 
 def edges_of(items: Sequence[object]) -> Iterable[int]:
-    """Where something begins or ends in `items`: of a list that may be anywhere."""
+    """The numbers of the items at which the differences in `items` may change. Of a list they are
+    unknown, so all numbers are returned."""
     return items.edges if isinstance(items, Series) else range(len(items) + 1)
 
 
 def mapped(items: Sequence[U], make: Callable[[U], T]) -> Series[T]:
-    """What `make` makes of each item."""
+    """What `make` returns for each item."""
     return Series(len(items), lambda k: make(items[k]), edges_of(items))
 
 
 def even_bounds(length: int, size: int) -> tuple[int, ...]:
-    """`size + 1` offsets that cut `length` units as `numpy.array_split` does: the first
-    ``length % size`` slices are one unit longer."""
+    """`size + 1` offsets that cut `length` units as `numpy.array_split` does: the first ``length %
+    size`` slices are one unit longer."""
     base, longer = divmod(length, size)
     return tuple(rank * base + min(rank, longer) for rank in range(size + 1))
 
@@ -71,7 +73,7 @@ def pieces(start: int, stop: int, segment: int) -> Series[Cut]:
 
 def blocks_of(length: int, block: int, cut: Callable[[int], Iterable[int]]) -> Series[list[Cut]]:
     """The slices of each block of `block` units, by rank; the last block may be shorter. `cut`
-    gives the offsets that cut a block of so many units."""
+    returns the offsets that cut a block of so many units."""
     blocks = pieces(0, length, block)
 
     def slices(k: int) -> list[Cut]:
@@ -82,7 +84,8 @@ def blocks_of(length: int, block: int, cut: Callable[[int], Iterable[int]]) -> S
 
 
 def rounds_of(bounds: Sequence[int], piece: int) -> Series[list[Cut]]:
-    """The next `piece` units of each slice, by rank, round by round until the longest is done."""
+    """The next `piece` units of each slice, by rank, round by round until the longest slice is
+    done."""
     slices = list(pairwise(bounds))
     lengths = [stop - start for start, stop in slices]
     rounds = pieces(0, max(lengths), piece)

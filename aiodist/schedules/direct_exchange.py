@@ -1,9 +1,9 @@
-"""Everyone sends to everyone directly: all-to-all, and gather and scatter as cases of it; and the
-all-reduce and the sharing of small values that everyone shows to all.
+"""Every rank sends to every other directly: all-to-all, with gather and scatter as special cases.
+In the all-reduce and the sharing of small values each rank shows its value to all.
 
 Source: the pairwise exchange of Thakur, Rabenseifner, Gropp, "Optimization of collective
-communication operations in MPICH", 2005, without its barriers between the steps: in step d rank r
-sends to r + d and receives from r - d, so that no rank is everybody's first target.
+communication operations in MPICH", 2005, without its barriers between the steps. In step d rank r
+sends to r + d and receives from r - d, so that all ranks have different targets at any time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from aiodist.schedules.script import Script
 
 ALL_REDUCE = "direct_exchange.all_reduce"
 SHARE = "direct_exchange.share"
-"""The names of the plans that begin by showing a value to all: what has them may be posted."""
+"""The names of the plans that begin by showing a value to all ranks: these values may be posted in
+shared memory."""
 
 
 def exchange(
@@ -27,17 +28,17 @@ def exchange(
     incoming: Sequence[Sequence[Span]],
     ahead: int = AHEAD,
 ) -> Script:
-    """The steps that send ``outgoing[p]``, a frame a span, to each rank p, and receive
-    ``incoming[p]`` from it. What is `outgoing` and `incoming` at `rank` itself is copied.
+    """The steps that send ``outgoing[p]``, one frame a span, to each rank p, and receive
+    ``incoming[p]`` from it. At `rank` itself ``outgoing`` is copied to ``incoming``.
 
-    All that comes is granted at once: the memory of `incoming` must be free from the start.
+    All frames are granted at once, so the memory of `incoming` must be free from the start.
     """
     distances = range(1, size)
     longest = max(map(len, (*outgoing, *incoming)))
 
-    # Segment by segment to all, not message by message: so all links are busy from the start, and
-    # no peer waits until those before it have everything. Segment k is waited for only once segment
-    # k + ahead was sent, so that both ways of a link are busy.
+    # Each segment goes to all peers before the next segment, so that all links are busy from the
+    # start, and no peer waits until others have everything. Segment k is waited for only after
+    # segment k + ahead was sent, so that both directions of a link are busy.
     ahead = min(ahead, longest)
 
     def turn(k: int) -> list[Step]:
@@ -73,9 +74,10 @@ def spans(buffer: int, start: int, stop: int, segment: int) -> Sequence[Span]:
 def all_reduce(rank: int, size: int) -> Plan:
     """Reduce one whole value a rank; the result is on every rank. Eager.
 
-    Unit: the whole value, and X, OUT and TMP are those of `recursive_doubling.all_reduce`. Everyone
-    sends the same frame to all others, so it may as well be shown to them: see
-    `aiodist.shared_memory.posts`. All reduce in rank order, and evaluate the same expression.
+    Unit: the whole value; X, OUT and TMP are those of `recursive_doubling.all_reduce`. Each rank
+    sends the same frame to all others, so it may be posted in shared memory instead: see
+    `aiodist.shared_memory.posts`. Results are the same on all ranks, because all reduce in rank
+    order.
 
     Rounds: 1, of P - 1 messages. On the wire per rank: the own value to all others. Scratch: P + 1
     values, of two ranks 2. No rank completes before all have entered.
@@ -100,7 +102,7 @@ def all_reduce(rank: int, size: int) -> Plan:
 def share(rank: int, size: int) -> Plan:
     """Gather one blob a rank on every rank. Eager.
 
-    Units and OUT are those of `dissemination.all_gather`. Everyone sends the same frame to all
+    Units and OUT are those of `dissemination.all_gather`. Each rank sends the same frame to all
     others, as in `all_reduce`.
 
     Rounds: 1, of P - 1 messages. On the wire per rank: the own blob to all others. Scratch: none.
@@ -123,9 +125,9 @@ def all_to_all(
 ) -> Plan:
     """Send a message to each rank and receive one from each. Bulk.
 
-    X[send_bounds[p]:send_bounds[p + 1]] goes to rank p, and what comes from it to
-    OUT[recv_bounds[p]:recv_bounds[p + 1]]; the own message is copied. Lengths may differ, also be
-    zero (then nothing is sent), but must be known at both ends. X must not be OUT.
+    X[send_bounds[p]:send_bounds[p + 1]] goes to rank p, and the message of rank p comes to
+    OUT[recv_bounds[p]:recv_bounds[p + 1]]; the own message is copied. Lengths may differ and may be
+    zero (then no frame is sent), but both ends must know them. X must not be OUT.
 
     Rounds: 1, of at most P - 1 messages. On the wire per rank: its messages to others. Scratch:
     none.
@@ -189,7 +191,8 @@ def uniform(rank: int, size: int, length: int, segment: int, ahead: int = AHEAD)
 def _with_root(
     rank: int, size: int, root: int, lengths: Sequence[int], segment: int, *, gathers: bool
 ) -> Plan:
-    """A part of each rank goes to `root`, or comes from there: the two differ in the direction."""
+    """A part of each rank goes to `root`, or comes from there: gather and scatter differ only in
+    direction."""
     name, whole, part = ("gather", OUT, X) if gathers else ("scatter", X, OUT)
     none: list[Sequence[Span]] = [() for _ in range(size)]
     ours = [*none]
@@ -203,7 +206,7 @@ def _with_root(
 
 
 def _cut(parts: Sequence[Span], segment: int) -> Sequence[Span]:
-    """The part of one rank, which is one span, or empty."""
+    """The part of one rank, which is one span, or empty, in segments."""
     return spans(*parts[0], segment) if parts else ()
 
 
@@ -215,7 +218,7 @@ def _plan(
     incoming: list[Sequence[Span]],
     ahead: int = AHEAD,
 ) -> Plan:
-    """An exchange in which nothing stays at this rank."""
+    """An exchange in which a rank copies no message to itself."""
     outgoing[rank] = incoming[rank] = ()
     steps = exchange(rank, size, outgoing, incoming, ahead).steps()
     return Plan(name, rank, size, steps, eager=False)

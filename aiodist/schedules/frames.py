@@ -1,4 +1,4 @@
-"""Building blocks of bulk plans: what goes into one frame, and two ranks that swap frames."""
+"""Building blocks of bulk plans: packing spans into frames, and two ranks that swap frames."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Frame = tuple[Span, ...]
 
 
 def packed(spans: Iterable[Span], segment: int) -> Series[Frame]:
-    """The spans in as few frames as hold them: small ones share a frame, and what is longer than
-    `segment` units is cut. Both ends must pack equally long spans in the same order."""
+    """The spans in as few frames as hold them: small spans share a frame, and spans longer than
+    `segment` units are cut. Both ends must pack equally long spans in the same order."""
     listed = [span for span in spans if span.length]
     ends = [*accumulate(span.length for span in listed)]
     total = ends[-1] if ends else 0
@@ -50,9 +50,9 @@ def swap(
 ) -> Script:
     """Send to one rank and receive from another, which may be the same, at the same time.
 
-    ``outgoing[k]`` is what comes before the k-th frame to `to` with that frame's Send at its end;
-    ``then(k)`` follows the k-th Recv. `ahead` frames leave before the first that comes is waited
-    for: so the wire is not idle while a rank works on what has come.
+    ``outgoing[k]`` are the steps for the k-th frame to `to`, the last of which is its Send. The
+    steps ``then(k)`` follow the k-th Recv. `ahead` frames are sent before the first Recv, so that
+    the wire is not idle while a rank works on what it has received.
     """
 
     def turn(k: int) -> list[Step]:
@@ -87,9 +87,9 @@ def received(source: int, frames: Sequence[Frame]) -> Script:
 
 
 def granted(steps: Script) -> Script:
-    """The steps, after a grant to each peer for all that is received from it.
+    """The steps, after a grant to each peer for all frames that come from it.
 
-    For plans that receive into memory that is free from the start and not written again.
+    This is for plans that receive into memory that is free from the start and not written again.
     """
     due: dict[int, int] = {}
     for step, times in ahead(steps.steps()):

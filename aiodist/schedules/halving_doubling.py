@@ -1,23 +1,23 @@
 """Reductions by recursive halving, and results by recursive doubling: few frames to few ranks.
 
 Source: Rabenseifner, "Optimization of collective reduction operations", 2004, with vector halving
-and distance doubling; where P is no power of two, neighbours are folded as in
-`recursive_doubling`. In step k partners that are 2^k apart swap halves of what they still reduce,
-so a partial result covers consecutive ranks: operands stand in rank order, and operators need not
-commute. Each unit is reduced at one place, so the results are bit-identical on all ranks. Then the
-same partners swap results, in the opposite order.
+and distance doubling. If P is no power of two, neighbours are folded as in `recursive_doubling`. In
+step k partners that are 2^k apart swap halves of what they still reduce. So a partial result covers
+consecutive ranks, operands stand in rank order, and operators need not commute. Results are
+bit-identical on all ranks, because each unit is reduced at one place. Then the same partners swap
+results, in the opposite order.
 
-Why blocks: partial results stand in scratch, half of the array, a quarter, and so on. An array that
-is longer than a block is reduced block by block, so that scratch does not grow with it. Nobody says
-"your frame has come" for that: whoever has a result of its partner knows that the partner had its
-partial result before. That is when the next block's frames are granted::
+Scratch holds partial results of half of the array, a quarter, and so on. So an array that is longer
+than a block is reduced block by block, in order that scratch does not grow with it. No extra
+message says that a frame has come: a rank that has a result of its partner knows that the partner
+had its partial result before. That is when the next block's frames are granted::
 
     reduce   p0 → p1 → p2, then results   p2 → p1 → p0
                                 grants for   p2   p1   p0   of the next block
 
-The memory that p(k) fills is read until the partner p(k + 1) has taken half of it in, which shows
-in that one's result. So the grant is there before the next block is, and the wire never idles for
-it. Where results go to one rank alone, empty frames say what results say else.
+The memory that p(k) fills is read until the partner p(k + 1) has received half of it, which its
+result shows. So the grant is there before the next block is, and the wire never idles for it. If
+results go to one rank only, empty frames take the place of results.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ from aiodist.schedules.script import Script
 def all_reduce(rank: int, size: int, length: int, segment: int, block: int) -> Plan:
     """Reduce X[0:length] of all ranks, element by element, into OUT[0:length] of all. Bulk.
 
-    X may be OUT; otherwise it is not altered. Partial results lie in TMP and travel from there, so
-    TMP may hold a wider type than X and OUT. No rank completes before all have entered.
+    X may be OUT; otherwise it is not altered. TMP may hold a wider type than X and OUT, because
+    partial results lie in TMP and are sent from there. No rank completes before all have entered.
 
-    Rounds: 2 log2 P for each block of `block` units, and at most two more where P is no power of
-    two. On the wire per rank: 2 (P - 1) / P of `length`; where P is no power of two, up to
-    `length` more each way. Connections: log2 P, or one more. Scratch: at most two blocks, and a
-    unit a round.
+    Rounds: 2 log2 P for each block of `block` units, and at most two more if P is no power of two.
+    On the wire per rank: 2 (P - 1) / P of `length`, and up to `length` more each way if P is no
+    power of two. Connections: log2 P, or one more. Scratch: at most two blocks, and a unit a round.
     """
     return _in_blocks("halving_doubling.all_reduce", rank, size, None, length, segment, block)
 
@@ -51,12 +50,12 @@ def reduce(rank: int, size: int, root: int, length: int, segment: int, block: in
     """Reduce X[0:length] of all ranks, element by element, into OUT[0:length] of `root`. Bulk.
 
     At `root` X may be OUT; elsewhere OUT is not used and X not altered. Partial results, and
-    results on their way to `root`, lie in TMP and travel from there. `root` hears from all, the
-    others do not.
+    results on their way to `root`, lie in TMP and are sent from there. `root` cannot complete
+    before all have entered; other ranks can.
 
-    Rounds: 2 log2 P for each block, and at most two more where P is no power of two. On the wire
-    per rank: less than 2 times `length`, and `length` more where P is no power of two.
-    Connections: log2 P, or one more. Scratch: at most three blocks, and a unit a round.
+    Rounds: 2 log2 P for each block, and at most two more if P is no power of two. On the wire per
+    rank: less than 2 times `length`, and `length` more if P is no power of two. Connections: log2
+    P, or one more. Scratch: at most three blocks, and a unit a round.
     """
     return _in_blocks("halving_doubling.reduce", rank, size, root, length, segment, block)
 
@@ -66,14 +65,14 @@ def reduce_scatter(rank: int, size: int, bounds: Sequence[int], segment: int) ->
 
     Slice s is X[bounds[s]:bounds[s + 1]] (it may be empty); its reduction goes to OUT[0:bounds[s +
     1] - bounds[s]] of rank s. X must not be OUT, and is not altered. Partial results lie in TMP and
-    travel from there. No rank completes before all have entered.
+    are sent from there. No rank completes before all have entered.
 
-    Halving with the nearest partner first keeps the order of the ranks, but leaves slices with
-    others than their owners. One more frame takes each to its own.
+    Halving with the nearest partner first keeps the order of the ranks, but leaves slices at ranks
+    that do not own them. One more frame takes each slice to its owner.
 
-    Rounds: log2 P and one more, two more where P is no power of two. On the wire per rank: less
-    than X and a slice; where P is no power of two, X once more. Connections: log2 P + 2, or one
-    more. Scratch: X, the own slice, and what halving leaves: twice X in all where slices are even.
+    Rounds: log2 P and one more, two more if P is no power of two. On the wire per rank: less than X
+    and a slice, and X once more if P is no power of two. Connections: log2 P + 2, or one more.
+    Scratch: X, the own slice, and what halving leaves: twice X in all if slices are even.
     """
     name = "halving_doubling.reduce_scatter"
     if size == 1:
@@ -96,7 +95,8 @@ def _in_blocks(
     cuts = pieces(0, length, block) or [(0, 0)]
     width, last = cuts[0][1], len(cuts) - 1
 
-    @cache  # each is looked at for its own steps, and for the grants of the one before
+    # Cached because each block is used for its own steps, and for the grants of the block before.
+    @cache
     def block_of(k: int) -> _Block:
         if root is None:
             return _Everywhere(rank, size, cuts[k], segment, width)
@@ -117,20 +117,20 @@ def _in_blocks(
 
 
 def _edges(length: int, parts: int) -> list[int]:
-    """Offsets that cut `length` units so that halves are halves also where there are fewer units
-    than parts."""
+    """Offsets that cut `length` units into `parts`, so that two halves of any run of parts are
+    equal within a unit, even if there are fewer units than parts."""
     return [length * part // parts for part in range(parts + 1)]
 
 
 class _Part(NamedTuple):
-    """Steps, and the peers whose frames of the next block have a place once these are done."""
+    """Steps, and the peers whose frames of the next block have a free place when these are done."""
 
     steps: Iterable[Step]
     frees: tuple[int, ...] = ()
 
 
 class _Held(NamedTuple):
-    """What a rank swaps with a partner: units of the block, counted from its first."""
+    """What a rank swaps with a partner: units of the block, counted from its first unit."""
 
     partner: int
     given: Cut
@@ -138,11 +138,12 @@ class _Held(NamedTuple):
 
 
 class _Block:
-    """The steps of one rank for one block: the partial results. Subclasses say where results go.
+    """The steps of one rank for one block: the partial results. Subclasses add the steps for the
+    results.
 
-    Memory is named by a span whose first unit is unit 0 of the block, also where only some units of
-    the block are there. All blocks have their places in scratch where the longest one, of `width`
-    units, has them.
+    Memory is named by a span whose first unit is unit 0 of the block, even if only some units of
+    the block are there. All blocks use the same places in scratch, those of the longest block, of
+    `width` units.
     """
 
     def __init__(self, rank: int, size: int, cut: Cut, segment: int, width: int) -> None:
@@ -152,7 +153,7 @@ class _Block:
         self.role = role_of(rank, size)
         self.whole: Cut = (0, cut[1] - cut[0])
         self.x, self.out = Span(X, *cut), Span(OUT, *cut)
-        # What is given away: a copy, or what a neighbour has added to.
+        # What is given away: a copy, or the sum with a neighbour's array.
         self.width = width
         self.loaded = Span(TMP, 0, width)
         self.scratch = width
@@ -169,8 +170,8 @@ class _Block:
         return found
 
     def cut(self, base: Span, part: Cut) -> list[Span]:
-        """Units `part` of the block in segments. At least one, if empty: its frame says that all
-        steps before are done."""
+        """Units `part` of the block in segments. There is at least one, even if empty, because its
+        frame says that all steps before are done."""
         return [
             Span(base.buffer, base.start + start, base.start + stop)
             for start, stop in pieces(*part, self.segment) or [(part[0], part[0])]
@@ -183,19 +184,20 @@ class _Block:
         return Span(TMP, base, self.scratch)
 
     def load(self, to: int, part: Cut) -> Sequence[Sequence[Step]]:
-        """Units of X to a peer, through scratch: what travels are partial results."""
+        """The steps that send units of X to a peer. They go through scratch because partial results
+        may have a wider type."""
         pairs = zip(self.cut(self.loaded, part), self.cut(self.x, part), strict=True)
         return [(Copy(copy, source), Send(to, (copy,))) for copy, source in pairs]
 
     def store(self, into: Span, source: Span, part: Cut) -> list[Step]:
-        """Complete partial results of `source` are the results."""
+        """The steps that make results of the complete partial results in `source`."""
         pairs = zip(self.cut(into, part), self.cut(source, part), strict=True)
         return [Reduce(result, (total,)) for result, total in pairs]
 
     def halve(self, edges: Sequence[int], results: Span | None) -> Span:
-        """Reduce: half with each partner. `edges` cut the block into as many parts as there are
-        ranks that reduce. What is left at the end is reduced over all ranks, in `results` or (None)
-        scratch."""
+        """Reduce by halves with each partner. `edges` cut the block into as many parts as there are
+        ranks that reduce. The part that is left at the end is reduced over all ranks, into
+        `results` or, if that is None, scratch."""
         partial = self.x
         if self.role.takes_from is not None:
             partial = self._take_in(self.role.takes_from)
@@ -267,15 +269,16 @@ class _Everywhere(_Block):
 
 
 class _ToRoot(_Block):
-    """Results go to one rank. In step k back, those ranks take part that agree with `root` in all
-    steps beyond k; they send if they differ from it in step k, and have then done their share."""
+    """Results go to one rank. In step k on the way back, only ranks that agree with `root` in all
+    steps beyond k take part. Those that differ from it in step k send, and are then done."""
 
     def __init__(
         self, rank: int, size: int, cut: Cut, segment: int, width: int, root: int, *, last: bool
     ) -> None:
         super().__init__(rank, size, cut, segment, width)
         self._root = root
-        # For the block that follows: all that was sent has come. Nothing follows the last one.
+        # The signal for the next block says that all that was sent has come. After the last block
+        # there is none.
         self._signal: Sequence[Frame] = [] if last else [()]
         role = self.role
         if role.gives_to is not None:
@@ -288,7 +291,7 @@ class _ToRoot(_Block):
         self._let_go(results)
 
     def _stand_aside(self, to: int) -> None:
-        """A neighbour does the work."""
+        """The steps of a rank whose neighbour does the work."""
         steps = [step for pair in self.load(to, self.whole) for step in pair]
         if self._root == self.rank:
             steps += [Recv(to, (part,)) for part in self.cut(self.loaded, self.whole)]
@@ -298,7 +301,7 @@ class _ToRoot(_Block):
         self.parts.append(_Part(steps, (to,)))
 
     def _collect(self, goal: int, results: Span) -> None:
-        """`goal`: the number of the rank that gets them, among those that reduce."""
+        """Collect the results at rank number `goal`, counted among the ranks that reduce."""
         here = self.role.block
         for k, (partner, given, kept) in reversed([*enumerate(self.held)]):
             mine = theirs = self._signal
@@ -308,12 +311,13 @@ class _ToRoot(_Block):
             elif here >> (k + 1) == goal >> (k + 1):
                 mine = alone(self.cut(results, kept))
             steps = swap(partner, [] if receives else sends(partner, mine), partner, theirs)
-            if receives:  # the empty frame says that what came has come, so it goes last
+            if receives:  # The empty frame says that all frames have come, so it is sent last.
                 steps += [Send(partner, frame) for frame in mine]
             self.parts.append(_Part(steps, tuple(held.partner for held in self.held[k - 1 : k])))
 
     def _let_go(self, results: Span) -> None:
-        """Of what is at the end: at `root`, or with its neighbour, which hands it over."""
+        """Let go of the results at the end: at `root`, or at its neighbour, which hands them
+        over."""
         steps: list[Step] = []
         if self._root == self.rank:
             steps += self.store(self.out, results, self.whole)
@@ -326,7 +330,7 @@ class _ToRoot(_Block):
 
 
 class _Slices(_Block):
-    """Results go to the ranks that they belong to. There is one block only."""
+    """Results go to the ranks that own them. There is one block only."""
 
     def __init__(self, rank: int, size: int, bounds: Sequence[int], segment: int) -> None:
         super().__init__(rank, size, (0, bounds[-1]), segment, bounds[-1])
@@ -340,7 +344,7 @@ class _Slices(_Block):
             edges = [*(bounds[first] for first in firsts), bounds[-1]]
             results = self.halve(edges, None)
             owners = ranks_of(self._turned(self.role.block), size)
-            # The own ones last: they wait for nobody.
+            # The own slices are last, because other ranks wait for theirs.
             for owner in sorted(owners, key=lambda owner: owner == rank):
                 slots = (bounds[owner], bounds[owner + 1])
                 if owner == rank:
@@ -356,8 +360,9 @@ class _Slices(_Block):
         self.parts.append(_Part(steps))
 
     def _turned(self, block: int) -> int:
-        """Whose slices `block` is left with: its bits in the opposite order, for the first partner,
-        the nearest, gets the other half of all."""
+        """The number of the owners of the slices that `block` is left with: the bits of `block` in
+        the opposite order. The order is opposite because the first partner, the nearest, gets half
+        of all slices."""
         bits = self._blocks.bit_length() - 1
         return int(f"{block:0{bits}b}"[::-1], 2)
 

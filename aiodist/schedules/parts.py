@@ -1,4 +1,5 @@
-"""Where the parts of several ranks lie: one behind the other, by rank, without the own one."""
+"""The places of the parts of several ranks in a buffer: in rank order without gaps, without the own
+part."""
 
 from __future__ import annotations
 
@@ -16,11 +17,12 @@ def _starts(lengths: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Parts(NamedTuple):
-    """A buffer with a part for each other rank. The own part is a buffer of its own, if any."""
+    """A buffer with a part for each other rank. The own part is a buffer of its own, if it has
+    one."""
 
     rank: int
     starts: Sequence[int]
-    """Of all ranks' parts, the own one included; and their sum."""
+    """The offsets of all ranks' parts, the own part included; and their sum."""
     buffer: int
     own: int | None
     """The buffer that is the own part."""
@@ -42,7 +44,7 @@ class Parts(NamedTuple):
         return [*self._others(first, self.rank), *own, *self._others(self.rank + 1, stop)]
 
     def _others(self, first: int, stop: int) -> list[Span]:
-        """Parts of which none is the own one."""
+        """The parts of ranks `first` to `stop`, which do not include the own rank."""
         absent = 0
         if first > self.rank:
             absent = self.starts[self.rank + 1] - self.starts[self.rank]

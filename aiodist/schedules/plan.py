@@ -1,38 +1,39 @@
-"""What plans are made of: the steps of one rank, and the parts of buffers that they are about.
+"""What plans are made of: the steps of one rank, and the spans of buffers that they work on.
 
 A `Plan` is the program of one rank. Its steps are executed in order:
 
-* `Send` hands a frame to the link and goes on; it waits only until the peer has granted it.
-* `Recv` waits until its frame has arrived.
-* `Reduce` and `Copy` are done at once.
-* `Grant` allows a peer to send `count` more frames.
+- `Send` hands a frame to the link and goes on; it waits only until the peer has granted it.
+- `Recv` waits until its frame has arrived.
+- `Reduce` and `Copy` are done at once.
+- `Grant` allows a peer to send `count` more frames.
 
 The n-th `Send` of rank a to rank b is received by the n-th `Recv` at b from a: n is the frame's
-*slot*. In an eager plan there are no grants: frames are small, and kept aside when they come before
-the plan has started.
+*slot*. An eager plan has no grants, because its frames are small: frames that come before the plan
+has started are kept aside.
 
 Frames move on their own. The bytes of a `Send` may be read at any time until the peer's `Recv` is
-done; those of a `Recv` may be written at any time from the peer's `Send` on. A plan is right if no
-other access to the same memory can come in between, however long frames take:
+done. The bytes of a `Recv` may be written at any time from the peer's `Send` on. A plan is right if
+no other access to the same memory can come in between, however long frames take:
 `aiodist.schedules.simulator` proves that. When the last step is done, frames may still be on their
 way out, so memory is not the user's own until they have left.
 
-Memory is named by spans of three logical buffers, in units that the plan's user chooses (elements,
-bytes, or whole blobs): `X` the input, which no step writes, `OUT` the result, `TMP` private scratch
-of `Plan.scratch` units. `X` and `OUT` may be the same memory (an operation in place), unless the
-docstring of the algorithm says otherwise.
+Memory is named by spans of three logical buffers. `X` is the input, which no step writes, `OUT` the
+result, and `TMP` private scratch of `Plan.scratch` units. The plan's user chooses the units:
+elements, bytes, or whole blobs. `X` and `OUT` may be the same memory (an operation in place),
+unless the docstring of the algorithm says otherwise.
 
 *Pull* plans, of ranks that share memory, have `Publish` and `Await` steps in place of frames. There
 `SHARED + r` names memory of rank r that all ranks see and r alone writes: `Plan.shared` units, all
-free when the plan starts. What comes before the n-th `Publish` of a rank has happened for whoever
-has awaited it. All ranks of such a plan publish the same number of times, so that it is known how
-many of them belong to it. After its last step others may still read what the rank has published.
+free when the plan starts. All steps before the n-th `Publish` of a rank have happened for a rank
+that has awaited it. All ranks of such a plan publish equally often, so that all know which
+publications belong to it. After its last step other ranks may still read what the rank has
+published.
 
-*Mixed* plans, of groups that span hosts, have both: shared memory is seen, and its ranks are
-awaited, on the same host alone.
+*Mixed* plans, of groups that span hosts, have both. Ranks see the shared memory, and await the
+publications, of their own host only.
 
-In plans that exchange partial results of reductions, these lie in `TMP` and travel from there, so
-that `TMP` may be of a wider type than `X` and `OUT`; each such docstring says so.
+In plans that exchange partial results of reductions, these lie in `TMP` and are sent from there, so
+that `TMP` may have a wider type than `X` and `OUT`. Each such docstring says so.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Span(NamedTuple):
 
 
 class Send(NamedTuple):
-    """One frame to `peer`: the contents of `spans`, in order. Without spans it is an empty frame,
-    which says that all steps before are done."""
+    """One frame to `peer`: the contents of `spans`, in order. A frame without spans is empty; it
+    says that all steps before are done."""
 
     peer: int
     spans: tuple[Span, ...]
@@ -73,11 +74,12 @@ class Recv(NamedTuple):
 
 
 class Reduce(NamedTuple):
-    """``into = operands[0] op operands[1] op …``, in that order: the operands stand in rank order.
+    """``into = operands[0] op operands[1] op …``, in that order.
 
-    `into` may be one of the operands; the others are not altered. All have one length. `final`: the
-    last reduction of these units, where a wider accumulator is rounded and AVG divides. Each unit
-    of a result has come through exactly one final Reduce, if need be of a single operand.
+    Operands stand in rank order, unless the plan is for operators that commute. `into` may be one
+    of the operands; the others are not altered. All have one length. `final` marks the last
+    reduction of these units, which rounds a wider accumulator and, for AVG, divides. Each unit of a
+    result has come through exactly one final Reduce, if need be of a single operand.
     """
 
     into: Span
@@ -101,7 +103,7 @@ class Grant:
 
 
 class Publish(NamedTuple):
-    """What this rank has done so far may be relied on by whoever awaits it."""
+    """Tell the ranks that await it that all steps of this rank so far are done."""
 
 
 @dataclass(frozen=True, slots=True)

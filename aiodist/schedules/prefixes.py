@@ -1,8 +1,9 @@
-"""Scan in log2 P rounds, for arrays that are short beside what P - 1 hops take.
+"""Scan in log2 P rounds, for arrays that take less time on the wire than P - 1 hops.
 
 Source: Hillis, Steele, "Data parallel algorithms", 1986, as simultaneous recursive doubling in
 Sanders, Träff, "Parallel prefix (scan) algorithms for MPI", 2006. After round k a rank has reduced
-what the 2^(k + 1) ranks up to itself have, in rank order: operators need not commute.
+the arrays of the 2^(k + 1) ranks up to itself. Operators need not commute, because operands stand
+in rank order.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from aiodist.schedules.script import Script
 def scan(rank: int, size: int, length: int, segment: int, exclusive: bool) -> Plan:
     """Reduce X[0:length] of ranks 0 … `rank` into OUT[0:length]. Bulk.
 
-    With `exclusive`, of ranks 0 … `rank` - 1; at rank 0 OUT is then X, unreduced. X may be OUT;
-    otherwise it is not altered. The operator sees whole arrays. Partial results lie in TMP and
-    travel from there, so TMP may hold a wider type than X and OUT.
+    With `exclusive`, reduce those of ranks 0 … `rank` - 1; at rank 0 OUT is then X, unreduced. X
+    may be OUT; otherwise it is not altered. The operator sees whole arrays. TMP may hold a wider
+    type than X and OUT, because partial results lie in TMP and are sent from there.
 
     Rounds: ceil(log2 P). On the wire per rank: at most ceil(log2 P) times `length`. Connections: 2
-    ceil(log2 P). Scratch: 3 ceil(log2 P) + 1 times `length`: nothing in it is written twice, for no
-    one says when it has arrived.
+    ceil(log2 P). Scratch: 3 ceil(log2 P) + 1 times `length`. No place in it is written twice,
+    because no message says when a frame has arrived.
     """
     places = [Span(TMP, at * length, (at + 1) * length) for at in range(3 * size.bit_length() + 1)]
     own, result = Span(X, 0, length), Span(OUT, 0, length)
     used = 1
-    partial = places[0]  # reduced with the own array
-    before: Span | None = None  # and without it
+    partial = places[0]  # The partial result with the own array.
+    before: Span | None = None  # The partial result without the own array.
     steps = Script([Copy(partial, own)])
     distance = 1
     while distance < size:

@@ -1,11 +1,11 @@
 """What pull plans share: plans of ranks that see each other's memory.
 
-Each rank writes its own shared memory only, and takes from that of others what it needs. Large
-arrays go in rounds through a few buffers that stay in cache; `pipeline` has the order in which they
-are filled, read, and filled again.
+Each rank writes only its own shared memory, and takes what it needs from that of others. Large
+arrays go in rounds through a few buffers that stay in cache. `pipeline` has the order in which
+these are filled, read, and filled again.
 
-Their steps publish and await, where those of other plans send and receive. The simulator proves of
-them what it proves of the others: there is no data race, whatever the timing.
+The steps of pull plans publish and await instead of sending and receiving. The simulator proves the
+same of them as of other plans: there is no data race, whatever the timing.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ Part = Callable[[int], list[Step]]
 
 
 def others(rank: int, size: int) -> tuple[int, ...]:
-    """The other ranks, from the next one on: so that no rank is everybody's first."""
+    """The other ranks, from the next one on, so that not all ranks begin with the same one."""
     return tuple((rank + distance) % size for distance in range(1, size))
 
 
 def joined(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """`steps` without those of no units, and with copies made one that go on where the one before
-    ends."""
+    """`steps` without those of no units, with adjacent copies joined into one."""
     result: list[Step] = []
     for step in steps:
         if isinstance(step, Copy | Reduce) and not step.into.length:
@@ -67,25 +66,27 @@ def pipeline(
     edges: Iterable[int] = (),
     then: Sequence[Step] = (),
 ) -> Plan:
-    """A plan of `rounds`, of which round k works on buffer ``k % depth`` of everybody's memory.
+    """A plan of `rounds`; round k works on buffer ``k % depth`` of every rank's memory.
 
-    ``stage(k)`` writes what others use into the own buffer; ``use(k)`` reads what all have staged;
-    ``collect(k)`` reads what all have written into their buffers in ``use(k)`` (None: nobody does,
-    and `use` writes none). What `use` writes there has a place of its own, the same in all rounds.
-    At `edges` these begin to be others, see `Script.repeat`. `then` comes last.
+    ``stage(k)`` writes what others use into the own buffer; ``use(k)`` reads what all have staged.
+    ``collect(k)`` reads what all have written into their buffers in ``use(k)``. If `collect` is
+    None, `use` writes nothing there. What `use` writes has a place of its own in the buffer, the
+    same in all rounds. At `edges` the rounds change, see `Script.repeat`. `then` comes last.
 
     With ``lag = depth // 2``, a rank in its round n uses block n, stages block n + lag and collects
-    block n - lag, once all have published their rounds up to n - lag. So all that it reads has been
-    written. What it writes to was last read, used or collected, in round n + lag - depth of others.
-    For even depths that is n - lag, which they have published. For odd ones it is the round before,
-    so there a rank publishes before it reads: others wait less, and the Publish of the next round
-    tells that it has read. A larger depth lets ranks be further apart.
+    block n - lag. It waits before that until all have published their rounds up to n - lag, so all
+    that it reads has been written. Others last read the place that it writes in their round n + lag
+    - depth.
+
+    If `depth` is even, that is round n - lag, which they have published. If it is odd, that is the
+    round before, so there a rank publishes before it reads. Then others wait less, and the Publish
+    of the next round tells that the rank has read. A larger depth lets ranks be further apart.
     """
     if depth < 2:
         raise ValueError(f"a pipeline has at least two buffers, not {depth}")
     lag = depth // 2
     peers = others(rank, size)
-    # Where nobody collects, nobody awaits the last rounds.
+    # Without `collect` no rank awaits the last rounds.
     publishes = max(1, rounds + 1 - (0 if collect else lag))
 
     def turn(k: int) -> list[Step]:
@@ -106,7 +107,8 @@ def pipeline(
     script += [Publish(), Await(peers, 1)]
     script.repeat(rounds + lag, turn, (*edges, rounds), lag + 2, depth)
     if collect and rounds and not joined(collect(rounds - 1)):
-        # Who is done may leave the group, and whoever then still waited for another would fail.
+        # A rank that is done may leave the group. A rank that then still waited for another would
+        # fail, so all wait for all.
         script.append(Await(peers, publishes))
     script += then
     shared = min(depth, rounds) * buffer

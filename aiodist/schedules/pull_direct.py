@@ -1,9 +1,9 @@
-"""Collectives of arrays that all ranks see: nothing is staged.
+"""Collectives of arrays that all ranks see: no array is staged.
 
 Source: as `pull_slices`. Here ``SHARED + r`` is the array of rank r itself.
 
-An array is its user's again when the plan has ended, so all of these end with a wait for all. Where
-long arrays are read at one go, plans await nothing between their pieces: there they may pause.
+All of these plans end with a wait for all, because the user may alter the array when the plan has
+ended. Between the pieces of long arrays plans await nothing, but they may pause there.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from aiodist.schedules.script import Script
 def all_reduce(rank: int, size: int, length: int, piece: int) -> Plan:
     """Reduce SHARED + r [0:length] of all ranks r, element by element, in place. Pull.
 
-    It is input and result.
-
-    Each rank reduces a slice of each block of P times `piece` units in its own array, and takes the
-    others' slices from theirs. It is done when all are, so that its array is its own again.
+    The array is input and result. Each rank reduces a slice of each block of P times `piece` units
+    in its own array, and takes the other slices from the arrays of their ranks. It waits until all
+    are done, because they read its array.
 
     Rounds: one for each block, and two. Copied per rank: `length` without the own slices; reduced:
     `length`.
@@ -38,7 +37,7 @@ def all_reduce(rank: int, size: int, length: int, piece: int) -> Plan:
         return joined(Copy(slice_of(rank, block, q), slice_of(q, block, q)) for q in peers)
 
     def turn(k: int) -> list[Step]:
-        # All have entered, or reduced the block before.
+        # Wait until all have entered, or have reduced the block before.
         steps: list[Step] = [Await(peers, k + 1)]
         into = slice_of(rank, blocks[k], rank)
         if into.length:
@@ -62,7 +61,7 @@ def reduce_scatter(rank: int, size: int, bounds: Sequence[int], piece: int) -> P
     """Reduce SHARED + r [bounds[s]:bounds[s + 1]] of all ranks r, element by element, into OUT of
     rank s. Pull.
 
-    Slices may be empty. OUT must be no part of what is shared, which is not altered.
+    Slices may be empty. OUT must not overlap the shared arrays, which are not altered.
 
     Rounds: 1. Copied per rank: nothing; reduced: P times the own slice.
     """
@@ -86,8 +85,9 @@ def take(
 ) -> Plan:
     """Copy SHARED + q [starts[q]:…] of the other ranks q to OUT[receives[q]:receives[q + 1]]. Pull.
 
-    So ``receives[q + 1] - receives[q]`` units of rank q; of the own rank none are taken. `shared`:
-    the units of the longest array. OUT must be no part of what is shared, which is not altered.
+    These are ``receives[q + 1] - receives[q]`` units of rank q; no units of the own rank are taken.
+    `shared`: the units of the longest array. OUT must not overlap the shared arrays, which are not
+    altered.
 
     Rounds: 1. Copied per rank: OUT.
     """

@@ -15,14 +15,14 @@ from aiodist.schedules.script import Script
 def scan(rank: int, size: int, length: int, exclusive: bool, piece: int, depth: int) -> Plan:
     """Reduce X[0:length] of ranks 0 … `rank`, element by element, into OUT[0:length]. Pull.
 
-    With `exclusive`, of ranks 0 … `rank` - 1; at rank 0 OUT is then X, unreduced. X may be OUT;
-    otherwise it is not altered. Each rank finds the prefix of a piece at the rank before, and
-    leaves its own for the rank after, up to `depth` pieces (at least one) ahead of it. These
-    partial results lie in shared memory, which is of the type of X and OUT: so this is for
-    operators that need no wider accumulators.
+    With `exclusive`, reduce those of ranks 0 … `rank` - 1; at rank 0 OUT is then X, unreduced. X
+    may be OUT; otherwise it is not altered. Each rank takes the prefix of a piece from the rank
+    before, and leaves its own for the rank after. It may be up to `depth` pieces (at least one)
+    ahead of the rank after. The plan is for operators that need no wider accumulators, because
+    partial results lie in shared memory of the type of X and OUT.
 
-    Rounds: P - 1, pipelined: the time of `length` and P - 2 pieces, on every rank. Copied per
-    rank: nothing, by the first `length`; reduced: twice `length`. Shared: `depth` pieces.
+    Rounds: P - 1, pipelined: the time of `length` and P - 2 pieces, on every rank. Copied per rank:
+    nothing, at the first rank `length`; reduced: twice `length`. Shared: `depth` pieces.
     """
     if depth < 1:
         raise ValueError(f"a scan has at least one buffer, not {depth}")
@@ -52,11 +52,13 @@ def scan(rank: int, size: int, length: int, exclusive: bool, piece: int, depth: 
             steps.append(Copy(result, own) if first else Reduce(result, prefix))
         return [*steps, Publish()]
 
-    # The n-th Publish says that n - 1 prefixes are here, and as many of the rank before are read.
+    # The n-th Publish says that n - 1 prefixes are here, and that as many of the rank before are
+    # read.
     steps = Script([Publish()])
     steps.repeat(len(cuts), turn, (), depth + 1, depth)
     publishes = 1 + len(cuts)
-    # Who is done may leave the group, and whoever then still waited for another would fail for it.
+    # A rank that is done may leave the group. A rank that then still waited for another would fail,
+    # so all wait for all.
     steps.append(Await(others(rank, size), publishes))
     shared = min(depth, len(cuts)) * width
     done = steps.steps()

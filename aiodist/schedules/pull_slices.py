@@ -1,11 +1,11 @@
 """Reductions of large arrays in shared memory: each rank reduces a slice of each block, for all.
 
-A block is what a round works on. Of its slices, one a rank, a rank stages those that others reduce,
-reduces its own in rank order, and takes the results of others from where they left them.
+A round works on a block, which has a slice for each rank. A rank stages the slices that others
+reduce, reduces its own in rank order, and takes the results of others from their memory.
 
 Source: the reduce-scatter and all-gather of Rabenseifner, "Optimization of collective reduction
-operations", 2004, in blocks that go through memory that stays in cache, as in Graham, Shipman,
-"MPI support for multi-core architectures: optimized shared memory collectives", 2008.
+operations", 2004. That blocks go through memory that stays in cache is from Graham, Shipman, "MPI
+support for multi-core architectures: optimized shared memory collectives", 2008.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from aiodist.schedules.pull import others, pipeline
 def all_reduce(rank: int, size: int, length: int, piece: int, depth: int) -> Plan:
     """Reduce X[0:length] of all ranks, element by element, into OUT[0:length] of all. Pull.
 
-    A round takes a block of P times `piece` units. X may be OUT; otherwise it is not altered. Every
-    unit is reduced by one rank, so results are the same on all.
+    A round takes a block of P times `piece` units. X may be OUT; otherwise it is not altered.
+    Results are the same on all ranks, because every unit is reduced by one rank.
 
     Rounds: one for each block, and one. Copied per rank: `length` without the own slices when
     staged, and `length` when collected; reduced: `length`. Shared: `depth` blocks (at least two).
@@ -65,8 +65,8 @@ def _slices(
 ) -> Plan:
     """The plan in which rank s reduces ``blocks[k][s]``, units of X, in round k.
 
-    `readers` collect all results; where there are none, everyone keeps its own. Results have in OUT
-    the place that they have in X, less `origin`.
+    `readers` collect all results; without readers every rank keeps its own. Results have the place
+    in OUT that they have in X, less `origin`.
     """
     peers = others(rank, size)
     slot = max(stop - start for start, stop in blocks[0]) if blocks else 0
@@ -76,8 +76,9 @@ def _slices(
     shows = any(reader != rank for reader in readers)
 
     def place(owner: int, k: int, q: int) -> Span:
-        """Where slice q of block k lies in the memory of `owner`: before and after its own, which
-        stays where it is however short the slices are, without gaps."""
+        """The place of slice q of block k in the memory of `owner`. The own slice has the same
+        place in all blocks, however short the slices are; the others stand before and after it
+        without gaps."""
         edge = [*accumulate((b - a for a, b in blocks[k]), initial=0)]
         at = (k % depth) * buffer + owner * slot
         if q < owner:

@@ -1,4 +1,4 @@
-"""Moving values through shared memory: everyone shows what it has, piece by piece, and takes what
+"""Moving values through shared memory: each rank shows what it has, piece by piece, and takes what
 is for it.
 
 Source: the double-buffered copy-in, copy-out of shared-memory transports; e.g. Graham, Shipman,
@@ -47,12 +47,13 @@ def broadcast(rank: int, size: int, root: int, length: int, piece: int, depth: i
             steps.append(Publish())
         return steps
 
-    # The n-th Publish: of the root, that n pieces are staged; of others, that n - 1 are read.
+    # The n-th Publish says, at the root, that n pieces are staged; at others, that n - 1 are read.
     steps = Script([] if rank == root else [Publish()])
     steps.repeat(len(cuts), turn, (), depth + 1, depth)
     if rank == root and not cuts:
         steps.append(Publish())
-    if len(cuts) <= depth:  # else the root has waited for all, and the others then for the root
+    # With more pieces the root has waited for all others, and they have then waited for the root.
+    if len(cuts) <= depth:
         steps.append(Await(peers, 1))
     shared = min(depth, len(cuts)) * width
     return Plan(
@@ -112,15 +113,15 @@ def exchange(
 ) -> Plan:
     """Copy a message to each rank and one from each. Pull.
 
-    Also gather and scatter, where some messages are empty.
+    With some empty messages this is also gather and scatter.
 
-    X[sends[p]:sends[p + 1]] goes to rank p, and what comes from it to OUT[receives[p]:receives[p +
-    1]]; the own message is copied. Lengths may differ, also be zero, but must be known at both
-    ends. `rounds` is the number of pieces of the longest message between any two ranks, on which
-    all must agree. X must not be OUT.
+    X[sends[p]:sends[p + 1]] goes to rank p, and the message of rank p comes to
+    OUT[receives[p]:receives[p + 1]]; the own message is copied. Lengths may differ and may be zero,
+    but both ends must know them. `rounds` is the number of pieces of the longest message between
+    any two ranks; all must pass the same number. X must not be OUT.
 
-    Rounds: `rounds`. Copied per rank: its messages to others, and from all. Shared: `depth` times
-    P - 1 pieces (at least two).
+    Rounds: `rounds`. Copied per rank: its messages to others, and from all. Shared: `depth` times P
+    - 1 pieces (at least two).
     """
     outgoing = [pieces(sends[q], sends[q + 1], piece) for q in range(size)]
     incoming = [pieces(receives[q], receives[q + 1], piece) for q in range(size)]

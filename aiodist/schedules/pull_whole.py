@@ -1,8 +1,8 @@
-"""Arrays in shared memory that everyone shows whole, and takes what it needs from all.
+"""Arrays in shared memory that each rank shows whole, and of which each takes what it needs.
 
-Every rank reduces for itself, in rank order, so all evaluate the same expression. Most are for
-small ones and of one round: no rank completes before all have entered, which makes each of these a
-barrier.
+Results are the same on all ranks, because each rank reduces for itself, in rank order. Most plans
+here are for small arrays and have one round. They are barriers as well: no rank completes before
+all have entered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from aiodist.schedules.pull import joined, others, pipeline
 def all_reduce(rank: int, size: int, length: int) -> Plan:
     """Reduce X[0:length] of all ranks into OUT[0:length] of all. Pull.
 
-    One Reduce of whole arrays, so any operator will do. X may be OUT; otherwise it is not altered.
+    Any operator will do, because one Reduce covers whole arrays. X may be OUT; otherwise it is not
+    altered.
 
     Rounds: 1. Copied per rank: `length`; reduced: P times `length`. Shared: `length`.
     """
@@ -27,8 +28,8 @@ def all_reduce(rank: int, size: int, length: int) -> Plan:
 def all_reduce_in_pieces(rank: int, size: int, length: int, piece: int, depth: int) -> Plan:
     """`all_reduce` of large arrays, piece by piece. Pull.
 
-    For two ranks that is no more to move than where each reduces a half, and what is reduced here
-    need not be shown: so nobody waits for it.
+    With two ranks this moves no more data than if each reduces a half. No rank waits for results,
+    because each rank reduces all of them itself.
 
     Rounds: one for each piece. Copied per rank: `length`; reduced: P times `length`. Shared:
     `depth` pieces (at least two).
@@ -64,8 +65,8 @@ def reduce(rank: int, size: int, root: int, length: int) -> Plan:
 def reduce_scatter(rank: int, size: int, bounds: Sequence[int]) -> Plan:
     """Reduce slice s of all ranks, X[bounds[s]:bounds[s + 1]], into OUT at rank s. Pull.
 
-    Everyone shows all slices, its own as well, which nobody else reads: that is one copy in place
-    of several. X must not be OUT, and is not altered.
+    Each rank shows all slices, even its own, which no other rank reads, because one copy is cheaper
+    than several. X must not be OUT, and is not altered.
 
     Rounds: 1. Copied per rank: X; reduced: P times the own slice. Shared: X.
     """
@@ -78,8 +79,9 @@ def reduce_scatter(rank: int, size: int, bounds: Sequence[int]) -> Plan:
 def scan(rank: int, size: int, length: int, exclusive: bool) -> Plan:
     """Reduce X[0:length] of ranks 0 … `rank` into OUT[0:length]. Pull.
 
-    With `exclusive`, of ranks 0 … `rank` - 1; at rank 0 OUT is then X, unreduced. One Reduce of
-    whole arrays, so any operator will do. X may be OUT; otherwise it is not altered.
+    With `exclusive`, reduce those of ranks 0 … `rank` - 1; at rank 0 OUT is then X, unreduced. Any
+    operator will do, because one Reduce covers whole arrays. X may be OUT; otherwise it is not
+    altered.
 
     Rounds: 1. Copied per rank: `length`; reduced: up to P times `length`. Shared: `length`.
     """
@@ -94,7 +96,7 @@ def scan(rank: int, size: int, length: int, exclusive: bool) -> Plan:
 def share(rank: int, size: int, cell: int) -> Plan:
     """Copy X[0:cell] of every rank q to OUT[q * cell:(q + 1) * cell] of all. Pull.
 
-    For blobs that fit a cell. X must not be OUT. Without units it is a barrier.
+    This is for blobs that fit a cell. X must not be OUT. Without units it is a barrier.
 
     Rounds: 1. Copied per rank: P + 1 cells. Shared: `cell`.
     """
@@ -107,7 +109,8 @@ def share(rank: int, size: int, cell: int) -> Plan:
 def _reduction(
     name: str, rank: int, size: int, length: int, ranks: range, *, shown: bool = True
 ) -> Plan:
-    """The plan in which this rank reduces the arrays of `ranks`. `shown`: others reduce its own."""
+    """The plan in which this rank reduces the arrays of `ranks`. `shown`: other ranks reduce its
+    array."""
     operands = tuple(Span(X if q == rank else SHARED + q, 0, length) for q in ranks)
     reduction = [Reduce(Span(OUT, 0, length), operands)] if ranks else []
     return _after_showing(name, rank, size, length, reduction, shown=shown)

@@ -1,12 +1,14 @@
 """Data races within the plans of all ranks, by vector clocks.
 
-The bytes of a Send are read at some time between the Send and the peer's Recv; the bytes of a Recv
+The bytes of a Send are read at some time between the Send and the peer's Recv. The bytes of a Recv
 are written at some time between the peer's Send and the Recv. Two accesses to the same memory, at
-least one of them a write, race unless the end of one happens before the start of the other: known
-from program order, from frames, from the grants that let frames go, and from what was published and
-awaited. (Lamport, "Time, clocks,
-and the ordering of events in a distributed system", 1978; Flanagan, Freund, "FastTrack", 2009, from
-which comes that comparing with the last write, and with the reads since, is enough.)
+least one of them a write, race unless the end of one happens before the start of the other. The
+order is known from the program, from frames, from the grants that allow frames, and from
+publications that were awaited.
+
+Sources: Lamport, "Time, clocks, and the ordering of events in a distributed system", 1978;
+Flanagan, Freund, "FastTrack", 2009. The latter shows that it is enough to compare with the last
+write, and with the reads since.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ def find_race(
     """A description of two accesses that race, or None.
 
     `trace`: all steps in an order in which they were done. `clocks`: of every step, by rank.
-    `other_end`: the Recv of each Send and the Send of each Recv. `in_place`: the ranks where X and
-    OUT are the same memory.
+    `other_end`: the Recv of each Send and the Send of each Recv. `in_place`: the ranks at which X
+    and OUT are the same memory.
     """
     private: list[list[_Access]] = [[] for _ in plans]
     shared: list[_Access] = []
@@ -91,11 +93,11 @@ def _accesses(
 def _first_race(
     accesses: Sequence[_Access], clocks: Sequence[Sequence[Clock]]
 ) -> tuple[_Access, _Access, Span] | None:
-    """The first of `accesses`, in the order in which they were made, that races with one before,
-    and where."""
-    # Where accesses begin and end cuts each buffer into intervals, of which an access has all or
-    # nothing. So the last write, and the reads since, are kept for each interval, not for each
-    # unit: plans of millions of units have few of them.
+    """The first of `accesses`, in the order in which they were made, that races with an earlier
+    one: the two accesses, and the units."""
+    # The ends of accesses cut each buffer into intervals, of which an access has all or nothing. So
+    # the last write, and the reads since, are kept for each interval, not for each unit, because
+    # even plans of millions of units have few intervals.
     found: dict[int, set[int]] = {}
     for access in accesses:
         found.setdefault(access.span.buffer, set()).update(access.span[1:])
@@ -109,9 +111,9 @@ def _first_race(
             key = (buffer, i)
             before = [last_write[key]] if key in last_write else []
             if access.writes:
-                # Reads may overlap each other. Once a write comes after all of them, whatever comes
-                # after that write comes after them as well, so they are forgotten. Had one of them
-                # raced with it, that would have been the answer.
+                # Reads may overlap each other. After a write that comes after all of them, they can
+                # be forgotten, because all later accesses that come after the write come after them
+                # as well. Had one of them raced with the write, that would have been the answer.
                 before += reads_since.pop(key, [])
                 last_write[key] = access
             else:

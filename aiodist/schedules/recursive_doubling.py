@@ -2,12 +2,13 @@
 see whole arrays.
 
 Source: recursive doubling after Thakur, Rabenseifner, Gropp, "Optimization of collective
-communication operations in MPICH", 2005. Where P is no power of two, neighbours are folded first:
-of the first P - 2^k pairs (2i, 2i+1), the odd rank gives its value to the even one and gets the
-result at the end. So every partial result covers consecutive ranks, operands stand in rank order
-(operators need not commute), and all ranks evaluate the same expression: results are bit-identical.
+communication operations in MPICH", 2005. If P is no power of two, neighbours are folded first. Of
+the first P - 2^k pairs (2i, 2i+1), the odd rank gives its value to the even one and gets the result
+at the end. So every partial result covers consecutive ranks, operands stand in rank order, and
+operators need not commute. Results are bit-identical, because all ranks evaluate the same
+expression.
 
-Of 6 ranks, 2^k is 4: two pairs are folded, so that four partial results meet, in two rounds::
+Of 6 ranks two pairs are folded, so that 2^k = 4 partial results meet, in two rounds::
 
     fold        0 <- 1        2 <- 3        4         5
     has         01            23            4         5
@@ -30,7 +31,7 @@ from aiodist.schedules.script import Script
 
 
 class Role(NamedTuple):
-    """What a rank does where neighbours are folded."""
+    """The role of a rank, if neighbours are folded."""
 
     block: int
     """Its number among the ranks that are left, or that of the neighbour that stands in for it."""
@@ -39,7 +40,7 @@ class Role(NamedTuple):
     takes_from: int | None
     """The neighbour that this rank stands in for."""
     partners: tuple[int, ...]
-    """With whom partial results are exchanged, by round."""
+    """The ranks that partial results are exchanged with, by round."""
 
 
 def role_of(rank: int, size: int) -> Role:
@@ -58,8 +59,8 @@ def role_of(rank: int, size: int) -> Role:
 
 
 def ranks_of(block: int, size: int) -> tuple[int, ...]:
-    """The ranks that share a number among those that are left: one, or two neighbours. The first
-    does the work."""
+    """The ranks that share number `block` among those that are left: one, or two neighbours. The
+    first does the work."""
     pairs = size - (1 << (size.bit_length() - 1))
     return (2 * block, 2 * block + 1) if block < pairs else (block + pairs,)
 
@@ -67,13 +68,13 @@ def ranks_of(block: int, size: int) -> tuple[int, ...]:
 def all_reduce(rank: int, size: int) -> Plan:
     """Reduce one whole value a rank; the result is on every rank. Eager.
 
-    Unit: the whole value. X[0:1] in, OUT[0:1] the result. X may be OUT; otherwise it is not
-    altered. Partial results lie in TMP and travel from there, the result alone from OUT: so TMP may
-    hold a wider type than X and OUT.
+    Unit: the whole value. X[0:1] is the input, OUT[0:1] the result. X may be OUT; otherwise it is
+    not altered. TMP may hold a wider type than X and OUT, because partial results lie in TMP and
+    are sent from there; only the result is sent from OUT.
 
-    Rounds: log2 P, and at most two more where P is no power of two; one frame each. On the wire per
-    rank: floor(log2 P) values, and one more where P is no power of two. Scratch: at most 2 +
-    log2 P values (what was sent is not overwritten, for no one says when it has arrived). No rank
+    Rounds: log2 P, and at most two more if P is no power of two; one frame each. On the wire per
+    rank: floor(log2 P) values, and one more if P is no power of two. Scratch: at most 2 + log2 P
+    values. What was sent is not overwritten, because no message says when it has arrived. No rank
     completes before all have entered.
     """
     whole, result = Span(X, 0, 1), Span(OUT, 0, 1)
@@ -96,8 +97,8 @@ def all_reduce(rank: int, size: int) -> Plan:
         other = Span(TMP, slot, slot + 1)
         slot += 1
         last = partner == role.partners[-1]
-        # The lower rank's half stands first at both ends: they evaluate the same expression, bit by
-        # bit, and operators need not commute.
+        # The lower rank's half stands first at both ends, so that both evaluate the same
+        # expression, bit by bit, and operators need not commute.
         operands = (partial, other) if rank < partner else (other, partial)
         steps += [
             Send(partner, (partial,)),
@@ -113,13 +114,14 @@ def all_reduce(rank: int, size: int) -> Plan:
 def all_reduce_whole(rank: int, size: int, length: int, segment: int, ahead: int = AHEAD) -> Plan:
     """Reduce arrays of `length` units as wholes; the result is on every rank. Bulk.
 
-    For large arrays and operators that may not be given pieces. X[0:length] in, OUT[0:length] the
-    result and, on the way, the partial result. X may be OUT; otherwise it is not altered. Arrays
-    travel in frames of `segment` units; each Reduce covers the whole length. An empty frame either
-    way ends each exchange: it says that the partial result has arrived and may be overwritten.
+    This is for large arrays and operators that may not be given pieces. X[0:length] is the input;
+    OUT[0:length] holds the partial result and at the end the result. X may be OUT; otherwise it is
+    not altered. Arrays travel in frames of `segment` units, but each Reduce covers the whole
+    length. An empty frame either way ends each exchange: it says that the partial result has
+    arrived and may be overwritten.
 
-    Rounds: two for each of log2 P exchanges, and at most two more where P is no power of two. On
-    the wire per rank: `length` for each exchange, and once more to a neighbour. Scratch: `length`.
+    Rounds: two for each of log2 P exchanges, and at most two more if P is no power of two. On the
+    wire per rank: `length` for each exchange, and once more to a neighbour. Scratch: `length`.
     """
     name = "recursive_doubling.all_reduce_whole"
     result, other = Span(OUT, 0, length), Span(TMP, 0, length)

@@ -19,9 +19,9 @@ def scatter_gather(
     Each rank reduces an even slice in rank order (operators need not commute) and sends it to
     `root`. At `root` X may be OUT; elsewhere OUT is not used and X not altered.
 
-    Rounds: 2, pipelined by segments. On the wire per rank: `length` at most, at `root`
-    (P - 1) / P of it. Scratch: (P - 1) `window` segments and, except at `root`, `window` more (at
-    least 2), where reduced segments stay until `root` has them.
+    Rounds: 2, pipelined by segments. On the wire per rank: `length` at most, at `root` (P - 1) / P
+    of it. Scratch: (P - 1) `window` segments and, except at `root`, `window` more (at least 2).
+    These hold reduced segments until `root` has them.
     """
     return reduce_slices(
         "reduce.scatter_gather",

@@ -36,11 +36,10 @@ def direct(rank: int, size: int, bounds: Sequence[int], segment: int, window: in
 
 
 def whole(rank: int, size: int, bounds: Sequence[int], segment: int, ahead: int = AHEAD) -> Plan:
-    """Reduce slice s of all ranks, by one Reduce, at rank s: for operators that must see it whole.
-    Bulk.
+    """Reduce slice s of all ranks, by one Reduce, at rank s. Bulk.
 
-    Slices, X, OUT and what is on the wire are those of `direct`. Scratch: (P - 1) times the own
-    slice.
+    This is for operators that must see a slice whole. Slices, X, OUT and what is on the wire are
+    those of `direct`. Scratch: (P - 1) times the own slice.
     """
     length = bounds[rank + 1] - bounds[rank]
     places = [(peer if peer < rank else peer - 1) * length for peer in range(size)]

@@ -1,16 +1,16 @@
-"""Who sends which part of an array to whom, when an array that lies in parts on some ranks is to
-lie in other parts on others.
+"""The transfers of an array that lies in parts on some ranks and is wanted in other parts on
+others.
 
-An array is cut into boxes, one for each part that a rank holds: rows on four ranks, say, where
-columns are wanted on three. A box that is wanted is the union of its intersections with the boxes
-that are held. Where several ranks hold the same box (replicas), any of them may send it.
+An array is cut into boxes, one for each part that a rank holds: for example rows on four ranks,
+when columns are wanted on three. A wanted box is the union of its intersections with the held
+boxes. If several ranks hold the same box (replicas), any of them may send it.
 
     held:  0 0 0 0     wanted:  a a b b     a takes from 0 and from 1, b as well: four pieces,
            1 1 1 1              a a b b     none of which crosses twice, and nothing else does.
 
-What is moved is the least there is: a rank takes what it holds itself from its own memory, and all
-else once. The plan is a pure function of what all ranks hold and want, so that every rank makes the
-same one from the same descriptions, and nobody has to tell anybody what to do.
+The least possible is moved: a rank takes what it holds itself from its own memory, and everything
+else once. The plan is a pure function of what all ranks hold and want. So every rank makes the same
+plan from the same descriptions, and no rank has to tell another what to do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Box = tuple[Interval, ...]
 
 
 class Transfer(NamedTuple):
-    """A box that rank `src` holds, and `dst` gets (from itself, where both are the same)."""
+    """A box that rank `src` holds, and `dst` gets; if both are the same rank, it is a copy."""
 
     src: int
     dst: int
@@ -35,8 +35,8 @@ class Transfer(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where one array lies, and where it is to lie: `held` and `wanted` by rank, None for a rank
-    that has, or wants, no part of it."""
+    """The boxes of one array before and after: `held` and `wanted` by rank. A rank that has, or
+    wants, no part of it has None there."""
 
     held: tuple[Box | None, ...]
     wanted: tuple[Box | None, ...]
@@ -45,7 +45,7 @@ class Layout(NamedTuple):
 
 
 class Unheld(ValueError):
-    """A rank wants what no rank holds: `rank`, and the first `box` of which that is so."""
+    """A rank wants what no rank holds: `rank`, and the first `box` that is missing."""
 
     def __init__(self, rank: int, box: Box) -> None:
         super().__init__(f"rank {rank} wants {text(box)}, which no rank holds")
@@ -59,7 +59,7 @@ def text(box: Box) -> str:
 
 
 def volume(box: Box) -> int:
-    """How many elements there are in `box`."""
+    """How many elements are in `box`."""
     product = 1
     for start, stop in box:
         product *= stop - start
@@ -67,7 +67,7 @@ def volume(box: Box) -> int:
 
 
 def intersection(a: Box, b: Box) -> Box | None:
-    """What is in both; None where that is nothing."""
+    """The elements that are in both boxes, or None if there are none."""
     common = []
     for (a_start, a_stop), (b_start, b_stop) in zip(a, b, strict=True):
         start, stop = max(a_start, b_start), min(a_stop, b_stop)
@@ -78,11 +78,11 @@ def intersection(a: Box, b: Box) -> Box | None:
 
 
 def remainder(box: Box, inner: Box) -> list[Box]:
-    """`box` without `inner`, which lies in it, as boxes that do not overlap: at most two for each
-    dimension, those before and behind `inner` in it."""
+    """`box` without `inner`, which lies in it, as boxes that do not overlap. They are at most two
+    for each dimension, the part before `inner` and the part behind it."""
     rest = []
     for dim, ((start, stop), (first, last)) in enumerate(zip(box, inner, strict=True)):
-        # In the dimensions before this one, what is outside of `inner` has been cut off already.
+        # In the dimensions before this one, the parts outside of `inner` have been cut off already.
         before, behind = inner[:dim], box[dim + 1 :]
         if start < first:
             rest.append((*before, (start, first), *behind))
@@ -92,8 +92,8 @@ def remainder(box: Box, inner: Box) -> list[Box]:
 
 
 def blocks(box: Box, most: int) -> list[Box]:
-    """`box`, cut into boxes of at most `most` elements (and at least one), in the order in which
-    they lie in an array that is contiguous, where each of them is one stretch."""
+    """`box`, cut into boxes of at most `most` elements (and at least one), in the order of a
+    contiguous array. Each box is one stretch of such an array."""
     if volume(box) <= most:
         return [box]
     dim = next(dim for dim, (start, stop) in enumerate(box) if stop - start > 1)
@@ -107,12 +107,12 @@ def blocks(box: Box, most: int) -> list[Box]:
 
 
 def plan(layouts: Iterable[Layout], hosts: Sequence[int]) -> list[list[Transfer]]:
-    """The transfers of each array, those to one rank in the order of the boxes that are held.
+    """The transfers of each array; the transfers to one rank are in the order of the held boxes.
 
-    `hosts`: the host of each rank, as a number. Who gets what several ranks hold takes it from
-    itself, if it can, else from a rank of its host, else from any. Where these hold the same box,
-    it is the one that has had to send the fewest bytes so far, over all arrays, the next one in
-    rank order among equals.
+    `hosts`: the host of each rank, as a number. If several ranks hold a box, a rank takes it from
+    itself if it can, else from a rank of its host, else from any. Among ranks that are equally near
+    it takes the one that has had to send the fewest bytes so far, over all arrays. Among equals
+    that is the next one in rank order.
 
     Raises Unheld.
     """
@@ -131,7 +131,8 @@ def _transfers(layout: Layout, hosts: tuple[int, ...], load: list[int]) -> list[
 
 
 class Want(NamedTuple):
-    """A box that somebody wants who holds nothing of it: `held` is what others hold."""
+    """A box that a program without any part of the array wants: `held` are the boxes of the
+    holders."""
 
     box: Box
     held: Held
@@ -142,8 +143,8 @@ class Want(NamedTuple):
 def asked_of(
     wants: Iterable[Want], holders: int, turn: int
 ) -> Iterator[list[tuple[int | None, Box]]]:
-    """Of whom to take what, for each of `wants`: the same as `plan` for one who wants, among
-    `holders`; None: nobody has it. `turn`: who is the first among equals."""
+    """For each of `wants`, the number of a holder and the box to take from it, chosen as in `plan`.
+    The holder is None for a box that is missing. `turn`: the holder that is first among equals."""
     load = [0] * holders
     for want in wants:
         yield [
@@ -153,7 +154,8 @@ def asked_of(
 
 
 class _Piece(NamedTuple):
-    """A part of what is wanted, with those who hold it and are equally near, if anybody does."""
+    """A part of a wanted box, with those of its holders that are equally near; there may be
+    none."""
 
     box: Box
     owners: tuple[int, ...]
@@ -173,10 +175,11 @@ def _least_loaded(turn: int, piece: _Piece, item: int, load: list[int]) -> int:
 def _pieces_of_all(
     held: tuple[Box | None, ...], wanted: tuple[Box | None, ...], hosts: tuple[int, ...]
 ) -> tuple[tuple[_Piece, ...], ...]:
-    """The pieces of what each rank wants. Kept, since a model has many arrays of few layouts."""
+    """The pieces of what each rank wants. They are cached because a model has many arrays of few
+    layouts."""
     found: list[tuple[_Piece, ...]] = []
     for rank, box in enumerate(wanted):
-        # What this rank holds itself comes first: no byte of it is to come from elsewhere.
+        # A rank's own boxes come first, so that no byte of them is sent by another rank.
         far = [2 - (host == hosts[rank]) - (other == rank) for other, host in enumerate(hosts)]
         pieces = () if box is None else tuple(_pieces(box, nearest_first(held, tuple(far))))
         for piece in pieces:
@@ -188,8 +191,8 @@ def _pieces_of_all(
 
 @lru_cache(maxsize=4096)
 def nearest_first(held: tuple[Box | None, ...], far: tuple[int, ...]) -> Held:
-    """What is held, by holder, in the order in which it is to be taken: `far` says how far each
-    holder is, and those are equal who are equally far."""
+    """The held boxes, by holder, in the order in which they are to be taken. `far` says how far
+    each holder is; holders with equal numbers are equally far."""
     owners: dict[tuple[int, Box], list[int]] = {}
     for holder, box in enumerate(held):
         if box is not None and volume(box):

@@ -4,16 +4,16 @@ Source: the ring algorithms of Thakur, Rabenseifner, Gropp, "Optimization of col
 communication operations in MPICH", 2005, and Patarasuk, Yuan, "Bandwidth optimal all-reduce
 algorithms for clusters of workstations", 2009; cut into segments.
 
-A slice starts at the rank behind its owner, and every rank that it passes adds its part: so the
-operands of slice s stand in the order s + 1, s + 2, …, s. That is another order than that of the
-ranks, and another one for each slice. So the operator has to commute; results are still the same
-bits on all ranks and in every run, for each unit is reduced on one path. Then the slices, complete,
-go around once more.
+A slice starts at the rank behind its owner, and every rank that it passes adds its part. So the
+operands of slice s stand in the order s + 1, s + 2, …, s, which differs from slice to slice. The
+operator has to commute, because that is not the order of the ranks. Results still have the same
+bits on all ranks and in every run, because each unit is reduced on one path. Then the complete
+slices go around once more.
 
-Why the scratch is bounded: frames go around as one stream. A frame is granted when that `window`
-before it has been taken in, and it is written before the last grant is known to have come: so a
-place among `window` + 1 can be used again. A block has `depth` segments of each slice, which follow
-each other closely, so that the wire is busy while a rank reduces.
+Scratch is bounded because frames go around as one stream. A frame is granted when the frame
+`window` before it has been used. It is written before the rank knows of the last grant. So a place
+among `window` + 1 can be used again. A block has `depth` segments of each slice, which follow each
+other closely, so that the wire is busy while a rank reduces.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Row = Sequence[Cut]
 def all_reduce(rank: int, size: int, length: int, segment: int, depth: int = DEPTH) -> Plan:
     """Reduce X[0:length] of all ranks, element by element, into OUT[0:length] of all. Bulk.
 
-    The operator has to commute. X may be OUT; otherwise it is not altered. Partial results lie in
-    TMP and travel from there, so TMP may hold a wider type than X and OUT. No rank completes before
-    all have entered.
+    The operator has to commute. X may be OUT; otherwise it is not altered. TMP may hold a wider
+    type than X and OUT, because partial results lie in TMP and are sent from there. No rank
+    completes before all have entered.
 
     Rounds: 2 (P - 1), pipelined by segments. On the wire per rank: 2 (P - 1) / P of `length`, which
     is the least possible. Connections: 2. Scratch: 4 `depth` + 1 segments.
@@ -54,7 +54,7 @@ def reduce_scatter(
 
     Slice s is X[bounds[s]:bounds[s + 1]] (it may be empty); its reduction goes to OUT[0:bounds[s +
     1] - bounds[s]] of rank s. The operator has to commute. X must not be OUT, and is not altered.
-    Partial results lie in TMP and travel from there. No rank completes before all have entered.
+    Partial results lie in TMP and are sent from there. No rank completes before all have entered.
 
     Rounds: P - 1, pipelined by segments. On the wire per rank: X without the own slice.
     Connections: 2. Scratch: 4 `depth` + 1 segments.
@@ -80,8 +80,8 @@ def _rows(bounds: Sequence[int], segment: int) -> Series[Row]:
 def _around(
     name: str, rank: int, size: int, rows: Series[Row], depth: int, origin: int, *, gather: bool
 ) -> Plan:
-    """The plan that reduces all rows, and with `gather` shows the results to all. In OUT they have
-    the place that they have in X, less `origin`."""
+    """The plan that reduces all rows, and with `gather` shows the results to all. Results have the
+    place in OUT that they have in X, less `origin`."""
     if depth < 1:
         raise ValueError(f"at least one segment is on its way, not {depth}")
     steps = Script()
@@ -91,8 +91,8 @@ def _around(
         return Plan(name, rank, size, steps.steps(), eager=False)
     width = max(b - a for a, b in rows[0])
     blocks = -(-len(rows) // depth)
-    reduced = depth * (size - 1)  # partial results that a block receives, and sends
-    frames = 1 + gather  # of each of these, one is received
+    reduced = depth * (size - 1)  # Partial results that a rank receives, and sends, for a block.
+    frames = 1 + gather  # With `gather` a rank receives a result for each partial result.
     window = 2 * depth
 
     def block(k: int) -> Iterator[Step]:
@@ -103,7 +103,7 @@ def _around(
             stream.gather(here)
         return stream.granted(k * reduced * frames, len(rows) * (size - 1) * frames)
 
-    # Scratch is used as before once so many partial results have been around.
+    # After that many partial results each place in scratch is used as before.
     places = window * (window + 1)
     period = places // gcd(places, reduced)
     steps.append(Grant((rank - 1) % size, min(window, len(rows) * (size - 1) * frames)))
@@ -113,20 +113,20 @@ def _around(
 
 
 class _Stream:
-    """The frames of a block that come to a rank, and those that go, in their order."""
+    """The frames of a block that come to a rank and go from it, in their order."""
 
     def __init__(self, rank: int, size: int, depth: int, width: int, before: int) -> None:
         """`before`: how many partial results came, and went, for the blocks before."""
         self.rank = rank
         self.size = size
         self.width = width
-        self.window = 2 * depth  # frames that may be on their way to a rank
+        self.window = 2 * depth  # Frames that may be on their way to a rank.
         self.steps: list[Step] = []
-        self._coming = before  # how many partial results have come: each to the next place
+        self._coming = before  # How many partial results have come; each goes to the next place.
         self._going = before
 
     def reduce(self, rows: Sequence[Row], origin: int) -> None:
-        """Each slice once around, to its owner. It is reduced into OUT there."""
+        """Send each slice once around, to its owner, which reduces it into OUT."""
         for row in rows:
             cut = row[self.rank - 1]
             going = self._next_out(cut)
@@ -144,7 +144,7 @@ class _Stream:
                     self.steps += [Reduce(going, operands, final=False), self._send(going)]
 
     def gather(self, rows: Sequence[Row]) -> None:
-        """Each result once around, from its owner."""
+        """Send each result once around, from its owner."""
         self.steps += [self._send(Span(OUT, *row[self.rank])) for row in rows]
         for behind in range(1, self.size):
             for row in rows:
@@ -154,13 +154,14 @@ class _Stream:
                     self.steps.append(self._send(span))
 
     def granted(self, used: int, total: int) -> Iterator[Step]:
-        """The steps, with grants: half of `window` frames at a time, once as many of those that
-        were granted at first have been used up. With a batch of more all would wait for each
-        other's grants. `used`: frames of the blocks before, of `total`."""
+        """The steps, with grants for half of `window` frames at a time. Each grant follows when as
+        many of the frames that were granted at first have been used. With more frames a grant all
+        ranks would wait for each other's grants. `used`: frames of the blocks before, out of
+        `total`."""
         batch = self.window // 2
         fresh = used > 0
         for step in self.steps:
-            # What comes is used up by the step after its Recv, if not by the Recv itself.
+            # A frame is used by the step after its Recv, if not by the Recv itself.
             if fresh and isinstance(step, Recv | Send):
                 fresh = False
                 allowed = used + self.window - batch

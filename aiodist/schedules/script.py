@@ -1,16 +1,16 @@
-"""Plans of huge arrays: rounds that are alike are written down twice, not each.
+"""Plans of huge arrays: of rounds that are alike only two are stored.
 
-A large array goes in pieces, and what is done with one piece is done with the next: the same steps,
-with spans that lie some units further on. So a long plan is kept as *stretches*. Of the rounds of a
-stretch there are the first two; what differs between these differs as much from each round to the
-next. Step n of the plan follows from n, so a plan takes the memory, and the time to be made, that
-the plan of an array of some pieces takes. Here is a chain in which a rank passes on what comes::
+A large array goes in pieces, and each piece takes the same steps, with spans that lie some units
+further on. So a long plan is kept as *stretches*. A stretch stores the first two of its rounds;
+each later round differs from the one before by the same amount. Step n is computed from n. So a
+plan takes only the memory, and the time to make it, of a plan for a few pieces. Here is a chain in
+which a rank passes on what it receives::
 
     first     Recv 0:4   Send 0:4                        times = 1000
     second    Recv 4:8   Send 4:8
     round k   Recv 4 k:4 k + 4   Send 4 k:4 k + 4
 
-Short plans are tuples all the same: to make a step takes a microsecond each time.
+Short plans are tuples, because to make a step takes a microsecond each time.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from aiodist.schedules.plan import Await, Copy, Recv, Reduce, Span, Step
 S = TypeVar("S", bound=Step)
 
 LISTED = 8192
-"""Most steps of a plan that are all written down: some 1.5 MiB."""
+"""Most steps of a plan that are stored one by one: some 1.5 MiB."""
 
 PAGE = 256
 """Steps of a long plan that are made at a time."""
 
 FEWEST = 4
-"""Rounds that are alike from which on they are a stretch."""
+"""Fewest rounds that are stored as a stretch."""
 
 
 class Stretch(NamedTuple, Generic[S]):
-    """So many `times` the same steps, of which these are the `first` and the `second` time."""
+    """Steps that are done so many `times`: those of the `first` and of the `second` time."""
 
     first: tuple[S, ...]
     second: tuple[S, ...]
@@ -103,9 +103,9 @@ class Steps(Sequence[S]):
 
 
 class Pages(Generic[S]):
-    """The steps of a long plan for whoever carries them out one after the other: made a page at a
-    time. In between large arrays go through the caches, and the code that makes a step has left
-    them each time."""
+    """The steps of a long plan for one reader that takes them in order. They are made a page at a
+    time, because between two steps large arrays go through the caches and displace the code that
+    makes steps."""
 
     __slots__ = ("_first", "_page", "_steps")
 
@@ -126,8 +126,8 @@ class Pages(Generic[S]):
 
 
 def ahead(steps: Sequence[S], first: int = 0) -> Iterator[tuple[S, int]]:
-    """Each step from number `first` on, and how often it is to come: of steps that are alike, the
-    last one."""
+    """Each step from number `first` on, and how often it is still to come. Of steps that are alike,
+    it is the last one."""
     if isinstance(steps, Steps):
         return steps.ahead(first)
     return ((steps[number], 1) for number in range(first, len(steps)))
@@ -136,7 +136,7 @@ def ahead(steps: Sequence[S], first: int = 0) -> Iterator[tuple[S, int]]:
 def written_down(steps: Sequence[Step]) -> int:
     """How many steps are in memory."""
     if isinstance(steps, Steps):
-        # What is the same each time is one object.
+        # Steps that are the same each time are one object.
         return sum(len({*map(id, one), *map(id, two)}) for one, two, _ in steps.stretches)
     return len(steps)
 
@@ -162,12 +162,12 @@ def receives_of(steps: Sequence[Step]) -> dict[int, Sequence[Recv]]:
 
 
 class Script:
-    """A plan that is being written: a list of steps, to which rounds that are alike are added at
-    one go."""
+    """A plan that is being written: a list of steps, with a method to add many rounds that are
+    alike."""
 
     def __init__(self, steps: Iterable[Step] = ()) -> None:
         self._stretches: list[Stretch[Step]] = []
-        self._last = [*steps]  # steps that are in no stretch yet
+        self._last = [*steps]  # Steps that are in no stretch yet.
 
     def append(self, step: Step) -> None:
         self._last.append(step)
@@ -197,9 +197,9 @@ class Script:
     ) -> None:
         """Add ``at(k)`` for each k below `count`.
 
-        At `edges`, and at the begin and the end, something begins or ends. Where none is within
-        `margin` rounds, what is done `period` rounds later is the same, with each span moved by a
-        number of units that does not change.
+        Rounds may change at `edges`, at the start and at the end. If no edge is within `margin`
+        rounds, the steps `period` rounds later are the same, with each span moved by a constant
+        number of units.
         """
 
         def rounds(first: int, stop: int) -> tuple[Step, ...]:
@@ -225,7 +225,7 @@ class Script:
             self._last = []
 
     def steps(self, tidied: Callable[[Sequence[Step]], Sequence[Step]] = tuple) -> Sequence[Step]:
-        """All of them. `tidied` makes of steps in a row fewer that do the same."""
+        """All steps. `tidied` makes of steps in a row fewer that do the same."""
         steps = self._all()
         if len(steps) <= LISTED:
             return tuple(tidied([*steps]))
@@ -244,20 +244,20 @@ def _paired(first: Sequence[S], second: Sequence[S], times: int) -> Stretch[S]:
 
 
 def _stretch(first: Sequence[S], second: Sequence[S], last: Sequence[S], times: int) -> Stretch[S]:
-    """Raises ValueError unless it comes to `last` in the end."""
+    """A stretch of `times` rounds. Raises ValueError unless its last round is `last`."""
     stretch = _paired(first, second, times)
     for time, steps in ((1, second), (times - 1, last)):
         made = [stretch.step(at, time) for at in range(len(first))]
         if made != [*steps] or [*map(type, made)] != [*map(type, steps)]:
-            raise ValueError(f"rounds of a plan are not alike: {made} where it is {[*steps]}")
+            raise ValueError(f"rounds of a plan are not alike: expected {[*steps]}, got {made}")
     return stretch
 
 
-_new = tuple.__new__  # as a named tuple is made, without a call in Python
+_new = tuple.__new__  # It makes a named tuple without a call in Python.
 
 
 def _moved(one: Any, two: Any, time: int) -> Any:
-    """The step that is `one` the first time and `two` the second."""
+    """The step of round `time`, if it is `one` in round 0 and `two` in round 1."""
     kind = type(one)
     if kind is Copy:
         (into, source), (into_next, source_next) = one, two
@@ -267,7 +267,7 @@ def _moved(one: Any, two: Any, time: int) -> Any:
         return _new(Reduce, (_span(into, two[0], time), _spans(operands, two[1], time), final))
     if kind is Await:
         return Await(one.peers, one.count + (two.count - one.count) * time)
-    return _new(kind, (one[0], _spans(one[1], two[1], time)))  # a Send or a Recv
+    return _new(kind, (one[0], _spans(one[1], two[1], time)))  # A Send or a Recv.
 
 
 def _span(one: Span, two: Span, time: int) -> Span:

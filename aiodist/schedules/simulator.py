@@ -1,17 +1,20 @@
-"""Runs the plans of all ranks against each other, with symbolic data, and judges them.
+"""Runs the plans of all ranks against each other, with symbolic data, and checks them.
 
-A plan has no receive from any source, so what happens before what does not depend on timing. The
-simulator does two things with that. It executes all steps in an order that the caller chooses,
-moving symbolic data as early or as late as that order says. And it stamps every step with a vector
-clock, from which `find_race` tells, for all possible timings at once, whether two accesses to the
-same memory can meet.
+The order of steps does not depend on timing, because a plan has no receive from any source. The
+simulator does two things. It executes all steps in an order that the caller chooses, and moves
+symbolic data as early or as late as that order says. And it stamps every step with a vector clock,
+from which `find_race` tells, for all possible timings at once, whether two accesses to the same
+memory can meet.
 
-Checked are: frames pair up, with equal lengths, none over the segment; there are as many grants as
-sends; spans lie within their buffers; X is never written; there is no deadlock; scratch is read
-only where it was written; a final result is not reduced again; no accesses race. Of ranks that
-share memory besides: each writes its own only; all publish equally often, and await no more than
-that; without frames, no rank comes to its end before all have published. Whether the results are
-right is for the caller to say: see `contributors`.
+The simulator checks:
+
+- Frames pair up, with equal lengths, none over the segment; there are as many grants as sends.
+- Spans lie within their buffers; X is never written; scratch is read only after it was written.
+- There is no deadlock; a final result is not reduced again; no accesses race.
+- Ranks that share memory write only their own, publish equally often, and await no more than that.
+- Without frames, no rank comes to its end before all have published.
+
+The caller has to check whether the results are right: see `contributors`.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ __all__ = ["Order", "Outcome", "PlanError", "Reduced", "Unit", "Value", "contrib
 
 Order = Callable[[int], int]
 """Given the number n > 0 of possible events, the index of the next one. Steps of ranks stand before
-arrivals of frames: always 0 has frames arrive as late as possible, always n - 1 at once."""
+arrivals of frames: always 0 makes frames arrive as late as possible, always n - 1 at once."""
 
 
 class Unit(NamedTuple):
@@ -64,7 +67,7 @@ Value = Unit | Reduced
 
 
 class Outcome(NamedTuple):
-    """What a simulation gives; by rank, where nothing else is said."""
+    """What a simulation returns; all by rank, except `rounds`."""
 
     out: tuple[tuple[Value, ...], ...]
     """OUT at the end."""
@@ -75,8 +78,8 @@ class Outcome(NamedTuple):
     grants: tuple[int, ...]
     """Grants sent."""
     rounds: int
-    """The longest chain of frames in which each is sent after the one before has come; of ranks
-    that share memory, of what is published after the one before was awaited."""
+    """The longest chain of frames in which each is sent after the one before has come. Of ranks
+    that share memory, it is a chain of publications, each after the one before was awaited."""
 
 
 def contributors(value: Value) -> tuple[Unit, ...]:
@@ -96,11 +99,11 @@ def simulate(
     order: Order = lambda choices: 0,
     teams: Teams | None = None,
 ) -> Outcome:
-    """Run ``plans[rank]`` of all ranks, and return what came out.
+    """Run ``plans[rank]`` of all ranks, and return the outcome.
 
-    `inputs` and `outputs`: units of X and of OUT, by rank. `in_place`: the ranks where both are the
-    same memory. `segment`: the most units of a frame. `teams`: the ranks of each host; None: all
-    are on one. Raises PlanError for whatever is wrong.
+    `inputs` and `outputs`: units of X and of OUT, by rank. `in_place`: the ranks at which both are
+    the same memory. `segment`: the most units of a frame. `teams`: the ranks of each host; None:
+    all are on one. Raises PlanError if a plan is wrong.
     """
     check(plans, inputs, outputs, in_place, segment, teams or (tuple(range(len(plans))),))
     ranks = [
@@ -134,8 +137,8 @@ def _judge(
     trace: Sequence[Event],
     in_place: Collection[int],
 ) -> None:
-    """Raise PlanError for what has shown by running. The cause comes before its consequences: data
-    that is wrong because accesses raced is reported as that race."""
+    """Raise PlanError for errors that the run has shown. The cause comes before its consequences:
+    data that are wrong because of a race are reported as that race."""
     stuck = [locate(rank.plan, rank.at) for rank in ranks if rank.at < len(rank.plan.steps)]
     if stuck:
         raise PlanError("deadlock: " + "; ".join(stuck))
@@ -152,7 +155,8 @@ def _judge(
 
 
 def _lone_end(ranks: Sequence[_Rank]) -> str | None:
-    """Which rank may come to its end before another has published anything, or None."""
+    """A message about a rank that may come to its end before another has published anything, or
+    None."""
     for rank, other in permutations(ranks, 2):
         if other.published and rank.clock[other.plan.rank] < other.published[0][0][other.plan.rank]:
             return (
@@ -167,8 +171,8 @@ class _Rank:
 
     def __init__(self, plan: Plan, inputs: int, outputs: int, same: bool) -> None:
         self.plan = plan
-        self.ranks: Sequence[_Rank] = ()  # all ranks; set by `simulate` before anything runs
-        # From one rank to another; set as `ranks` is.
+        self.ranks: Sequence[_Rank] = ()  # All ranks; `simulate` sets it before anything runs.
+        # The links from one rank to another; `simulate` sets it, too.
         self.links: Mapping[tuple[int, int], _Link] = {}
         self.moving: list[_Link] = []
         """The links of all ranks that have frames under way."""
@@ -176,15 +180,15 @@ class _Rank:
         """The steps of all ranks, in the order in which they were done."""
         # Indices of these steps, by peer.
         self.sends, self.recvs = slots(plan, Send), slots(plan, Recv)
-        self.at = 0  # the index of the next step
-        self.ready = False  # whether that can be done now, see `look`
-        # Steps of each rank that have happened before, with those of this one.
+        self.at = 0  # The index of the next step.
+        self.ready = False  # Whether the next step can be done now, see `look`.
+        # How many steps of each rank have happened before, including those of this one.
         self.clock = [0] * plan.size
-        self.clocks: list[Clock] = []  # what `clock` was after each step
+        self.clocks: list[Clock] = []  # What `clock` was after each step.
         self.published: list[tuple[Clock, int]] = []
-        """For each Publish, when it was, and how many had to come before, with it."""
+        """For each Publish its clock, and how many events had to come before, including itself."""
         self.depth = 0
-        """Frames, or what was published and awaited, in the longest chain so far."""
+        """Frames, or publications that were awaited, in the longest chain so far."""
         self.problem: str | None = None
         """The first wrong use of data."""
         lengths = (max(inputs, outputs) if same else inputs, outputs, plan.scratch)
@@ -194,14 +198,14 @@ class _Rank:
             for buffer, length in enumerate(lengths)
         ]
         if same:
-            # In place: one list, so what is written to the one is read in the other.
+            # In place both are one list, so that what is written to one is read in the other.
             self.memory[OUT] = self.memory[X]
         shared = SHARED + plan.rank
-        # What this rank shows, part of every rank's `memory`.
+        # What this rank shows; it is part of every rank's `memory`.
         self.shared: list[Value] = [Unit(plan.rank, shared, at) for at in range(plan.shared)]
 
     def read(self, spans: Iterable[Span], at: int) -> list[Value]:
-        """What step `at` reads."""
+        """The values that step `at` reads."""
         values = [v for span in spans for v in self.memory[span.buffer][span.start : span.stop]]
         if any(isinstance(value, Unit) and value.buffer >= TMP for value in values):
             self.problem = self.problem or f"{locate(self.plan, at)} reads what was not written"
@@ -214,7 +218,7 @@ class _Rank:
             done += span.length
 
     def look(self) -> None:
-        """Tell, in `ready`, whether the next step can be done now."""
+        """Set `ready`: whether the next step can be done now."""
         match self.plan.steps[self.at] if self.at < len(self.plan.steps) else None:
             case Send(peer):
                 link = self.links[self.plan.rank, peer]
@@ -236,14 +240,14 @@ class _Rank:
             case Send(peer):
                 link = self.links[rank, peer]
                 if not self.plan.eager:
-                    # The n-th frame was let go by the n-th grant: what the peer had done before it,
-                    # such as to read what was in that memory, has happened for us.
+                    # The n-th grant allowed the n-th frame. So what the peer did before that grant,
+                    # such as to read what was in that memory, has happened for this rank.
                     self._learn(link.granted[len(link.sent)])
-                # No frame of this link was under way before: so it is not in `moving` yet.
+                # No frame of this link was under way before, so the link is not in `moving` yet.
                 if link.arrived == len(link.sent):
                     self.moving.append(link)
-                # The clock goes with the frame, as it was at the Send: whoever receives it knows
-                # then what had happened by that time, and nothing of later.
+                # The frame carries the clock of the Send. So its receiver knows only what had
+                # happened by then.
                 link.sent.append((tuple(self.clock), self.depth + 1))
             case Recv(peer):
                 link = self.links[peer, rank]
@@ -290,17 +294,18 @@ class _Link:
         self.target = target
         # Indices of the steps that send, at the source.
         self.sends = source.sends.get(target.plan.rank, [])
-        # Indices of those that receive, at the target.
+        # Indices of the steps that receive, at the target.
         self.recvs = target.recvs.get(source.plan.rank, [])
         self.granted: list[Clock] = []
-        """For each frame granted, when it was."""
+        """For each frame granted, the clock of its Grant."""
         self.sent: list[tuple[Clock, int]] = []
-        """For each frame sent, when it was, and how many frames had to come before, with it."""
-        self.arrived = 0  # how many frames are written at the target
-        self.received = 0  # and for how many the Recv is done
+        """For each frame sent, the clock of its Send, and how many frames had to come before,
+        including itself."""
+        self.arrived = 0  # How many frames are written at the target.
+        self.received = 0  # For how many of them the Recv is done.
 
     def arrive(self) -> None:
-        """The oldest frame under way is read at the one end and written at the other."""
+        """Read the oldest frame under way at the source and write it at the target."""
         send, recv = self.sends[self.arrived], self.recvs[self.arrived]
         values = self.source.read(read(self.source.plan.steps[send]), send)
         self.target.write(written(self.target.plan.steps[recv]), values)

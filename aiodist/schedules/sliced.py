@@ -1,15 +1,16 @@
-"""Reductions by slices: each rank reduces one slice of the array, for all ranks, and hands the
-reduced segments to whoever wants them. The core of reduce-scatter, all-reduce and reduce.
+"""Reductions by slices: each rank reduces one slice of the array, for all ranks, and sends the
+reduced segments to the ranks that want them. This is the core of reduce-scatter, all-reduce and
+reduce.
 
-A slice is cut into segments. In iteration k a rank receives segment k of its slice from every
-peer, reduces them in rank order, sends the result to the readers, and sends every peer a segment
-that this one will need `ahead` iterations later. Frames from p to r stand in this order::
+A slice is cut into segments. In iteration k a rank receives segment k of its slice from every peer,
+reduces them in rank order, and sends the result to the readers. It also sends every peer a segment
+that the peer will need `ahead` iterations later. Frames from p to r stand in this order::
 
     p's own segments 0 … ahead - 1 of slice r
     for each k:  segment k of slice p, reduced (if r reads);  p's own segment k + ahead of slice r
 
-and r takes in the k-th pair in its iteration k + ahead. A peer may send what belongs to the next
-`window` iterations, so it can run some iterations ahead before it has to wait.
+Rank r receives the k-th pair in its iteration k + ahead. A peer may send the frames of the next
+`window` iterations, so that it can run some iterations ahead before it has to wait.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ def reduce_slices(
     origin: int | None,
     around: bool = False,
 ) -> Plan:
-    """The plan in which rank s reduces X[bounds[s]:bounds[s + 1]] of all ranks, in rank order; with
-    `around` in the order s + 1, s + 2, …, s.
+    """The plan in which rank s reduces X[bounds[s]:bounds[s + 1]] of all ranks, in rank order, or
+    with `around` in the order s + 1, s + 2, …, s.
 
-    `readers` get every reduced segment, in OUT at the place that it has in X. The own reduced
-    slice goes to OUT, at its place in X less `origin`; with None it passes through scratch, and
-    somebody else must be a reader.
+    `readers` get every reduced segment, in OUT at the place that it has in X. The own reduced slice
+    goes to OUT, at its place in X less `origin`. If `origin` is None it passes through scratch, and
+    another rank must be a reader.
     """
     if window < 1:
         raise ValueError(f"the window has at least one segment, not {window}")
@@ -80,7 +81,7 @@ def reduce_slices(
 
 
 class _Slices:
-    """The slices of all ranks, and where this one keeps what it needs for its own."""
+    """The slices of all ranks, and the places of what this rank needs for its own slice."""
 
     def __init__(
         self,
@@ -97,9 +98,9 @@ class _Slices:
         self._ahead, self._origin = ahead, origin
         mine = cuts[rank]
         self._width = mine[0][1] - mine[0][0] if mine else 0
-        self._slots = min(window, len(mine))  # of each peer
-        # A reader sends its own segment m after it has received result m - 2 * ahead, so that
-        # result's place is free when m is reduced.
+        self._slots = min(window, len(mine))  # Places for segments of each peer.
+        # A reader sends its own segment m after it has received result m - 2 * ahead. So the place
+        # of that result is free when m is reduced.
         self._outbox_slots = min(2 * ahead, len(mine)) if origin is None else 0
         self._outbox = len(peers) * self._slots
         self.scratch = (self._outbox + self._outbox_slots) * self._width
@@ -113,7 +114,7 @@ class _Slices:
         return count
 
     def contribute(self, k: int) -> list[Step]:
-        """Send segment k of each slice to whoever reduces it."""
+        """Send segment k of each slice to the rank that reduces it."""
         there = [(peer, self._cuts[peer]) for peer in self._peers]
         return [Send(peer, (Span(X, *cuts[k]),)) for peer, cuts in there if k < len(cuts)]
 
@@ -123,7 +124,7 @@ class _Slices:
         return [Recv(peer, (Span(OUT, *cuts[k]),)) for peer, cuts in there if k < len(cuts)]
 
     def reduce(self, k: int) -> tuple[*tuple[Recv, ...], Reduce]:
-        """Receive segment k of the own slice from everybody, and reduce it."""
+        """Receive segment k of the own slice from all peers, and reduce it."""
         start, stop = self._cuts[self._rank][k]
         operands = {
             peer: self._cell(at * self._slots + k % self._slots, stop - start)

@@ -1,9 +1,10 @@
-"""Broadcasts that give each rank a slice first, and then everybody all slices.
+"""Broadcasts that first give each rank a slice, and then give all slices to all ranks.
 
 Source: van de Geijn's broadcast, as scatter and all-gather: Barnett et al., "Interprocessor
 collective communication library", 1994; Thakur, Rabenseifner, Gropp, 2005. No rank sends more than
-about the array, while a tree's root sends it log2 P times, and there are no P - 1 hops as along a
-chain. The second plan does both at once, straight from rank to rank: for few ranks that are far.
+about the array, while a tree's root sends it log2 P times. There are also fewer hops than the P - 1
+of a chain. The second plan does both at once, straight from rank to rank: it is for few ranks that
+are far from each other.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ def tree(rank: int, size: int, root: int, length: int, segment: int) -> Plan:
     """Send X[0:length] of `root` to OUT[0:length] of the others: slices down a binomial tree, then
     Bruck's all-gather. Bulk.
 
-    At `root` OUT is not used. X may be OUT. What a rank has got for its subtree is not sent to it
-    again.
+    At `root` OUT is not used. X may be OUT. Slices that a rank has received for its subtree are not
+    sent to it again.
 
     Rounds: 2 log2 P. On the wire per rank: less than `length` for the tree, and as much for the
     rest. Connections: 2 log2 P. Scratch: none.
@@ -47,7 +48,7 @@ def tree(rank: int, size: int, root: int, length: int, segment: int) -> Plan:
         target, source = (v - have) % size, (v + have) % size
 
         def fresh(w: int, have: int = have, count: int = count) -> list[Span]:
-            """What rank `w`, counted from the root, has not got by then."""
+            """What rank `w`, counted from the root, has not received by then."""
             return slices(w + max(have, min(below(w, size), have + count)), w + have + count)
 
         to, start = (target + root) % size, (source + root) % size
@@ -58,8 +59,8 @@ def tree(rank: int, size: int, root: int, length: int, segment: int) -> Plan:
 
 
 def straight(rank: int, size: int, root: int, length: int, segment: int) -> Plan:
-    """Send X[0:length] of `root` to OUT[0:length] of the others: a slice to each of them, who
-    passes it on to the rest while it comes. Bulk.
+    """Send X[0:length] of `root` to OUT[0:length] of the others. Each of them gets a slice, and
+    passes it on to the rest while it arrives. Bulk.
 
     At `root` OUT is not used. X may be OUT.
 
@@ -86,8 +87,8 @@ def straight(rank: int, size: int, root: int, length: int, segment: int) -> Plan
     if rank == root:
         steps.repeat(max(lengths, default=0), give, lengths)
     else:
-        # Last of all, for what comes of the rest goes to its place without a step, and nothing is
-        # passed on later for waiting for it.
+        # The other slices are received last. They go to their places without a step, so that no
+        # segment is passed on later because this rank waited for them.
         steps.repeat(len(cuts[rank]), pass_on)
         steps.repeat(max(lengths), take, lengths)
     return Plan("spread.straight", rank, size, granted(steps).steps(), eager=False)

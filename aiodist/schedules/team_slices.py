@@ -1,14 +1,16 @@
 """Reductions of large arrays over several hosts: shared memory inside, links between.
 
-Each rank reduces a slice of each block, as in `pull_slices`. The ranks of other hosts leave that to
-one of theirs: it reduces what its team has staged, and sends the partial result. So each host
-sends, and takes, every unit of its reduced slices once. Source: the hierarchical all-reduce with
-all ranks of a host as carriers; Karonis et al., "Exploiting hierarchy in parallel computer
-networks to optimize collective operation performance", 2000; Bayatpour et al., "Scalable reduction
-collectives with data partitioning-based multi-leader design", 2017.
+Each rank reduces a slice of each block, as in `pull_slices`. On every other host one rank is its
+agent: it reduces what its team has staged of the slice, and sends the partial result. So each host
+sends, and receives, every unit of its reduced slices once.
 
-`lag` rounds lie between a partial result on its way and its arrival, so that the wire is busy while
-ranks work. In round n, once its team has published its rounds before, a rank
+Source: the hierarchical all-reduce with all ranks of a host as carriers. Karonis et al.,
+"Exploiting hierarchy in parallel computer networks to optimize collective operation performance",
+2000. Bayatpour et al., "Scalable reduction collectives with data partitioning-based multi-leader
+design", 2017.
+
+A partial result has `lag` rounds to arrive, so that the wire is busy while ranks work. In round n,
+once its team has published its earlier rounds, a rank
 
 1. reduces block n of its team for each slice that it is agent of, and sends what is not its own;
 2. stages block n + 1;
@@ -18,8 +20,8 @@ ranks work. In round n, once its team has published its rounds before, a rank
 5. receives the results of block n - 2 lag of the slices that it is agent of, and shows them;
 6. publishes.
 
-All works on two buffers: of shared memory, what was written in round n is read in round n + 1 by
-ranks that publish it then, and overwritten in round n + 2.
+Two buffers of shared memory are enough. What is written in round n is read in round n + 1, by ranks
+that publish that round afterwards, and overwritten in round n + 2.
 """
 
 from __future__ import annotations
@@ -49,19 +51,20 @@ from aiodist.schedules.script import Script
 from aiodist.schedules.teams import Teams, TeamView, most_duties, team_view
 
 LAG = 2
-"""Rounds that partial results and results have to cross, where nothing else is said."""
+"""The default number of rounds for partial results and results to arrive."""
 
 
 def all_reduce(rank: int, teams: Teams, length: int, piece: int, lag: int = LAG) -> Plan:
     """Reduce X[0:length] of all ranks, element by element, into OUT[0:length] of all. Mixed.
 
-    A round takes a block of P times `piece` units. X may be OUT; otherwise it is not altered. Every
-    unit is reduced by one rank, so results are the same on all: team by team, each in rank order.
-    Partial results lie in TMP and travel from there, so TMP may hold a wider type than X and OUT.
+    A round takes a block of P times `piece` units. X may be OUT; otherwise it is not altered.
+    Results are the same on all ranks, because every unit is reduced by one rank: team by team, each
+    in rank order. TMP may hold a wider type than X and OUT, because partial results lie in TMP and
+    are sent from there.
 
     Between H hosts cross 2 (H - 1) times `length` in all, which is the least possible: half of it
-    partial results. Shared: two blocks. Scratch: for each other host 2 `lag` + 1 pieces for what
-    goes, one less for what comes, and `lag` + 1 of the own slice (`lag` >= 1).
+    partial results. Shared: two blocks. Scratch: for each other host 2 `lag` + 1 pieces to send,
+    one less to receive, and `lag` + 1 of the own slice (`lag` >= 1).
     """
     size = sum(map(len, teams))
     blocks = _blocks(length, range(0, (size + 1) * piece, piece))
@@ -71,8 +74,8 @@ def all_reduce(rank: int, teams: Teams, length: int, piece: int, lag: int = LAG)
 def reduce(rank: int, teams: Teams, root: int, length: int, piece: int, lag: int = LAG) -> Plan:
     """Reduce X[0:length] of all ranks, element by element, into OUT[0:length] of `root`. Mixed.
 
-    As `all_reduce`, but only the team of `root` has slices, and `root` alone collects the results.
-    At the other ranks OUT is not used. Not all ranks hear from all others.
+    This is `all_reduce`, but only the team of `root` has slices, and `root` alone collects the
+    results. At the other ranks OUT is not used. Ranks may complete before all have entered.
 
     Between H hosts cross H - 1 times `length`, which is the least possible.
     """
@@ -91,7 +94,7 @@ def reduce_scatter(
 
     Slice s is X[bounds[s]:bounds[s + 1]] (it may be empty); its reduction goes to OUT[0:bounds[s +
     1] - bounds[s]] of rank s. A round takes `piece` units of each slice. X must not be OUT, and is
-    not altered. A rank whose slice is empty hears from nobody.
+    not altered. A rank with an empty slice may complete before all have entered.
 
     Between H hosts cross H - 1 times the length of X, which is the least possible.
     """
@@ -100,13 +103,13 @@ def reduce_scatter(
 
 
 def places(teams: Teams, lag: int = LAG) -> int:
-    """Pieces for which the rank that needs most of them has a place in scratch."""
+    """Pieces that have a place in scratch at the rank that needs most."""
     return (most_duties(teams) - 1) * (2 * lag + 1) + (len(teams) - 1) * 2 * lag + lag + 1
 
 
 def _blocks(length: int, shares: Sequence[int]) -> Series[list[Cut]]:
-    """A full block has ``shares[-1]`` units, of which rank q has those from ``shares[q]`` on; the
-    last one is cut likewise."""
+    """The slices of all blocks. A full block has ``shares[-1]`` units, and the slice of rank q
+    begins at ``shares[q]``; the last block is cut in proportion."""
     block = shares[-1]
     return blocks_of(length, block, lambda units: [units * share // block for share in shares])
 
@@ -122,8 +125,8 @@ def _slices(
 ) -> Plan:
     """The plan in which rank s reduces ``blocks[k][s]``, units of X, of block k.
 
-    `readers` collect all results; where there are none, everyone keeps its own. Results have in OUT
-    the place that they have in X, less `origin`.
+    `readers` collect all results; without readers every rank keeps its own. Results have the place
+    in OUT that they have in X, less `origin`.
     """
     if lag < 1:
         raise ValueError(f"a partial result takes at least one round, not {lag}")
@@ -143,21 +146,23 @@ def _slices(
 
 
 class _Places:
-    """Where slices lie while they are reduced: in X and OUT, in scratch, and in shared memory."""
+    """The places of slices while they are reduced: in X and OUT, in scratch, and in shared
+    memory."""
 
     def __init__(self, here: TeamView, blocks: Series[list[Cut]], lag: int, origin: int) -> None:
         self.rank, self.size = here.rank, here.size
         self.blocks = blocks
         self.width = max(stop - start for start, stop in blocks[0])
-        # The agents of this rank on other hosts, and the others whose agent it is on its own.
+        # The agents of this rank on other hosts, and the other ranks that it is agent of.
         self.sources = [here.agent(host, here.rank) for host in here.abroad()]
         others = {*here.duties(here.rank)} - {here.rank}
         self.away = sorted(others, key=lambda owner: (owner - here.rank) % here.size)
         self._origin = origin
-        # Scratch: rings of cells for partial results that go, for those that come, and for the own.
+        # Scratch holds rings of cells: for partial results to send, for those to receive, and for
+        # the own.
         window = 2 * lag
         self._going, self._coming, self._own = window + 1, window, lag + 1
-        # Blocks after which all cells, and both buffers, are used as before.
+        # After so many blocks all cells, and both buffers, are used as before.
         self.period = lcm(self._going, self._coming, self._own, 2)
         self._first_coming = len(self.away) * self._going
         self._first_own = self._first_coming + len(self.sources) * self._coming
@@ -177,7 +182,7 @@ class _Places:
         return Span(OUT, start - self._origin, stop - self._origin)
 
     def shown(self, holder: int, k: int, owner: int) -> Span:
-        """Where it lies, staged or reduced, in the memory of `holder`."""
+        """The place of slice `owner` of block k, staged or reduced, in the memory of `holder`."""
         at = ((k % 2) * self.size + owner) * self.width
         return Span(SHARED + holder, at, at + self.length(k, owner))
 
@@ -200,7 +205,7 @@ class _Places:
 
 
 class _Program:
-    """What one rank does, round by round, as the module says."""
+    """The steps of one rank, round by round, as the module says."""
 
     def __init__(self, here: TeamView, places: _Places, lag: int, readers: Collection[int]) -> None:
         self._here, self._places, self._lag = here, places, lag
@@ -209,8 +214,8 @@ class _Program:
         self._reads = rank in readers
         self._keeps = self._reads or not readers
         self._shows = any(mate in readers for mate in here.mates)
-        # Whose results come here over links, and to whom the own ones go; empty slices do not
-        # matter.
+        # The ranks whose results come over links, and those that receive the own results. Empty
+        # slices make no difference.
         self._takes = [owner for owner in places.away if any(mate in readers for mate in team)]
         self._gives = [
             here.agent(host, rank)
@@ -257,7 +262,7 @@ class _Program:
         return script
 
     def _stage(self, k: int) -> list[Step]:
-        """Show the team what the others of it reduce."""
+        """Show the team the slices that others of it reduce."""
         rank, places = self._here.rank, self._places
         return [Copy(places.shown(rank, k, o), places.given(k, o)) for o in self._staged]
 
@@ -279,7 +284,7 @@ class _Program:
         return Reduce(into, tuple(operands), final=False)
 
     def _reduce_hosts(self, k: int) -> list[Step]:
-        """Reduce the partial results of all hosts for the own slice, and hand on the result."""
+        """Reduce the partial results of all hosts for the own slice, and pass on the result."""
         here, places, rank = self._here, self._places, self._here.rank
         if not places.length(k, rank):
             return []
@@ -307,7 +312,7 @@ class _Program:
         return steps
 
     def _collect(self, k: int, crossed: bool) -> list[Step]:
-        """The results of block k, of the own team's slices or those that have `crossed`."""
+        """The results of block k: of the own team's slices, or of those that have `crossed`."""
         here, places = self._here, self._places
         holders = {owner: here.agent(here.host, owner) for owner in range(here.size)}
         return [
@@ -317,8 +322,8 @@ class _Program:
         ]
 
     def _grants(self, first: int, stop: int) -> list[Step]:
-        """For what comes in iterations `first` to `stop`: partial results of each block, and the
-        results of the block `lag` before."""
+        """The grants for iterations `first` to `stop`: for partial results of each block, and for
+        the results of the block `lag` before."""
         count, lag = len(self._places.blocks), self._lag
         due: dict[int, int] = {}
         for source in self._places.sources:

@@ -1,8 +1,10 @@
 """Moving large values over several hosts: what crosses does so once, and is then shared.
 
-Every rank of a team carries another part. Source: Karonis et al., "Exploiting hierarchy in parallel
-computer networks to optimize collective operation performance", 2000, with all ranks as carriers;
-between hosts a pipelined chain (broadcast) and direct exchange (all-gather).
+Every rank of a team carries another part.
+
+Source: Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize collective
+operation performance", 2000, with all ranks as carriers; between hosts a pipelined chain
+(broadcast) and direct exchange (all-gather).
 """
 
 from __future__ import annotations
@@ -30,15 +32,16 @@ from aiodist.schedules.script import Script
 from aiodist.schedules.teams import Teams, TeamView, most_duties, team_view
 
 LAG = 2
-"""Rounds that pieces have to cross, where nothing else is said."""
+"""The default number of rounds for pieces to arrive."""
 
 
 def broadcast(rank: int, teams: Teams, root: int, length: int, piece: int) -> Plan:
     """Copy X[0:length] of `root` to OUT[0:length] of the others. Mixed.
 
     At `root` OUT is not used; elsewhere X is not. A round takes a block of `piece` units for each
-    carrier: the ranks at the first places of each team, as many as the smallest team has. Blocks go
-    from host to host, beginning with that of `root`. Not all ranks hear from all others.
+    carrier. Carriers are the ranks at the first places of each team, as many as the smallest team
+    has. Blocks go from host to host, beginning with that of `root`. Ranks may complete before all
+    have entered.
 
     Between H hosts cross H - 1 times `length`, which is the least possible. Shared: two blocks.
     """
@@ -61,7 +64,7 @@ def broadcast(rank: int, teams: Teams, root: int, length: int, piece: int) -> Pl
 
 
 class _Broadcast:
-    """What one rank does in a broadcast."""
+    """The steps of one rank in a broadcast."""
 
     def __init__(self, here: TeamView, root: TeamView, length: int, piece: int) -> None:
         hosts = len(here.teams)
@@ -70,19 +73,20 @@ class _Broadcast:
         self.cuts = pieces(0, length, piece * self._carriers)
         self.width = self.cuts[0][1] if self.cuts else 0
         self._place = here.team.index(here.rank)
-        self.hops = (here.host - root.host) % hosts  # from the host where it begins
+        # How many hosts from the root's host to this one.
+        self.hops = (here.host - root.host) % hosts
         self._before = here.teams[here.host - 1]
         self._after = here.teams[(here.host + 1) % hosts] if self.hops + 1 < hosts else None
         self._source = X if here.rank == root.rank else OUT
 
     def begin(self) -> Script:
-        """At the root. The n-th Publish of others says that n blocks are read."""
+        """The steps of the root. The n-th Publish of others says that n blocks are read."""
         return self._for_each_block(
             lambda k: [*self._wait(k - 1), *self._show(k), Publish(), *self._forward(k)]
         )
 
     def follow(self) -> Script:
-        """On the host of the root."""
+        """The steps of other ranks on the host of the root."""
 
         def turn(k: int) -> list[Step]:
             cut = self.cuts[k]
@@ -92,7 +96,7 @@ class _Broadcast:
         return self._for_each_block(turn)
 
     def pass_on(self) -> Script:
-        """On the other hosts."""
+        """The steps of ranks on the other hosts."""
         count = len(self.cuts)
 
         def turn(k: int) -> list[Step]:
@@ -100,7 +104,7 @@ class _Broadcast:
             return [*steps, *(self._collect(k - 1) if k else ()), *self._show(k), Publish()]
 
         script = Script()
-        # What this rank carries of the blocks before the last one is as much as of the first.
+        # Of each block before the last one this rank carries as much as of the first.
         frames = (count - 1) * self._carries(0) + self._carries(count - 1) if count else 0
         if frames:
             script.append(Grant(self._before[self._place], frames))
@@ -120,7 +124,7 @@ class _Broadcast:
         return start < stop
 
     def _mine(self, k: int) -> Cut:
-        """What this rank carries of block k."""
+        """The units of block k that this rank carries."""
         start, stop = self.cuts[k]
         at, bounds = self._place, even_bounds(stop - start, self._carriers)
         return (start + bounds[at], start + bounds[at + 1]) if at < self._carriers else (0, 0)
@@ -147,7 +151,7 @@ class _Broadcast:
         )
 
     def _collect(self, k: int) -> list[Step]:
-        """What the mates carry of block k."""
+        """Take the units of block k that the mates carry."""
         start, stop = self.cuts[k]
         bounds = [start + at for at in even_bounds(stop - start, self._carriers)]
         return [
@@ -163,10 +167,10 @@ class _Broadcast:
 def all_gather(rank: int, teams: Teams, lengths: Sequence[int], piece: int, lag: int = LAG) -> Plan:
     """Copy X[0:lengths[q]] of every rank q to all others. Mixed.
 
-    OUT holds what comes from the other ranks, in rank order, without gaps and without the own part.
-    X must not be OUT. In a round each rank sends a piece to its agent on each other host, and shows
-    its team that piece, and those that came from other hosts for it. A rank hears from those whose
-    parts are not empty.
+    OUT receives the parts of the other ranks, in rank order, without gaps and without the own part.
+    X must not be OUT. In a round each rank sends a piece to its agent on each other host. It shows
+    its team that piece, and the pieces that it has received as an agent. A rank cannot complete
+    before those ranks have entered whose parts are not empty.
 
     Between H hosts each part crosses H - 1 times, which is the least possible. Shared: two pieces
     for each part that a rank shows.
@@ -181,7 +185,7 @@ def all_gather(rank: int, teams: Teams, lengths: Sequence[int], piece: int, lag:
     away = sorted(set(here.duties(rank)) - {rank}, key=lambda owner: (owner - rank) % here.size)
 
     def part(owner: int, k: int) -> Span:
-        """Where piece k of `owner` comes from or goes to, here."""
+        """The place of piece k of `owner` here: in X if `owner` is this rank, else in OUT."""
         start, stop = cuts[owner][k]
         at = 0 if owner == rank else starts[owner]
         return Span(X if owner == rank else OUT, at + start, at + stop)
@@ -195,7 +199,8 @@ def all_gather(rank: int, teams: Teams, lengths: Sequence[int], piece: int, lag:
         return [Copy(shown(rank, owner, k), part(owner, k))] if here.mates else []
 
     def collect(k: int, crossed: bool) -> list[Step]:
-        """What mates have shown of piece k: their own, or what has `crossed`."""
+        """Take piece k of the parts that mates have shown: their own, or those that have
+        `crossed`."""
         return [
             Copy(part(owner, k), shown(mate, owner, k))
             for mate in here.mates

@@ -1,8 +1,8 @@
-"""Small values over several hosts: every team shows its values to its leader, the leaders talk to
-each other, and each shows its team what came of it.
+"""Small values over several hosts: every team shows its values to its leader, the leaders exchange
+them, and each leader shows its team the result.
 
 Source: Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize collective
-operation performance", 2000. Between the leaders go the plans for small values of one host.
+operation performance", 2000. The leaders use the plans for small values of one host.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ def share(rank: int, teams: Teams, by_hub: bool = False, root: int | None = None
     """Gather one blob a rank on every rank. Mixed, eager.
 
     Units are blobs, of any lengths: OUT[0:P]. The own blob stands in OUT[rank] before; X is not
-    used. No rank completes before all have entered: with empty blobs it is a barrier.
+    used. With empty blobs it is a barrier, because no rank completes before all have entered.
 
-    Between H hosts cross the blobs of all others to each: each once, which is the least possible,
-    in ceil(log2 H) frames of each leader (`dissemination.all_gather`). `by_hub`: see
-    `_share_by_hub`. Shared: P.
+    Each host receives the blobs of all others once, which is the least possible, in ceil(log2 H)
+    frames of each leader (`dissemination.all_gather`). `by_hub`: see `_share_by_hub`. Shared: P.
     """
     here = team_view(teams, rank)
     leader = here.team[0]
@@ -61,11 +60,12 @@ def share(rank: int, teams: Teams, by_hub: bool = False, root: int | None = None
 
 
 def _share_by_hub(here: TeamView, root: int | None) -> Plan:
-    """By way of the first rank, in the fewest frames of all together (see `star`). Everybody's host
-    gets all blobs then, its own ones, too, but for that of `root`, whose blob is the large one.
+    """Share by way of the first rank, in the fewest frames of all together (see `star`).
 
-    The last rank of a team tells the hub of all of them, and its first rank hears of all: so each
-    of them has one thing to wait for, and neither is woken to pass on what another has shown.
+    Every host gets all blobs back, even its own. Only the host of `root`, whose blob is the large
+    one, does not get its own. The last rank of a team sends the team's blobs to the hub, and its
+    first rank receives all blobs. So each of them waits for one thing only, and is not woken to
+    pass on what another has shown.
     """
     teams, rank, hub = here.teams, here.rank, here.teams[0][0]
     home = None if root is None else team_view(teams, root).host
@@ -96,7 +96,8 @@ def _share_by_hub(here: TeamView, root: int | None) -> Plan:
         steps += [Await((leader,), 2), _take_all(here)]
     if rank == leader and here.mates:
         steps.append(_show_all(here))
-    # All publish as often, and nobody waits for what is said before it is to be known.
+    # All ranks publish equally often. The extra Publish comes first or last, so that no rank waits
+    # for it.
     said = sum(isinstance(step, Publish) for step in steps)
     steps = [*steps, Publish()] if said else [Publish(), *steps, Publish()]
     return _plan("team_whole.share", here, steps, shared=here.size, publishes=2)
@@ -133,13 +134,13 @@ def _take_all(here: TeamView) -> Step:
 def all_reduce(rank: int, teams: Teams, length: int) -> Plan:
     """Reduce X[0:length] of all ranks into OUT[0:length] of all. Mixed, eager.
 
-    Each Reduce is of whole arrays, so any operator will do. X may be OUT; otherwise it is not
-    altered. Operands stand in rank order if that is the order of the hosts. Partial results lie in
-    TMP and travel from there, so TMP may hold a wider type than X and OUT. No rank completes before
-    all have entered.
+    Any operator will do, because each Reduce covers whole arrays. X may be OUT; otherwise it is not
+    altered. Operands stand in rank order if that is the order of the hosts. TMP may hold a wider
+    type than X and OUT, because partial results lie in TMP and are sent from there. No rank
+    completes before all have entered.
 
-    Rounds between H hosts, frames and scratch: those of `recursive_doubling.all_reduce` over H,
-    of `length`; between 2 hosts `length` crosses each way, which is the least possible. Shared:
+    Rounds between H hosts, frames and scratch: those of `recursive_doubling.all_reduce` over H, of
+    `length`. Between 2 hosts `length` crosses each way, which is the least possible. Shared:
     `length`.
     """
     name, here = "team_whole.all_reduce", team_view(teams, rank)
@@ -150,7 +151,8 @@ def all_reduce(rank: int, teams: Teams, length: int) -> Plan:
     among_leaders = recursive_doubling.all_reduce(here.host, len(teams))
 
     def scaled(span: Span) -> tuple[Span]:
-        # The partial result of the team stands where the plan copies its input to.
+        # The partial result of the team stands at the place that the leaders' plan copies its input
+        # to.
         buffer = TMP if span.buffer == X else span.buffer
         return (Span(buffer, span.start * length, span.stop * length),)
 
@@ -165,8 +167,8 @@ def all_reduce(rank: int, teams: Teams, length: int) -> Plan:
 def reduce(rank: int, teams: Teams, root: int, length: int) -> Plan:
     """Reduce X[0:length] of all ranks into OUT[0:length] of `root`. Mixed, eager.
 
-    As `all_reduce`, but at the other ranks OUT is not used. `root` leads its team, and sends the
-    other leaders an empty frame once it has all.
+    This is `all_reduce`, but at the other ranks OUT is not used. `root` leads its team, and sends
+    the other leaders an empty frame once it has all partial results.
 
     Between H hosts cross H - 1 times `length`, which is the least possible. Scratch: at `root` H
     times `length`, at other leaders `length`.
@@ -192,8 +194,9 @@ def reduce(rank: int, teams: Teams, root: int, length: int) -> Plan:
 def broadcast(rank: int, teams: Teams, root: int, length: int) -> Plan:
     """Copy X[0:length] of `root` to OUT[0:length] of the others. Mixed, eager.
 
-    At `root` OUT is not used; elsewhere X is not. `root` leads its team. Between the leaders it
-    goes down a tree (`tree.broadcast`), in one frame. Not all ranks hear from all others.
+    At `root` OUT is not used; elsewhere X is not. `root` leads its team. Between the leaders the
+    array goes down a tree (`tree.broadcast`), in one frame. Ranks may complete before all have
+    entered.
 
     Between H hosts cross H - 1 times `length`, which is the least possible. Shared: `length`.
     """
@@ -212,7 +215,7 @@ def broadcast(rank: int, teams: Teams, root: int, length: int) -> Plan:
 
 
 def _lead(here: TeamView, length: int, partial: Span) -> list[Step]:
-    """Reduce the arrays of the team."""
+    """Reduce the arrays of the team into `partial`."""
     operands = tuple(
         Span(X if mate == here.rank else SHARED + mate, 0, length) for mate in here.team
     )
@@ -221,22 +224,22 @@ def _lead(here: TeamView, length: int, partial: Span) -> list[Step]:
 
 
 def _follow(here: TeamView, leader: int, length: int, result: Span | None) -> list[Step]:
-    """Show the leader the own array, wait for it, and take the result."""
+    """Show the leader the own array, wait for the leader, and take the result."""
     shown = Copy(Span(SHARED + here.rank, 0, length), Span(X, 0, length))
     steps: list[Step] = [shown, Publish(), Await((leader,), 1)]
     return steps if result is None else [*steps, Copy(result, _at(leader, result))]
 
 
 def _at(holder: int, span: Span) -> Span:
-    """Where `span` lies in the shared memory of `holder`."""
+    """The place of `span` in the shared memory of `holder`."""
     return span._replace(buffer=SHARED + holder)
 
 
 def _between(
     steps: Sequence[Step], leaders: Sequence[int], placed: Callable[[Span], tuple[Span, ...]]
 ) -> list[Step]:
-    """The steps of a plan among hosts as those of their leaders: `placed` says where a span of the
-    former lies."""
+    """The steps of a plan among hosts as steps of their leaders. `placed` maps each span of that
+    plan to the spans here."""
 
     def place(span: Span) -> Span:
         (only,) = placed(span)

@@ -1,9 +1,8 @@
-"""Ranks of several hosts: who shares memory with whom, and who speaks for a host.
+"""Teams: the ranks of each host, which share memory, and the ranks that meet between hosts.
 
-The ranks of one host are a *team*. What crosses between hosts goes along columns: each rank has a
-place in its team, and meets the ranks with the same place in other teams. Where a team is smaller,
-its ranks stand in several columns. So all ranks of a team carry, each something else, and nothing
-crosses twice.
+The ranks of one host are a *team*. Data cross between hosts along columns: each rank has a place in
+its team, and meets the ranks with the same place in other teams. In a smaller team a rank stands in
+several columns. So every rank of a team carries other data, and no data cross twice.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 Teams = tuple[tuple[int, ...], ...]
 """The ranks of each host, ascending; hosts in the order of their lowest ranks. A host with very
-many ranks is taken for several, see `parted`."""
+many ranks counts as several, see `parted`."""
 
 
 def teams_of(hosts: Collection[object]) -> Teams:
@@ -27,8 +26,8 @@ def teams_of(hosts: Collection[object]) -> Teams:
 
 
 def parted(teams: Teams, most: int) -> Teams:
-    """The same ranks in teams of at most `most`: a larger one falls into parts that are about
-    equal, and meet as the teams of several hosts do."""
+    """The same ranks in teams of at most `most`. A larger team is cut into parts of about equal
+    size, which exchange data as the teams of several hosts do."""
     parts = []
     for team in teams:
         count = -(-len(team) // most)
@@ -49,7 +48,7 @@ def in_order(teams: Teams) -> bool:
 
 
 class TeamView(NamedTuple):
-    """Where a rank stands among `teams`."""
+    """The place of a rank among `teams`."""
 
     teams: Teams
     rank: int
@@ -57,7 +56,8 @@ class TeamView(NamedTuple):
     """The index of its team."""
     team: tuple[int, ...]
     mates: tuple[int, ...]
-    """The others of its team, from the next one on: so that no rank is everybody's first."""
+    """The others of its team, from the next one on, so that not all ranks begin with the same
+    one."""
     seats: tuple[int, ...]
     """The place of each rank in its team."""
 
@@ -66,12 +66,13 @@ class TeamView(NamedTuple):
         return sum(map(len, self.teams))
 
     def agent(self, host: int, rank: int) -> int:
-        """Who stands on `host` in the column of `rank`: on its own host, itself."""
+        """The agent of `rank` on `host`: the rank in the same column. On its own host `rank` is its
+        own agent."""
         team = self.teams[host]
         return team[self.seats[rank] % len(team)]
 
     def duties(self, rank: int) -> tuple[int, ...]:
-        """Whose agent `rank` is on its host, itself included, ascending."""
+        """The ranks that `rank` is the agent of on its host, itself included, ascending."""
         return _duties(self.teams)[rank]
 
     def abroad(self) -> tuple[int, ...]:
@@ -82,7 +83,7 @@ class TeamView(NamedTuple):
 
 @lru_cache(maxsize=64)
 def team_view(teams: Teams, rank: int) -> TeamView:
-    """The post of `rank`."""
+    """The view of `rank`. Raises ValueError if it is in no team."""
     for host, team in enumerate(teams):
         if rank in team:
             at = team.index(rank)
@@ -92,14 +93,14 @@ def team_view(teams: Teams, rank: int) -> TeamView:
 
 @lru_cache(maxsize=64)
 def _seats(teams: Teams) -> tuple[int, ...]:
-    """By rank."""
+    """The place of each rank in its team."""
     seats = {rank: at for team in teams for at, rank in enumerate(team)}
     return tuple(seats[rank] for rank in range(len(seats)))
 
 
 @lru_cache(maxsize=64)
 def _duties(teams: Teams) -> tuple[tuple[int, ...], ...]:
-    """By rank."""
+    """The duties of each rank, see `TeamView.duties`."""
     seats = _seats(teams)
     duties: list[list[int]] = [[] for _ in seats]
     for rank, at in enumerate(seats):
@@ -109,5 +110,5 @@ def _duties(teams: Teams) -> tuple[tuple[int, ...], ...]:
 
 
 def most_duties(teams: Teams) -> int:
-    """Of the rank that has most."""
+    """How many duties the rank with most of them has."""
     return max(map(len, _duties(teams)))

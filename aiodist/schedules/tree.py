@@ -1,9 +1,9 @@
 """Binomial trees: broadcast, gather and scatter in log2 P rounds over log2 P connections.
 
-Source: the binomial trees of Thakur, Rabenseifner, Gropp, "Optimization of collective
-communication operations in MPICH", 2005. Ranks are counted from the root on. The parent of v is v
-without its lowest bit, and below v are the ranks from v to v + that bit: so a subtree is a run of
-ranks, and its parts lie one behind the other.
+Source: the binomial trees of Thakur, Rabenseifner, Gropp, "Optimization of collective communication
+operations in MPICH", 2005. Ranks are counted from the root on. The parent of v is v without its
+lowest bit, and the subtree of v has the ranks from v up to v + that bit. So a subtree is a run of
+ranks, and its parts lie in memory without gaps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def below(v: int, size: int) -> int:
 
 
 def children(v: int, size: int) -> list[int]:
-    """From the largest subtree to the smallest."""
+    """The children of `v`, from the largest subtree to the smallest."""
     bits = (below(v, size) - 1).bit_length()
     return [v + (1 << k) for k in reversed(range(bits)) if v + (1 << k) < size]
 
@@ -32,8 +32,8 @@ def parent(v: int) -> int:
 
 
 def broadcast(rank: int, size: int, root: int, length: int, segment: int) -> Plan:
-    """Send X[0:length] of `root` to OUT[0:length] of the others. Bulk, but eager where all is one
-    frame: who has entered has a place for that, if not where it belongs.
+    """Send X[0:length] of `root` to OUT[0:length] of the others. Bulk, but eager if all fits into
+    one frame, because a rank that has entered can keep one frame aside.
 
     At `root` OUT is not used. X may be OUT. A segment is passed on as soon as it is here.
 
@@ -59,11 +59,12 @@ def broadcast(rank: int, size: int, root: int, length: int, segment: int) -> Pla
 def gather(rank: int, size: int, root: int, lengths: Sequence[int], segment: int) -> Plan:
     """Gather a part of each rank at `root`. Bulk.
 
-    Part r has ``lengths[r]`` units and is X of rank r. At `root` the others' go to OUT, by rank,
-    one behind the other, without the own one; elsewhere OUT is not used. X must not be OUT.
+    Part r has ``lengths[r]`` units and is X of rank r. At `root` the parts of the others go to OUT,
+    in rank order, without gaps and without the own part; elsewhere OUT is not used. X must not be
+    OUT.
 
     Rounds: log2 P. On the wire per rank: the parts of its subtree. Connections: at most log2 P.
-    Scratch: these parts, but for the own one.
+    Scratch: these parts, without the own one.
     """
     subtree = _Subtree(rank, size, root, lengths, X, OUT)
     steps = Script()
@@ -80,10 +81,11 @@ def gather(rank: int, size: int, root: int, lengths: Sequence[int], segment: int
 def scatter(rank: int, size: int, root: int, lengths: Sequence[int], segment: int) -> Plan:
     """Send a part to each rank from `root`. Bulk.
 
-    Part r has ``lengths[r]`` units and goes to OUT of rank r. At `root` X has those of the others,
-    by rank, one behind the other, without the own one, and OUT is not used. X must not be OUT.
+    Part r has ``lengths[r]`` units and goes to OUT of rank r. At `root` X has the parts of the
+    others, in rank order, without gaps and without the own part, and OUT is not used. X must not be
+    OUT.
 
-    Rounds, connections, and what is on the wire, are those of `gather`, and so is the scratch.
+    Rounds, connections, bytes on the wire and scratch are those of `gather`.
     """
     subtree = _Subtree(rank, size, root, lengths, OUT, X)
     steps = Script()
@@ -98,8 +100,8 @@ def scatter(rank: int, size: int, root: int, lengths: Sequence[int], segment: in
 
 
 class _Subtree:
-    """Where a rank has the parts of its subtree: all in one buffer at `root`, elsewhere the own one
-    apart and the others in scratch."""
+    """The places of the parts of a rank's subtree. At `root` all are in one buffer; elsewhere the
+    own part is apart and the others are in scratch."""
 
     def __init__(
         self, rank: int, size: int, root: int, lengths: Sequence[int], own: int, at_root: int
@@ -108,7 +110,7 @@ class _Subtree:
         self.v = (rank - root) % size
         self._own = own
         self._all = parts_of(rank, lengths, at_root) if rank == root else None
-        self._ends = [0]  # in scratch, of the parts from `v` + 1 on
+        self._ends = [0]  # The ends, in scratch, of the parts from `v` + 1 on.
         for v in range(self.v + 1, self.v + below(self.v, size)):
             self._ends.append(self._ends[-1] + lengths[(v + root) % size])
         self._length = lengths[rank]

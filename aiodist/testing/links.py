@@ -207,4 +207,4 @@ class LinkTests(ABC):
         # Each test has a loop of its own, so that it finds nothing of another test.
         with asyncio.Runner(loop_factory=self.new_loop) as runner:
             runner.run(watched())
-        assert not lost, f"errors nobody handled: {lost}"
+        assert not lost, f"unhandled errors: {lost}"

@@ -289,7 +289,7 @@ class SimSocket:
 
     def accept(self) -> tuple[SimSocket, Where]:
         if not self.pending:
-            raise BlockingIOError(errno.EAGAIN, "nobody has connected")
+            raise BlockingIOError(errno.EAGAIN, "no connection is waiting")
         sock = self.pending.popleft()
         assert sock.peer is not None
         return sock, sock.peer

@@ -142,7 +142,7 @@ class Run:
             "operations": context.calls.ops,
             "frames that came early": context.calls.arrivals.early,
             "verdicts": context.calls.arrivals.verdicts,
-            "bytes nobody wanted": any(context.calls._unsolicited),
+            "bytes without a receiver": any(context.calls._unsolicited),
             "messages": not context.p2p.idle,
         }
         for what, there in left.items():

@@ -96,8 +96,8 @@ class Engine:
         """
         if self._inherited:
             raise GroupClosedError(
-                "this process was forked from one that uses aiodist, whose groups stay there: "
-                "make groups of its own here, after the fork"
+                "this process was forked from one that uses aiodist, and groups do not survive a "
+                "fork: make new groups here, after the fork"
             )
         # Another thread is in the loop. We do not wait for the lock, because its callbacks may take
         # long; a call in the queue takes nothing. `later` comes first, because a call in the queue

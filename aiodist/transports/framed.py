@@ -104,7 +104,8 @@ class FramedLink(BaseLink):
         """Write as much of `buffers` as there is room for. Returns how many bytes.
 
         Raises BlockingIOError if there is no room at all, and OSError if the peer cannot be written
-        to any more. Raises ProtocolError if the peer's account of the room makes no sense."""
+        to any more. Raises ProtocolError if the peer's account of the room makes no sense.
+        """
 
     @abstractmethod
     def _arm(self) -> None:

@@ -199,5 +199,5 @@ class InprocTransport:
             raise ValueError(f"an address looks like {SCHEME}rank-1, not {address!r}")
         listener = _listeners.get(address.removeprefix(SCHEME))
         if listener is None or listener.loop is not asyncio.get_running_loop():
-            raise ConnectionRefusedError(f"nobody listens at {address} in this event loop")
+            raise ConnectionRefusedError(f"there is no listener at {address} in this event loop")
         return listener.connect(receiver)

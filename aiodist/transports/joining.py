@@ -64,7 +64,7 @@ async def join(loop: asyncio.AbstractEventLoop, socks: Sequence[socket.socket]) 
     for index, sock in enumerate(socks):
         await loop.sock_sendall(sock, _PART.pack(MAGIC, name, index))
     if await loop.sock_recv(socks[0], 1) != JOINED:
-        raise ConnectionResetError("who listens takes no bundle of connections")
+        raise ConnectionResetError("the listener does not accept bundles of connections")
     return new_bundle(loop, socks)
 
 

@@ -31,7 +31,7 @@ class Nobody:
     """The receiver of a link without one: any frame is an error."""
 
     def frame(self, link: Link, header: bytes, nbytes: int) -> Landing | None:
-        raise ProtocolError(f"{link.peer_name} sent a frame, but nobody receives on this link")
+        raise ProtocolError(f"{link.peer_name} sent a frame on a link that has no receiver")
 
     def closed(self, link: Link, error: BaseException | None) -> None: ...
 

@@ -171,7 +171,8 @@ class RetransmissionBuffer:
         frames = self.frames
         if not 0 <= gone <= len(frames):
             raise ProtocolError(
-                f"it says that {count} frames have come: {self.acknowledged} to {self.sent} may"
+                f"it says that {count} frames have come: "
+                f"expected {self.acknowledged} to {self.sent}"
             )
         for _ in range(gone):
             frames.popleft()

@@ -82,7 +82,9 @@ class Exposed(NamedTuple):
             value = np.asarray(value, dtype)
         array = np.asarray(value) if found is None else found.base
         if not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise TypeError(f"value: {array.dtype} does not become {self.name}: convert it")
+            raise TypeError(
+                f"value: {array.dtype} cannot be converted to {self.name} safely: convert it first"
+            )
         np.broadcast_to(array, shape)
         return array.astype(dtype, copy=False)
 

@@ -270,7 +270,7 @@ class Window:
     def _served(self, task: asyncio.Task[None]) -> None:
         """Handle the end of a task that serves."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a window ends, as it failed to serve", exc_info=error)
+            log.error("a window failed to serve, so its group is aborted", exc_info=error)
             self._abort(f"its window failed to serve: {in_words(error)}")
 
     def _carried_out(self, request: Request) -> Any:

@@ -44,7 +44,8 @@ class Activity(Message, code=71):
     program that keep the loop busy, innermost first; if the loop turns, those at which its tasks
     wait. `last`: the end of its last collective. `waits`: pending operations, the oldest first; a
     busy member tells of none. Since the member joined, in all groups and epochs: `collectives`
-    counts its calls, and `sent` and `received` the payload bytes of all transports."""
+    counts its calls, and `sent` and `received` the payload bytes of all transports.
+    """
 
     busy: Annotated[float, schema.seconds(0.0)] = 0.0
     places: Places = ()

@@ -164,7 +164,7 @@ class Stencil:
 
 
 def _no_extensions(code: int, data: bytes) -> Any:
-    raise ProtocolError(f"a msgpack extension (type {code}) where none belongs")
+    raise ProtocolError(f"a header holds a msgpack extension (type {code}): expected none")
 
 
 def unpack_fields(data: bytes | memoryview) -> list[Any]:

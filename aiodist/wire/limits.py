@@ -2,7 +2,8 @@
 
 They bound the coordinator's memory, whatever connects. Each is far above what a group needs, and
 they fit together: the largest group with the largest metadata makes a view that fits into the
-largest reply."""
+largest reply.
+"""
 
 from __future__ import annotations
 

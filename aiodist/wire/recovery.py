@@ -156,7 +156,8 @@ class Void(Message, code=53):
     """The answer to Vote if the ballot is not decided and never will be.
 
     `by` is the id of the member that caused it. `details` tell, by member id, which are missing, or
-    what each called."""
+    what each called.
+    """
 
     cause: Annotated[Cause, schema.one_of(Cause)]
     text: Text

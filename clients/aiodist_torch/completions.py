@@ -2,7 +2,8 @@
 
 A callback of a future runs in the thread that completes it, and may communicate and wait in turn.
 On the engine's thread it would wait for itself. One thread for all callbacks is not enough either,
-because a callback may wait for another future. So no job ever waits for another one to end."""
+because a callback may wait for another future. So no job ever waits for another one to end.
+"""
 
 from __future__ import annotations
 

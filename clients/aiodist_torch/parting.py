@@ -12,7 +12,8 @@ The others wait for that before they leave.
 With ``file://`` the file goes. The process that drops the last reference to a FileStore removes the
 file. Between torch's check for other references and the removal, a quick rank may have opened the
 file for the next meeting. It would then wait in a file that no other rank can find. So rank 0
-refers to the last FileStore until the next meeting is complete, or its process exits."""
+refers to the last FileStore until the next meeting is complete, or its process exits.
+"""
 
 from __future__ import annotations
 

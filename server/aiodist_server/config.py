@@ -62,7 +62,10 @@ class Config(BaseSettings):
         address = parse_address(self.listen)
         http = self.http_address
         if address.scheme == "inproc":
-            raise ValueError(f"listen={self.listen}: a daemon has nobody in its own process")
+            raise ValueError(
+                f"listen={self.listen}: no other program runs in the process of a daemon: "
+                "listen on tcp://, tls:// or unix://"
+            )
         if self.token is not None and self.token_file is not None:
             raise ValueError("give token or token_file, not both")
         if self.token is not None and not self.token.get_secret_value():
@@ -77,14 +80,14 @@ class Config(BaseSettings):
         if not (address.is_loopback or has_token or self.insecure):
             raise ValueError(
                 f"listen={self.listen} can be reached from other hosts, and there is no token: "
-                "whoever gets through could join any group. Set AIODIST_TOKEN, give a token_file "
-                "(--token-file), or insecure=True (--insecure) if the network is trusted"
+                "any program that can connect could join any group. Set AIODIST_TOKEN, give a "
+                "token_file (--token-file), or insecure=True (--insecure) if the network is trusted"
             )
         if http is not None and not (http.is_loopback or self.insecure):
             raise ValueError(
                 f"http={self.http} can be reached from other hosts, and the token does not guard "
-                "it: whoever gets through sees the groups and what they do. Listen on 127.0.0.1, "
-                "or give insecure=True (--insecure) if the network is trusted"
+                "it: any program that can connect sees the groups and what they do. Listen on "
+                "127.0.0.1, or give insecure=True (--insecure) if the network is trusted"
             )
         return self
 

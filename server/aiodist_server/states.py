@@ -21,7 +21,8 @@ class State(NamedTuple):
 
     `kind` is "culprit" (it holds up others, or they wait for each other), "silent" (no answer),
     "busy" (its event loop does not turn), "waits" (for others), or "idle". An idle rank is in an
-    operation that waits for no rank in particular, such as a receive from any source."""
+    operation that waits for no rank in particular, such as a receive from any source.
+    """
 
     kind: str
     seconds: float

@@ -186,7 +186,7 @@ def test_fence(run, groups):
         (lambda w: w.get(1, out=np.zeros(3)), ValueError, r"float64\[4\]"),
         (lambda w: w.get(1, out=np.zeros(4, "f4")), TypeError, "float32"),
         (lambda w: w.put(1, ..., np.zeros(3)), ValueError, "broadcast"),
-        (lambda w: w.put(1, ..., 1j), TypeError, "does not become float64"),
+        (lambda w: w.put(1, ..., 1j), TypeError, "cannot be converted to float64"),
         (lambda w: w.accumulate(1, 0, 1.0, max), TypeError, "accumulate takes SUM"),
         (lambda w: w.accumulate(1, 0, 1.0, ReduceOp.AVG), TypeError, "accumulate takes SUM"),
         (lambda w: w.accumulate(1, 0, 1.0, ReduceOp.BAND), TypeError, "no meaning for float64"),

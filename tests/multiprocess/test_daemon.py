@@ -228,7 +228,7 @@ def test_what_keeps_it_from_starting_is_said(tmp_path: Path) -> None:
         ({"listen": "nonsense"}, "has no scheme"),
         ({"http": "0.0.0.0:1", "token": "t"}, "the token does not guard it"),
         ({"http": "8080"}, "http=8080: expected host:port"),
-        ({"listen": "inproc://x"}, "nobody in its own process"),
+        ({"listen": "inproc://x"}, "no other program runs in the process of a daemon"),
         ({"listen": "tls://127.0.0.1:1"}, "tls_cert belong together"),
         ({"tls_cert": "c"}, "tls_cert belong together"),
         ({"tls_key": "k"}, "tls_key needs tls_cert"),

@@ -175,6 +175,6 @@ def test_garbage_for_colors(run: Any) -> None:
             ends = await asyncio.gather(*works, return_exceptions=True)
             for end in ends[:2]:
                 assert isinstance(end, aiodist.ProtocolError)
-                assert "rank 1 split the group by malformed words" in str(end)
+                assert "rank 1 sent a malformed value to split" in str(end)
 
     run(main())

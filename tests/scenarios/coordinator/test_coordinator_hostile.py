@@ -115,7 +115,7 @@ def test_nobody_makes_the_coordinator_unpack_a_view(
         raw.say(View("g", 1, ()))
         await raw.ended()
         [reason] = warnings(caplog)
-        assert "View is no message for here" in reason
+        assert "a View message is not expected here" in reason
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -13,7 +13,7 @@ from aiodist_server.config import Config
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"listen": "inproc://x"}, "nobody in its own process"),
+        ({"listen": "inproc://x"}, "no other program runs in the process of a daemon"),
         ({"token": "a", "token_file": "b"}, "not both"),
         ({"token": ""}, "token is empty"),
         ({"listen": "tls://127.0.0.1:1"}, "belong together"),

@@ -48,7 +48,7 @@ def test_an_acknowledgement_that_cannot_be(count: int) -> None:
     kept.frames += (b"a", b"b", b"c")
     kept.acknowledge(1)
     assert not kept.can_go_on(count)
-    with pytest.raises(ProtocolError, match=f"{count} frames have come: 1 to 3 may"):
+    with pytest.raises(ProtocolError, match=f"{count} frames have come: expected 1 to 3"):
         kept.acknowledge(count)
 
 

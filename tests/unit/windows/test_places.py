@@ -69,7 +69,7 @@ def test_numbers_take_the_dtype_of_the_memory_where_they_fit() -> None:
     assert small.value(200, (4,)).dtype == np.uint8
     with pytest.raises(OverflowError):
         small.value(300, (4,))
-    with pytest.raises(TypeError, match="int64 does not become bool"):
+    with pytest.raises(TypeError, match="int64 cannot be converted to bool"):
         Exposed("bool", (4,)).value(np.arange(4), (4,))
 
 

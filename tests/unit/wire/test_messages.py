@@ -424,7 +424,7 @@ def test_who_shares_a_process_shares_the_view() -> None:
 
 def test_rows_are_unpacked_only_where_they_are_wanted() -> None:
     [frame] = Decoder().feed(codec.encode_message(m.View("g", 1, ()), 1))
-    with pytest.raises(ProtocolError, match="View is no message for here, or not yet"):
+    with pytest.raises(ProtocolError, match="a View message is not expected here, or not yet"):
         codec.decode_message(frame, rows=False)
 
 
