@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import signal
 import stat
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +21,9 @@ from aiodist_cli.files import checkpoints
 from aiodist_cli.files.checkpoints import INDEXES, TENSORS, IncompleteError, Listing, State
 from aiodist_cli.files.names import RefusedError
 from aiodist_cli.files.tree import Flat, Source
+
+if sys.platform != "win32":
+    import fcntl
 
 PIECE = 8 << 20
 """Bytes that are read at once, so that a signal is heard in between."""
@@ -93,9 +98,24 @@ def _mapped(path: Path, name: str, listed: State) -> Flat:
             raise IncompleteError(f"{name} changed while it was looked at")
         if not listed.size:
             return np.zeros(0, np.uint8)
+        _lease(fd)  # the map has a copy of the descriptor, so the lease ends with the map
         return np.frombuffer(mmap.mmap(fd, listed.size, access=mmap.ACCESS_READ), np.uint8)
     finally:
         os.close(fd)
+
+
+def _lease(fd: int) -> None:
+    """Have programs that open the file for writing wait until it is closed here: fcntl(2), leases.
+
+    A program that cuts a file off while it is mapped would end this process by SIGBUS. Leases exist
+    on Linux only, for files of one's own and on most file systems; elsewhere this does nothing. The
+    system gives a lease up after 45 s (/proc/sys/fs/lease-break-time).
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            # The signal that a writer waits is SIGIO by default, which would end this process.
+            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
 
 
 def _check(path: Path, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -132,3 +133,24 @@ def test_links_are_listed_and_not_followed(tmp_path: Path) -> None:
 def test_one_file(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     assert [*reading.listing(tmp_path / "model.gguf")] == ["model.gguf"]
+
+
+def test_a_writer_waits_until_a_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError:
+        pytest.skip("this file system has no leases")
+    finally:
+        os.close(fd)
+    files = read(tmp_path)
+    writes = os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK
+    for _ in range(2):
+        with pytest.raises(BlockingIOError):
+            os.open(path, writes)
+        assert content(files[0]) == b"GGUF"
+    files.clear()
+    os.close(os.open(path, writes))
+    assert path.read_bytes() == b""
