@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -76,8 +77,8 @@ async def member(nbytes: int, turns: int) -> None:
             found["channel"].append(await ended(start))
             await asyncio.sleep(1.2)  # signs of life are given, as between the steps of a training
 
-        make = aiodist.publisher if group.rank == 0 else aiodist.subscriber
-        async with make("benchmark", **options) as out:  # type: ignore[arg-type]
+        make = partial(aiodist.publisher, deltas=False) if group.rank == 0 else aiodist.subscriber
+        async with make("benchmark", **options) as out:  # type: ignore[operator]
             for version in range(1 + turns):
                 await turn(version, out)
             await group.barrier()

@@ -228,7 +228,12 @@ async def publishing(
     async with (
         aiodist.Coordinator(f"tcp://{host}:0") as coordinator,
         aiodist.publisher(
-            CHANNEL, address=coordinator.address, keep=1, transports=only, patience=PATIENCE
+            CHANNEL,
+            address=coordinator.address,
+            keep=1,
+            transports=only,
+            patience=PATIENCE,
+            deltas=False,
         ) as out,
         subscribers(coordinator.address, count, transports, prefixes) as started,
     ):

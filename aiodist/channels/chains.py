@@ -9,13 +9,15 @@ who takes says which parts are not what was published, and gets these whole.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from aiodist.channels.changes import SHARE, Difference, Differences, apply
+from aiodist.channels.differences import OVERHEAD
 from aiodist.channels.directory import MOST_RELEASES
 from aiodist.channels.holding import Holding, in_thread
 from aiodist.channels.participant import GIVES, TAKES
@@ -24,8 +26,11 @@ from aiodist.channels.window import NO_DEADLINE, Sending, give_up
 from aiodist.errors import ProtocolError
 from aiodist.group import Group
 
-AHEAD = 64
-"""Messages that are sent before the first of them has been taken: they are small."""
+AHEAD = 128
+"""Messages that are sent before the first of them has been taken."""
+
+PIECE = 60 << 10
+"""Most bytes of a message."""
 
 END = None
 """Instead of the codes of a part: no more codes come."""
@@ -56,7 +61,8 @@ async def give(
                 if not await news.more():
                     return None
                 continue
-            sending.add(pair.send((has, codes), TAKES, tag=PARTS, timeout=NO_DEADLINE))
+            for said in _messages(has, codes):
+                sending.add(pair.send(said, TAKES, tag=PARTS, timeout=NO_DEADLINE))
             has += 1
             await sending.until_few()
         sending.add(pair.send(END, TAKES, tag=PARTS, timeout=NO_DEADLINE))
@@ -85,6 +91,15 @@ def _codes(holding: Holding, chain: Sequence[Difference], number: int) -> list[b
     if any(len(one.codes) < number for one in chain):
         return None
     return [one.codes[number - 1] for one in chain]
+
+
+def _messages(number: int, codes: Sequence[bytes]) -> Iterator[Any]:
+    """What brings the codes of a part: its number and their sizes, and then all of them in pieces,
+    because each larger message takes a round trip."""
+    yield number, [len(code) for code in codes]
+    data = b"".join(codes)
+    for at in range(0, len(data), PIECE):
+        yield data[at : at + PIECE]
 
 
 async def take(
@@ -167,10 +182,8 @@ class _Taking:
                 match await word(self._pair, self._holding, self._patience):
                     case None:
                         break
-                    case (int(number), [*codes]) if number == self._next and all(
-                        isinstance(one, bytes) for one in codes
-                    ):
-                        self._keep(codes)
+                    case (int(number), [*sizes]) if number == self._next:
+                        self._keep(await self._codes(sizes))
                     case nonsense:
                         raise ProtocolError(f"{nonsense!r} came where codes were next")
                 if self._left and (decoding is None or decoding.done()):
@@ -186,6 +199,21 @@ class _Taking:
             if decoding is not None:
                 await asyncio.gather(decoding, return_exceptions=True)
         return len(self._failed)
+
+    async def _codes(self, sizes: Sequence[Any]) -> list[bytes]:
+        """The codes of a part, which have these sizes."""
+        holding = self._holding
+        most = max(holding.release.chunk, holding.release.manifest) + OVERHEAD
+        if not all(type(size) is int and 0 <= size <= most for size in sizes):
+            raise ProtocolError(f"codes of {sizes!r} bytes are to come")
+        data = bytearray()
+        while len(data) < sum(sizes):
+            piece = await word(self._pair, holding, self._patience)
+            if not isinstance(piece, bytes) or not piece:
+                raise ProtocolError(f"{piece!r} came where a piece of a code was next")
+            data += piece
+        ends = list(accumulate(sizes))
+        return [bytes(data[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
     def _keep(self, codes: list[bytes]) -> None:
         """The codes of the next part have come."""

@@ -32,6 +32,9 @@ log = logging.getLogger("aiodist.channels")
 SHARE = 1 / 4
 """Of a version: a participant keeps at most so many bytes of differences."""
 
+SAMPLES = 4
+"""Chunks that tell whether the difference of a version is small enough."""
+
 LASTS = 60.0
 """Seconds for which a publisher goes on encoding after a subscriber has asked for a difference."""
 
@@ -167,13 +170,23 @@ class Encoding:
     async def _encode(self, base: Holding, newest: Holding) -> None:
         release, most = newest.release, SHARE * newest.release.nbytes
         one = Difference(base.release.id, release.id, release.parts - 1)
+        widths = await in_thread(lambda: widths_of(newest))
+        samples: dict[int, Coded] = {}
+        for number in range(1, release.parts, -(-one.parts // SAMPLES)):
+            width = widths[number - 1]
+            samples[number] = await in_thread(partial(_coded, base, newest, number, width))
+        size = sum(len(found.code) for found in samples.values())
+        if size > SHARE * sum(len(_part(newest, number)) for number in samples):
+            return  # all of it would take too much
         self._known.add(one, most)
         _begin(newest)
         changed = 0
         try:
-            widths = await in_thread(lambda: widths_of(newest))
             for number, width in enumerate(widths, 1):
-                code, differs = await in_thread(partial(_coded, base, newest, number, width))
+                found = samples.pop(number, None)
+                if found is None:
+                    found = await in_thread(partial(_coded, base, newest, number, width))
+                code, differs = found
                 if one.nbytes + len(code) > most:
                     break
                 changed += differs

@@ -53,6 +53,9 @@ FAR = 255
 DENSE = 1 / 2
 """Values of all elements are coded if more than this share of them has changed."""
 
+OVERHEAD = 16
+"""Most bytes that the code of a chunk has above those of the chunk."""
+
 SAMPLE = 8192
 """Bytes of a plane that tell whether it can be compressed."""
 

@@ -122,6 +122,27 @@ def test_all_changed():
     assert play.known[0].nbytes == 0
 
 
+@pytest.mark.parametrize("chunks", [[2], [2, 3, 5]])
+def test_parts_that_have_changed_altogether(chunks):
+    """Their codes are as large as they are, and go in pieces. Where these are too much, encoding
+    ends in the middle, and the rest travels whole."""
+    rng = np.random.default_rng(2)
+    trees = steps(5)
+    for tree in trees:
+        for number in chunks:
+            first = (number - 1) << 17
+            tree["b"].reshape(-1)[first : first + 120_000] = rng.integers(0, 1 << 16, 120_000)
+    play = Play(trees, size=3).run()
+    assert max(play.seconds[2:]) < 1.2 * play.seconds[1]
+    if len(chunks) == 1:
+        assert max(play.sent[2:]) < NBYTES / 5
+        assert play.known[2].chain == 1
+    else:
+        assert NBYTES / 4 < max(play.sent[2:]) < 1.05 * NBYTES
+        assert play.known[2].chain == 0
+        assert play.known[2].fallbacks == 0
+
+
 def test_one_that_is_behind_takes_a_chain():
     play = Play(steps(8), size=3)
     play.skips = {1: {4, 5, 6}}

@@ -45,7 +45,7 @@ def seconds_of_channel(size, versions=3, late=0.0):
 
     async def publish():
         begun = []
-        async with stage.publisher() as out:
+        async with stage.publisher(deltas=False) as out:
             await asyncio.sleep(3)  # all have come
             for version in range(versions):
                 begun.append(stage.sim.loop.time())

@@ -15,21 +15,26 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 import aiodist
-from aiodist.channels import manifest
+from aiodist.channels import chains, manifest
+from aiodist.channels.holding import Holding
 
 PATIENCE = 2.0
 STAMP = 1000
 """What each publisher writes can be told from what the others do."""
 
 SIZES = (150_000, 1_000)
-"""Elements of the first array: some chunks of it, and now and then another shape than before."""
+"""Elements of the first array: some chunks of it, so many that differences are taken, and now and
+then another shape than before."""
+
+DAMAGE = 0.02
+"""The share of chunks whose codes a subscriber finds damaged, or has another base for."""
 
 CHUNK = 1 << 16
 
@@ -70,6 +75,21 @@ def problems(version: int, given: int, arrays: list[Any]) -> Iterator[str]:
         yield "mixed"
 
 
+def damage(chooser: random.Random) -> None:
+    """From now on, some differences do not bring what was published."""
+    true = chains.apply
+
+    def apply(base: Holding, holding: Holding, number: int, codes: Sequence[bytes]) -> None:
+        chance = chooser.random()
+        if chance < DAMAGE / 2:
+            codes = [code[: len(code) // 2] + b"x" for code in codes]
+        elif chance < DAMAGE:
+            base = holding
+        true(base, holding, number, codes)
+
+    chains.apply = apply
+
+
 class Member:
     def __init__(self, channel: str, address: str, transports: str, seed: str) -> None:
         self.chooser = random.Random(seed)
@@ -87,7 +107,8 @@ class Member:
         """Versions above that one, until it is told to stop; some are lent."""
         lent: dict[int, Any] = {}
         loop = asyncio.get_running_loop()
-        async with aiodist.publisher(self.channel, **self.options) as out:
+        deltas = self.chooser.choice([None, True, True])
+        async with aiodist.publisher(self.channel, deltas=deltas, **self.options) as out:
             version = max(version, -1 if out.newest is None else out.newest)
             while not self.stop.is_set():
                 version += 1
@@ -137,6 +158,8 @@ class Member:
                 pairs = len(weights._participant._pairs)
                 hands_on = way != "slices"  # all of it
                 say(version=version, hands_on=hands_on, maps=len(mapped()), pairs=pairs)
+                known = weights._participant.differences
+                say(saved=known.saved, chain=known.chain, fallbacks=known.fallbacks)
 
     async def take(self, weights: aiodist.Subscriber, way: str, given: int) -> tuple[int, Any]:
         """A version, and its arrays; None: there is none that can be streamed."""
@@ -185,6 +208,7 @@ async def main(channel: str, address: str, role: str, transports: str, seed: str
     if role == "publish":
         await member.publish(*map(int, more))
     else:
+        damage(member.chooser)
         taking = asyncio.create_task(member.subscribe())
         stopping = asyncio.create_task(member.stop.wait())
         await asyncio.wait([taking, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -1,10 +1,11 @@
 """Chaos in channels of weights: `make chaos-weights N=1000`. In each of some channels a publisher
 publishes without pause, and subscribers, some by shared memory and some by TCP, take what they can:
-each a process of its own (`channel_member`). They are killed with SIGKILL, stopped with SIGSTOP,
-added and ended in order, several at once; publishers are killed, stopped and started again, and so
-is the coordinator, which all channels have in common. After every round of faults all subscribers
-that live must get a version that was published after it. No version may be mixed, wrong or older
-than one before it; in the end nothing may be left.
+each a process of its own (`channel_member`). Versions travel as differences to those that take them
+by TCP, and some of these are damaged or meet another base. Subscribers are killed with SIGKILL,
+stopped with SIGSTOP, added and ended in order, several at once; publishers are killed, stopped and
+started again, and so is the coordinator, which all channels have in common. After every round of
+faults all subscribers that live must get a version that was published after it. No version may be
+mixed, wrong or older than one before it; in the end nothing may be left.
 
 How long that may take is counted in time in which none of the processes of a channel waits for a
 processor: a busy machine breaks no bound.
@@ -81,6 +82,7 @@ class Member:
         self.published = -1
         self.over: dict[str, list[str]] | None = None
         self.most_mapped = 0
+        self.differences = Counter[str]()
         self.problems: list[tuple[str, str]] = []
         self._news = news
         self.reading = asyncio.create_task(self._read())
@@ -99,6 +101,11 @@ class Member:
             self.most_mapped = max(self.most_mapped, maps)
             if maps > MOST_MAPPED + heard.get("pairs", 0):
                 self.problems.append(("memory", f"{self} maps {maps} memories: {heard}"))
+            if "saved" in heard:
+                self.differences["versions"] += heard["chain"] > 0
+                self.differences["of several"] += heard["chain"] > 1
+                self.differences["bytes saved"] = heard["saved"]
+                self.differences["chunks that failed"] = heard["fallbacks"]
             if "problem" in heard:
                 self.problems.append((heard["problem"], f"{self}: {heard['text']}"))
             self.over = heard if "over" in heard else self.over
@@ -158,6 +165,7 @@ class Channel:
         for kind, text in member.problems:
             self.world.note(kind, f"{self.name}: {text}")
         member.problems.clear()
+        self.world.differences[member.process.pid] = member.differences
         self.world.most_mapped = max(self.world.most_mapped, member.most_mapped)
 
     async def start_publisher(self) -> None:
@@ -312,6 +320,7 @@ class World:
         self.problems: Counter[str] = Counter()
         self.slowest = (0.0, "")
         self.most_mapped = 0
+        self.differences: dict[int, Counter[str]] = {}
         self._restarting = asyncio.Lock()
         self._told = 0
 
@@ -403,6 +412,7 @@ async def chaos(faults: int, seed: int, channels: int) -> dict[str, object]:
         "publishers": sum(channel.publishers for channel in world.channels),
         "processes": len(world.pids),
         "memories mapped at most": world.most_mapped,
+        "differences": dict(sum(world.differences.values(), Counter[str]())),
         "longest until all had a new version": f"{seconds:.1f} s after {what}",
         "problems": {kind: world.problems[kind] for kind in PROBLEMS},
     }
