@@ -32,13 +32,16 @@ from aiodist.errors import (
     MismatchError,
     PeerLostError,
     ProtocolError,
+    QuorumLostError,
     RankTakenError,
     SizeMismatchError,
+    StaleError,
 )
 from aiodist.types import ANY_SOURCE, ANY_TAG, Member, ReduceOp, View
 
 if TYPE_CHECKING:
     from aiodist import codecs
+    from aiodist.averaging.averager import Averaged, Averager, AveragerState, averager
     from aiodist.blocking.calls import BlockingWork
     from aiodist.blocking.group import BlockingGroup
     from aiodist.blocking.store import BlockingStore
@@ -67,6 +70,9 @@ __all__ = [
     "ANY_TAG",
     "AiodistError",
     "AuthenticationError",
+    "Averaged",
+    "Averager",
+    "AveragerState",
     "BlockingGroup",
     "BlockingStore",
     "BlockingWork",
@@ -90,14 +96,17 @@ __all__ = [
     "PeerLostError",
     "ProtocolError",
     "Publisher",
+    "QuorumLostError",
     "RankTakenError",
     "ReduceOp",
     "Shard",
     "SizeMismatchError",
+    "StaleError",
     "Subscriber",
     "View",
     "Window",
     "Work",
+    "averager",
     "breakpoint",
     "codecs",
     "connect",
@@ -113,6 +122,9 @@ __all__ = [
 ]
 
 _LOADED_WHEN_ASKED_FOR = {
+    "Averaged": "aiodist.averaging.averager",
+    "Averager": "aiodist.averaging.averager",
+    "AveragerState": "aiodist.averaging.averager",
     "BlockingGroup": "aiodist.blocking.group",
     "BlockingStore": "aiodist.blocking.store",
     "BlockingWork": "aiodist.blocking.calls",
@@ -126,6 +138,7 @@ _LOADED_WHEN_ASKED_FOR = {
     "Subscriber": "aiodist.channels.subscriber",
     "Window": "aiodist.windows.window",
     "Work": "aiodist.work",
+    "averager": "aiodist.averaging.averager",
     "breakpoint": "aiodist.debugging",
     "codecs": "aiodist.codecs",
     "connect": "aiodist.session",

@@ -12,7 +12,9 @@
     │   ├── PeerLostError          .ranks died, or their connection broke
     │   └── GroupRevokedError      some rank revoked the group
     ├── CollectiveTimeoutError     (also TimeoutError) .missing did not arrive by the deadline
+    │   └── QuorumLostError        an averager had fewer members than its quorum all the time
     ├── CollectiveAbortedError     .rank gave up the operation, for .reason
+    ├── StaleError                 a member of an averager has missed more rounds than are kept
     ├── MismatchError              .calls: ranks called different things
     ├── MessageTooLargeError       (also ValueError) a message is over max_message_bytes
     ├── GroupClosedError           the group was closed, here
@@ -127,21 +129,42 @@ class PeerLostError(GroupBrokenError):
 class CollectiveTimeoutError(AiodistError, TimeoutError):
     """Ranks did not arrive by the deadline.
 
-    `missing` has the ranks that had not entered the operation, ascending. `last_seen` maps missing
-    ranks to what they said they were doing. A rank that gave no answer is not in it.
+    `missing` has the ranks that had not entered the operation, ascending. For an averager it has the
+    names of the members that had not contributed. `last_seen` maps missing ranks to what they said
+    they were doing. A rank that gave no answer is not in it.
     """
 
     def __init__(
         self,
         message: str,
         *,
-        missing: Iterable[int] = (),
+        missing: Iterable[Any] = (),
         last_seen: Mapping[int, str] | None = None,
         **where: Any,
     ) -> None:
         super().__init__(message, **where)
-        self.missing: tuple[int, ...] = tuple(sorted(set(missing)))
+        self.missing: tuple[Any, ...] = tuple(sorted(set(missing)))
         self.last_seen: dict[int, str] = dict(last_seen or {})
+
+
+class QuorumLostError(CollectiveTimeoutError):
+    """An averager had fewer members than its quorum, so no round could close. `present`: how many
+    there were; `quorum`: how many it takes."""
+
+    def __init__(self, message: str, *, present: int, quorum: int, **where: Any) -> None:
+        super().__init__(message, **where)
+        self.present = present
+        self.quorum = quorum
+
+
+class StaleError(AiodistError):
+    """A member of an averager has missed more rounds than `max_stale`, or no living member has the
+    result that it is owed. `round`: the last one that is recorded. Take the state of another member
+    (`Averager.state`), and go on from there."""
+
+    def __init__(self, message: str, *, round: int, **where: Any) -> None:
+        super().__init__(message, **where)
+        self.round = round
 
 
 class CollectiveAbortedError(AiodistError):

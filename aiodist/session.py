@@ -73,6 +73,8 @@ class _Options:
     max_message_bytes: int
     allow_pickle: bool
     caller: str
+    shows: str = ""
+    """What its links show instead of the name of its group, where peers are of other groups."""
 
     @property
     def most(self) -> int:
@@ -311,6 +313,11 @@ class Connecting:
         """A copy for a group whose store is that of all groups that name it."""
         return Connecting(replace(self._options, ask=replace(self._options.ask, store=name)))
 
+    def showing(self, name: str) -> Connecting:
+        """A copy for a group whose members meet those of other groups, as members of `name`: see
+        `RankActor.meet`."""
+        return Connecting(replace(self._options, shows=name))
+
     def __await__(self) -> Generator[Any, None, Group]:
         return _connect(self._options).__await__()
 
@@ -384,7 +391,10 @@ async def _join(
     #     join                          waits for all. Peers that have their view may call already,
     #                                   and wait at the door until this rank has it (`activate`)
     control: ControlClient | None = None
-    endpoint = Endpoint(loop, expected=options.most, lease=options.ask.lease)
+    expected = MAX_MEMBERS if options.shows else options.most
+    endpoint = Endpoint(loop, expected=expected, lease=options.ask.lease)
+    if options.shows:  # members that have heard of this one may call first
+        endpoint.expect(True)
     endpoint.reads_devices = options.reads_devices
     listeners: list[Listener] = []  # those that there are so far, should one fail
     events: list[ControlEvent] = []
@@ -418,7 +428,7 @@ async def _join(
     people: dict[int, MemberInfo] = {}
     # Only now: before the view there was nobody who could have shown that it is a member.
     endpoint.activate(
-        Identity(view.group, ask.id, options.coordinator.token),
+        Identity(options.shows or view.group, ask.id, options.coordinator.token),
         lambda root, receiver, patience: options.reach.dial(
             own, people[root], coordinator_host, receiver, patience
         ),

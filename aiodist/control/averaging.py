@@ -25,7 +25,7 @@ async def enter(client: ControlClient, message: AverageEnter, timeout: float) ->
 
 
 async def withdraw(
-    client: ControlClient, message: AverageWithdraw, timeout: float
+    client: ControlClient, message: AverageWithdraw, timeout: float | None
 ) -> AverageWithdrawn:
     """Give a call up. Raises as `ControlClient.request` does."""
     return await _ask(client, message, AverageWithdrawn, timeout)
@@ -37,7 +37,7 @@ async def elect(client: ControlClient, timeout: float) -> bool:
     return (await _ask(client, AverageElect(), AverageElected, timeout)).elected
 
 
-async def _ask(client: ControlClient, message: Message, kind: type[R], timeout: float) -> R:
+async def _ask(client: ControlClient, message: Message, kind: type[R], timeout: float | None) -> R:
     reply = await client.request(message, timeout)
     if not isinstance(reply, kind):
         raise client.unexpected(reply)

@@ -42,6 +42,7 @@ from aiodist.membership.machine import Membership
 from aiodist.transports.sparing import Sparing
 from aiodist.transports.surroundings import closed_on_error, exact_time
 from aiodist.wire.address import Address, parse_address
+from aiodist.wire.averaging import averager_of
 from aiodist.wire.channels import channel_of, participant_in
 from aiodist.wire.codec import encode_message
 from aiodist.wire.counts import Counts, CountsRequest
@@ -408,6 +409,8 @@ class Coordinator:
         name = note.fields.get("group", "")
         if note.event == "lost" and self.is_run_over:
             level = logging.DEBUG
+        elif averager_of(name) and level < logging.WARNING:
+            level = min(level, logging.DEBUG)  # each member of an averager is a group of one
         elif channel_of(name) and not (participant_in(name) and level >= logging.WARNING):
             # Participants of a channel meet and part all the time, in groups that are no program's.
             # But one that is lost is worth a line.

@@ -92,6 +92,7 @@ class RankActor:
         self.roots: tuple[int, ...] = ()  # of the members of the view, by rank
         self.people = people
         self.lost: dict[int, str] = {}  # ranks of the view that the coordinator ruled lost, and why
+        self._guests: set[int] = set()  # roots of members of other groups that this one meets
         self.left: set[int] = set()  # ranks of the view that have left in order
         self.changed: set[Callable[[], None]] = set()
         """Called when members of the view are lost or leave, for a new view, and at the end."""
@@ -160,6 +161,27 @@ class RankActor:
         self._tell_changed()
         return self.roots
 
+    def meet(self, people: Sequence[MemberInfo]) -> tuple[int, ...]:
+        """Members of other groups can be reached from now on, and reach this one: their roots.
+        Those that are lost, and that no context has a place for, are forgotten."""
+        used = {root for context in self.contexts for root in context.ranks}
+        for root in [root for root in self._guests & self.endpoint.lost.keys() if root not in used]:
+            self.endpoint.forget(root)
+            self._guests.discard(root)
+            del self.people[root], self._memories[root]
+        roots = self.endpoint.admit([member.id for member in people])
+        for root, member in zip(roots, people, strict=True):
+            if root not in self.people:
+                self._guests.add(root)
+                self.people[root] = member
+                self._memories[root] = self._memory_of(member)
+        return roots
+
+    def part_from(self, ids: Iterable[str], reason: str) -> None:
+        """Members of other groups are gone."""
+        for root in [root for root in self._guests if self.people[root].id in {*ids}]:
+            self.endpoint.lose(root, reason)
+
     def layout(self, ranks: Iterable[int]) -> Layout:
         """Return how the collectives of `ranks` may share memory, and which ranks with which."""
         ranks = tuple(ranks)
@@ -216,7 +238,7 @@ class RankActor:
 
     def _on_broken(self, root: int, reason: str, ended: bool) -> None:
         """Tell the coordinator that there is no link to a peer. It rules which rank is lost."""
-        if self._leaving is None and self.control.is_open and root in self.roots:
+        if self._leaving is None and self.control.is_open and root in {*self.roots, *self._guests}:
             self.control.tell(Unreachable(self.people[root].id, reason[:MAX_TEXT], ended))
 
     def _expects_ruling(self) -> bool:

@@ -17,6 +17,8 @@ OWN: dict[str, dict[str, Any]] = {
     "PeerLostError": {"ranks": (0, 2)},
     "CollectiveTimeoutError": {"missing": (1,), "last_seen": {1: "in barrier()"}},
     "CollectiveAbortedError": {"rank": 1, "reason": "cancelled"},
+    "QuorumLostError": {"present": 1, "quorum": 2},
+    "StaleError": {"round": 7},
     "MismatchError": {"calls": {0: "scan(1)", 1: "scan(2)"}},
 }
 """The fields of those that have some of their own."""

@@ -35,6 +35,7 @@ class Members:
         self.views[number] = self.world.say(number, self.ask(number))
 
     def enter(self, *numbers: int, **fields: Any) -> Any:
+        answer = None
         for number in numbers:
             if number not in self.views:
                 self.join(number)

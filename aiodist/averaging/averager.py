@@ -1,0 +1,542 @@
+"""`aiodist.averager`: the mean of arrays of members that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Unpack
+from weakref import WeakSet
+
+import numpy as np
+
+from aiodist import timeouts
+from aiodist.averaging.connection import PATIENCE, Connection, log
+from aiodist.averaging.parts import Call, Part, Settings, mapped
+from aiodist.averaging.values import Form, added, all_finite
+from aiodist.buffers import arrays
+from aiodist.codecs.base import Codec
+from aiodist.control import averaging as control
+from aiodist.errors import (
+    AiodistError,
+    CollectiveTimeoutError,
+    QuorumLostError,
+    in_words,
+)
+from aiodist.types import ChannelOptions, ReduceOp
+from aiodist.wire import averaging as wire
+from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME
+from aiodist.wire.messages import Message
+from aiodist.work import Work, started
+
+OPS = {"AVG": ReduceOp.AVG, "SUM": ReduceOp.SUM}
+"""What can be asked for, by name."""
+
+
+def averager(
+    averager: str,
+    /,
+    *,
+    address: str | None = None,
+    quorum: int = 1,
+    grace: float | Literal["auto"] = "auto",
+    codec: Codec | None = None,
+    op: ReduceOp = ReduceOp.AVG,
+    parts: Iterable[str] = ("",),
+    carry: bool = False,
+    max_stale: int = 1,
+    allow_nonfinite: bool = False,
+    op_timeout: float = 300.0,
+    **options: Unpack[AveragerOptions],
+) -> Averager:
+    """Average arrays with members that come and go: ``async with aiodist.averager("outer",
+    address=…, quorum=3) as avg: mean = await avg.average(delta)``.
+
+    There is no group, no rank and no size. A round closes when at least `quorum` members have
+    contributed, and either all members that are present have, or another `grace` seconds have
+    passed. So one slow member costs the others `grace` seconds a round, and a dead one nothing.
+
+    Args:
+        averager: which one: a name of 1 to 128 characters. All members give the same.
+        address: that of a coordinator, as for `aiodist.connect` (None: from the environment).
+        quorum: the fewest members that must contribute to a round. All members give the same.
+        grace: seconds that a round waits for more members after that. "auto": a quarter of the
+            median length of the last eight rounds, 1 s at first. All members give the same.
+        codec: how float32, float16 and bfloat16 arrays travel in fewer bytes (`aiodist.codecs`);
+            float64 arrays travel as they are. All members give the same.
+        op: `aiodist.ReduceOp.AVG`, the mean by weight, or ``SUM``, the sum of values times weights.
+        parts: the parts that this member takes part in. Each has rounds of its own, and waits only
+            for members that take part in it.
+        carry: add a contribution that came too late to the next one. Only for differences, because
+            parameters would count twice.
+        max_stale: how many rounds this member may miss and still get their results.
+        allow_nonfinite: take NaN and infinities, which make the mean the same for all.
+        op_timeout: seconds that `average` and `state` wait if they are given no timeout.
+        options: those of `aiodist.connect`, such as `name`, `token`, `ssl`, `lease` and
+            `transports`. No two members that are alive may have the same `name`.
+
+    Entering raises what `aiodist.connect` does; MismatchError if other members gave another quorum,
+    grace, op or codec; JoinError if a member of the same name is alive.
+
+    For example::
+
+        async with aiodist.averager("outer", address=group.address, quorum=2) as avg:
+            mean = await avg.average(np.full(3, float(group.rank)), weight=1.0)
+            print(mean.value, mean.contributors)
+    """
+    if type(quorum) is not int or not 1 <= quorum <= MAX_MEMBERS:
+        raise ValueError(f"quorum is an int from 1 to {MAX_MEMBERS}, not {quorum!r}")
+    if grace != "auto" and not (isinstance(grace, (int, float)) and 0 <= grace < math.inf):
+        raise ValueError(f"grace is seconds from 0 on, or 'auto', not {grace!r}")
+    if type(max_stale) is not int or max_stale < 0:
+        raise ValueError(f"max_stale is an int from 0 on, not {max_stale!r}")
+    wanted = next((known for known, one in OPS.items() if one is op), None)
+    if wanted is None:
+        raise ValueError(f"op is ReduceOp.AVG or ReduceOp.SUM, not {op!r}")
+    if codec is not None and not isinstance(codec, Codec):
+        raise TypeError(f"codec is one of aiodist.codecs, or None, not {type(codec).__name__}")
+    named = _checked_parts(parts)
+    timeouts.check_timeout(op_timeout)
+    seconds = None if grace == "auto" else float(grace)
+    said = "" if codec is None else codec.name
+    rules = wire.Rules(quorum, seconds, wanted, said)
+    settings = Settings(codec, wanted == "SUM", carry, max_stale)
+    connection = Connection(averager, address, options)
+    return Averager(connection, rules, named, settings, max_stale, allow_nonfinite, op_timeout)
+
+
+def _checked_parts(parts: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(parts, str):
+        raise TypeError(f"parts are several names, such as ({parts!r},)")
+    named = tuple(dict.fromkeys(parts))
+    if not 0 < len(named) <= wire.MAX_PARTS:
+        raise ValueError(f"there are 1 to {wire.MAX_PARTS} parts, not {len(named)}")
+    for part in named:
+        if type(part) is not str or len(part) > MAX_NAME:
+            raise ValueError(f"a part has a name of at most {MAX_NAME} characters, not {part!r}")
+    return named
+
+
+class AveragerOptions(ChannelOptions, total=False):
+    """Options of `aiodist.averager`, which are those of `aiodist.connect`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """What a round gave.
+
+    Attributes:
+        value: the tree, with new arrays of the dtypes that were given.
+        round: the number of the round, from 1 on, in its part.
+        contributors: the names of the members that are in it, in the order in which they came.
+        weights: their weights.
+        late: whether the call did not contribute, because the round was decided before.
+
+    For example::
+
+        async with aiodist.averager("outer", address=group.address) as avg:
+            found = await avg.average(np.ones(3), weight=2.0)
+            assert found.weights[found.contributors.index(avg.name)] == 2.0
+    """
+
+    value: Any
+    round: int
+    contributors: tuple[str, ...]
+    weights: tuple[float, ...]
+    late: bool
+
+
+class AveragerState(NamedTuple):
+    """What a new member begins with: the `tree` that another member has published, and the `rounds`
+    of its parts at that time.
+
+    For example::
+
+        async with aiodist.averager("outer", address=group.address) as avg:
+            await avg.publish_state({"w": np.ones(3)})
+            found = await avg.state()
+            assert found.tree["w"].sum() == 3 and found.rounds == avg.rounds
+    """
+
+    tree: Any
+    rounds: dict[str, int]
+
+
+class Averager:
+    """A member of an averager. Made by `aiodist.averager`, for use by ``async with``."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        rules: wire.Rules,
+        parts: tuple[str, ...],
+        settings: Settings,
+        max_stale: int,
+        allow_nonfinite: bool,
+        op_timeout: float,
+    ) -> None:
+        self._connection = connection
+        self._rules = rules
+        self._settings = settings
+        self._max_stale = max_stale
+        self._allow_nonfinite = allow_nonfinite
+        self._op_timeout = op_timeout
+        self._ids: set[str] = set()
+        self._numbers = itertools.count(1)
+        self._parts: dict[str, Part] = {
+            part: Part(part, connection, settings, self._ids) for part in parts
+        }
+        self._state: AveragerState | None = None  # what this member gives to others
+        self._unseen: WeakSet[Work[Any]] = WeakSet()
+        self._states: set[asyncio.Future[AveragerState]] = set()  # calls that wait for one
+        connection.enter = self._enter
+        connection.entered = self._entered
+        connection.told = self._told
+        connection.expelled = self._expelled
+        connection.failed = self._failed
+
+    async def __aenter__(self) -> Averager:
+        await self._connection.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._connection.close()
+
+    # What it is.
+
+    @property
+    def name(self) -> str:
+        """The name of this member, as `contributors` shows it."""
+        return self._connection.info.name
+
+    @property
+    def rounds(self) -> dict[str, int]:
+        """The round of the last result of each part, of those that have had one."""
+        return {name: part.last for name, part in self._parts.items() if part.last is not None}
+
+    @property
+    def bytes_moved(self) -> tuple[int, int]:
+        """Bytes that this member has sent to others, and received from them."""
+        return self._connection.bytes_moved
+
+    # Averaging.
+
+    @started
+    async def average(
+        self, tree: Any, *, weight: float = 1.0, part: str = "", timeout: float | None = None
+    ) -> Averaged:
+        """Contribute `tree` to the next round, and get what the round gives.
+
+        The call belongs to the round after this member's last result. If that is decided, it gets
+        the result at once, with `late` set, and its own contribution is not in it. The contribution
+        is copied within the call, so you may change the arrays afterwards. Sums are made in float32
+        (of float64 arrays in float64), in the order of members, and rounded once. All members get
+        the same bits.
+
+        A call that is cancelled is withdrawn, unless its round is decided: then it counts.
+
+        Args:
+            tree: dicts, lists and tuples of float arrays (numpy, torch), of any shape.
+            weight: how much it counts, from 0 on. A member of weight 0 only receives, and does not
+                count for the quorum.
+            part: which part, of those that were named at the entrance.
+            timeout: seconds; None: `op_timeout`; `math.inf`: no limit.
+
+        Raises:
+            TypeError: a leaf is no float array.
+            ValueError: a weight below 0, values that are not finite, or an unknown part.
+            RuntimeError: another call for this part is under way.
+            MismatchError: shapes or dtypes are not those of the other members.
+            StaleError: more than `max_stale` rounds were missed.
+            QuorumLostError: there were fewer members than the quorum until `timeout`.
+            CollectiveTimeoutError: no round closed until `timeout`; `missing` names the members
+                that have not contributed.
+
+        For example::
+
+            async with aiodist.averager("outer", address=group.address) as avg:
+                mean = await avg.average({"w": np.ones(3, np.float32)}, weight=128)
+                print(mean.value["w"], mean.round, mean.late)
+        """
+        weight = _checked_weight(weight)
+        timeouts.check_timeout(timeout)
+        seconds = self._op_timeout if timeout is None else timeout
+        found = self._parts.get(part)
+        if found is None:
+            known = ", ".join(map(repr, self._parts))
+            raise ValueError(
+                f"this member does not take part in {part!r}, but in {known}: name all parts at"
+                " the entrance (`parts=`)"
+            )
+        if found.call is not None and found.call.done.cancelled():
+            self._abandon(found, found.call)  # in this turn of the loop
+        if found.call is not None:
+            raise RuntimeError(
+                f"another call for part {part!r} is under way: await it first, or use other parts"
+            )
+        self._check()
+        form = Form(tree, coded=self._settings.codec is not None)
+        vectors = form.copy()
+        if not self._allow_nonfinite and not all_finite(vectors, form.names):
+            raise ValueError(
+                "value: it has NaN or infinities, which would reach all members: leave this"
+                " contribution out, or allow them by `allow_nonfinite=True`"
+            )
+        included = found.carried
+        if included is not None:
+            vectors = added(vectors, included, form.names)
+        loop = asyncio.get_running_loop()
+        call = Call(next(self._numbers), form, vectors, weight, loop.create_future(), included)
+        found.begin(call)
+        timer = None if seconds == math.inf else loop.call_later(seconds, call.expire)
+        try:
+            settled = await call.done
+        except asyncio.CancelledError:
+            if call.done.cancelled():
+                self._abandon(found, call)
+            elif not call.done.exception() and (settled := call.done.result()) is not None:
+                found.give_back(settled)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if settled is None:
+            found.give_up(call)
+            raise await self._too_late(found, call, seconds)
+        outcome = settled.outcome
+        return Averaged(
+            form.tree(settled.vectors), outcome.round, outcome.names, outcome.weights, settled.late
+        )
+
+    def _abandon(self, part: Part, call: Call) -> None:
+        """Nobody waits for a call any more: withdraw it. Idempotent."""
+        part.give_up(call)
+        if call.abandoned or self._connection.error is not None:
+            return
+        call.abandoned = True
+        message = wire.AverageWithdraw(part.name, call.number)
+
+        def answered(reply: asyncio.Future[Message]) -> None:
+            # If it fails, this member is lost, and so is its call.
+            answer = None if reply.cancelled() or reply.exception() else reply.result()
+            if isinstance(answer, wire.AverageWithdrawn) and not answer.decided:
+                part.withdrawn(call)
+
+        self._connection.control.begin(message).add_done_callback(answered)
+
+    async def _too_late(self, part: Part, call: Call, seconds: float) -> AiodistError:
+        message = wire.AverageWithdraw(part.name, call.number)
+        where: dict[str, Any] = {"group": self._connection.averager, "op": "average"}
+        text = f"no round of part {part.name!r} ended within {seconds:g} s"
+        try:
+            answer = await control.withdraw(self._connection.control, message, PATIENCE)
+        except TimeoutError:
+            self._abandon(part, call)
+            return CollectiveTimeoutError(f"{text}: the coordinator is away", **where)
+        except AiodistError as error:
+            return error
+        if answer.decided:
+            return CollectiveTimeoutError(
+                f"{text}, but one is decided, with this contribution: call again for its result",
+                missing=answer.missing,
+                **where,
+            )
+        part.withdrawn(call)
+        quorum = self._rules.quorum
+        if answer.present < quorum:
+            return QuorumLostError(
+                f"{text}: there are {answer.present} members, and the quorum is {quorum}: start"
+                " more, or wait longer",
+                present=answer.present,
+                quorum=quorum,
+                **where,
+            )
+        names = ", ".join(answer.missing)
+        return CollectiveTimeoutError(
+            f"{text}: {names} have not contributed, and the quorum is {quorum}",
+            missing=answer.missing,
+            **where,
+        )
+
+    # State.
+
+    async def publish_state(self, tree: Any) -> bool:
+        """Keep a copy of `tree` for new members, with the rounds of the parts as they are now.
+
+        Every member may call this after each round. One member is elected, and keeps the tree; the
+        calls of the others do nothing. If that one is lost, the next call of another one takes its
+        place. Returns whether this member is the one.
+
+        For example::
+
+            async with aiodist.averager("outer", address=group.address) as avg:
+                await avg.publish_state({"w": np.ones(3)})
+        """
+        self._check()
+        if not await control.elect(self._connection.control, PATIENCE):
+            self._state = None
+            return False
+        self._state = AveragerState(mapped(tree, _copy), self.rounds)
+        self._connection.say(wire.AverageStateKept())
+        return True
+
+    @started
+    async def state(self, *, timeout: float | None = None) -> AveragerState:
+        """Get the tree that another member has published, and the rounds of its parts at that time.
+
+        The calls of this member belong to the rounds after these. It waits until a member has
+        published a state. Raises CollectiveTimeoutError after `timeout` seconds (None:
+        `op_timeout`), and RuntimeError while a call of `average` is under way.
+
+        For example::
+
+            async with aiodist.averager("outer", address=group.address) as avg:
+                await avg.publish_state({"w": np.ones(3)})
+                tree, rounds = await avg.state()
+        """
+        timeouts.check_timeout(timeout)
+        seconds = self._op_timeout if timeout is None else timeout
+        self._check()
+        if any(part.call is not None for part in self._parts.values()):
+            raise RuntimeError("a call of `average` is under way: await it before `state`")
+        if self._state is not None:
+            return AveragerState(mapped(self._state.tree, _copy), dict(self._state.rounds))
+        done: asyncio.Future[AveragerState] = asyncio.get_running_loop().create_future()
+        self._states.add(done)
+        self._connection.say(wire.AverageWantState())
+        try:
+            await asyncio.wait({done}, timeout=None if seconds == math.inf else seconds)
+        finally:
+            self._states.discard(done)
+            if not self._states and self._connection.error is None:
+                self._connection.say(wire.AverageWantState(wanted=False))
+        if not done.done():
+            raise CollectiveTimeoutError(
+                f"no member has published a state within {seconds:g} s",
+                group=self._connection.averager,
+                op="state",
+            )
+        found = done.result()
+        for name, part in self._parts.items():
+            part.last = found.rounds.get(name)
+            part.ready.clear()
+        return found
+
+    # What the coordinator tells.
+
+    def _check(self) -> None:
+        if self._connection.error is not None:
+            raise self._connection.error
+
+    def _enter(self) -> wire.AverageEnter:
+        self._ids.add(self._connection.id)
+        known = [part.known() for part in self._parts.values()]
+        return wire.AverageEnter(
+            self._rules,
+            tuple(self._parts),
+            self._max_stale,
+            self._state is not None,
+            tuple(outcome for outcomes, _ in known for outcome in outcomes),
+            tuple(decision for _, decisions in known for decision in decisions),
+        )
+
+    def _entered(self, entered: wire.AverageEntered) -> None:
+        self._settings.keep = entered.keep
+        for part in self._parts.values():
+            part.again()
+        if self._states:
+            self._connection.say(wire.AverageWantState())
+
+    def _told(self, news: wire.AveragingNews) -> None:
+        match news:
+            case wire.AverageDecision():
+                self._parts[news.part].decided(news)
+            case wire.AverageDone(outcome, keep):
+                self._settings.keep = keep
+                self._parts[outcome.part].done(outcome)
+            case wire.AverageReopened(part, number):
+                self._parts[part].reopened(number)
+            case wire.AverageRefused():
+                self._parts[news.part].refused(news)
+            case wire.AverageFetch():
+                self._connection.spawn(self._fetch(news), "fetch")
+            case wire.AverageServe():
+                self._connection.spawn(self._serve(news), "serve")
+            case _:
+                raise AssertionError(news)
+
+    async def _fetch(self, fetch: wire.AverageFetch) -> None:
+        """Take what another member has."""
+        connection = self._connection
+        pair = connection.meet((fetch.source, connection.info), "loan", fetch.ticket)
+        try:
+            found = await pair.recv(src=0, timeout=math.inf)
+        except AiodistError:
+            connection.say(wire.AverageFetched(fetch.ticket, failed=True))
+            return
+        finally:
+            connection.part(pair)
+        connection.say(wire.AverageFetched(fetch.ticket))
+        if fetch.part is None:
+            tree, rounds = found
+            for done in self._states:
+                if not done.done():
+                    done.set_result(AveragerState(tree, dict(rounds)))
+        elif fetch.outcome is not None:
+            vectors = [np.asarray(one) for one in found]
+            self._parts[fetch.part].fetched(fetch.outcome, vectors)
+
+    async def _serve(self, serve: wire.AverageServe) -> None:
+        """Give another member what it asked for."""
+        connection = self._connection
+        pair = connection.meet((connection.info, serve.target), "loan", serve.ticket)
+        try:
+            if serve.part is None:
+                state = self._state
+                if state is not None:
+                    await pair.send((state.tree, state.rounds), 1, timeout=math.inf)
+            else:
+                known = self._parts[serve.part].results.get(serve.round)
+                if known is not None:
+                    await pair.send(known[1], 1, timeout=math.inf)
+        except AiodistError as error:
+            log.debug("a member was not served: %s", in_words(error))
+        finally:
+            connection.part(pair)
+
+    def _expelled(self) -> None:
+        self._state = None
+        for part in self._parts.values():
+            part.expelled()
+
+    def _failed(self, error: AiodistError) -> None:
+        for part in self._parts.values():
+            part.stop()
+            part.fail(error)
+        for done in self._states:
+            if not done.done():
+                done.set_exception(error)
+
+
+def _checked_weight(weight: Any) -> float:
+    try:
+        found = float(weight)
+    except (TypeError, ValueError):
+        raise TypeError(f"weight is a number, not {type(weight).__name__}") from None
+    if not 0 <= found < math.inf:
+        raise ValueError(f"weight is a finite number from 0 on, not {weight!r}")
+    return found
+
+
+def _copy(leaf: Any) -> Any:
+    """A copy of an array; anything else, which cannot change, as it is."""
+    array = arrays.view(leaf, "value")
+    if array is None or array.kind == "scalar":
+        return leaf
+    made = arrays.empty(array.kind, array.name, array.shape, "value")
+    flat, staged = made.stage()
+    flat[:] = array.read()
+    made.commit(staged)
+    return made.value

@@ -1,0 +1,248 @@
+"""A member's place among the others: its group of one, and the ways to coordinator and members."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from aiodist import environment
+from aiodist.control.averaging import enter
+from aiodist.control.events import ControlEvent, CoordinatorBack, CoordinatorGone
+from aiodist.errors import (
+    AiodistError,
+    CoordinatorLostError,
+    GroupClosedError,
+    JoinTimeoutError,
+    in_words,
+)
+from aiodist.group import Group
+from aiodist.rank.context import Context
+from aiodist.session import connect
+from aiodist.shared_memory.lane import Sharing
+from aiodist.transports.surroundings import chooser_on
+from aiodist.wire import averaging as wire
+from aiodist.wire.frames import pack_fields
+from aiodist.wire.messages import MemberInfo, Message
+
+log = logging.getLogger("aiodist.averaging")
+
+T = TypeVar("T")
+
+PATIENCE = 5.0
+"""Seconds that the coordinator may take for an answer, and members for what is sent to them when
+this one leaves."""
+
+_OWN = frozenset(
+    {"group", "rank", "size", "min_size", "max_size", "join_window"}
+    | {"op_timeout", "max_message_bytes", "allow_pickle"}
+)
+"""Options of `connect` that are the averager's affair."""
+
+
+class Connection:
+    """Begun by `open`, ended by `close`. `enter()` gives what is said at each entrance; `entered`
+    is called after it, `told` with what the coordinator tells, and `failed` once, when this member
+    takes part no more. If it was ruled lost, `expelled` is called, and then it takes part as a new
+    member, with another `id`."""
+
+    def __init__(self, averager: str, address: str | None, options: Mapping[str, Any]) -> None:
+        if not isinstance(averager, str) or not 0 < len(averager) <= wire.LONGEST:
+            raise ValueError(
+                f"an averager has a name of 1 to {wire.LONGEST} characters, not {averager!r}"
+            )
+        if wrong := sorted(_OWN & options.keys()):
+            raise TypeError(f"{', '.join(wrong)}: an averager has no such options of `connect`")
+        self.averager = averager
+        self.enter: Callable[[], wire.AverageEnter]
+        self.entered: Callable[[wire.AverageEntered], None]
+        self.told: Callable[[wire.AveragingNews], None]
+        self.expelled: Callable[[], None]
+        self.failed: Callable[[AiodistError], None]
+        if address is None:
+            address = environment.settings_from(os.environ).address
+        self._address = address
+        self._options = options
+        self._timeout: float = options.get("timeout") or 30.0  # seconds to be let in
+        self._group: Group | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.error: AiodistError | None = None  # why this takes part no more
+        self._closed = False
+        self._past = (0, 0)
+
+    async def open(self) -> None:
+        """Become a member. Raises what `connect` does, JoinError and MismatchError."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self._join()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _join(self) -> None:
+        who = f"{chooser_on(self._loop).getrandbits(96):024x}"
+        name = self._options.get("name") or f"{environment_name()}-{who[:6]}"
+        connecting = connect(
+            self._address,
+            **{
+                **self._options,
+                "group": wire.own_group(self.averager, who),
+                "rank": 0,
+                "size": 1,
+                "name": name,
+                "op_timeout": PATIENCE,
+                "timeout": self._timeout,
+            },
+        ).showing(wire.shared_group(self.averager))
+        self._group = group = await connecting
+        actor = group._actor
+        self.info: MemberInfo = actor.people[actor.roots[0]]
+        self.id = self.info.id
+        control = actor.control
+        inner = control.on_event
+
+        def on_event(event: ControlEvent) -> None:
+            inner(event)
+            if self._group is group:
+                self._on_event(event)
+
+        control.on_event = on_event
+        control.on_average = self._on_told
+        await self._enter()
+
+    async def _enter(self) -> None:
+        control = self.group._actor.control
+        try:
+            self.entered(await enter(control, self.enter(), self._timeout))
+        except TimeoutError as error:
+            if isinstance(error, AiodistError):
+                raise
+            raise JoinTimeoutError(
+                f"the coordinator did not let this member into the averager {self.averager!r}"
+                f" within {self._timeout:g} s"
+            ) from None
+
+    def _on_told(self, news: wire.AveragingNews) -> None:
+        if isinstance(news, wire.AverageGone):
+            self.group._actor.part_from(news.ids, "the coordinator says that it is gone")
+        else:
+            self.told(news)
+
+    def _on_event(self, event: ControlEvent) -> None:
+        if self._closed:
+            return
+        if isinstance(event, CoordinatorBack):
+            self.spawn(self._again(self._enter), "enter again")
+        elif isinstance(event, CoordinatorGone) and event.evicted:
+            log.warning("averager %r: joining again: %s", self.averager, event.reason)
+            self.spawn(self._again(self._join_again), "join again")
+        elif isinstance(event, CoordinatorGone) and event.final:
+            self._fail(CoordinatorLostError(f"the coordinator is gone: {event.reason}"))
+
+    async def _again(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except (CoordinatorLostError, GroupClosedError) as error:
+            # An eviction, or the next return, begins another attempt.
+            if not self.group._actor.is_evicted:
+                self._fail(error)
+        except AiodistError as error:
+            self._fail(error)
+
+    async def _join_again(self) -> None:
+        group = self.group
+        self._past = self.bytes_moved
+        self.expelled()
+        await group._actor.gone()
+        await self._join()
+
+    @property
+    def group(self) -> Group:
+        """This member's group of one."""
+        assert self._group is not None
+        return self._group
+
+    @property
+    def control(self) -> Any:
+        """The way to the coordinator."""
+        return self.group._actor.control
+
+    def say(self, message: Message) -> None:
+        """Tell the coordinator something, now or once it is back."""
+        self.control.tell(message)
+
+    def meet(self, members: Sequence[MemberInfo], *words: str | int | bytes) -> Group:
+        """The group of some members, in that order, in which all of them meet by the same words. It
+        takes no message: what arrives early waits for it. Its context is closed by `part`."""
+        actor = self.group._actor
+        roots = actor.meet(members)
+        ids = [member.id for member in members]
+        digest = hashlib.blake2b(pack_fields(self.averager, *words, *ids), digest_size=8)
+        base = self.group._context
+        context = Context(
+            actor.endpoint,
+            id=digest.digest(),
+            group=wire.shared_group(self.averager),
+            epoch=1,
+            ranks=roots,
+            op_timeout=PATIENCE,
+            max_message_bytes=base.max_message_bytes,
+            allow_pickle=False,
+            layout=actor.layout(roots)._replace(sharing=Sharing.NONE),
+        )
+        return Group(actor, context, name=context.group)
+
+    def part(self, group: Group) -> None:
+        """A group of `meet` has served its purpose."""
+        text = "it has served its purpose"
+        group._context.close(GroupClosedError(text, group=group.name))
+
+    @property
+    def bytes_moved(self) -> tuple[int, int]:
+        """Bytes of payload that this member has sent to others, and received from them."""
+        if self._group is None:
+            return self._past
+        sent, received = self._group.bytes_moved
+        return self._past[0] + sent, self._past[1] + received
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """A task that ends with this member. If it fails, so does the member."""
+        task = self._loop.create_task(work, name=f"aiodist averager {self.averager}: {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, AiodistError):
+            message = f"{task.get_name()} failed"
+            self._loop.call_exception_handler({"message": message, "exception": error})
+            error = GroupClosedError(f"the averager failed here: {in_words(error)}")
+        self._fail(error)
+
+    def _fail(self, error: AiodistError) -> None:
+        if self.error is None:
+            self.error = error
+            self.failed(error)
+
+    async def close(self) -> None:
+        """Leave. Idempotent."""
+        self._closed = True
+        self._fail(GroupClosedError(f"the averager {self.averager!r} was closed here"))
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._group is not None and not self._group.closed:
+            with suppress(AiodistError):
+                await self._group.close()
+
+
+def environment_name() -> str:
+    """What a member is called whose program gives it no name: its host and process."""
+    return f"{os.uname().nodename if hasattr(os, 'uname') else 'host'}-{os.getpid()}"

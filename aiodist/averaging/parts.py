@@ -1,0 +1,354 @@
+"""The rounds of one part, as a member takes part in them: its call, the transfer, the results."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from aiodist.averaging.transfer import Residuals, Transfer
+from aiodist.averaging.values import Form, added
+from aiodist.buffers.arrays import Flat
+from aiodist.codecs.base import Codec
+from aiodist.errors import AiodistError, MismatchError, StaleError
+from aiodist.group import Group
+from aiodist.wire import averaging as wire
+from aiodist.wire.messages import MemberInfo, Message
+
+REPORT_SECONDS = 0.02
+"""Seconds in which reports of what has come are collected; the last one goes at once."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of `average`. `vectors`: what it contributes, with what was carried over: `included`,
+    which is None if that was nothing."""
+
+    number: int
+    form: Form
+    vectors: list[Flat]
+    weight: float
+    done: asyncio.Future[Settled | None]
+    included: list[Flat] | None = None
+    abandoned: bool = False
+
+    def expire(self) -> None:
+        """Its time is over."""
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """How a call ends: with the result of a round. `late`: the call did not contribute to it.
+    `before`: the round of the result before, if the call was not the first."""
+
+    outcome: wire.Outcome
+    vectors: list[Flat]
+    late: bool
+    before: int | None = None
+
+
+@dataclass(slots=True)
+class Running:
+    """A round that moves."""
+
+    decision: wire.AverageDecision
+    group: Group
+    transfer: Transfer
+    timer: asyncio.TimerHandle | None = None
+    here: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+
+
+class Ways(Protocol):
+    """What a part needs of its member."""
+
+    id: str
+
+    def say(self, message: Message) -> None: ...
+
+    def meet(self, members: Sequence[MemberInfo], *words: str | int | bytes) -> Group: ...
+
+    def part(self, group: Group) -> None: ...
+
+
+@dataclass(slots=True)
+class Settings:
+    """How a member averages. `keep`: how many results it keeps for others."""
+
+    codec: Codec | None
+    sums: bool
+    carry: bool
+    keep: int
+
+
+@dataclass(slots=True)
+class Part:
+    """`last`: the round of the last result that a call had; None: there was none. `call`: the one
+    that waits. `offers`: calls whose contributions may count, by number. `ids`: those that this
+    member has had. `results`: the last rounds, by number, for members that ask for them."""
+
+    name: str
+    ways: Ways
+    settings: Settings
+    ids: set[str]
+    last: int | None = None
+    call: Call | None = None
+    offers: dict[int, Call] = field(default_factory=dict)
+    running: Running | None = None
+    results: dict[int, tuple[wire.Outcome, list[Flat]]] = field(default_factory=dict)
+    carried: list[Flat] | None = None
+    ready: deque[Settled] = field(default_factory=deque)  # results that no call has had yet
+    residuals: Residuals | None = None
+
+    # Calls.
+
+    def begin(self, call: Call) -> None:
+        """A call has been made."""
+        self.call = call
+        if self.ready:
+            settled = self.ready.popleft()
+            self._drop(call)
+            self._end(Settled(settled.outcome, settled.vectors, late=True))
+            return
+        self.offers[call.number] = call
+        self.offer(call)
+
+    def offer(self, call: Call) -> None:
+        """Offer the contribution of a call."""
+        text = str(call.form)[:1000]
+        self.ways.say(
+            wire.AverageOffer(
+                self.name, call.number, self.last, call.weight, call.form.digest, text
+            )
+        )
+
+    def give_up(self, call: Call) -> None:
+        """A call is not waited for any more; its contribution may still count."""
+        if self.call is call:
+            self.call = None
+
+    def withdrawn(self, call: Call) -> None:
+        """The coordinator has forgotten the contribution of a call."""
+        self.offers.pop(call.number, None)
+
+    def _drop(self, call: Call) -> None:
+        """The contribution of a call does not count."""
+        self.offers.pop(call.number, None)
+        if not self.settings.carry:
+            return
+        if self.carried is call.included:
+            self.carried = call.vectors
+        else:  # that was left over after the call had begun
+            assert self.carried is not None
+            self.carried = added(self.carried, call.vectors, call.form.names)
+
+    def _counted(self, number: int) -> None:
+        """The contribution of a call is in a result."""
+        call = self.offers.pop(number, None)
+        if call is not None and call.included is not None and self.carried is call.included:
+            self.carried = None
+
+    def _end(self, settled: Settled) -> None:
+        call, self.call = self.call, None
+        assert call is not None
+        call.done.set_result(replace(settled, before=self.last))
+        self.last = settled.outcome.round
+
+    def give_back(self, settled: Settled) -> None:
+        """A call was cancelled when its result was there already: the next one gets it."""
+        self.ready.appendleft(replace(settled, late=True))
+        self.last = settled.before
+
+    def fail(self, error: AiodistError) -> None:
+        """The call fails."""
+        call, self.call = self.call, None
+        if call is not None:
+            self.offers.pop(call.number, None)
+            if not call.done.done():
+                call.done.set_exception(error)
+
+    # What the coordinator tells.
+
+    def decided(self, decision: wire.AverageDecision) -> None:
+        ids = [info.id for info in decision.members]
+        if self.ways.id not in ids:
+            return
+        me = ids.index(self.ways.id)
+        running = self.running
+        if me not in decision.remaining:
+            self.stop()
+            left_out = self.offers.get(decision.calls[me])
+            if left_out is not None and left_out is not self.call:  # it was given up
+                self._drop(left_out)
+            return
+        if running is not None and running.decision == decision:
+            self._report(running)  # to a coordinator that is back
+            return
+        if running is not None and running.decision.begun != decision.begun:
+            self.stop()
+            running = None
+        if running is None:
+            call = self.offers.get(decision.calls[me])
+            if call is None:
+                return  # nothing of this member is left here: it will be found behind
+            running = self.running = self._started(decision, call)
+        running.decision = decision
+        running.transfer.begin(decision.attempt - decision.begun, decision.remaining)
+
+    def _started(self, decision: wire.AverageDecision, call: Call) -> Running:
+        words = ("round", self.name, decision.round, decision.begun)
+        group = self.ways.meet(decision.members, *words)
+        codec = self.settings.codec
+        if codec is not None and codec.error_feedback and self.residuals is None:
+            sizes = [one.size for one in call.vectors]
+            self.residuals = Residuals.none(call.form.names, sizes)
+        transfer = Transfer(
+            group,
+            decision.weights,
+            call.vectors,
+            call.form.names,
+            codec=codec,
+            residuals=self.residuals,
+            sums=self.settings.sums,
+            report=self._on_report,
+        )
+        return Running(decision, group, transfer)
+
+    def _on_report(self, contributions: tuple[int, ...], means: tuple[int, ...]) -> None:
+        running = self.running
+        if running is None:  # within its first `begin`
+            return
+        running.here = (contributions, means)
+        if running.transfer.is_held:
+            self._report(running)
+        elif running.timer is None:
+            loop = asyncio.get_running_loop()
+            running.timer = loop.call_later(REPORT_SECONDS, self._report, running)
+
+    def _report(self, running: Running) -> None:
+        if running.timer is not None:
+            running.timer.cancel()
+            running.timer = None
+        if running is self.running:
+            said = running.decision
+            self.ways.say(wire.AverageProgress(self.name, said.round, said.attempt, *running.here))
+
+    def done(self, outcome: wire.Outcome) -> None:
+        """A round is recorded, and this member holds its result."""
+        running = self.running
+        if running is None or running.decision.round != outcome.round:
+            return
+        if not running.transfer.is_held:
+            return
+        self.running = None
+        results = running.transfer.results
+        if self.residuals is not None:
+            self.residuals = running.transfer.lost()
+        self._close(running)
+        ids = [info.id for info in running.decision.members]
+        number = running.decision.calls[ids.index(self.ways.id)]
+        self._counted(number)
+        self.take(outcome, results, number)
+
+    def take(self, outcome: wire.Outcome, vectors: list[Flat], number: int | None) -> None:
+        """The result of a round is here. `number`: the call whose contribution is in it."""
+        self.results[outcome.round] = (outcome, vectors)
+        self.trim()
+        call = self.call
+        if call is None or call.done.done():  # it was cancelled
+            if self.last is None or outcome.round == self.last + 1 + len(self.ready):
+                self.ready.append(Settled(outcome, vectors, late=True))
+            return
+        late = call.number != number
+        if late:
+            self._drop(call)
+        self._end(Settled(outcome, vectors, late))
+
+    def trim(self) -> None:
+        """Keep no more results than others may ask for."""
+        while len(self.results) > max(1, self.settings.keep):
+            del self.results[next(iter(self.results))]
+
+    def fetched(self, outcome: wire.Outcome, vectors: list[Flat]) -> None:
+        """A result has come from another member."""
+        self.stop()
+        if (
+            self.call is None
+            or self.call.done.done()
+            or (self.last is not None and outcome.round != self.last + 1)
+        ):
+            return
+        call = self.call
+        number = call.number if self.ids & {*outcome.ids} else None
+        if number is not None:  # it counted, under an id that this member has lost
+            self._counted(call.number)
+        self.take(outcome, vectors, number)
+
+    def reopened(self, round: int) -> None:
+        """Too few remain in a round: it waits for more, with this member's contribution."""
+        if self.running is not None and self.running.decision.round == round:
+            self.stop()
+
+    def refused(self, refused: wire.AverageRefused) -> None:
+        call = self.call
+        if call is None or (refused.call and refused.call != call.number):
+            self.offers.pop(refused.call, None)
+            return
+        self.fail(
+            StaleError(refused.text, round=refused.stale)
+            if refused.stale
+            else MismatchError(refused.text, calls={})
+        )
+
+    def stop(self) -> None:
+        """Give up a transfer that is under way."""
+        running, self.running = self.running, None
+        if running is not None:
+            self._close(running)
+
+    def _close(self, running: Running) -> None:
+        if running.timer is not None:
+            running.timer.cancel()
+        running.transfer.close()
+        self.ways.part(running.group)
+
+    # Coming back.
+
+    def expelled(self) -> None:
+        """This member was ruled lost. What it had contributed may count or not. Only the call that
+        waits will be told, so the others are forgotten."""
+        self.stop()
+        for call in list(self.offers.values()):
+            if call is not self.call:
+                del self.offers[call.number]
+
+    def known(self) -> tuple[list[wire.Outcome], list[wire.AverageDecision]]:
+        """What a coordinator that lost its memory has to know."""
+        outcomes = [outcome for outcome, _ in list(self.results.values())[-1:]]
+        return outcomes, [] if self.running is None else [self.running.decision]
+
+    def again(self) -> None:
+        """Say once more what a coordinator that is back may not have heard."""
+        running = self.running
+        moving: set[int] = set()
+        if running is not None:
+            ids = [info.id for info in running.decision.members]
+            moving.add(running.decision.calls[ids.index(self.ways.id)])
+            self._report(running)
+        for call in list(self.offers.values()):
+            if call is self.call and call.number not in moving:
+                self.offer(call)
+
+
+def mapped(tree: Any, work: Callable[[Any], Any]) -> Any:
+    """A tree with `work` done to its leaves."""
+    if isinstance(tree, dict):
+        return {key: mapped(one, work) for key, one in tree.items()}
+    if isinstance(tree, list):
+        return [mapped(one, work) for one in tree]
+    if type(tree) is tuple:
+        return tuple(mapped(one, work) for one in tree)
+    return work(tree)

@@ -1,0 +1,346 @@
+"""Averagers on a simulated network: what rounds give, whatever happens to members and coordinator.
+
+Each call contributes a vector with a single 1, at a place of its own, and members take the sum. So
+a result shows which calls are in it, and the checker sees whether one of them counts twice, whether
+it is missing, and whether all members have the same bits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from seeds import seeds
+
+import aiodist
+from aiodist.testing import Conditions, Simulation
+from aiodist.testing.simulation import Killed
+
+CALLS = 64
+"""The most calls of one member."""
+
+
+class Stage:
+    """Members, one on each node of a simulation, and what their calls gave."""
+
+    def __init__(self, size: int, seed: int = 0, **options: Any) -> None:
+        self.lease = options.pop("lease", 3.0)
+        self.sim = Simulation(size, seed=seed, **options)
+        self.random = Random(seed)
+        self.size = size
+        self.results: dict[int, dict[int, np.ndarray[Any, Any]]] = defaultdict(dict)
+        self.late: dict[tuple[int, int], bool] = {}  # by (member, call): how it ended
+        self.round_of: dict[tuple[int, int], int] = {}
+
+    def averager(self, member: int, **options: Any) -> aiodist.Averager:
+        chosen = {"quorum": 2, "grace": 0.5, "op": aiodist.ReduceOp.SUM, "name": f"m{member}"}
+        options = {"transports": ("tcp",), "lease": self.lease, **chosen, **options}
+        return aiodist.averager("outer", address=self.sim.address, **options)
+
+    def place(self, member: int, call: int) -> np.ndarray[Any, Any]:
+        x = np.zeros(self.size * CALLS, np.float32)
+        x[member * CALLS + call] = 1
+        return x
+
+    async def call(
+        self, avg: aiodist.Averager, member: int, call: int, **options: Any
+    ) -> aiodist.Averaged:
+        """Call number `call` of a member."""
+        found = await avg.average(self.place(member, call), **options)
+        self.late[member, call] = found.late
+        self.round_of[member, call] = found.round
+        before = self.results[found.round].setdefault(member, found.value)
+        assert np.array_equal(before, found.value)
+        assert len(found.contributors) == found.value.sum()
+        return found
+
+    def play(self, main: Callable[[int], Awaitable[Any]], limit: float = 600.0) -> list[Any]:
+        async def guarded(member: int) -> Any:
+            return await main(member)
+
+        outcomes = self.sim.play({one: guarded(one) for one in range(self.size)}, limit)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, Killed):
+                raise outcome
+        self.check()
+        return outcomes
+
+    def check(self, *, carries: bool = False) -> None:
+        counted: dict[tuple[int, int], int] = {}
+        for round, by_member in self.results.items():
+            first, *others = by_member.values()
+            for other in others:
+                assert first.tobytes() == other.tobytes(), f"round {round} differs"
+            assert set(np.unique(first)) <= {0.0, 1.0}
+            for at in np.flatnonzero(first):
+                key = (int(at) // CALLS, int(at) % CALLS)
+                assert key not in counted, f"{key} counts in {counted[key]} and in {round}"
+                counted[key] = round
+        for key, late in self.late.items():
+            if late:
+                assert counted.get(key) != self.round_of[key]
+            else:
+                assert counted[key] == self.round_of[key], f"{key} is lost"
+
+
+def test_members_average_round_after_round() -> None:
+    stage = Stage(3)
+
+    async def main(member: int) -> None:
+        async with stage.averager(member, quorum=3) as avg:
+            for call in range(5):
+                found = await stage.call(avg, member, call)
+                assert found.round == call + 1
+                assert not found.late
+                assert sorted(found.contributors) == ["m0", "m1", "m2"]
+
+    stage.play(main)
+
+
+def test_a_straggler_costs_the_others_grace_and_gets_the_result_late() -> None:
+    stage = Stage(4, conditions=Conditions((0.01, 0.01), 0.0))
+    over = asyncio.Event()
+
+    async def main(member: int) -> Any:
+        loop = asyncio.get_running_loop()
+        async with stage.averager(member, quorum=3, max_stale=9) as avg:
+            if member == 3:
+                found = []
+                await stage.call(avg, member, 0)
+                for call in range(1, 4):
+                    await asyncio.sleep(4.0)
+                    found.append((await stage.call(avg, member, call)).late)
+                over.set()
+                return found
+            await stage.call(avg, member, 0)
+            spent = []
+            for call in range(1, 8):
+                await asyncio.sleep(1.0)
+                start = loop.time()
+                await stage.call(avg, member, call)
+                spent.append(loop.time() - start)
+            await over.wait()
+            return max(spent)
+
+    *others, late = stage.play(main)
+    # Three round trips of 20 ms to decide, move and record, and the links that are made first.
+    assert max(others) < 0.5 + 3 * 0.02 + 0.1
+    assert True in late
+
+
+@pytest.mark.parametrize("how", ["reset", "silent"])
+def test_a_member_that_dies_in_the_transfer_is_left_out(how: str) -> None:
+    # 8 MiB over 50 MB/s: the transfer takes some 100 ms, and the member dies in it.
+    stage = Stage(4, conditions=Conditions((0.005, 0.005), 0.0, rate=50e6))
+    big = np.ones(1 << 21, np.float32)
+
+    async def main(member: int) -> Any:
+        loop = asyncio.get_running_loop()
+        async with stage.averager(member, quorum=2, grace=60.0) as avg:
+            await avg.average(big)  # links are there
+            if member == 3:
+                work = avg.average(big)
+                await asyncio.sleep(0.12)
+                stage.sim.nodes[3].kill(how)
+                await work
+            start = loop.time()
+            found = await avg.average(big * (member + 1))
+            return found, loop.time() - start
+
+    *others, dead = stage.play(main)
+    assert isinstance(dead, Killed)
+    first = others[0][0].value
+    assert set(first) == {1.0 + 2 + 3}
+    for found, seconds in others:
+        assert found.value.tobytes() == first.tobytes()
+        assert {*found.contributors} == {"m0", "m1", "m2"}
+        assert seconds < (1.0 if how == "reset" else stage.lease + 1.0)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("at", [0.6, 1.1, 1.13, 1.16])
+def test_the_coordinator_is_restarted(durable: bool, at: float) -> None:
+    stage = Stage(3, conditions=Conditions((0.005, 0.005), 0.0), durable=durable)
+
+    async def main(member: int) -> None:
+        async with stage.averager(member, quorum=3) as avg:
+            if member == 0:
+                loop = asyncio.get_running_loop()
+                loop.call_later(at, stage.sim.restart_coordinator, 0.5)
+            for call in range(5):
+                await asyncio.sleep(0.5)
+                found = await stage.call(avg, member, call)
+                assert found.round == call + 1
+
+    stage.play(main)
+
+
+def test_a_new_member_takes_the_state_and_goes_on() -> None:
+    stage = Stage(3)
+
+    async def main(member: int) -> Any:
+        if member == 2:
+            await asyncio.sleep(5.0)
+            async with stage.averager(member) as avg:
+                tree, rounds = await avg.state()
+                found = await stage.call(avg, member, 0)
+                return tree, rounds, found.round
+        async with stage.averager(member) as avg:
+            for call in range(20):
+                await asyncio.sleep(0.5)
+                found = await stage.call(avg, member, call)
+                await avg.publish_state({"w": np.full(3, float(found.round)), "round": found.round})
+            return None
+
+    *_, (tree, rounds, round) = stage.play(main)
+    assert tree["round"] == rounds[""]
+    assert set(tree["w"]) == {float(rounds[""])}
+    assert round == rounds[""] + 1
+
+
+def test_late_contributions_are_carried_over_once() -> None:
+    stage = Stage(3)
+    totals = []
+
+    async def main(member: int) -> None:
+        async with stage.averager(member, quorum=2, grace=0.1, carry=True, max_stale=5) as avg:
+            for call in range(6):
+                await asyncio.sleep((0.0, 1.5, 0.0, 0.0, 1.0, 1.0)[call] if member == 2 else 1.0)
+                found = await avg.average(stage.place(member, call))
+                if member == 0:
+                    totals.append(found.value)
+
+    stage.sim.play({one: main(one) for one in range(3)})
+    total = np.sum(totals, axis=0)
+    assert set(np.unique(total)) <= {0.0, 1.0}
+    mine = total[2 * CALLS : 3 * CALLS]
+    assert mine[1] == 1  # which was late
+
+
+def test_a_cancelled_call_is_withdrawn_until_it_is_decided() -> None:
+    stage = Stage(2)
+
+    async def main(member: int) -> Any:
+        async with stage.averager(member) as avg:
+            if member == 0:
+                work = avg.average(stage.place(0, 0))
+                await asyncio.sleep(0.2)
+                work.cancel()
+                await asyncio.sleep(0.2)
+                return await stage.call(avg, 0, 1)
+            await asyncio.sleep(1.0)
+            return await stage.call(avg, 1, 0)
+
+    first, second = stage.play(main)
+    assert np.flatnonzero(first.value).tolist() == [1, CALLS]
+    assert first.value.tobytes() == second.value.tobytes()
+
+
+def test_a_call_that_is_cancelled_after_the_decision_counts() -> None:
+    stage = Stage(2, conditions=Conditions((0.05, 0.05), 0.0))
+
+    async def main(member: int) -> Any:
+        async with stage.averager(member) as avg:
+            await stage.call(avg, member, 0)
+            work = avg.average(stage.place(member, 1))
+            if member == 0:
+                await asyncio.sleep(0.16)  # decided, and not recorded
+                work.cancel()
+                return await stage.call(avg, 0, 2)
+            return await work
+
+    first, second = stage.play(main)
+    assert first.late
+    assert first.round == second.round == 2
+    assert np.flatnonzero(second.value).tolist() == [1, CALLS + 1]
+
+
+def test_too_few_members_and_no_round_are_told_apart() -> None:
+    stage = Stage(2)
+
+    async def main(member: int) -> Any:
+        async with stage.averager(member, quorum=2) as avg:
+            if member == 1:
+                await asyncio.sleep(2.0)
+                return None
+            with pytest.raises(aiodist.CollectiveTimeoutError) as missing:
+                await avg.average(stage.place(0, 0), timeout=1.0)
+            assert not isinstance(missing.value, aiodist.QuorumLostError)
+            assert missing.value.missing == ("m1",)
+            await asyncio.sleep(2.0)
+            with pytest.raises(aiodist.QuorumLostError) as lost:
+                await avg.average(stage.place(0, 1), timeout=1.0)
+            assert (lost.value.present, lost.value.quorum) == (1, 2)
+            return None
+
+    stage.play(main)
+
+
+def test_a_member_that_is_stopped_for_long_takes_part_again() -> None:
+    stage = Stage(3, lease=1.0)
+
+    async def main(member: int) -> Any:
+        loop = asyncio.get_running_loop()
+        rounds = []
+        async with stage.averager(member, quorum=2, max_stale=50) as avg:
+            if member == 2:
+                loop.call_later(2.2, stage.sim.nodes[2].stop)
+                stage.sim.network.later_by(8.0, stage.sim.nodes[2].resume)
+            for call in range(30):
+                await asyncio.sleep(0.5)
+                rounds.append((await stage.call(avg, member, call)).round)
+        return rounds
+
+    outcomes = stage.play(main)
+    assert max(outcomes[2]) > 20
+
+
+@pytest.mark.parametrize("seed", seeds(8, 300))
+def test_random_faults(seed: int) -> None:
+    """Members compute for random times; some die, are stopped, or give calls up; the coordinator is
+    restarted with its state file."""
+    stage = Stage(5, seed, durable=True, lease=1.0)
+    random = stage.random
+    sim = stage.sim
+    dead = set(random.sample(range(5), random.randint(0, 2)))
+
+    async def main(member: int) -> None:
+        if member == 0:
+            for one in dead:
+                how = random.choice(["reset", "silent"])
+                sim.network.later_by(
+                    random.uniform(1, 12), lambda n=one, h=how: sim.nodes[n].kill(h)
+                )
+            for _ in range(random.randint(0, 2)):
+                sim.network.later_by(random.uniform(1, 12), sim.restart_coordinator, 0.5)
+            for _ in range(random.randint(0, 2)):
+                node = sim.nodes[random.choice(sorted({*range(5)} - dead))]
+                at = random.uniform(1, 10)
+                sim.network.later_by(at, node.stop)
+                sim.network.later_by(at + random.choice([0.3, 3.0]), node.resume)
+        end = asyncio.get_running_loop().time() + 20.0
+        slow = random.choice([1, 1, 1, 5])
+        call = 0
+        async with stage.averager(member, quorum=2, grace=0.5, max_stale=100) as avg:
+            while asyncio.get_running_loop().time() < end and call < CALLS:
+                await asyncio.sleep(slow * random.uniform(0.1, 0.8))
+                if random.random() < 0.1:
+                    work = avg.average(stage.place(member, call))
+                    await asyncio.sleep(random.uniform(0, 0.5))
+                    if not work.cancel():
+                        with suppress(aiodist.StaleError):
+                            await work
+                else:
+                    # The others may have ended.
+                    with suppress(aiodist.CollectiveTimeoutError, aiodist.StaleError):
+                        await stage.call(avg, member, call, timeout=15.0)
+                call += 1
+
+    stage.play(main)
+    assert len(stage.results) > 5
