@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from aiodist.codecs.feedback import Residuals
 from aiodist.collectives.express import Express
 from aiodist.collectives.lane_express import LaneExpress
 from aiodist.collectives.lane_setup import LaneSetup
@@ -37,6 +38,7 @@ from aiodist.transports.base import Landing
 from aiodist.transports.framed import FramedLink
 from aiodist.transports.polling import cores
 from aiodist.transports.second_thread import SECOND_THREAD
+from aiodist.types import Tag
 from aiodist.wire import kinds
 from aiodist.work import Work
 
@@ -69,6 +71,7 @@ class Context(Party):
         self.op_timeout = op_timeout  # seconds for a collective that was given no timeout
         self.max_message_bytes = max_message_bytes  # most of a message as a whole
         self.allow_pickle = allow_pickle  # whether values may be any Python objects
+        self.residuals: dict[Tag, Residuals] = {}  # what codecs have lost, by tag
         # Hear of all that is called here.
         scope = Scope(group, epoch, self.rank, self.size, id)
         self.records = Records(endpoint.recorder, scope, self.ranks)
@@ -76,7 +79,7 @@ class Context(Party):
         # How many splits were called.
         self.splits = 0
         """How often a group of which name and ranks was made of this one."""
-        sharing, self.teams, self.costs = layout  # the ranks of each host; what plans cost
+        sharing, self.teams, self.costs, self.hosts = layout
         # Whether all are of one host, and are to share memory once that is agreed on.
         self.shares_memory = sharing is not Sharing.NONE and not spans_hosts(self.teams)
         # Its collectives.
