@@ -11,9 +11,11 @@ import pytest
 import torch
 
 import aiodist
-from aiodist import CollectiveAbortedError, MismatchError, ReduceOp
+from aiodist import CollectiveAbortedError, MismatchError, ProtocolError, ReduceOp
 from aiodist.codecs import Codec, bf16, int4, int8, topk
 from aiodist.collectives import coded
+from aiodist.testing import Simulation
+from aiodist.testing.virtual_loop import current_process
 
 LAYOUTS = ["ab", "abc", "aabb", "abab", "abb", "aabccc", "abbaccab"]
 CODECS: list[Codec] = [bf16(), int8(block=64), int4(), topk(0.2)]
@@ -274,6 +276,37 @@ def test_codecs_that_differ(on_hosts, run):
     run(main())
 
 
+class Liar(int8):
+    """Writes less than the others expect, or says that it has written more than fits."""
+
+    def __init__(self, more: int) -> None:
+        super().__init__()
+        self.name, self.more = int8().name, more
+
+    def encode(self, values, out):
+        return super().encode(values, out) + self.more
+
+
+@pytest.mark.parametrize(
+    ("more", "own", "others"), [(-1, ProtocolError, ProtocolError), (9, ValueError, None)]
+)
+def test_bytes_that_are_no_values(on_hosts, run, more, own, others):
+    async def main():
+        async with on_hosts("ab") as ranks:
+            codecs = [int8(), Liar(more)]
+            works = [
+                group.all_reduce(np.ones(99, np.float32), codec=codec)
+                for group, codec in zip(ranks, codecs, strict=True)
+            ]
+            other, liar = await asyncio.gather(*works, return_exceptions=True)
+            assert isinstance(liar, own | CollectiveAbortedError), liar
+            assert isinstance(other, CollectiveAbortedError | (others or CollectiveAbortedError))
+            works = [group.all_reduce(np.ones(9, np.float32), codec=bf16()) for group in ranks]
+            assert all((x == 2).all() for x in await asyncio.gather(*works))  # still in step
+
+    run(main())
+
+
 class Plain:
     """A codec that derives from nothing."""
 
@@ -335,3 +368,31 @@ def test_blocking_groups(on_hosts, run):
             assert all((x == 2).all() for x in await asyncio.gather(*threads))
 
     run(main())
+
+
+@pytest.mark.parametrize("length", [8, 50_000])
+def test_a_rank_that_dies_at_any_time_is_named(length):
+    """The others have the result, the same bits, or hear which rank was lost."""
+    ends = set()
+    for turn in (*range(2, 14), 17, 22, 30, 40, 60, 90, 130, 200, 400, 800):
+
+        async def program(group, turn=turn):
+            x = given(group.rank, length)
+            await group.barrier()
+            if group.rank == 1:
+                loop: Any = asyncio.get_running_loop()
+                loop.at_turn(loop.turns + turn, current_process().kill)
+            try:
+                await group.all_reduce(x, codec=int8(error_feedback=True), tag="t")
+            except aiodist.PeerLostError as error:
+                assert error.ranks == (1,)
+                return "lost"
+            return x.tobytes()
+
+        simulation = Simulation(3, seed=turn, lease=5.0, op_timeout=20.0)
+        zero, _, two = simulation.run(program)
+        assert not isinstance(zero, Exception) and not isinstance(two, Exception), (zero, two)
+        results = {zero, two} - {"lost"}
+        assert len(results) <= 1, turn
+        ends |= {"whole"} if results else {"lost"}
+    assert ends == {"whole", "lost"}
