@@ -2,7 +2,8 @@
 
 torch finds it by itself where aiodist is installed; elsewhere ``import aiodist_torch`` makes it
 known. `ProcessGroup` is what torch's calls then go to, `Store` a torch Store kept by a coordinator,
-`last_error` what went wrong last in a group, for who heard of it through torch.
+`last_error` what went wrong last in a group, for programs that hear of it through torch, and
+`codec_hook` averages the gradients of DistributedDataParallel in fewer bytes.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from aiodist_torch.registration import register
 
 if TYPE_CHECKING:
     from aiodist_torch.errors import last_error
+    from aiodist_torch.hooks import codec_hook
     from aiodist_torch.process_group import ProcessGroup
     from aiodist_torch.store import Store
 
-__all__ = ["ProcessGroup", "Store", "last_error", "register"]
+__all__ = ["ProcessGroup", "Store", "codec_hook", "last_error", "register"]
 
 _HOMES = {
     "ProcessGroup": "aiodist_torch.process_group",
     "Store": "aiodist_torch.store",
+    "codec_hook": "aiodist_torch.hooks",
     "last_error": "aiodist_torch.errors",
 }
 
