@@ -102,6 +102,10 @@ class _Like(Codec):
     def decode(self, data: Bytes, out: Floats) -> None:
         self._codec.decode(data, out)
 
+    def of_sum(self, members: int) -> Codec:
+        made = getattr(self._codec, "of_sum", None)
+        return self if made is None else codec_of(made(members))
+
 
 _NAMES = ("name", "error_feedback", "nbytes", "encode", "decode")
 

@@ -1,9 +1,8 @@
 """The torch.distributed backend: ``dist.init_process_group("aiodist")``.
 
-torch finds it by itself where aiodist is installed; elsewhere ``import aiodist_torch`` makes it
-known. `ProcessGroup` is what torch's calls then go to, `Store` a torch Store kept by a coordinator,
-`last_error` what went wrong last in a group, for programs that hear of it through torch, and
-`codec_hook` averages the gradients of DistributedDataParallel in fewer bytes.
+torch finds it by itself if aiodist is installed. Otherwise ``import aiodist_torch`` registers it.
+`ProcessGroup` receives torch's calls. `Store` is a torch Store that a coordinator keeps.
+`last_error` returns the last error of a group, because torch shows only its text in some places.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Not before they are asked for: torch imports this package while it is imported itself.
+    # On demand, because torch imports this package while it is imported itself.
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -276,6 +276,37 @@ def test_codecs_that_differ(on_hosts, run):
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("codec", "share"),
+    # Top-k: 2 % on the way there, and the union of the places of four hosts on the way back.
+    [(bf16(), 0.5), (int8(), 0.26), (int4(), 0.14), (topk(0.01), (0.02 + 4 * 0.02) / 2)],
+    ids=str,
+)
+def test_bytes_between_hosts(on_hosts, run, codec, share):
+    async def main():
+        async with on_hosts("abcd") as ranks:
+
+            def sent() -> int:
+                links = [
+                    group._actor.endpoint.peer(peer).link
+                    for group in ranks
+                    for peer in range(4)
+                    if peer != group.rank
+                ]
+                return sum(link.sent_bytes for link in links if link is not None)
+
+            moved = []
+            for each in (None, codec):
+                await asyncio.gather(*[g.all_reduce(given(0, 400_000), codec=each) for g in ranks])
+                before = sent()
+                await asyncio.gather(*[g.all_reduce(given(0, 400_000), codec=each) for g in ranks])
+                moved.append(sent() - before)
+            assert moved[0] == 4 * 2 * 3 / 4 * 1_600_000
+            assert moved[1] <= share * moved[0] + 4096
+
+    run(main())
+
+
 class Liar(int8):
     """Writes less than the others expect, or says that it has written more than fits."""
 

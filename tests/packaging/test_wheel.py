@@ -149,8 +149,8 @@ def test_names_that_are_loaded_when_asked_for_are_those_that_type_checkers_see()
         if isinstance(module, ast.ImportFrom)
         for name in module.names
     }
-    for module in ("flight_recorder", "telemetry"):  # modules, not names in one
-        imports[module] = f"aiodist.rank.{module}"
+    for module in ("rank.flight_recorder", "rank.telemetry", "codecs"):  # not names in one
+        imports[module.rpartition(".")[2]] = f"aiodist.{module}"
     assert imports == aiodist._LOADED_WHEN_ASKED_FOR
 
 
