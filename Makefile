@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations bench-weights bench-codecs bench-deltas kill-times members restarts chaos programs chaos-weights fuzz crowd scale clean
+.PHONY: help setup demo test test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations bench-weights bench-codecs bench-deltas bench-coded kill-times members restarts chaos programs chaos-weights fuzz crowd scale clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -133,6 +133,9 @@ bench-codecs: $(READY)  ## what codecs save, take and lose
 
 bench-deltas: $(READY)  ## what the difference between two versions of weights takes
 	$(BIN)/python -m benchmarks.deltas
+
+bench-coded: $(READY)  ## all_reduce by codecs between distant hosts, beside float32 (needs root)
+	$(BIN)/python -m benchmarks.coded
 
 bench-%: $(READY) $(PEERS_READY)  ## the benchmark of that name: see python -m benchmarks --help
 	$(BIN)/python -m benchmarks $*

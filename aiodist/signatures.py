@@ -30,6 +30,7 @@ from typing import (
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from aiodist.codecs.base import Codec
 from aiodist.types import SUM, AnyTag, Average, Op, Src, Tag
 from aiodist.work import Work
 
@@ -105,11 +106,23 @@ class Signatures(Protocol):
     def all_reduce(self: Any, x: int, op: Average, **options: Unpack[Options]) -> Work[float]: ...
     @overload
     def all_reduce(
-        self: Any, x: Reducible, op: Op = SUM, *, out: None = None, **options: Unpack[Options]
+        self: Any,
+        x: Reducible,
+        op: Op = SUM,
+        *,
+        out: None = None,
+        codec: Codec | None = None,
+        **options: Unpack[Options],
     ) -> Work[Reducible]: ...
     @overload
     def all_reduce(
-        self: Any, x: Arrays, op: Op = SUM, *, out: Out, **options: Unpack[Options]
+        self: Any,
+        x: Arrays,
+        op: Op = SUM,
+        *,
+        out: Out,
+        codec: Codec | None = None,
+        **options: Unpack[Options],
     ) -> Work[Out]: ...
 
     @overload

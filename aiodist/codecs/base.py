@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,4 +70,43 @@ class Codec(ABC):
         )
 
 
-__all__ = ["Bytes", "Codec", "Floats"]
+def codec_of(value: Any) -> Codec:
+    """Return `value` as a codec: a `Codec`, or an object with the same methods and attributes.
+
+    Raises TypeError for anything else.
+    """
+    if isinstance(value, Codec):
+        return value
+    lacks = [name for name in _NAMES if not hasattr(value, name)]
+    if lacks or isinstance(value, type):
+        raise TypeError(
+            f"codec={value!r} is no codec: give one of aiodist.codecs, such as "
+            "aiodist.codecs.int8(), or an object of a class that derives from aiodist.codecs.Codec"
+        )
+    return _Like(value)
+
+
+class _Like(Codec):
+    """An object that is like a codec."""
+
+    def __init__(self, codec: Any) -> None:
+        self.name, self.error_feedback = str(codec.name), bool(codec.error_feedback)
+        self._codec = codec
+
+    def nbytes(self, count: int) -> int:
+        return int(self._codec.nbytes(count))
+
+    def encode(self, values: Floats, out: Bytes) -> int:
+        return int(self._codec.encode(values, out))
+
+    def decode(self, data: Bytes, out: Floats) -> None:
+        self._codec.decode(data, out)
+
+    def of_sum(self, members: int) -> Codec:
+        made = getattr(self._codec, "of_sum", None)
+        return self if made is None else codec_of(made(members))
+
+
+_NAMES = ("name", "error_feedback", "nbytes", "encode", "decode")
+
+__all__ = ["Bytes", "Codec", "Floats", "codec_of"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 
 from aiodist.codecs.base import Bytes, Codec, Floats
@@ -42,3 +45,39 @@ class ErrorFeedback:
         if not finite.all():
             residual[~finite] = 0
         return size
+
+
+class Residuals:
+    """What the codings of one array have lost so far in several places, kept from call to call.
+
+    `kind`: what was called. A call of another kind begins anew.
+    """
+
+    def __init__(self) -> None:
+        self._kind: object = None
+        self._kept: dict[object, ErrorFeedback] = {}
+        self._busy = False
+
+    @contextmanager
+    def trial(self, kind: object) -> Iterator[dict[object, ErrorFeedback]]:
+        """The residuals for one call. They are kept only if that succeeds, because a call that
+        fails has given its values to no rank.
+
+        Raises RuntimeError if another call has them.
+        """
+        if self._busy:
+            raise RuntimeError(
+                "another call with error feedback and the same tag is under way: await it first, "
+                "because the next call codes what it loses"
+            )
+        tried: dict[object, ErrorFeedback] = {}
+        if self._kind == kind:
+            for key, feedback in self._kept.items():
+                tried[key] = ErrorFeedback(0)
+                tried[key].residual = feedback.residual.copy()
+        self._busy = True
+        try:
+            yield tried
+            self._kind, self._kept = kind, tried
+        finally:
+            self._busy = False

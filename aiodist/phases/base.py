@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from aiodist.codecs.feedback import Residuals
 from aiodist.devices.memory import DeviceMemory
 from aiodist.engine.operation import Operation, Program, Running, Start
 from aiodist.engine.phase import Phase, Prepared, prepared
@@ -22,6 +23,7 @@ from aiodist.schedules.costs import Costs
 from aiodist.schedules.teams import Teams, spans_hosts
 from aiodist.shared_memory.berths import Berths
 from aiodist.shared_memory.board import BULK, SMALL
+from aiodist.types import Tag
 
 T = TypeVar("T")
 MAX_RANKS_POSTING = 16
@@ -52,6 +54,11 @@ class Place(Protocol):
     rank: int
     size: int
     teams: Teams
+    """The ranks that can share memory."""
+
+    hosts: Teams
+    """The ranks of each host, whether they share memory or not."""
+
     costs: Costs
     """What plans over links are chosen by: the same on all ranks."""
 
@@ -65,6 +72,9 @@ class Place(Protocol):
 
     max_message_bytes: int
     allow_pickle: bool
+    residuals: dict[Tag, Residuals]
+    """What codecs have lost, by tag."""
+
     shares_memory: bool
     """Whether all ranks are of one host and are to share memory, once that is agreed on."""
 

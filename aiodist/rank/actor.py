@@ -187,12 +187,13 @@ class RankActor:
         ranks = tuple(ranks)
         costs = agreed(self.people[rank].addresses for rank in ranks)
         memories = [self._memories[rank] for rank in ranks]
+        hosts = teams_of([self.people[rank].host_id for rank in ranks])
         teams = parted(teams_of([memory.host for memory in memories]), MOST_SHARING)
         ways = [_sharing([memories[rank] for rank in team]) for team in teams if len(team) > 1]
         if not ways or Sharing.NONE in ways or not all(memory.host for memory in memories):
-            return Layout(Sharing.NONE, teams, costs)
+            return Layout(Sharing.NONE, teams, costs, hosts)
         sharing = Sharing.WOKEN if Sharing.WOKEN in ways else Sharing.POLLED
-        return Layout(sharing, teams, costs)
+        return Layout(sharing, teams, costs, hosts)
 
     def neighbours(self, ranks: Sequence[int], rank: int) -> tuple[int, int]:
         """Return the place of `rank` among those of `ranks` on its host, and their number."""

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from aiodist.codecs.feedback import Residuals
 from aiodist.collectives.express import Express
 from aiodist.collectives.lane_express import LaneExpress
 from aiodist.collectives.lane_setup import LaneSetup
@@ -37,6 +38,7 @@ from aiodist.transports.base import Landing
 from aiodist.transports.framed import FramedLink
 from aiodist.transports.polling import cores
 from aiodist.transports.second_thread import SECOND_THREAD
+from aiodist.types import Tag
 from aiodist.wire import kinds
 from aiodist.work import Work
 
@@ -69,13 +71,15 @@ class Context(Party):
         self.op_timeout = op_timeout  # seconds for a collective without a timeout
         self.max_message_bytes = max_message_bytes  # the most bytes of a whole message
         self.allow_pickle = allow_pickle  # whether values may be any Python objects
+        self.residuals: dict[Tag, Residuals] = {}  # what codecs have lost, by tag
         # Notes everything that is called here.
         scope = Scope(group, epoch, self.rank, self.size, id)
         self.records = Records(endpoint.recorder, scope, self.ranks)
         self.derived: dict[bytes, int] = {}
         """How many groups of each name and ranks were made of this one."""
         self.splits = 0  # how many splits were called
-        sharing, self.teams, self.costs = layout  # the ranks of each host; the costs for plans
+        # The ranks of each host; the costs for plans; which hosts these are.
+        sharing, self.teams, self.costs, self.hosts = layout
         # Whether all ranks are on one host, and share memory once they have agreed on that.
         self.shares_memory = sharing is not Sharing.NONE and not spans_hosts(self.teams)
         # Its collectives.

@@ -104,11 +104,12 @@ class Sharing(enum.Enum):
 
 class Layout(NamedTuple):
     """Which ranks of a group are on one host, and how they may share memory. `costs`: what plans
-    over links are chosen by."""
+    over links are chosen by. `hosts`: the ranks of each host, whether they share memory or not."""
 
     sharing: Sharing
     teams: Teams
     costs: Costs = ONE_HOST_TCP
+    hosts: Teams = ()
 
 
 class DifferentCallsError(Exception):

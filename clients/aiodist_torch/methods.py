@@ -18,6 +18,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.autograd import profiler
 
 import aiodist
+from aiodist.codecs import Codec
 from aiodist.threads.engine import Engine
 from aiodist.threads.loop import at_once
 from aiodist_torch import forms
@@ -139,6 +140,11 @@ class Methods(_Base):
         x = self._one(tensors, "all_reduce")
         start = ops.all_reduce if x.layout is torch.strided else ops.all_reduce_sparse
         return self._collective(opts, tensors, start, x, opts.reduceOp)
+
+    def average_coded(self, x: Tensor, codec: Codec, tag: str) -> TorchWork:
+        """Average one tensor in place, by a codec between hosts. torch has no such call: see
+        `aiodist_torch.codec_hook`."""
+        return self._go([x], ops.average_coded, x, codec, tag, self._seconds)
 
     @call()
     def allreduce_coalesced(

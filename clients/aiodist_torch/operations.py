@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from aiodist import ANY_SOURCE, Group, ReduceOp
+from aiodist.codecs import Codec
 from aiodist.types import AnySource
 from aiodist_torch.operators import Meaning, divide, meaning
 
@@ -28,6 +29,11 @@ def all_reduce(group: Group, x: Tensor, op: Any, seconds: float) -> Works:
     meant, divides = meaning(op, x.dtype)
     work = group.all_reduce(x, meant, timeout=seconds)
     return then(work, divided(group, x)) if divides else (work,)
+
+
+def average_coded(group: Group, x: Tensor, codec: Codec, tag: str, seconds: float) -> Works:
+    """Average `x` in place, by a codec between hosts."""
+    return (group.all_reduce(x, ReduceOp.AVG, codec=codec, tag=tag, timeout=seconds),)
 
 
 def all_reduce_sparse(group: Group, x: Tensor, op: Any, seconds: float) -> Works:

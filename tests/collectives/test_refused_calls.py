@@ -47,6 +47,10 @@ REFUSED: dict[str, tuple[Any, Any]] = {
         lambda g: g.all_reduce(np.ones(3), out=np.ones(4)),
         lambda g: g.all_reduce(np.ones(3), out=np.ones(3)),
     ),
+    "all_reduce codec": (
+        lambda g: g.all_reduce(np.ones(3, np.float32), codec=aiodist.codecs.int8),
+        lambda g: g.all_reduce(np.ones(3, np.float32), codec=aiodist.codecs.int8()),
+    ),
     "all_reduce number": (lambda g: g.all_reduce(2**64), lambda g: g.all_reduce(1)),
     "all_reduce timeout": (
         lambda g: g.all_reduce(np.ones(3), timeout=-1),

@@ -45,6 +45,8 @@ async def reductions(group: Group) -> None:
     assert_type(await group.all_reduce(floats(), lambda a, b: a + b, tag="t"), Floats)
     assert_type(await group.all_reduce(floats(), out=floats(), timeout=9), Floats)
     assert_type(await group.all_reduce(floats(), out=out), Floats)
+    short: NDArray[np.float32] = np.ones(3, np.float32)
+    assert_type(await group.all_reduce(short, codec=aiodist.codecs.int8()), NDArray[np.float32])
     assert_type(await group.all_reduce([floats(), floats()]), list[Floats])
     assert_type(await group.all_reduce((floats(), floats())), tuple[Floats, Floats])
     assert_type(await group.all_reduce([floats()], out=(floats(),)), tuple[Floats])

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import aiodist
+from aiodist.codecs import int8
 from aiodist.testing import Conditions, Simulation
 
 SIZE = 3
@@ -45,6 +46,7 @@ async def _dup(group: aiodist.Group, x: Array) -> None:
 
 COLLECTIVES: dict[str, Operation] = {
     "all_reduce": lambda group, x: group.all_reduce(x),
+    "all_reduce coded": lambda group, x: group.all_reduce(x.view(np.float32), codec=int8()),
     "reduce": lambda group, x: group.reduce(x, 1),
     "broadcast": lambda group, x: group.broadcast(x, 0),
     "all_gather": lambda group, x: group.all_gather(x),

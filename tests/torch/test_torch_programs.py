@@ -76,6 +76,10 @@ def test_training(job: Start, size: int) -> None:
     assert job("training.py", size).finish(quiet=False) == ["trained\n"] * size
 
 
+def test_training_with_coded_gradients(job: Start) -> None:
+    assert job("coded.py", 2).finish(quiet=False) == ["trained\n"] * 2
+
+
 @pytest.mark.long
 def test_accelerate(job: Start) -> None:
     running = job("accelerated.py", 2, LOCAL_RANK="0")
