@@ -96,8 +96,8 @@ def _share_by_hub(here: TeamView, root: int | None) -> Plan:
         steps += [Await((leader,), 2), _take_all(here)]
     if rank == leader and here.mates:
         steps.append(_show_all(here))
-    # All ranks publish equally often. The extra Publish comes first or last, so that no rank waits
-    # for it.
+    # All ranks publish twice. The mates of a leader await its second Publish, which it makes when
+    # it shows all blobs.
     said = sum(isinstance(step, Publish) for step in steps)
     steps = [*steps, Publish()] if said else [Publish(), *steps, Publish()]
     return _plan("team_whole.share", here, steps, shared=here.size, publishes=2)

@@ -217,7 +217,7 @@ class Lifespan:
             except AiodistError as error:
                 if not self._has_begun:
                     raise
-                log.warning("the workers have lost their group, and form a new one: %s", error)
+                log.warning("the workers have no group, and try again to form one: %s", error)
                 self._fail(error)
                 self._next = asyncio.get_running_loop().create_future()
                 await asyncio.sleep(_PAUSE)
