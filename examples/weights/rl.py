@@ -9,7 +9,7 @@ more is added; then the trainer is killed and started again. On several hosts, s
 
 The policy is a small transformer in bfloat16, which learns to count on from a number. Weights go
 through a channel. What was played goes back by messages. The trainer is in a group of two with each
-worker, so the loss of one worker does not end the others' groups.
+worker, so the loss of one worker does not end the others.
 
 A worker sends a batch only after the trainer has taken the one before, so batches do not pile up.
 The trainer drops batches that were played with weights older than `STALEST` versions, and prints

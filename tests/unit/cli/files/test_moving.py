@@ -70,6 +70,16 @@ async def beside(work: Any) -> AsyncIterator[None]:
             await task
 
 
+async def writable(path: Path) -> None:
+    """Fails if a file that was read is still kept from programs that write to it."""
+    for _ in range(500):  # the thread that has read it may not have let go of it yet
+        with suppress(BlockingIOError):
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail(f"{path} is still mapped")
+
+
 class Lines:
     """What was said, and what was warned of; `async with` nothing: await `until`."""
 
@@ -116,8 +126,7 @@ async def test_a_checkpoint_arrives_byte_for_byte(
     async with aiodist.publisher("policy", address=channel) as out:
         number, content_id = await Pushing(out, checkpoint, all_files=False, first=7).once()
         assert number == 7
-        # What was read is free again: a trainer that writes to it does not wait.
-        os.close(os.open(checkpoint / "m.safetensors", os.O_WRONLY | os.O_NONBLOCK))
+        await writable(checkpoint / "m.safetensors")
         for name in ("one", "two"):
             async with pulling(channel, tmp_path / name) as puller:
                 await puller.once()
