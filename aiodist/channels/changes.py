@@ -16,7 +16,7 @@ import asyncio
 import bisect
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -34,6 +34,9 @@ SHARE = 1 / 4
 
 SAMPLES = 4
 """Chunks that tell whether the difference of a version is small enough."""
+
+BATCH = 8 << 20
+"""Bytes of a version that are encoded at once, because to wait for a thread takes time, too."""
 
 LASTS = 60.0
 """Seconds for which a publisher goes on encoding after a subscriber has asked for a difference."""
@@ -170,27 +173,22 @@ class Encoding:
     async def _encode(self, base: Holding, newest: Holding) -> None:
         release, most = newest.release, SHARE * newest.release.nbytes
         one = Difference(base.release.id, release.id, release.parts - 1)
-        widths = await in_thread(lambda: widths_of(newest))
-        samples: dict[int, Coded] = {}
-        for number in range(1, release.parts, -(-one.parts // SAMPLES)):
-            width = widths[number - 1]
-            samples[number] = await in_thread(partial(_coded, base, newest, number, width))
-        size = sum(len(found.code) for found in samples.values())
-        if size > SHARE * sum(len(_part(newest, number)) for number in samples):
+        coder = _Coder(base, newest)
+        if await in_thread(coder.sampled) > SHARE:
             return  # all of it would take too much
         self._known.add(one, most)
         _begin(newest)
-        changed = 0
+        changed, each = 0, max(1, BATCH // release.chunk)
         try:
-            for number, width in enumerate(widths, 1):
-                found = samples.pop(number, None)
-                if found is None:
-                    found = await in_thread(partial(_coded, base, newest, number, width))
-                code, differs = found
-                if one.nbytes + len(code) > most:
+            while not one.is_whole:
+                first = 1 + len(one.codes)
+                numbers = range(first, min(first + each, release.parts))
+                found = await in_thread(partial(coder.coded, numbers))
+                if one.nbytes + sum(len(code) for code, _ in found) > most:
                     break
-                changed += differs
-                one.add(code)
+                for code, differs in found:
+                    changed += differs
+                    one.add(code)
                 newest.tell()
         finally:
             one.is_over = True
@@ -198,6 +196,34 @@ class Encoding:
             self._known.trim(most)
         if one.is_whole:
             self._known.changed = changed / max(1, release.nbytes - release.data)
+
+
+class _Coder:
+    """Encodes chunks of a version, in a thread."""
+
+    def __init__(self, base: Holding, newest: Holding) -> None:
+        self._base = base
+        self._newest = newest
+        self._widths: list[int] = []
+        self._samples: dict[int, Coded] = {}
+
+    def sampled(self) -> float:
+        """The share of their bytes that the differences of some chunks take."""
+        self._widths = widths_of(self._newest)
+        parts = self._newest.release.parts
+        whole = 0
+        for number in range(1, parts, max(1, -(-(parts - 1) // SAMPLES))):
+            self._samples[number] = self._one(number)
+            whole += len(self._newest.part(number))
+        return sum(len(one.code) for one in self._samples.values()) / max(1, whole)
+
+    def coded(self, numbers: Iterable[int]) -> list[Coded]:
+        samples = self._samples
+        return [samples.pop(one) if one in samples else self._one(one) for one in numbers]
+
+    def _one(self, number: int) -> Coded:
+        base, newest = _part(self._base, number), _part(self._newest, number)
+        return encode(base, newest, self._widths[number - 1])
 
 
 def _begin(holding: Holding) -> None:
@@ -232,10 +258,6 @@ def widths_of(holding: Holding) -> list[int]:
         dtype = carrier(leaves[bisect.bisect_right(starts, middle) - 1].spec.name)
         found.append(math.gcd(dtype.itemsize // (2 if dtype.kind == "c" else 1), max(WIDTHS)))
     return found
-
-
-def _coded(base: Holding, newest: Holding, number: int, width: int) -> Coded:
-    return encode(_part(base, number), _part(newest, number), width)
 
 
 def apply(base: Holding, holding: Holding, number: int, codes: Sequence[bytes]) -> None:

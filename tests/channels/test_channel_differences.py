@@ -190,6 +190,25 @@ def test_it_can_be_said_whether_there_are_differences(deltas):
         assert min(play.sent) > NBYTES
 
 
+def test_no_arrays():
+    stage = ChannelStage(2, seed=1, conditions=line())
+
+    async def publish():
+        async with stage.publisher(deltas=True) as out:
+            for version in range(3):
+                await out.publish({"n": version}, version=version)
+                await asyncio.sleep(2)
+            await stage.done.wait()
+
+    async def follow():
+        async with stage.subscriber() as weights:
+            for version in range(3):
+                assert await weights.latest(newer_than=version - 1) == (version, {"n": version})
+        stage.done.set()
+
+    stage.play({0: publish(), 1: follow()})
+
+
 @pytest.mark.parametrize("shape", ["shapes", "names", "dtypes"])
 def test_a_version_that_is_made_otherwise_travels_whole(shape):
     trees = steps(6)

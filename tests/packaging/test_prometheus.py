@@ -55,6 +55,7 @@ def told() -> set[str]:
         "channel": "",
     }  # fmt: skip
     said = {"behind": 0.0, "lag": 0, "memory": 0, "sent": 0}
+    said |= {"saved": 0, "changed": 0.0, "chain": 0, "fallbacks": 0}
     channel: dict[str, Any] = {
         "name": "c", "run_id": "r", "newest": 1, "nbytes": 1,
         "participants": [{"publishes": True, "said": said}],
