@@ -141,7 +141,7 @@ class History:
         """An answer of `Coordinator.survey` came."""
         there = set()
         for plain in found["groups"]:
-            if plain["channel"]:
+            if plain["channel"] or plain.get("averager"):
                 continue  # see `aiodist_server.channels`
             key = plain["name"], plain["run_id"]
             there.add(key)

@@ -28,7 +28,9 @@ MOST_LISTED = 16
 def picture(found: Mapping[str, Any], history: History, now: float) -> dict[str, Any]:
     """`found`: the last answer of `Coordinator.survey`, which `history` has taken in."""
     plains = {
-        (group["name"], group["run_id"]): group for group in found["groups"] if not group["channel"]
+        (group["name"], group["run_id"]): group
+        for group in found["groups"]
+        if not group["channel"] and not group.get("averager")
     }
     # Those with trouble first; else as they came, and what has ended last.
     keys = sorted(
