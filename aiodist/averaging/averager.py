@@ -158,6 +158,7 @@ class AveragerState(NamedTuple):
             await avg.publish_state({"w": np.ones(3)})
             found = await avg.state()
             assert found.tree["w"].sum() == 3 and found.rounds == avg.rounds
+            await group.barrier()  # the member that has the state stays until all have it
     """
 
     tree: Any
@@ -395,6 +396,7 @@ class Averager:
             async with aiodist.averager("outer", address=group.address) as avg:
                 await avg.publish_state({"w": np.ones(3)})
                 tree, rounds = await avg.state()
+                await group.barrier()  # the member that has the state stays until all have it
         """
         timeouts.check_timeout(timeout)
         seconds = self._op_timeout if timeout is None else timeout

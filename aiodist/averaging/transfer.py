@@ -232,7 +232,7 @@ class Transfer:
         came: Callable[[NDArray[Any]], None],
     ) -> None:
         chunk = self._chunks[at]
-        out = None
+        out: Any = None
         if not self._is_coded(chunk):
             out = np.empty(chunk.count, carrier(self._names[chunk.vector]))
         work = self._group.recv(src=source, tag=tag, out=out, timeout=math.inf)

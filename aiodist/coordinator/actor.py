@@ -269,7 +269,8 @@ class Coordinator:
 
         Keys: "address", "draining"; "groups", a list of dicts with "name", "run_id", "wanted"
         (size), "epoch", "size", "members", "waiting", "lost", "left", "absent", "store",
-        "channel"; and "channels", see `aiodist.membership.channels.status`.
+        "channel", "averager"; "channels", see `aiodist.membership.channels.status`; and
+        "averagers", see `aiodist.membership.averagers.Room.status`.
         """
         return {"address": self.address, **self._machine.status()}
 

@@ -14,6 +14,7 @@ from typing import Any
 from aiodist.membership.ballots import Ballot, Ballots
 from aiodist.membership.seats import Seats
 from aiodist.membership.store import KeyValueStore
+from aiodist.wire.averaging import averager_of
 from aiodist.wire.channels import channel_of
 from aiodist.wire.limits import MAX_MEMBERS, MAX_TEXT
 from aiodist.wire.messages import Failed, Failure, JoinRequest, MemberInfo, View
@@ -285,7 +286,8 @@ class Group:
     def status(self) -> dict[str, Any]:
         """Plain data. `epoch` and `size` are None while the group forms for the first time;
         `waiting`: who asked to join and has no answer yet, in order of arrival; `channel`: the
-        channel of weights whose participants are its members, or ""."""
+        channel of weights whose participants are its members, or "". `averager`: the averager that
+        its one member is of, or ""."""
         return {
             "name": self.name,
             "run_id": self.run_id,
@@ -301,6 +303,7 @@ class Group:
             "absent": sorted(self.absent),
             "store": {"keys": len(self.store.values), "bytes": self.store.nbytes},
             "channel": channel_of(self.name),
+            "averager": averager_of(self.name),
         }
 
     @property

@@ -86,7 +86,7 @@ def render(found: Mapping[str, Any], now: float) -> Group:
     parts: list[RenderableType] = [headline(found)]
     for group in groups_of(found):
         parts += [_group_table(group, now), *findings(group)]
-    return Group(*parts, *channel_tables(found))
+    return Group(*parts, *channel_tables(found), *averager_tables(found))
 
 
 def headline(found: Mapping[str, Any]) -> Text:
@@ -98,9 +98,11 @@ def headline(found: Mapping[str, Any]) -> Text:
 
 
 def groups_of(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The groups, without those that participants of channels are."""
-    # Coordinators of older versions say nothing of channels.
-    return [group for group in found["groups"] if not group.get("channel")]
+    """The groups, without those that participants of channels and members of averagers are."""
+    # Coordinators of older versions say nothing of these.
+    return [
+        group for group in found["groups"] if not group.get("channel") and not group.get("averager")
+    ]
 
 
 def title(group: Mapping[str, Any]) -> Text:
@@ -137,6 +139,38 @@ def channel_tables(
         yield table
         if (more := len(channel["participants"]) - most) > 0:
             yield Text(f"and {more} more, none of which is further behind")
+
+
+def averager_tables(found: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Averagers: of each part, which round is open, which members it waits for, and how the last
+    round went."""
+    for averager in found.get("averagers", ()):
+        grace = "auto" if averager["grace"] is None else f"{averager['grace']:g} s"
+        count = len(averager["members"])
+        heading = plain(
+            f"averager {averager['name']}: {count} member{'' if count == 1 else 's'}, quorum"
+            f" {averager['quorum']}, grace {grace}"
+            + (f", {averager['codec']}" if averager["codec"] else "")
+        )
+        table = NarrowingTable(heading, ("late", "missing", "in", "took"))
+        for column in ("part", "last round", "took", "in", "late", "now", "missing"):
+            is_number = column in ("last round", "took", "in")
+            table.add_column(column, justify="right" if is_number else "left")
+        for part in averager["parts"]:
+            table.add_row(*_part_cells(part))
+        yield table
+
+
+def _part_cells(part: Mapping[str, Any]) -> list[RenderableType]:
+    cells: list[RenderableType] = [plain(part["part"]), str(part["round"])]
+    if part["rounds"]:
+        last = part["rounds"][-1]
+        late = ", ".join(f"{name} {duration(by)}" for name, by in last["late"].items())
+        cells += [duration(last["seconds"]), str(len(last["contributors"])), plain(late)]
+    else:
+        cells += ["", "", ""]
+    now = f"{part['state']}, {len(part['contributed'])} in"
+    return [*cells, now, plain(", ".join(part["missing"]))]
 
 
 def _urgency(one: Mapping[str, Any]) -> tuple[bool, float]:

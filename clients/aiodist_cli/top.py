@@ -23,6 +23,7 @@ from aiodist_cli.keys import pressed
 from aiodist_cli.status import (
     MOST_PARTICIPANTS,
     ask,
+    averager_tables,
     channel_tables,
     doing_text,
     duration,
@@ -254,6 +255,7 @@ class View:
                 parts += [_table(group, rates, here, selected), *findings(group)]
             number += count
         parts += channel_tables(found, _participants(found, height))
+        parts += averager_tables(found)
         if height is not None:
             parts.append(plain(HELP, style="dim"))
         return Group(*parts, *last)
@@ -275,6 +277,8 @@ def _rows(found: Mapping[str, Any], height: int | None) -> int:
         return len(_members(found))
     lines = 3  # the headline, the help, and perhaps an error
     most = _participants(found, height)
+    for averager in found.get("averagers", ()):
+        lines += _AROUND_TABLE + len(averager["parts"])
     for channel in found.get("channels", ()):
         lines += _AROUND_TABLE + min(len(channel["participants"]), most + 1)
     for group in groups_of(found):

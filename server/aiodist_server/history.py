@@ -147,7 +147,7 @@ class History:
         """Take in an answer of `Coordinator.survey`."""
         there = set()
         for plain in found["groups"]:
-            if plain["channel"]:
+            if plain["channel"] or plain.get("averager"):
                 continue  # see `aiodist_server.channels`
             key = plain["name"], plain["run_id"]
             there.add(key)

@@ -161,7 +161,11 @@ def _without_ids(found: Mapping[str, Any]) -> dict[str, Any]:
         {**channel, "participants": anonymous(channel["participants"])}
         for channel in found["channels"]
     ]
-    return {**found, "groups": groups, "channels": channels}
+    averagers = [
+        {**averager, "members": anonymous(averager["members"])}
+        for averager in found.get("averagers", ())
+    ]
+    return {**found, "groups": groups, "channels": channels, "averagers": averagers}
 
 
 class Answers:

@@ -67,7 +67,9 @@ def families(found: Mapping[str, Any]) -> Iterator[Metric]:
     # No label names a run, because each run would make series of its own, which stay as long as the
     # metrics are kept. If one run ends as the next of its name begins, the newer one is told. No
     # label names a participant of a channel either, because each is a group with a new name.
-    plains = [group for group in found["groups"] if not group["channel"]]
+    plains = [
+        group for group in found["groups"] if not group["channel"] and not group.get("averager")
+    ]
     groups = {group["name"]: group for group in plains}.values()
     channels = {channel["name"]: channel for channel in found["channels"]}.values()
     yield GaugeMetricFamily(
@@ -77,6 +79,8 @@ def families(found: Mapping[str, Any]) -> Iterator[Metric]:
     yield from _of_groups(groups)
     yield from _of_ranks(groups)
     yield from _of_channels(channels)
+    averagers = {one["name"]: one for one in found.get("averagers", ())}.values()
+    yield from _of_averagers(averagers)
 
 
 def _of_groups(groups: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
@@ -189,6 +193,35 @@ def _of_channels(channels: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
             changed.add_metric(labels, max(said["changed"] for said in givers))
     yield from (version, nbytes, publishers, subscribers, silent, lag, behind, memory, sent)
     yield from (changed, chain, saved, fallbacks)
+
+
+def _of_averagers(averagers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+    def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(f"aiodist_averager_{name}", text, labels=("averager", *labels))
+
+    members = gauge("members", "Members that take part.")
+    quorum = gauge("quorum", "The fewest members that must contribute to a round.")
+    rounds = CounterMetricFamily(
+        "aiodist_averager_rounds", "Rounds that are recorded.", labels=("averager", "part")
+    )
+    grace = gauge("grace_seconds", "How long a round waits after its quorum.", "part")
+    seconds = gauge("round_seconds", "How long the last round took.", "part")
+    contributors = gauge("contributors", "Members whose contributions it has.", "part")
+    late = gauge("late_members", "Members that came too late for it.", "part")
+    for averager in averagers:
+        name = averager["name"]
+        members.add_metric((name,), len(averager["members"]))
+        quorum.add_metric((name,), averager["quorum"])
+        for part in averager["parts"]:
+            labels = (name, part["part"])
+            rounds.add_metric(labels, part["round"])
+            grace.add_metric(labels, part["grace"])
+            if part["rounds"]:
+                last = part["rounds"][-1]
+                seconds.add_metric(labels, last["seconds"])
+                contributors.add_metric(labels, len(last["contributors"]))
+                late.add_metric(labels, len(last["late"]))
+    yield from (members, quorum, rounds, grace, seconds, contributors, late)
 
 
 def _of_totals(totals: Totals) -> Iterator[Metric]:

@@ -29,7 +29,9 @@ def picture(found: Mapping[str, Any], history: History, now: float) -> dict[str,
     """Make the picture. `found` is the last answer of `Coordinator.survey`, which `history` has
     taken."""
     plains = {
-        (group["name"], group["run_id"]): group for group in found["groups"] if not group["channel"]
+        (group["name"], group["run_id"]): group
+        for group in found["groups"]
+        if not group["channel"] and not group.get("averager")
     }
     # Groups with trouble first, then in the order in which they came, then ended ones.
     keys = sorted(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import surveyed
+from averagers_shown import averager
 from rich.console import Console
 from surveyed import channel, participant
 
@@ -266,3 +267,25 @@ def test_channels_and_who_is_behind() -> None:
 def test_of_many_who_are_behind_some_are_listed() -> None:
     text = channels_shown(channel(*map(participant, range(status.MOST_PARTICIPANTS + 6))))
     assert text.splitlines()[-1] == "and 6 more, none of which is further behind"
+
+
+def test_averagers_and_who_is_late() -> None:
+    own = surveyed.group(surveyed.member(0), name="averager outer/0", averager="outer")
+    text = averagers_shown(averager(), groups=[own])
+    assert "0 groups" in text
+    assert "averager outer: 3 members, quorum 2, grace auto, int8(block=256)" in text
+    assert "m2 3 s" in text
+    assert "open, 1 in" in text
+    fresh = averager(grace=2.0, codec="")
+    fresh["parts"][0] |= {"rounds": [], "round": 0}
+    text = averagers_shown(fresh, groups=[])
+    assert "quorum 2, grace 2 s" in text
+    assert "m2" not in text
+
+
+def averagers_shown(one: dict[str, Any], groups: list[dict[str, Any]]) -> str:
+    console = Console(width=160, no_color=True)
+    with console.capture() as capture:
+        answer = surveyed.found() | {"averagers": [one], "groups": groups}
+        console.print(status.render(answer, NOW))
+    return capture.get()

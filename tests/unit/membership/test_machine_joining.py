@@ -317,6 +317,7 @@ def test_the_status_tells_what_there_is(world: Any) -> None:
                 "absent": [],
                 "store": {"keys": 0, "bytes": 0},
                 "channel": "",
+                "averager": "",
             }
         ],
         "channels": [],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from averagers_shown import averager
 from prometheus_client.parser import text_string_to_metric_families
 from surveyed import channel, group, member, participant
 
@@ -203,3 +204,18 @@ def test_no_label_names_a_run() -> None:
     read = samples({"draining": False, "groups": [older, newer], "channels": []})
     assert read["aiodist_group_epoch", ""] == 9
     assert read["aiodist_groups", ""] == 2
+
+
+def test_averagers() -> None:
+    own = {"groups": [], "averagers": [averager()], "channels": [], "draining": False}
+    body, _ = metrics.exposition(own, health())
+    lines = set(body.decode().splitlines())
+    assert {
+        'aiodist_averager_members{averager="outer"} 3.0',
+        'aiodist_averager_quorum{averager="outer"} 2.0',
+        'aiodist_averager_rounds_total{averager="outer",part="encoder"} 7.0',
+        'aiodist_averager_grace_seconds{averager="outer",part="encoder"} 0.5',
+        'aiodist_averager_round_seconds{averager="outer",part="encoder"} 1.5',
+        'aiodist_averager_contributors{averager="outer",part="encoder"} 2.0',
+        'aiodist_averager_late_members{averager="outer",part="encoder"} 1.0',
+    } <= lines

@@ -1,0 +1,333 @@
+"""`aiodist.averager` over sockets: what members get, and what they are refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist
+
+CODECS: list[Any] = [
+    None,
+    aiodist.codecs.bf16(),
+    aiodist.codecs.int8(),
+    aiodist.codecs.int4(error_feedback=True),
+    aiodist.codecs.topk(0.2, error_feedback=True),
+]
+
+
+@asynccontextmanager
+async def members(count: int, **options: Any) -> AsyncIterator[list[aiodist.Averager]]:
+    """So many members, named m0, m1, …; `each`: options of single ones, by number."""
+    each = options.pop("each", {})
+    options = {"quorum": count, "grace": 5.0, "op_timeout": 20.0, **options}
+    async with AsyncExitStack() as stack:
+        coordinator = aiodist.Coordinator("tcp://127.0.0.1:0")
+        await stack.enter_async_context(coordinator)
+        yield [
+            await stack.enter_async_context(
+                aiodist.averager(
+                    "outer",
+                    address=coordinator.address,
+                    **{"name": f"m{number}", **options, **each.get(number, {})},
+                )
+            )
+            for number in range(count)
+        ]
+
+
+async def average(
+    avgs: list[aiodist.Averager], trees: list[Any], weights: list[float] | None = None
+) -> list[aiodist.Averaged]:
+    weights = weights or [1.0] * len(avgs)
+    calls = [avg.average(x, weight=w) for avg, x, w in zip(avgs, trees, weights, strict=True)]
+    return list(await asyncio.gather(*calls))
+
+
+@pytest.mark.parametrize("transports", [("tcp",), None])
+def test_the_mean_by_weight_is_that_of_numpy(run: Any, transports: Any) -> None:
+    random = np.random.default_rng(1)
+    weights = [1.0, 2.5, 1000.0, 0.25]
+    trees = [
+        {
+            "half": random.standard_normal((3, 5)).astype(np.float16),
+            "single": random.standard_normal(300_001).astype(np.float32),
+            "double": random.standard_normal((2, 0, 3)),
+            "more": [random.standard_normal(1000), np.float64(random.standard_normal())],
+        }
+        for _ in weights
+    ]
+
+    async def main() -> None:
+        async with members(4, transports=transports) as avgs:
+            for round in (1, 2):
+                found = await average(avgs, trees, weights)
+                for one in found:
+                    assert one.round == round
+                    assert one.contributors == ("m0", "m1", "m2", "m3")
+                    assert one.weights == tuple(weights)
+                    assert not one.late
+                    for key in ("half", "single", "double"):
+                        value = one.value[key]
+                        assert value.dtype == trees[0][key].dtype
+                        assert value.tobytes() == found[0].value[key].tobytes()
+                        exact = np.average(
+                            [tree[key].astype(np.float64) for tree in trees], 0, weights
+                        )
+                        np.testing.assert_allclose(value, exact, rtol=2e-3, atol=1e-4)
+
+    run(main())
+
+
+@pytest.mark.parametrize("codec", CODECS[1:], ids=str)
+def test_with_codecs_all_members_have_the_same_bits(run: Any, codec: Any) -> None:
+    random = np.random.default_rng(2)
+    trees = [
+        {"w": random.standard_normal(70_000).astype(np.float32), "exact": np.full(3, number / 3)}
+        for number in range(3)
+    ]
+    exact = np.mean([tree["w"] for tree in trees], 0)
+
+    async def main() -> None:
+        async with members(3, codec=codec) as avgs:
+            total = np.zeros_like(exact)
+            rounds = 12
+            for _ in range(rounds):
+                found = await average(avgs, trees)
+                first = found[0].value
+                for one in found[1:]:
+                    assert one.value["w"].tobytes() == first["w"].tobytes()
+                np.testing.assert_allclose(first["exact"], [1 / 3] * 3)
+                total += first["w"]
+            # What codings lose comes later, with error feedback.
+            near = 0.35 if codec.error_feedback else 0.05
+            assert np.abs(total / rounds - exact).max() < near * np.abs(exact).max()
+
+    run(main())
+
+
+def test_bytes_of_codecs(run: Any) -> None:
+    x = np.random.default_rng(3).standard_normal(1 << 20).astype(np.float32)
+    sent = {}
+
+    async def main() -> None:
+        for codec in (None, aiodist.codecs.int8(), aiodist.codecs.int4()):
+            async with members(4, codec=codec, transports=("tcp",)) as avgs:
+                await average(avgs, [x] * 4)
+                sent[str(codec)] = sum(avg.bytes_moved[0] for avg in avgs)
+
+    run(main())
+    whole, int8, int4 = sent.values()
+    assert whole < 1.01 * 4 * x.nbytes * 2 * 3 / 4
+    assert int8 < 0.26 * whole
+    assert int4 < 0.14 * whole
+
+
+def test_the_sum_is_of_values_times_weights(run: Any) -> None:
+    async def main() -> None:
+        async with members(2, op=aiodist.ReduceOp.SUM) as avgs:
+            found = await average(avgs, [np.ones(2), np.full(2, 10.0)], [1.0, 3.0])
+            assert found[0].value.tolist() == [31.0, 31.0]
+
+    run(main())
+
+
+def test_a_member_of_weight_0_receives(run: Any) -> None:
+    async def main() -> None:
+        async with members(3, quorum=2) as avgs:
+            found = await average(avgs, [np.ones(2), np.full(2, 3.0), np.ones(2)], [1, 1, 0])
+            assert [one.value.tolist() for one in found] == [[2.0, 2.0]] * 3
+            assert {one.contributors for one in found} == {("m0", "m1")}
+
+    run(main())
+
+
+def test_the_contribution_is_copied_within_the_call(run: Any) -> None:
+    async def main() -> None:
+        async with members(2) as avgs:
+            x, y = np.ones(3), np.ones(3)
+            calls = avgs[0].average(x), avgs[1].average(y)
+            x[:] = y[:] = 7
+            for one in await asyncio.gather(*calls):
+                assert one.value.tolist() == [1, 1, 1]
+
+    run(main())
+
+
+def test_only_the_member_that_differs_fails(run: Any) -> None:
+    async def main() -> None:
+        async with members(3, quorum=2, grace=0.1) as avgs:
+            calls = [avgs[0].average(np.ones(3, np.float32))]
+            with pytest.raises(aiodist.MismatchError, match=r"float32\[3\].*float32\[4\]"):
+                await avgs[1].average(np.ones(4, np.float32))
+            calls.append(avgs[2].average(np.ones(3, np.float32)))
+            for one in await asyncio.gather(*calls):
+                assert one.contributors == ("m0", "m2")
+            # It can go on at once.
+            calls = [avg.average(np.ones(3, np.float32), timeout=10) for avg in avgs[:2]]
+            for one in await asyncio.gather(*calls):
+                assert one.contributors == ("m0", "m1")
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"quorum": 1}, "quorum=1"),
+        ({"grace": "auto"}, "grace='auto'"),
+        ({"codec": aiodist.codecs.int8()}, "int8"),
+        ({"op": aiodist.ReduceOp.SUM}, "op=SUM"),
+    ],
+)
+def test_rules_must_agree(run: Any, options: Any, text: str) -> None:
+    async def main() -> None:
+        with pytest.raises(aiodist.MismatchError, match=text):
+            async with members(2, each={1: options}):
+                pass
+
+    run(main())
+
+
+def test_a_second_member_of_a_name_is_refused_while_the_first_lives(run: Any) -> None:
+    async def main() -> None:
+        with pytest.raises(aiodist.JoinError, match="'m0' of the averager 'outer' is alive"):
+            async with members(2, each={1: {"name": "m0"}}):
+                pass
+
+    run(main())
+
+
+def test_members_without_names_have_names_of_their_own(run: Any) -> None:
+    async def main() -> None:
+        async with members(2, each={0: {"name": None}, 1: {"name": None}}) as avgs:
+            assert avgs[0].name != avgs[1].name
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"quorum": 0}, ValueError),
+        ({"quorum": 10**6}, ValueError),
+        ({"grace": -1.0}, ValueError),
+        ({"grace": float("nan")}, ValueError),
+        ({"max_stale": -1}, ValueError),
+        ({"op": aiodist.ReduceOp.MAX}, ValueError),
+        ({"codec": "int8"}, TypeError),
+        ({"parts": "encoder"}, TypeError),
+        ({"parts": ()}, ValueError),
+        ({"parts": (1,)}, ValueError),
+        ({"size": 3}, TypeError),
+    ],
+)
+def test_options_that_make_no_sense(options: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind):
+        aiodist.averager("outer", address="tcp://127.0.0.1:1", **options)
+    with pytest.raises(ValueError, match="1 to 128"):
+        aiodist.averager("", address="tcp://127.0.0.1:1")
+
+
+def test_calls_that_make_no_sense(run: Any) -> None:
+    async def main() -> None:
+        async with members(1, quorum=1, parts=("a",)) as [avg]:
+            for weight, kind in ((-1.0, ValueError), (float("nan"), ValueError), ("x", TypeError)):
+                with pytest.raises(kind):
+                    avg.average(np.ones(1), weight=weight, part="a")  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match="'a'"):
+                avg.average(np.ones(1))
+            with pytest.raises(TypeError, match="int64"):
+                avg.average(np.ones(1, np.int64), part="a")
+            with pytest.raises(ValueError, match="NaN"):
+                avg.average(np.full(1, np.nan), part="a")
+            assert (await avg.average(np.ones(1), part="a")).round == 1
+
+    run(main())
+
+
+def test_nan_travels_if_it_is_allowed(run: Any) -> None:
+    async def main() -> None:
+        async with members(2, allow_nonfinite=True) as avgs:
+            for one in await average(avgs, [np.array([np.nan, 1.0]), np.ones(2)]):
+                assert np.isnan(one.value[0])
+                assert one.value[1] == 1
+
+    run(main())
+
+
+def test_one_call_a_part_at_a_time(run: Any) -> None:
+    async def main() -> None:
+        async with members(2, parts=("a", "b")) as avgs:
+            first = avgs[0].average(np.ones(1), part="a")
+            with pytest.raises(RuntimeError, match="another call for part 'a'"):
+                avgs[0].average(np.ones(1), part="a")
+            other = avgs[0].average(np.ones(1), part="b")
+            first.cancel()
+            again = avgs[0].average(np.full(1, 3.0), part="a")
+            await avgs[1].average(np.ones(1), part="b")
+            await avgs[1].average(np.ones(1), part="a")
+            assert (await again).value == 2
+            assert (await other).value == 1
+
+    run(main())
+
+
+def test_after_the_end_calls_fail(run: Any) -> None:
+    async def main() -> None:
+        async with members(2) as avgs:
+            pending = avgs[0].average(np.ones(1))
+            await asyncio.sleep(0)
+            await avgs[0].__aexit__()
+            with pytest.raises(aiodist.GroupClosedError):
+                await pending
+            with pytest.raises(aiodist.GroupClosedError):
+                avgs[0].average(np.ones(1))
+            with pytest.raises(aiodist.GroupClosedError):
+                await avgs[0].publish_state(np.ones(1))
+
+    run(main())
+
+
+def test_the_state_is_that_of_one_member(run: Any) -> None:
+    async def main() -> None:
+        async with members(3, quorum=1, grace=0.0) as avgs:
+            waits = avgs[2].state()
+            tree = {"w": np.ones(3), "step": 7, "names": ["a"]}
+            assert await avgs[0].publish_state(tree)
+            tree["w"][:] = 9
+            assert not await avgs[1].publish_state({})
+            found = await waits
+            assert found.tree["w"].tolist() == [1, 1, 1]
+            assert (found.tree["step"], found.tree["names"]) == (7, ["a"])
+            assert found.rounds == {}
+            await avgs[0].average(np.ones(1))
+            assert await avgs[0].publish_state(1)
+            assert (await avgs[1].state()).rounds == {"": 1}
+            assert avgs[1].rounds == {"": 1}
+            with pytest.raises(aiodist.CollectiveTimeoutError):
+                await avgs[0].__aexit__()
+                await avgs[1].state(timeout=0.05)
+
+    run(main())
+
+
+def test_status_shows_rounds(run: Any) -> None:
+    async def main() -> None:
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            options: Any = {"address": coordinator.address, "quorum": 1, "grace": 0.0}
+            async with aiodist.averager("outer", name="m0", **options) as avg:
+                await avg.average(np.ones(1), weight=2.0)
+                [found] = coordinator.status()["averagers"]
+                assert found["members"][0]["name"] == "m0"
+                [part] = found["parts"]
+                [round] = part["rounds"]
+                assert round["contributors"] == ["m0"]
+                assert round["weights"] == [2.0]
+
+    run(main())

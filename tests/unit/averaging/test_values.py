@@ -1,0 +1,99 @@
+"""Trees as vectors: copies, forms that agree, dtypes that are rounded once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from aiodist.averaging.values import Form, added, all_finite, narrowed, widened
+
+TREE: dict[str, Any] = {
+    "w": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "deep": [np.float64(0.5) * np.ones(2), (np.ones((), np.float16), np.zeros(0, np.float32))],
+}
+
+
+@pytest.mark.parametrize("coded", [False, True])
+def test_a_tree_comes_back_as_it_was_in_new_arrays(coded: bool) -> None:
+    form = Form(TREE, coded=coded)
+    found = form.tree(form.copy())
+    assert found.keys() == TREE.keys()
+    assert isinstance(found["deep"][1], tuple)
+    for one, other in (
+        (found["w"], TREE["w"]),
+        *zip(found["deep"][1], TREE["deep"][1], strict=True),
+    ):
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
+        assert np.array_equal(one, other)
+        assert not np.shares_memory(one, other)
+
+
+def test_codecs_have_one_vector_and_float64_another() -> None:
+    assert Form(TREE, coded=True).names == ["float64", "float32"]
+    assert Form(TREE, coded=False).names == ["float64", "float16", "float32"]
+
+
+def test_the_order_of_keys_is_no_difference() -> None:
+    one = Form({"a": np.ones(2), "b": np.ones(3)}, coded=False)
+    other = Form({"b": np.ones(3), "a": np.ones(2)}, coded=False)
+    assert one.digest == other.digest
+
+
+@pytest.mark.parametrize(
+    "other",
+    [np.ones(4, np.float32), np.ones((3, 1), np.float32), np.ones(3), [np.ones(3, np.float32)]],
+)
+def test_other_shapes_dtypes_and_structures_have_other_digests(other: Any) -> None:
+    assert Form(other, coded=False).digest != Form(np.ones(3, np.float32), coded=False).digest
+
+
+@pytest.mark.parametrize(
+    ("tree", "text"),
+    [
+        (np.ones(3, np.int32), "int32"),
+        ({"a": [1.0]}, r"value\['a'\]\[0\]"),
+        (np.ones(3, np.complex64), "complex64"),
+        ({"a": "text"}, "not str"),
+    ],
+)
+def test_what_is_no_float_array_is_refused_by_where_it_is(tree: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        Form(tree, coded=False)
+
+
+def test_a_tree_without_arrays_is_refused() -> None:
+    with pytest.raises(ValueError, match="without arrays"):
+        Form({"a": []}, coded=False)
+
+
+@given(hnp.arrays(np.float32, 50, elements=st.floats(width=32)))
+def test_bfloat16_is_the_nearest_or_the_even_of_two(values: Any) -> None:
+    found = narrowed(values, "bfloat16")
+    wide = widened(found, "bfloat16")
+    assert np.array_equal(np.isnan(wide), np.isnan(values))
+    below = values.view(np.uint32) & np.uint32(0xFFFF0000)  # towards zero
+    for value, got, low in zip(values, found, below, strict=True):
+        if not np.isfinite(value):
+            continue
+        one, other = int(low) >> 16, (int(low) >> 16) + 1
+        exact = [np.array([bits << 16], np.uint32).view(np.float32)[0] for bits in (one, other)]
+        # Beyond the largest, the next one would be 2**128.
+        most = math.copysign(2.0**128, value)
+        ends = [float(end) if np.isfinite(end) else most for end in exact]
+        near = [abs(float(value) - end) for end in ends]
+        expected = one if near[0] < near[1] or (near[0] == near[1] and one % 2 == 0) else other
+        assert got == expected
+
+
+def test_sums_and_finiteness() -> None:
+    x = [np.array([1.5, 2.0], np.float16), np.array([1.0, np.inf])]
+    assert [one.tolist() for one in added(x, x, ["float16", "float64"])] == [[3, 4], [2, np.inf]]
+    assert not all_finite(x, ["float16", "float64"])
+    assert all_finite(x[:1], ["float16"])
