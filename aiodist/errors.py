@@ -129,9 +129,9 @@ class PeerLostError(GroupBrokenError):
 class CollectiveTimeoutError(AiodistError, TimeoutError):
     """Ranks did not arrive by the deadline.
 
-    `missing` has the ranks that had not entered the operation, ascending. For an averager it has the
-    names of the members that had not contributed. `last_seen` maps missing ranks to what they said
-    they were doing. A rank that gave no answer is not in it.
+    `missing` has the ranks that had not entered the operation, ascending. For an averager it has
+    the names of the members that had not contributed. `last_seen` maps missing ranks to what they
+    said they were doing. A rank that gave no answer is not in it.
     """
 
     def __init__(
