@@ -93,8 +93,8 @@ class AverageEnter(Message, code=80):
     AverageEntered, or Failed. A member says it again to a coordinator that is back.
 
     `keep`: how many rounds it may miss (`max_stale`). `has_state`: it is the one that gives the
-    state to others. `outcomes`: the last round of each part that it knows to be recorded, and
-    `decisions`, of each part that it knows to be moving, for a coordinator that lost its memory.
+    state to others. For a coordinator that lost its memory, `outcomes` has the last round of each
+    part that it knows to be recorded. `decisions` has that of each part that it knows to be moving.
     """
 
     rules: Annotated[Rules, schema.struct(Rules)]

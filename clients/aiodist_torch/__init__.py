@@ -15,12 +15,15 @@ from aiodist_torch.registration import register
 if TYPE_CHECKING:
     from aiodist_torch.errors import last_error
     from aiodist_torch.hooks import codec_hook
+    from aiodist_torch.outer import DiLoCo, LocalSGD
     from aiodist_torch.process_group import ProcessGroup
     from aiodist_torch.store import Store
 
-__all__ = ["ProcessGroup", "Store", "codec_hook", "last_error", "register"]
+__all__ = ["DiLoCo", "LocalSGD", "ProcessGroup", "Store", "codec_hook", "last_error", "register"]
 
 _HOMES = {
+    "DiLoCo": "aiodist_torch.outer",
+    "LocalSGD": "aiodist_torch.outer",
     "ProcessGroup": "aiodist_torch.process_group",
     "Store": "aiodist_torch.store",
     "codec_hook": "aiodist_torch.hooks",
