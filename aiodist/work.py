@@ -396,6 +396,8 @@ class Rest(Coroutine[Any, Any, T]):
     """The rest of a coroutine, which has begun and waits for `awaited`. It ends `work`."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], awaited: Any) -> None:
+        # Coroutines have it, and reports of hangs show it.
+        self.__qualname__: str = getattr(coroutine, "__qualname__", "")
         self.work: Work[T]
         self._coroutine = coroutine
         self._awaited: list[Any] = [awaited]  # until its task has taken it
