@@ -21,6 +21,8 @@ SEVERAL = {
     "schedules/test_algorithms_few_links.py",
     "schedules/test_algorithms_many_ranks.py",
     "p2p/test_parts.py",
+    "codecs/test_codecs.py",
+    "cli/files/test_moving.py",
 }
 """Those that are about several modules of their room."""
 
