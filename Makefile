@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations bench-weights bench-codecs bench-deltas bench-coded kill-times members restarts chaos programs chaos-weights fuzz crowd scale clean
+.PHONY: help setup demo test test-ci test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations bench-weights bench-codecs bench-deltas bench-coded kill-times members restarts chaos programs chaos-weights fuzz crowd scale clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test: $(READY)  ## run the tests
 	$(PYTEST)
+
+test-ci: $(READY)  ## what CI runs: also the tests that take long
+	$(PYTEST) --long
 
 test-all: $(READY)  ## the tests, in all combinations of their parameters
 	$(PYTEST) --all-combinations

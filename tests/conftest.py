@@ -145,6 +145,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-combinations", action="store_true", help="also what `long` and `strength` leave out"
     )
+    parser.addoption("--long", action="store_true", help="also what `long` leaves out")
     parser.addoption("--left-out", action="store_true", help="only that, and no other test")
 
 
@@ -161,7 +162,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     out: set[pytest.Item] = set()
     everything = config.getoption("all_combinations")
     if not everything and not any("::" in argument for argument in config.args):
-        out.update(item for item in items if item.get_closest_marker("long"))
+        if not config.getoption("long"):
+            out.update(item for item in items if item.get_closest_marker("long"))
         out.update(item for item in items if not in_turn(item))
     marked: dict[tuple[Any, ...], list[pytest.Function]] = defaultdict(list)
     for item in items:

@@ -117,6 +117,12 @@ def test_all_of_them_when_asked(on_them: Run) -> None:
     assert found["test_long"] == {()}
 
 
+def test_long_ones_when_asked(on_them: Run) -> None:
+    found = collected(on_them, "--long")
+    assert found.pop("test_long") == {()}
+    assert found == collected(on_them)
+
+
 def test_those_that_are_left_out(on_them: Run) -> None:
     chosen, others = collected(on_them), collected(on_them, "--left-out")
     assert others.pop("test_long") == {()}
