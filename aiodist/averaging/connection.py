@@ -127,6 +127,8 @@ class Connection:
             ) from None
 
     def _on_told(self, news: wire.AveragingNews) -> None:
+        if self._closed:  # a task that began now would outlive this member
+            return
         if isinstance(news, wire.AverageGone):
             self.group._actor.part_from(news.ids, "the coordinator says that it is gone")
         else:

@@ -315,8 +315,6 @@ async def demonstrate(each: int = 5) -> None:
 
 
 def main(words: list[str]) -> None:
-    torch.set_num_threads(1)
-    logging.getLogger("aiodist").setLevel(logging.ERROR)  # it warns of workers that do not come
     match words:
         case []:
             asyncio.run(demonstrate())
@@ -329,4 +327,6 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
+    logging.getLogger("aiodist").setLevel(logging.ERROR)  # it warns of workers that do not come
     main(sys.argv[1:])
