@@ -11,10 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 
@@ -24,7 +21,8 @@ from rich.table import Table
 
 import aiodist
 from aiodist.codecs import Codec, bf16, int4, int8, topk
-from aiodist.testing.long_links import Line, far_hosts
+from aiodist.testing.long_links import Line
+from benchmarks.far_ranks import said_by_first
 
 RATE = 50e6
 """Bytes per second of each line, each way."""
@@ -53,29 +51,11 @@ async def member(mib: int, turns: int) -> None:
 
 def measured(delay: float, hosts: int, mib: int, turns: int) -> list[list[float]]:
     """The seconds of each turn, by codec."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("AIODIST_", "MASTER_"))}
-    program = [sys.executable, "-m", "benchmarks.coded", "--member"]
-    program += ["--mib", str(mib), "--turns", str(turns)]
-    with far_hosts(hosts, Line(RATE, delay)) as (made, _):
-        where = {"MASTER_ADDR": made[0].address, "MASTER_PORT": "29500", "WORLD_SIZE": str(hosts)}
-        ranks = [
-            subprocess.Popen(
-                [*host.prefix, *program],
-                env={**clean, **where, "RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank, host in enumerate(made)
-        ]
-        try:
-            text, _ = ranks[0].communicate(timeout=600)
-            for one in ranks:
-                one.wait(60)
-        finally:
-            for one in ranks:
-                one.kill()
-                one.wait()
-    found: list[list[float]] = json.loads(text)
+    arguments = ("--member", "--mib", str(mib), "--turns", str(turns))
+    line = Line(RATE, delay)
+    found: list[list[float]] = said_by_first(
+        "benchmarks.coded", *arguments, hosts=hosts, line=line, seconds=600
+    )
     return found
 
 

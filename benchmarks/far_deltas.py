@@ -14,9 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Coroutine, Iterator
 from typing import Any, NamedTuple
@@ -25,7 +22,8 @@ import numpy as np
 
 import aiodist
 from aiodist.testing import Conditions, Simulation
-from aiodist.testing.long_links import Line, far_hosts
+from aiodist.testing.long_links import Line
+from benchmarks.far_ranks import said_by_first
 
 MIB = 1 << 20
 RATE, DELAY = 50e6, 0.05
@@ -194,31 +192,15 @@ def show_real(hosts: int, mib: int) -> None:
         "| MiB | hosts | changed | until all have it | bytes sent | loop late, idle | publishing |"
     )
     print("| ---: | ---: | --- | --- | ---: | ---: | ---: |")
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("AIODIST_", "MASTER_"))}
     for share in (0.02, 0.0, 1.0):
-        program = [sys.executable, "-m", "benchmarks.far_deltas", "--member", str(share)]
-        program += ["--hosts", str(hosts), "--mib", str(mib)]
-        with far_hosts(1 + hosts, Line(RATE, DELAY)) as (nodes, _):
-            where = {"MASTER_ADDR": nodes[0].address, "MASTER_PORT": "29500"}
-            where |= {"WORLD_SIZE": str(1 + hosts)}
-            ranks = [
-                subprocess.Popen(
-                    [*node.prefix, *program],
-                    env={**clean, **where, "RANK": str(rank)},
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-                for rank, node in enumerate(nodes)
-            ]
-            try:
-                text, _ = ranks[0].communicate(timeout=400)
-                for one in ranks:
-                    one.wait(60)
-            finally:
-                for one in ranks:
-                    one.kill()
-                    one.wait()
-        seconds, sent, (idle, late) = json.loads(text)
+        arguments = ("--member", str(share), "--hosts", str(hosts), "--mib", str(mib))
+        seconds, sent, (idle, late) = said_by_first(
+            "benchmarks.far_deltas",
+            *arguments,
+            hosts=1 + hosts,
+            line=Line(RATE, DELAY),
+            seconds=400,
+        )
         took = ", ".join(f"{one:.2f}" for one in seconds)
         print(
             f"| {mib} | {hosts} | {share:.0%} | {took} s | {max(sent):.2%}"

@@ -12,10 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from functools import partial
 from typing import NamedTuple
@@ -23,7 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 import aiodist
-from aiodist.testing.long_links import Line, far_hosts
+from aiodist.testing.long_links import Line
+from benchmarks.far_ranks import said_by_first
 
 MIB = 1 << 20
 TURNS = 5
@@ -88,29 +86,11 @@ async def member(nbytes: int, turns: int) -> None:
 
 def measured(case: Case, turns: int) -> dict[str, list[float]]:
     count = 1 + case.subscribers
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("AIODIST_", "MASTER_"))}
-    program = [sys.executable, "-m", "benchmarks.far_weights", "--turns", str(turns)]
-    program += ["--member", str(case.mib * MIB)]
-    with far_hosts(count, Line(case.rate, case.delay)) as (hosts, _):
-        where = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500"}
-        ranks = [
-            subprocess.Popen(
-                [*host.prefix, *program],
-                env={**clean, **where, "RANK": str(rank), "WORLD_SIZE": str(count)},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank, host in enumerate(hosts)
-        ]
-        try:
-            text, _ = ranks[0].communicate(timeout=300)
-            for one in ranks:
-                one.wait(60)
-        finally:
-            for one in ranks:
-                one.kill()
-                one.wait()
-    found: dict[str, list[float]] = json.loads(text)
+    arguments = ("--turns", str(turns), "--member", str(case.mib * MIB))
+    line = Line(case.rate, case.delay)
+    found: dict[str, list[float]] = said_by_first(
+        "benchmarks.far_weights", *arguments, hosts=count, line=line, seconds=300
+    )
     return found
 
 

@@ -312,7 +312,7 @@ class Averager:
         )
 
     def _abandon(self, part: Part, call: Call) -> None:
-        """Nobody waits for a call any more: withdraw it. Idempotent."""
+        """Withdraw a call, because no task waits for it any more. Idempotent."""
         part.give_up(call)
         if call.abandoned or self._connection.error is not None:
             return

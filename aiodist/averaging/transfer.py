@@ -255,7 +255,7 @@ class Transfer:
             return
         error = work.exception()
         if error is not None:
-            # The coordinator sees what is missing, and who is gone: it decides what follows.
+            # The coordinator sees which members are gone and what is missing, and decides.
             log.debug("a round waits for a member: %s", in_words(error))
         elif came is not None and not self._closed and self._group._context.ended is None:
             came(work.result())

@@ -1,5 +1,5 @@
-"""Channels of weights: who has a version publishes it, any number of subscribers take it, whole,
-whoever comes and goes.
+"""Channels of weights: a publisher has versions, and any number of subscribers take them, whole.
+Publishers and subscribers may come and go.
 
 There is no group of all: one that is stopped would hold up the others. Each participant is a group
 of its own, of one rank, and all of these have a store in common (`aiodist.channels.participant`),

@@ -1,9 +1,9 @@
 """Differences on their way from one participant to another, in a group of these two.
 
-The one who takes a version names one that it has. The one who gives answers with a chain of
-differences from there on, and sends the codes of one part after the other, each as soon as it has
-them. If it cannot go on, the rest travels whole (`aiodist.channels.transfers`). In the end the one
-who takes says which parts are not what was published, and gets these whole.
+The receiver of a version names one that it has. The sender answers with a chain of differences from
+there on, and sends the codes of one part after the other, each as soon as it has them. If it cannot
+go on, the rest travels whole (`aiodist.channels.transfers`). In the end the receiver says which
+parts are not what was published, and gets these whole.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ END = None
 async def give(
     pair: Group, holding: Holding, base: bytes, has: int, known: Differences, patience: float
 ) -> int | None:
-    """Send codes of the parts from `has` on, for one who has the version `base`: how many parts it
-    has then. None: no more of the version comes from here, and it is told."""
+    """Send codes of the parts from `has` on to a receiver that has the version `base`. Returns how
+    many parts the receiver has then; None: no more of the version comes from here, and the receiver
+    is told."""
     release = holding.release
     sending = Sending(AHEAD, patience)
     leaves = pair.recv(src=TAKES, tag="leaves")  # nothing comes: it fails when the other one goes

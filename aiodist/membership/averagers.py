@@ -33,7 +33,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Rounds:
-    """One part: its rounds, the form of its values, and who holds which results."""
+    """One part: its rounds, the form of its values, and which members hold which results."""
 
     part: Part
     form: bytes = b""

@@ -1,4 +1,4 @@
-"""The rounds of one part of an averager: who contributes to which, and when a round is over.
+"""The rounds of one part of an averager: which members contribute, and when a round ends.
 
 A round goes through three states::
 

@@ -185,7 +185,7 @@ def test_chunks_that_a_difference_does_not_bring_come_whole(damaged, monkeypatch
 def test_it_can_be_said_whether_there_are_differences(deltas):
     play = Play(steps(3), deltas=deltas).run()
     if deltas:
-        assert max(play.sent[1:]) < NBYTES / 15  # nobody has to ask first
+        assert max(play.sent[1:]) < NBYTES / 15  # no subscriber has to ask first
     else:
         assert min(play.sent) > NBYTES
 
