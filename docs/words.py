@@ -79,6 +79,7 @@ ROOMS = [
     "aiodist/hostlist.py",
     "aiodist/launching",
     "aiodist/links",
+    "aiodist/membership",
     "aiodist/rank",
     "aiodist/recorder.py",
     "aiodist/schedules",
