@@ -74,6 +74,7 @@ ROOMS = [
     "aiodist/blocking",
     "aiodist/buffers",
     "aiodist/control",
+    "aiodist/coordinator",
     "aiodist/environment.py",
     "aiodist/errors.py",
     "aiodist/hostlist.py",

@@ -1,4 +1,4 @@
-"""Messages of the coordinator as frames."""
+"""Encodes messages of the coordinator as frames."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from aiodist.wire.messages import Message
 
 
 class Encoder:
-    """Encodes once what is sent to many, one after the other: a view to all its members, a loss to
-    all others, a change of a key to all who watch it."""
+    """Encode a message once if it is sent to many connections in a row.
+
+    Examples are a view for all its members, or a loss.
+    """
 
     def __init__(self) -> None:
         self._message: Message | None = None
