@@ -75,6 +75,8 @@ ROOMS = [
     "aiodist/buffers",
     "aiodist/control",
     "aiodist/coordinator",
+    "aiodist/device_programs",
+    "aiodist/devices",
     "aiodist/environment.py",
     "aiodist/errors.py",
     "aiodist/hostlist.py",

@@ -43,8 +43,7 @@ protocol_version."""
 _BUSY = encode_message(
     Failed(
         Failure.BUSY,
-        "too many new connections to this coordinator at the same time: "
-        "try again in a moment",
+        "too many new connections to this coordinator at the same time: try again in a moment",
     )
 )
 
