@@ -96,9 +96,12 @@ ROOMS = [
     "aiodist/types.py",
     "aiodist/windows",
     "aiodist/wire",
+    "clients/aiodist_cli",
     "clients/aiodist_dask",
     "clients/aiodist_ray",
     "clients/aiodist_torch",
+    "clients/aiodist_verl",
+    "clients/aiodist_vllm",
     "server/aiodist_server",
 ]
 
