@@ -75,6 +75,7 @@ ROOMS = [
     "aiodist/averaging",
     "aiodist/blocking",
     "aiodist/buffers",
+    "aiodist/channels",
     "aiodist/codecs",
     "aiodist/control",
     "aiodist/coordinator",
