@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 # is rewritten.
 WRITTEN = [
     "README.md",
+    "docs/algorithms.md",
     "docs/averaging.md",
     "docs/benchmarks.md",
     "docs/blocking.md",
