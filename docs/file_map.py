@@ -36,7 +36,14 @@ def render(root: Path) -> Iterator[str]:
         yield "| file | what it is |\n| --- | --- |\n"
         for path in sorted(folder.glob("*.py")):
             if path != about:
-                yield f"| `{path.name}` | {summary(path)} |\n"
+                yield f"| `{path.name}` | {gist(path)} |\n"
+
+
+def gist(path: Path) -> str:
+    """The first sentence of a module's docstring, up to a colon if that is enough."""
+    sentence = re.split(r"(?<=[.!?]) ", summary(path))[0]
+    head, colon, _ = sentence.partition(": ")
+    return f"{head}." if colon and len(head.split()) > 3 else sentence
 
 
 def summary(path: Path) -> str:
