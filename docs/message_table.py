@@ -139,8 +139,9 @@ def purpose(kind: Kind) -> str:
 
 
 def sentence(text: str) -> str:
-    """The first sentence of a text."""
-    return re.split(r"(?<=\.)\s", _line(text), maxsplit=1)[0]
+    """The first sentence of a text, up to a semicolon or a reference."""
+    first = re.split(r"(?<=\.)\s", _line(text), maxsplit=1)[0]
+    return re.sub(r"(?:;|, (?=see)| \(see) .*$", ".", first)
 
 
 def _line(text: str) -> str:
