@@ -236,6 +236,7 @@ def test_a_part_that_is_old_is_found(check: Any, tmp_path: Path) -> None:
     written.PARTS = {("page.md", "p"): lambda root: iter(["new\n"])}
     written.message_table.problems = lambda root: []
     written.diagrams.files = lambda root: iter([(root / "images" / "p.svg", "<svg/>")])
+    written.sequences.files = lambda root: iter(())
     assert written.check(tmp_path, write=False) == [
         "page.md: the part 'p' is old: docs/check.py --write",
         "images/p.svg is old: docs/check.py --write",
