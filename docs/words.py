@@ -113,6 +113,9 @@ ROOMS = [
 LONGEST = 30
 """The words a sentence may have."""
 
+MOST_PROSE = 40_000
+"""The words that all pages may have together, without code and the reference."""
+
 WORD = re.compile(r"[A-Za-z][\w'’-]*")
 # A "where" of place stays: "is where", "where it lives" cannot be told apart without a parser, but
 # "from where", "to where" and questions can.
@@ -237,7 +240,16 @@ def check() -> list[str]:
     """What is wrong with the pages and the code that are written by the rules."""
     pages = {name: of_page((ROOT / name).read_text()) for name in WRITTEN}
     modules = {name: found for room in ROOMS for name, found in of_room(room).items()}
-    return [*_check("docs", pages, AT_LEAST), *_check("code", modules, AT_LEAST_IN_CODE)]
+    problems = [*_check("docs", pages, AT_LEAST), *_check("code", modules, AT_LEAST_IN_CODE)]
+    if (prose := words_of_prose()) > MOST_PROSE:
+        problems.append(f"docs: {prose} words in all pages, {MOST_PROSE} are allowed: shorten one")
+    return problems
+
+
+def words_of_prose() -> int:
+    """The words of all pages, without code in blocks and lines, and without the reference."""
+    sentences = [one for page in _all_pages() for one in of_page(page.read_text())]
+    return sum(word != "code" for one in sentences for word in WORD.findall(one))
 
 
 def _check(what: str, texts: dict[str, list[str]], at_least: dict[str, float]) -> list[str]:
@@ -270,7 +282,7 @@ def _show(name: str, count: Count) -> None:
 
 def _all_pages() -> list[Path]:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return [page for page in pages if "api" not in page.parts]
+    return [page for page in pages if "api" not in page.parts and page.exists()]
 
 
 def main(names: list[str]) -> None:
@@ -292,6 +304,7 @@ def main(names: list[str]) -> None:
         everything += sentences
         _show(str(page.relative_to(ROOT)), Count.of(sentences))
     _show("all pages", Count.of(everything))
+    print(f"{'all pages, without code':40} {words_of_prose():7}")
     everything = []
     roots = ("aiodist", "server", "clients")
     modules = [path for root in roots for path in sorted((ROOT / root).rglob("*.py"))]
