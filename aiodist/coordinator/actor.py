@@ -245,7 +245,7 @@ class Coordinator:
             return
         # The order matters, so that every member hears what was decided::
         #
-        #     nobody new comes in
+        #     no new connection comes in
         #     what waits for the disk is written, and then carried out
         #     all are told Goodbye; their connections end, or are ended after a second
         #     the state file is let go of

@@ -260,7 +260,7 @@ def _frames(data: bytes, at: int) -> tuple[list[bytes], int]:
     frames: list[bytes] = []
     # If the next frame is not whole, what follows tells a torn write from damage::
     #
-    #     │ frame 7 │ frame 8, half      the write was cut off: nobody was told, it is dropped
+    #     │ frame 7 │ frame 8, half      the write was cut off: not acknowledged, dropped
     #     │ frame 7 │ ##### │ frame 9    a later frame is whole: 8 was on disk before 9 began,
     #                                    so this is damage, and what is behind it was told
     #

@@ -152,7 +152,7 @@ class Recovery:
         # A rendezvous that all members have called waits for joiners as follows::
         #
         #     joiners  ──1────2──────3────────────── join window ──────┐
-        #              too few       as few as may be: the window       │ nobody came: go on
+        #              too few       as few as may be: the window       │ none came: go on
         #                            opens, with each further one anew  ▼
         #              ──1────2──────3──4──5───────6 as many as may be: go on at once
         #

@@ -43,7 +43,7 @@ class Rejoining:
         #     there is none              above the last  its view is taken over (RESTORE)
         #                                that ended
         #     of the same epoch          the same view   it takes its seat, and hears who is gone
-        #     of an older epoch          higher          its view is taken over; who is not in that
+        #     of an older epoch          higher          its view is taken over; members not in it
         #                                                missed that the group went on: evicted
         #     of a newer one, with it    lower           it takes its seat; its vote gets the view
         #     of a newer, without it     lower           evicted

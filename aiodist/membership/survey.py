@@ -161,7 +161,7 @@ class Survey:
         # Many may ask at once: a page in a browser, `aiodist status`, ranks after a timeout::
         #
         #     A asks ── Inquire ──> ranks 0, 1, 2     0 and 1 answer
-        #     B asks ── nobody is asked twice         2 answers: A and B are told
+        #     B asks ── none is asked twice           2 answers: A and B are told
         #
         # A member that is asked already is not asked again, and its answer is for all. So a client
         # that asks in a loop costs no more.
