@@ -200,7 +200,6 @@ def _kind(address: str) -> str:
 
 
 def memory_of(member: MemberInfo) -> MemoryReach:
-    """Which memory `member` can share."""
     reach = endpoint_of(member, ())
     process = reach.process.rpartition("-")[0]  # without the loop
     host = f"{reach.host} {reach.user}" if "shm" in reach.addresses else ""

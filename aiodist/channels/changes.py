@@ -69,7 +69,6 @@ class Difference:
         return len(self.codes) == self.parts
 
     def add(self, code: bytes) -> None:
-        """Add the code of the next chunk."""
         self.codes.append(code)
         self.nbytes += len(code)
         self.is_over = self.is_whole

@@ -171,7 +171,6 @@ def _gaps(places: Flat) -> Flat:
 
 
 def _places(gaps: Flat) -> Flat:
-    """The places that have these gaps before them."""
     ends = gaps != FAR
     found: Flat = np.cumsum(gaps + ends.astype(np.int64))[ends] - 1
     return found

@@ -83,12 +83,10 @@ class Release(schema.Struct):
 
     @property
     def data(self) -> int:
-        """The offset of the arrays."""
         return aligned(self.manifest)
 
     @property
     def parts(self) -> int:
-        """The number of parts."""
         return 1 + -(-(self.nbytes - self.data) // self.chunk)
 
     def span(self, part: int) -> tuple[int, int]:
@@ -315,7 +313,6 @@ def behind(places: Sequence[Place], me: Place) -> list[Place]:
 
 
 def at_end(before: Sequence[Place], me: Place) -> list[Place]:
-    """The line with `me` moved to its end."""
     return [*(one for one in before if one != me), me]
 
 

@@ -30,8 +30,6 @@ PAUSE = 0.25
 
 
 class Fetching:
-    """Gets versions for a participant."""
-
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
         self._turns: dict[int, asyncio.Lock] = {}

@@ -194,7 +194,6 @@ class Holding(Coming):
 
     @property
     def view(self) -> memoryview:
-        """All of its memory."""
         assert self.memory is not None
         return self.memory.view
 
@@ -207,7 +206,6 @@ class Holding(Coming):
 
     @property
     def has_leaves(self) -> bool:
-        """Whether its arrays are known."""
         return self.filled > 0
 
     def leaves(self) -> list[Leaf]:
@@ -222,15 +220,12 @@ class Holding(Coming):
         return leaf.read(self.view, self.release.data)
 
     def lying(self, leaf: Leaf) -> Flat:
-        """An array as numpy elements."""
         return leaf.over(self.bytes_from, self.release.data)
 
     def part(self, number: int) -> memoryview:
-        """The memory of one part."""
         return self.bytes_from(*self.release.span(number))
 
     def bytes_from(self, start: int, stop: int) -> memoryview:
-        """Some of its memory."""
         assert self.memory is not None
         return self.memory.read(start, stop)
 
@@ -242,12 +237,10 @@ class Holding(Coming):
             raise ProtocolError(f"chunk {number} of version {self.release.version} came damaged")
 
     def check_all(self, numbers: Iterable[int]) -> None:
-        """Check several parts."""
         for number in numbers:
             self.check(number)
 
     def take(self, memory: VersionMemory, filled: int = 0) -> None:
-        """Set its memory, in which `filled` parts are valid."""
         if self.memory is not None:
             self.memory.close()
         self.memory = memory

@@ -39,7 +39,6 @@ class Reading:
         """The version of which only some arrays were written."""
 
     def begin(self, coming: Holding | Lot) -> None:
-        """Note which data is coming."""
         self.coming = coming
         self.begun.set()
 

@@ -82,7 +82,6 @@ class Lot(Coming):
         )
 
     def take(self, memory: VersionMemory) -> None:
-        """Set its memory."""
         if self.memory is not None:
             self.memory.close()
         self.memory = memory
@@ -112,7 +111,6 @@ class Lot(Coming):
 
     @property
     def has_leaves(self) -> bool:
-        """Whether its arrays are known."""
         return True
 
     def leaves(self) -> list[Leaf]:
@@ -123,7 +121,6 @@ class Lot(Coming):
         return not any(self._left[at] for at in self._of_key[leaf.key])
 
     def fill(self, piece: Piece) -> None:
-        """Note that `piece` is here."""
         for at in self.needed(piece):
             common = intersection(self._blocks[at].box, piece.box)
             assert common is not None
@@ -152,7 +149,6 @@ class Lot(Coming):
         return manifest.shown(self._lying[leaf.key].view(), leaf.spec, leaf.name)
 
     def lying(self, leaf: Leaf) -> Flat:
-        """An array as numpy elements."""
         return self._lying[leaf.key]
 
     def has(self, needed: set[int]) -> bool:

@@ -138,7 +138,6 @@ class Writing:
         return replace(release, lent=True), lent
 
     def _sealed(self, checks: Sequence[int]) -> tuple[bytes, Release]:
-        """The manifest, and the release."""
         release = self.release
         packed = Manifest(self._value.meta, checks, self._extents).pack()
         return packed, replace(release, check=crc32(packed))

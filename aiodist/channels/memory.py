@@ -186,7 +186,6 @@ class VersionMemory:
         return self._lent is None
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Some bytes of it."""
         return self.view[start:stop] if self._lent is None else self._lent.read(start, stop)
 
     def words(self) -> tuple[str, bytes] | None:

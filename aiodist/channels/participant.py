@@ -539,7 +539,6 @@ class Participant:
         return self._has_lost_store or self._group._actor.control.incarnation > 1
 
     async def seats(self) -> list[Seat]:
-        """The publishers."""
         value = await self.ask(lambda store: store.get(directory.PUBLISHER, timeout=self.patience))
         return directory.unpacked(Seat, value)
 

@@ -145,7 +145,6 @@ def _sent_by(pair: Group) -> Callable[[], int]:
 
 
 def _manifests(participant: Participant, version: int) -> list[bytes]:
-    """The known manifests of the shares of a version."""
     holding = participant.holdings.get(version)
     if holding is not None and holding.filled:
         return [bytes(holding.part(0))]

@@ -103,15 +103,12 @@ class Arrays:
         return next(leaf for leaf in self.leaves[key] if leaf is not None)
 
     def item(self, key: str) -> int:
-        """Bytes of an element."""
         return carrier(self.leaf(key).spec.name).itemsize
 
     def all(self) -> dict[str, Box]:
-        """All slices."""
         return {key: whole(self.leaf(key).extent.shape) for key in self.leaves}
 
     def of_share(self, share: int) -> dict[str, Box]:
-        """The slices of one share."""
         return {
             key: leaf.extent.box
             for key, of_shares in self.leaves.items()

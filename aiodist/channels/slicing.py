@@ -50,8 +50,6 @@ class NobodyError(Exception):
 
 
 class Slicing:
-    """Gets slices for a participant."""
-
     def __init__(self, participant: Participant, feeding: Feeding) -> None:
         self._participant = participant
         self._feeding = feeding

@@ -188,7 +188,6 @@ class News:
 
 
 async def ask(pair: Group, holding: Holding, *, maps: bool) -> None:
-    """Ask for what is missing."""
     await pair.send((holding.version, holding.filled, maps, b""), GIVES, tag=PARTS)
 
 
@@ -260,7 +259,6 @@ async def take(pair: Group, holding: Holding, patience: float, pace: Pace, *, ma
 
 
 def _received(pair: Group, window: Window, part: memoryview) -> list[Work[Any]]:
-    """Receive a part."""
     return [
         pair.recv(src=GIVES, tag=DATA, out=data, timeout=NO_DEADLINE)
         for data in window.slices(part)

@@ -12,8 +12,6 @@ from aiodist.schedules.resharding import Box, text
 
 
 class Extent(NamedTuple):
-    """A part of an array."""
-
     box: Box
     shape: tuple[int, ...]
     """The shape of the whole array."""

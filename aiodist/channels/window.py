@@ -42,7 +42,6 @@ class Window:
         """How many messages the sender sends before the first of them has been taken."""
 
     def slices(self, part: memoryview) -> Iterator[np.ndarray[Any, Any]]:
-        """The messages for a part."""
         for at in range(0, len(part), self._step):
             yield np.frombuffer(part[at : at + self._step], np.uint8)
 

@@ -49,8 +49,6 @@ _BUSY = encode_message(
 
 
 class Owner(Protocol):
-    """The owner of connections."""
-
     token: bytes | None
     name: str
     incarnation: int

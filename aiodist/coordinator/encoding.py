@@ -19,7 +19,6 @@ class Encoder:
         self._body = self._frame = b""
 
     def frame(self, message: Message, request: int) -> bytes:
-        """The frame of `message`, in reply to `request`."""
         is_new = message is not self._message
         if is_new:
             self._message, self._body = message, encode_body(message, max_body=MAX_REPLY)

@@ -92,7 +92,6 @@ async def _through_agent(wanted: Wanted, timeout: float) -> tuple[str, Coordinat
 
 
 def _reached_at(address: str, coordinator: Coordinator) -> str:
-    """`address` with the port that the coordinator got."""
     wanted, served = parse_address(address), parse_address(coordinator.address)
     if served.scheme not in ("tcp", "tls"):
         return coordinator.address

@@ -234,7 +234,6 @@ def _frame(salt: bytes, number: int, payload: bytes) -> bytes:
 
 
 def _slot(salt: bytes, number: int) -> bytes:
-    """The slot for frame `number`."""
     data = number.to_bytes(8, "big")
     return data + _CRC.pack(zlib.crc32(data, zlib.crc32(salt)))
 

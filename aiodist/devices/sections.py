@@ -73,7 +73,6 @@ class Sections:
 
     @property
     def is_last(self) -> bool:
-        """Whether all sections were fetched."""
         return not self._left
 
     def fetch(self) -> Section | None:

@@ -163,7 +163,6 @@ class Leaf:
         return (host_bytes(self.staging) if self.source is None else _NOTHING), None
 
     def queue(self, device_work: DeviceWork) -> None:
-        """Queue the remaining work on the device."""
         if self._passed:
             self.pass_on(device_work, self._length * self._itemsize)
             return
@@ -305,7 +304,6 @@ class Places:
             self.device_work.let_go()
 
     def finished(self) -> None:
-        """All queued work is complete."""
         self._holder.finished()
 
     def when_done(self, then: Callable[[], None]) -> None:

@@ -49,7 +49,6 @@ class Looks:
             self._then()
 
     def stop(self) -> None:
-        """Never call `then`."""
         if self._next is not None:
             self._next.cancel()
             self._next = None

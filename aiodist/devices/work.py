@@ -82,7 +82,6 @@ class DeviceWork:
         return flat
 
     def to_host(self, array: Any) -> Any:
-        """Queue a copy of the array to the host."""
         copy = self.device.host(*self.device.describe(array))
         self.device.copy(self.stream, copy, array)
         return copy

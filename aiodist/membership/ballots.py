@@ -124,8 +124,6 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The outcome for one voter."""
-
     conn: int
     request: int
     reply: Outcome | Failed

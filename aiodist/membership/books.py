@@ -129,7 +129,6 @@ class Books:
 
     @property
     def wall_time(self) -> float:
-        """Seconds since the Unix epoch."""
         return max(0.0, self.now + self._wall_offset)
 
     def open(self, key: GroupKey, size: Size, opener: str) -> Group:
@@ -173,7 +172,6 @@ class Books:
         return stores[ttl.group].store.expire(ttl.key) if ttl.group in stores else []
 
     def formed(self, group: Group, view: View) -> None:
-        """Record a new view of a group."""
         self.epochs.observe(view.group, view.epoch)
         self.write(_formed(group, view))
 

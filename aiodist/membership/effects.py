@@ -24,8 +24,6 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """A connection is gone."""
-
     conn: int
     reason: str
 

@@ -22,7 +22,6 @@ class Epochs:
         return self._last
 
     def take(self, name: str) -> int:
-        """Take the next epoch of `name`."""
         epoch = self._last.get(name, self.floor) + 1
         self.observe(name, epoch)
         return epoch

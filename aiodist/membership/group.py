@@ -76,7 +76,6 @@ class Joiner:
 
     @property
     def rank(self) -> int | None:
-        """The rank that it asks for."""
         return self.ask.rank
 
 
@@ -231,7 +230,6 @@ class Group:
         return self.install(View(self.name, epoch, ranked))
 
     def install(self, view: View) -> View:
-        """Make `view` the view of the group."""
         self.view = view
         self.ranks = view.ranks
         self.ballots.new_view()
@@ -382,7 +380,6 @@ def refusal(kind: Failure, text: str) -> Failed:
 
 
 def describe(who: JoinRequest | MemberInfo) -> str:
-    """Describe a process for people."""
     name = f"{who.name!r} " if who.name else ""
     return f"{name}(pid {who.pid} on {who.host or 'an unknown host'})"
 

@@ -229,7 +229,6 @@ class Part:
         return True
 
     def report(self, member: str, round: int, attempt: int, got: Got) -> None:
-        """Note what a member has of the moving round."""
         moving = self.moving
         if moving is None or (moving.round, moving.attempt) != (round, attempt):
             return

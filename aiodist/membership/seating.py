@@ -232,7 +232,6 @@ class Seating:
         self.settle(group)
 
     def have_left(self, group: Group, members: Sequence[MemberInfo], but: int = -1) -> None:
-        """Record that members have left, and tell the others except connection `but`."""
         assert group.view is not None
         ranks = tuple([member.rank for member in members])
         group.left.update(ranks)
@@ -271,7 +270,6 @@ class Seating:
     # Returns.
 
     def take_seat(self, group: Group, conn: int, rank: int, lease: float) -> None:
-        """Make `conn` the connection of the member with this rank."""
         # The old connection may still be open when the member comes over a new one::
         #
         #     old connection  ──── a member ────────┐ its end has not been seen yet
@@ -323,7 +321,6 @@ class Seating:
             self._admit_again(group)
 
     def _admit_again(self, group: Group) -> None:
-        """Let all joiners ask anew."""
         # Unseat all before the first is admitted, because the same name may now be a new group.
         waiting, group.joiners = list(group.joiners.values()), Seats()
         for joiner in waiting:

@@ -92,7 +92,6 @@ class Stalls:
         self._survey.ask_ranks(conn, group, missing, reply)
 
     def gone(self, group: Group, conn: int) -> None:
-        """The rank of `conn` waits no more, or is gone."""
         stall = self._stalls.get(group.key)
         if stall is not None:
             stall.conns.discard(conn)

@@ -124,7 +124,6 @@ class KeyValueStore:
             del answers[next(iter(answers))]
 
     def forget(self, member: str) -> None:
-        """`member` is gone for good."""
         self.answers.pop(member, None)
 
     def restore(self, key: str, value: bytes | None) -> None:
@@ -155,7 +154,6 @@ class KeyValueStore:
             self._unlisten(conn, request)
 
     def clear(self) -> None:
-        """Forget everything, the ttls included."""
         for key in self.values:
             self.set_ttl(key, None)
             self.changed(key, None)

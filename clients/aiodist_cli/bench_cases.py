@@ -172,7 +172,6 @@ class Result:
 
     @classmethod
     def of(cls, case: Case, column: str, blocks: Sequence[Block]) -> Result:
-        """Summarise blocks of iterations."""
         times = [ns for block in blocks for ns in block.ns]
         processor = sum(block.cpu for block in blocks) / max(1, len(times))
         return cls(case, column, Summary.of(times), None, processor)
@@ -217,7 +216,6 @@ def ratio(results: Iterable[Result], case: Case, over: str, column: str) -> floa
 
 
 def iterations_for(seconds: float, once: float, least: int = MIN_ITERATIONS) -> int:
-    """The number of iterations of `once` seconds in a block of `seconds`."""
     return max(least, min(MAX_ITERATIONS, round(seconds / max(once, 1e-9))))
 
 

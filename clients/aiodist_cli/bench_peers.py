@@ -73,7 +73,6 @@ class Contender:
 
     @property
     def label(self) -> str:
-        """The name for people."""
         return LABELS.get(self.name, self.name)
 
 

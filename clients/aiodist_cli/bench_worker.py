@@ -103,7 +103,6 @@ class Block(NamedTuple):
     cpu: float
 
     def answer(self, rank: int) -> dict[str, Any]:
-        """The answer of `rank`."""
         return {"ns": self.ns, "cpu": self.cpu} if rank == 0 else {"cpu": self.cpu}
 
 
@@ -299,7 +298,6 @@ def hello(rank: int, library: str, features: Sequence[str] = ()) -> dict[str, An
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """Encode a message for the control socket."""
     return json.dumps(message).encode() + b"\n"
 
 

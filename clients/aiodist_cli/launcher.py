@@ -279,7 +279,6 @@ async def _say(writer: Writer, text: str, failed: Exit | None, others: Iterable[
 
 
 def _said(lines: Iterable[bytes], rank: int, *same: int) -> bytes:
-    """The lines of `rank`, and which other ranks have the same lines."""
     data = joined(lines, prefix(rank, colour=wants_colour(_STDERR)))
     if same:
         data += f"aiodist run: the same on {spawn.name_ranks(same)}\n".encode()

@@ -27,7 +27,6 @@ class LineSplitter:
         self._after_return = False
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The lines that `chunk` completes."""
         if self._after_return and chunk:
             chunk = chunk.removeprefix(b"\n")
             self._after_return = False
@@ -46,7 +45,6 @@ class LineSplitter:
 
 
 def prefix(rank: int, *, colour: bool) -> bytes:
-    """The prefix of each line of `rank`."""
     text = f"[{rank}]"
     if colour:
         text = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
@@ -54,7 +52,6 @@ def prefix(rank: int, *, colour: bool) -> bytes:
 
 
 def joined(lines: Iterable[bytes], before: bytes) -> bytes:
-    """Join lines, each with the prefix `before`."""
     return b"".join(before + line + b"\n" for line in lines)
 
 

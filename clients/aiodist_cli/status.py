@@ -239,7 +239,6 @@ def plain(text: str, style: str = "") -> Text:
 
 
 def doing_text(member: Mapping[str, Any]) -> str:
-    """What a member said that it is doing, in a few words."""
     doing = member["doing"]
     if doing is None:
         return f"no answer; last sign of life {duration(member['silent'])} ago"
