@@ -136,7 +136,7 @@ class Reach:
         """
         peer = endpoint_of(member, tuple(_kind(address) for address in member.addresses))
         tried: list[str] = []
-        apart = "" if own.user == peer.user else "; where users differ, that takes 'tcp'"
+        apart = "" if own.user == peer.user else "; ranks of different users need 'tcp'"
         hint = _CHECK
         last: OSError | None = None
         for kind, address in registry.candidates(own, peer):

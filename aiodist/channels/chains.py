@@ -159,7 +159,7 @@ def _chain(said: Any, base: Holding, holding: Holding) -> list[Difference]:
                         break
             if len(chain) == len(pairs) and (not chain or at == holding.release.id):
                 return chain
-    raise ProtocolError(f"{said!r} came where a chain of differences was next")
+    raise ProtocolError(f"{said!r} came instead of a chain of differences")
 
 
 class _Taking:
@@ -193,7 +193,7 @@ class _Taking:
                     case (int(number), [*sizes]) if number == self._next:
                         self._keep(await self._codes(sizes))
                     case nonsense:
-                        raise ProtocolError(f"{nonsense!r} came where codes were next")
+                        raise ProtocolError(f"{nonsense!r} came instead of codes")
                 if self._left and (decoding is None or decoding.done()):
                     if decoding is not None:
                         decoding.result()
@@ -218,7 +218,7 @@ class _Taking:
         while len(data) < sum(sizes):
             piece = await word(self._pair, holding, self._patience)
             if not isinstance(piece, bytes) or not piece:
-                raise ProtocolError(f"{piece!r} came where a piece of a code was next")
+                raise ProtocolError(f"{piece!r} came instead of a piece of a code")
             data += piece
         ends = list(accumulate(sizes))
         return [bytes(data[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
@@ -269,7 +269,7 @@ class _Taking:
             data = pair.recv(src=GIVES, tag=DATA, out=place, timeout=NO_DEADLINE)
             try:
                 if (said := await word(pair, holding, self._patience)) != number:
-                    raise ProtocolError(f"part {said!r} came where {number} was next")
+                    raise ProtocolError(f"part {said!r} came instead of part {number}")
                 await data.wait(self._patience)
             finally:
                 give_up([data])

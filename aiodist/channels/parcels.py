@@ -143,7 +143,7 @@ async def take(
                 case (int(number), int(crc)) if number in left:
                     pass
                 case nonsense:
-                    raise ProtocolError(f"{nonsense!r} came where a parcel was next")
+                    raise ProtocolError(f"{nonsense!r} came instead of a parcel")
             if mapped is not None:
                 if source is not None:
                     await in_thread(partial(lots.copy, source, lot, left[number]))
@@ -181,4 +181,4 @@ async def take_manifests(pair: Group, version: int, patience: float) -> list[byt
         case [*packed] if all(isinstance(one, bytes) for one in packed):
             return packed
         case nonsense:
-            raise ProtocolError(f"a participant said {nonsense!r} where manifests were asked for")
+            raise ProtocolError(f"a participant said {nonsense!r} instead of manifests")

@@ -236,7 +236,7 @@ async def take(pair: Group, holding: Holding, patience: float, pace: Pace, *, ma
                     end += 1
             said = await word(pair, holding, patience)
             if said != number:
-                raise ProtocolError(f"part {said!r} came where {number} was next")
+                raise ProtocolError(f"part {said!r} came instead of part {number}")
             if maps:
                 if number == 0:
                     holding.check(0)

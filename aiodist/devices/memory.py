@@ -159,7 +159,7 @@ class DeviceMemory:
         if not self._mixed:
             self._mixed = True
             self._say(
-                "tensors on devices are reduced by way of host memory where %s",
+                "tensors on devices go through host memory in reductions, because %s",
                 "other ranks give tensors of the host",
             )
 
