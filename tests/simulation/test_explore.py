@@ -175,7 +175,9 @@ async def test_without_the_marker():
 """
 
 
-@pytest.mark.parametrize("beside", ["pytest-asyncio", "nothing"])
+@pytest.mark.parametrize(
+    "beside", ["pytest-asyncio", pytest.param("nothing", marks=pytest.mark.long)]
+)
 def test_the_plugin_of_pytest(beside: str, tmp_path: Path) -> None:
     alone = beside == "nothing"
     (tmp_path / "test_it.py").write_text(TESTS if alone else TESTS + REAL)
@@ -201,6 +203,6 @@ def test_the_plugin_of_pytest(beside: str, tmp_path: Path) -> None:
     )
     assert again in found
     assert "await asyncio.sleep(1.0)  -> killed meanwhile" in found
-    if alone:
+    if not alone:
         calm = "ranks 2, seed 0, even network"
         assert "1 passed" in run("test_it.py::test_fails", "--simulate", calm)

@@ -191,6 +191,7 @@ async def one_version(group: aiodist.Group) -> None:
             await group.barrier()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("program", "faults"), [(tagged, ""), (in_step, "kill"), (one_version, "")]
 )
