@@ -204,7 +204,7 @@ FAULTS = (
         "aiodist/engine/verdict_relay.py",
         "        self._tell(key, verdict, [peer for peer in untold if peer != src])\n",
         "",
-        _unit("engine"),
+        _unit("engine/test_verdict_relay.py"),
     ),
     DesignFault(
         "the verdicts of a rank that dies are not told for it",
@@ -212,7 +212,7 @@ FAULTS = (
         "        for key, verdict in self._heard.pop(src, ()):\n"
         "            self._tell(key, verdict, range(self._party.size))",
         "        self._heard.pop(src, ())",
-        _unit("engine"),
+        _unit("engine/test_verdict_relay.py"),
     ),
     DesignFault(
         "a verdict on a collective that was not called yet is forgotten",
