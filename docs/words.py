@@ -59,6 +59,7 @@ WRITTEN = [
     "docs/scale.md",
     "docs/security.md",
     "docs/services.md",
+    "docs/simulating.md",
     "docs/testing.md",
     "docs/torch.md",
     "docs/tutorial/1-first.md",
