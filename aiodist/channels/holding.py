@@ -49,6 +49,8 @@ class Coming(ABC):
         self.fed = 0
         self.stirs = 0
         self.starved = 0
+        self.is_starved = False
+        """Nobody had the version when it was looked for last."""
         self.given: dict[object, int] = {}
         self.wanted = 0
         """How many wait for all of it."""
@@ -100,12 +102,14 @@ class Coming(ABC):
     def starve(self) -> None:
         """Nobody who is there has the version."""
         self.starved += 1
+        self.is_starved = True
         self.tell()
 
     @contextmanager
     def feeding(self) -> Iterator[None]:
         """While this lasts, the version is being taken from somebody."""
         self.fed += 1
+        self.is_starved = False
         try:
             yield
         finally:

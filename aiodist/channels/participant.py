@@ -418,7 +418,7 @@ class Participant:
             publishes=self.publishes,
             version=version,
             newest=newest,
-            nbytes=sum(one.nbytes for one in self.releases if one.version == newest),
+            nbytes=self._size(newest),
             here=sum(one.here for one in comings if one.version == newest),
             behind=0.0 if self.publishes else self._lag.seconds(version, self._loop.time()),
             memory=sum(one.own_bytes for one in comings) + self.spare.nbytes,
@@ -494,7 +494,14 @@ class Participant:
         said = channels.said_in(await self._at(who))
         if said is None:
             return None
-        return said.here if said.newest == version else 0
+        if said.newest == version:
+            return said.here
+        # It says only of the newest version how much it has, but its program has all of this one.
+        return self._size(version) if said.version == version else 0
+
+    def _size(self, version: int | None) -> int:
+        """Bytes of a version, as far as it is known here; 0: it is not."""
+        return sum(one.nbytes for one in self.releases if one.version == version)
 
     async def said_in_line(self, version: int) -> list[int]:
         """How many bytes of a version those have who live and want all of it."""

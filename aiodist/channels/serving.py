@@ -20,10 +20,6 @@ from aiodist.wire.limits import MAX_NAME
 log = logging.getLogger("aiodist.channels")
 
 
-KNOWN = 1 / 4
-"""Of `patience`: for so long it may take to begin with a version of which others know."""
-
-
 async def meet(participant: Participant, name: str) -> None:
     """Meet another participant in the group `name`, and give it what it asks for."""
     mine = directory.meetings(participant.channel, participant.id)
@@ -78,7 +74,7 @@ async def _until_begun(participant: Participant, version: int) -> None:
     """Wait until this participant takes the version, because another one may ask for it before this
     one has heard of it, or before the program here asks for it."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(KNOWN * participant.patience):
+        async with asyncio.timeout(transfers.KNOWN * participant.patience):
             while version not in participant.holdings and not participant.publishes:
                 newest = directory.newest(participant.releases)
                 if newest is not None and version < newest:

@@ -34,6 +34,10 @@ MOST_WAITS = 16
 """So often one is told that it takes longer, and nothing comes, before one looks for another
 source: one is told so twice in the time of `patience`."""
 
+KNOWN = 1 / 4
+"""Of `patience`: for so long a participant waits for its own program to begin with a version, or to
+go on with it, before it refuses that version to others."""
+
 NOT_HERE = -2
 """Instead of the number of a part: the source has not got that version, or not any more."""
 
@@ -153,20 +157,25 @@ class News:
         """Wait until something has changed, and tell the other one where it takes longer. False: no
         more will come, and it is told. Raises AiodistError where the other one has gone."""
         coming = self._coming
-        if coming.is_abandoned or coming.starved != self._starved:
+        is_idle = not (coming.fed or coming.is_whole)
+        is_starved = coming.starved != self._starved or (is_idle and coming.is_starved)
+        if coming.is_abandoned or is_starved:
             await refuse(self._pair)
             return False
         news = asyncio.ensure_future(coming.news())
         try:
             done, _ = await asyncio.wait(
                 {news, self._leaves},
-                timeout=self._patience / 2,
+                timeout=self._patience * (KNOWN if is_idle else 1 / 2),
                 return_when=asyncio.FIRST_COMPLETED,
             )
         finally:
             news.cancel()
         if self._leaves.done():
             self._leaves.result()
+        if is_idle and not done and not coming.fed:
+            await refuse(self._pair)
+            return False
         if coming.stirs != self._stirs or (not done and coming.fed):
             self._stirs = coming.stirs
             await self._pair.send(WAIT, TAKES, tag=PARTS)
