@@ -75,11 +75,16 @@ class Fetching:
         raise ValueError(f"the channel does not have version {releases[0].version} any more")
 
     async def _attempt(self, releases: Shares, reading: Reading) -> Holding | Lot:
-        """Take a version from those who may have it. Raises NobodyError."""
+        """Take a version from those who may have it. Raises NobodyError, MessageTooLargeError."""
         version = releases[0].version
+        is_whole = len(releases) == 1 and not reading.is_sliced
+        # Of slices it is not known yet how large they are.
+        reading.check_size(
+            version, sum(one.nbytes if is_whole else one.manifest for one in releases)
+        )
         # Two who ask for it at once, by `latest` and by `stream`, take it once.
         async with self._turns.setdefault(version, asyncio.Lock()):
-            if len(releases) == 1 and not reading.is_sliced:
+            if is_whole:
                 found: Holding | Lot = await self._whole(releases[0], reading)
             else:
                 found = await self.slicing.attempt(releases, reading)

@@ -409,17 +409,24 @@ class Participant:
                 directory.RELEASES, Release, lambda known: directory.restored(known, self.own())
             )
 
+    def has_here(self, version: int | None) -> tuple[int, int]:
+        """How many bytes of a version are here, and how many it has; 0: it is not known."""
+        comings = [*self.holdings.values(), *self.lots.values()]
+        here = sum(one.here for one in comings if one.version == version)
+        return here, self._size(version)
+
     def _said(self) -> channels.Said:
         version = self.version()
         newest = directory.newest(self.releases)
+        here, nbytes = self.has_here(newest)
         comings = [*self.holdings.values(), *self.lots.values()]
         sent, received = self.bytes_moved
         return channels.Said(
             publishes=self.publishes,
             version=version,
             newest=newest,
-            nbytes=self._size(newest),
-            here=sum(one.here for one in comings if one.version == newest),
+            nbytes=nbytes,
+            here=here,
             behind=0.0 if self.publishes else self._lag.seconds(version, self._loop.time()),
             memory=sum(one.own_bytes for one in comings) + self.spare.nbytes,
             sent=sent,

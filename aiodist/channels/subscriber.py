@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
-from typing import Any, Unpack, overload
+from typing import Any, NamedTuple, Unpack, overload
 
-from aiodist.channels import directory, serving
+from aiodist.channels import directory, receipts, serving
 from aiodist.channels.directory import Release
 from aiodist.channels.fetching import Fetching
 from aiodist.channels.holding import in_thread
 from aiodist.channels.into import Reading, arriving, until_either
 from aiodist.channels.participant import PATIENCE, Participant
+from aiodist.channels.receipts import Receipt
 from aiodist.channels.slicing import Shares
 from aiodist.errors import CollectiveTimeoutError
 from aiodist.types import ChannelOptions
@@ -23,13 +25,16 @@ def subscriber(
     *,
     address: str | None = None,
     patience: float = PATIENCE,
+    max_bytes: int | None = None,
     **options: Unpack[ChannelOptions],
 ) -> Subscriber:
     """``async with aiodist.subscriber("policy", address=…) as weights: version, tree = await
     weights.latest()``: take versions of weights from a channel, at any time.
 
     `address`, `patience` and `options` are those of `aiodist.publisher`. There need be no publisher
-    yet, or any more. Entering raises what `aiodist.connect` does.
+    yet, or any more. `max_bytes`: the most bytes of a version, or of the slices of it that are
+    wanted, that may come here. Without it, the publisher decides how much memory a version takes.
+    Entering raises what `aiodist.connect` does.
 
     For example::
 
@@ -41,7 +46,18 @@ def subscriber(
             await out.publish([1.5], version=7)
             assert await weights.latest() == (7, [1.5])
     """
-    return Subscriber(Participant(channel, address, patience, options))
+    if max_bytes is not None and not max_bytes > 0:
+        raise ValueError(f"max_bytes is more than 0, not {max_bytes!r}")
+    return Subscriber(Participant(channel, address, patience, options), max_bytes)
+
+
+class Arrived(NamedTuple):
+    """How much of a version a subscriber has: `here` of `nbytes` bytes. Memory that it maps counts
+    as well."""
+
+    version: int
+    here: int
+    nbytes: int
 
 
 class Subscriber:
@@ -52,8 +68,9 @@ class Subscriber:
     never the same twice; see `latest`.
     """
 
-    def __init__(self, participant: Participant) -> None:
+    def __init__(self, participant: Participant, max_bytes: int | None = None) -> None:
         self._participant = participant
+        self._max_bytes = max_bytes
         self._fetching = Fetching(participant)
         self._turn = asyncio.Lock()
         self._mixed: int | None = None
@@ -74,6 +91,29 @@ class Subscriber:
     def newest(self) -> int | None:
         """The newest version that the channel has, as far as is known here; None: it has none."""
         return directory.newest(self._participant.releases)
+
+    @property
+    def arrived(self) -> Arrived | None:
+        """How much of the newest version is here, for example to show progress while `latest`
+        waits; None: the channel has no version."""
+        newest = self.newest
+        return None if newest is None else Arrived(newest, *self._participant.has_here(newest))
+
+    async def acknowledge(self, version: int, content: str = "") -> None:
+        """Tell publishers that this host has a version, for example in its folder. Each host counts
+        once, by the last version that it has acknowledged. `content`: tells versions of the same
+        number apart, because numbers may begin anew. See `Publisher.acknowledged`.
+
+        Waits for a coordinator that is away. Raises CoordinatorLostError, GroupClosedError, and
+        ValueError for a version that is no number of one.
+        """
+        if type(version) is not int or not 0 <= version <= directory.MAX_VERSION:
+            raise ValueError(f"a version is an int from 0 on, not {version!r}")
+        participant = self._participant
+        new = Receipt(version, content, participant.host or socket.gethostname())
+        await participant.until_done(
+            lambda: participant.ask(lambda store: receipts.give(store, new, participant.patience))
+        )
 
     async def wait(self, *, newer_than: int = -1, timeout: float | None = None) -> int:
         """The number of the newest version, as soon as there is one over `newer_than`. Waits for as
@@ -140,10 +180,12 @@ class Subscriber:
         the version before nor this one: see `mixed`, which the error notes, too.
 
         Raises TypeError and ValueError, naming the place in `into`, where that does not fit, with
-        nothing written; CollectiveTimeoutError (a TimeoutError); CoordinatorLostError;
-        GroupClosedError. What has come of a version by then is kept for the next call.
+        nothing written; MessageTooLargeError (a ValueError) if the newest version is above
+        `max_bytes`, before any of it comes; CollectiveTimeoutError (a TimeoutError);
+        CoordinatorLostError; GroupClosedError. What has come of a version by then is kept for the
+        next call.
         """
-        reading = Reading(into, converts=convert)
+        reading = Reading(into, converts=convert, max_bytes=self._max_bytes)
         with self._noted(reading), self._within(timeout, newer_than, "here"):
             async with asyncio.timeout(timeout), self._turn:
                 least = max(newer_than + 1, self._given)
@@ -211,7 +253,7 @@ class Subscriber:
         is older than what was given before; and what `latest` does.
         """
         releases = await self._release(version)
-        reading = Reading()
+        reading = Reading(max_bytes=self._max_bytes)
         fetch = asyncio.ensure_future(self._fetching.this(releases, reading))
         self._participant.adopt(fetch)
         try:
