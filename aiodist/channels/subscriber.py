@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, aclosing, contextmanager
+from functools import partial
 from typing import Any, NamedTuple, Unpack, overload
 
-from aiodist.channels import directory, receipts, serving
+from aiodist.channels import changes, directory, receipts, serving
+from aiodist.channels.changes import are_alike
 from aiodist.channels.directory import Release
 from aiodist.channels.fetching import Fetching
-from aiodist.channels.holding import in_thread
+from aiodist.channels.holding import Holding, in_thread
 from aiodist.channels.into import Reading, arriving, until_either
+from aiodist.channels.lots import Lot
+from aiodist.channels.manifest import Leaf
 from aiodist.channels.participant import PATIENCE, Participant
 from aiodist.channels.receipts import Receipt
 from aiodist.channels.slicing import Shares
@@ -243,31 +247,65 @@ class Subscriber:
     def __aiter__(self) -> Versions:
         return Versions(self)
 
-    async def stream(self, version: int) -> AsyncGenerator[tuple[str, Any], None]:
+    async def stream(
+        self, version: int, *, changed_since: int | None = None
+    ) -> AsyncGenerator[tuple[str, Any], None]:
         """``async for name, array in weights.stream(version)``: the arrays of a version in the
         order of its tree, each as soon as it is here and has been checked, while others are on
         their way. Its name are the keys on the way to it, joined by dots. As for `latest`,
         arrays of numpy cannot be written, and tensors are copies.
 
+        `changed_since`: a version that was given before. Arrays that have the same bytes as in that
+        one are left out. If it is not in memory any more, or has another tree, or if there are
+        several publishers, all arrays come.
+
         Raises ValueError for a version that the channel has not, or not any more, and for one that
         is older than what was given before; and what `latest` does.
         """
+        async with aclosing(self._leaves(version, changed_since)) as leaves:
+            async for coming, leaf, is_changed in leaves:
+                if is_changed:
+                    yield leaf.name, coming.read(leaf)
+
+    async def changed(self, version: int, *, since: int) -> set[str]:
+        """The names, as `stream` gives them, of the arrays of a version that have other bytes than
+        in the version `since`. Returns when the version is here. Raises what `stream` does."""
+        async with aclosing(self._leaves(version, since)) as leaves:
+            return {leaf.name async for _, leaf, is_changed in leaves if is_changed}
+
+    async def _leaves(
+        self, version: int, since: int | None
+    ) -> AsyncGenerator[tuple[Holding | Lot, Leaf, bool], None]:
+        """The arrays of a version, each when it is here, and whether it has changed."""
         releases = await self._release(version)
         reading = Reading(max_bytes=self._max_bytes)
+        base = None if since is None or since == version else self._given_before(since)
         fetch = asyncio.ensure_future(self._fetching.this(releases, reading))
         self._participant.adopt(fetch)
         try:
-            await until_either(reading.begun.wait(), fetch)
-            coming = reading.coming
-            assert coming is not None
-            with coming:
+            with ExitStack() as read:
+                if base is not None:
+                    read.enter_context(base)  # it stays until all arrays have been compared
+                await until_either(reading.begun.wait(), fetch)
+                coming = reading.coming
+                assert coming is not None
+                read.enter_context(coming)
                 async for leaf in arriving(coming, fetch):
-                    yield leaf.name, coming.read(leaf)
+                    is_changed = True
+                    if isinstance(coming, Holding) and base and are_alike(base, coming):
+                        compare = partial(changes.is_changed, base, coming, leaf)
+                        is_changed = await in_thread(compare)
+                    yield coming, leaf, is_changed
                 await fetch
                 self._given = max(self._given, version)
         finally:
             fetch.cancel()
             await asyncio.gather(fetch, return_exceptions=True)
+
+    def _given_before(self, version: int) -> Holding | None:
+        """A version that was given here and is still in memory."""
+        found = self._participant.holdings.get(version)
+        return found if found is not None and found.is_whole and version <= self._given else None
 
     async def _release(self, version: int) -> Shares:
         there = directory.versions(await self._participant.look())

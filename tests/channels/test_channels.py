@@ -247,3 +247,39 @@ def test_hosts_acknowledge_a_version(run, channel):
                     await weights.acknowledge(-1)
 
     run(main())
+
+
+def test_only_arrays_that_have_changed(run, channel):
+    def version(number, **more):
+        arrays = {"same": np.full(400_000, np.nan), "new": np.zeros(400_000, np.int32)}
+        arrays["new"][-1] = number
+        return {"layers": [arrays, {"t": np.full(3, number // 2)}], **more}
+
+    async def names(weights, number, **options):
+        async with aclosing(weights.stream(number, **options)) as arrays:
+            return [name async for name, _ in arrays]
+
+    async def main():
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            stage = channel(coordinator)
+            async with stage.publisher(deltas=True) as out, stage.subscriber() as weights:
+                everything = ["layers.0.same", "layers.0.new", "layers.1.t"]
+                for number in range(2, 5):
+                    await out.publish(version(number), version=number)
+                    await weights.wait(newer_than=number - 1)
+                    if number == 2:
+                        # It has had no version before.
+                        assert await names(weights, 2, changed_since=1) == everything
+                    elif number == 3:
+                        assert await names(weights, 3, changed_since=2) == everything[1:2]
+                        assert await weights.changed(3, since=2) == set(everything)  # it is gone
+                    else:
+                        assert await weights.changed(4, since=3) == set(everything[1:])
+                # Another tree.
+                await out.publish(version(4, x=1), version=5)
+                await weights.wait(newer_than=4)
+                assert await names(weights, 5, changed_since=4) == everything
+                with pytest.raises(ValueError, match="version 4 cannot be had"):
+                    await weights.changed(4, since=3)
+
+    run(main())
