@@ -1,6 +1,9 @@
-// The compiled part of aiodist: the reductions for which numpy goes over an array several times.
+// The compiled part of aiodist: the work for which numpy goes over an array several times.
 //
-// aiodist.buffers.kernels is the reference, and does all others. Both give the same bits, because
+// `differ` finds what has changed between two versions of a chunk of weights. Its reference is
+// aiodist.channels.differences.
+//
+// `reduce` reduces arrays. aiodist.buffers.kernels is the reference, and does all others. Both give the same bits, because
 // operands are combined in the order of ranks, and float16 and bfloat16 are added up in float32 and
 // rounded once. (Of two NaNs this keeps the one of the lower rank. numpy does so, too, but for some
 // elements at the end of an array.)
@@ -12,7 +15,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define LAYOUT 1       // aiodist.compiled refuses a build with another number
+#define LAYOUT 2       // aiodist.compiled refuses a build with another number
 #define BLOCK 1024     // elements that are worked on at once: they stay in the first cache
 #define ALONE 32768    // bytes from which other threads may run meanwhile
 
@@ -145,6 +148,63 @@ static const Entry entries[] = {
 };
 #define COUNT ((Py_ssize_t)(sizeof entries / sizeof *entries))
 
+// ---- what has changed ---------------------------------------------------------------------------
+
+#define FAR 255  // a gap of this many elements without a change behind it: the gap goes on
+
+typedef struct {
+    Py_ssize_t count, steps;  // changes, and bytes of `gaps`. count < 0: there is no room for them
+} Changes;
+
+// Most blocks of so many bytes have not changed, so they are compared at once.
+#define WORDS 8
+
+// T: an element. `room`: for so many changes. Each of them takes a byte of `gaps`, and each FAR
+// elements without one. Elements lie in words as on processors with the lowest byte first.
+#define DIFFER(NAME, T)                                                                            \
+    CLONES static Changes NAME(const char *old, const char *now, Py_ssize_t nbytes,                \
+                               unsigned char *gaps, void *into, Py_ssize_t room) {                 \
+        const int bits = 8 * sizeof(T);                                                            \
+        T *values = into;                                                                          \
+        Py_ssize_t count = 0, steps = 0, next = 0; /* next: behind the last change */              \
+        for (Py_ssize_t start = 0; start < nbytes; start += 8 * WORDS) {                           \
+            const Py_ssize_t left = nbytes - start;                                                \
+            uint64_t a[WORDS] = {0}, b[WORDS] = {0};                                               \
+            if (left >= 8 * WORDS) {                                                               \
+                memcpy(a, old + start, 8 * WORDS);                                                 \
+                memcpy(b, now + start, 8 * WORDS);                                                 \
+            } else {                                                                               \
+                memcpy(a, old + start, (size_t)left);                                              \
+                memcpy(b, now + start, (size_t)left);                                              \
+            }                                                                                      \
+            uint64_t differs = 0;                                                                  \
+            for (int k = 0; k < WORDS; k++) differs |= a[k] ^ b[k];                                \
+            if (!differs) continue;                                                                \
+            unsigned words = 0; /* a bit for each one that has changed: no branches to guess */    \
+            for (int k = 0; k < WORDS; k++) words |= (unsigned)(a[k] != b[k]) << k;                \
+            for (; words; words &= words - 1) {                                                    \
+                const int k = __builtin_ctz(words);                                                \
+                for (uint64_t rest = a[k] ^ b[k]; rest;) {                                         \
+                    const int j = __builtin_ctzll(rest) / bits;                                    \
+                    rest &= ~((uint64_t)(T)-1 << (j * bits));                                      \
+                    if (count == room) return (Changes){-1, 0};                                    \
+                    const Py_ssize_t at = (start + 8 * k) / (Py_ssize_t)sizeof(T) + j;             \
+                    for (; at - next >= FAR; next += FAR) gaps[steps++] = FAR;                     \
+                    gaps[steps++] = (unsigned char)(at - next);                                    \
+                    next = at + 1;                                                                 \
+                    const T step = (T)((b[k] >> (j * bits)) - (a[k] >> (j * bits)));               \
+                    values[count++] = (T)((T)(step << 1) ^ (T)-(step >> (bits - 1)));              \
+                }                                                                                  \
+            }                                                                                      \
+        }                                                                                          \
+        return (Changes){count, steps};                                                            \
+    }
+
+DIFFER(differ_1, uint8_t)
+DIFFER(differ_2, uint16_t)
+DIFFER(differ_4, uint32_t)
+DIFFER(differ_8, uint64_t)
+
 // ---- for Python ---------------------------------------------------------------------------------
 
 static PyObject *find(PyObject *self, PyObject *args) {
@@ -225,7 +285,42 @@ end:
     return result;
 }
 
+static PyObject *differ(PyObject *self, PyObject *args) {
+    Py_buffer old, now, gaps, values;
+    if (!PyArg_ParseTuple(args, "y*y*w*w*:differ", &old, &now, &gaps, &values)) return NULL;
+    PyObject *result = NULL;
+    const Py_ssize_t width = values.itemsize;
+    if (width != 1 && width != 2 && width != 4 && width != 8)
+        PyErr_Format(PyExc_ValueError, "there are no elements of %zd bytes", width);
+    else if (old.len != now.len || old.len % width)
+        PyErr_Format(PyExc_ValueError, "%zd and %zd bytes of elements of %zd", old.len, now.len, width);
+    else if (gaps.len < values.len / width + old.len / width / FAR)
+        PyErr_Format(PyExc_ValueError, "%zd bytes are not enough for gaps", gaps.len);
+    else {
+        const Py_ssize_t room = values.len / width;
+        Changes found;
+        Py_BEGIN_ALLOW_THREADS
+        found = (width == 1   ? differ_1
+                 : width == 2 ? differ_2
+                 : width == 4 ? differ_4
+                              : differ_8)(old.buf, now.buf, old.len, gaps.buf, values.buf, room);
+        Py_END_ALLOW_THREADS
+        if (found.count < 0)
+            result = Py_NewRef(Py_None);
+        else
+            result = Py_BuildValue("nn", found.count, found.steps);
+    }
+    PyBuffer_Release(&old);
+    PyBuffer_Release(&now);
+    PyBuffer_Release(&gaps);
+    PyBuffer_Release(&values);
+    return result;
+}
+
 static PyMethodDef methods[] = {
+    {"differ", differ, METH_VARARGS,
+     "differ(old, new, gaps, values)\n--\n\nWrite the gaps and values of what has changed, and return how"
+     " many there are of both; None if there is no room."},
     {"find", find, METH_VARARGS,
      "find(op, dtype)\n--\n\nReturn the number of a kernel, or None if there is none."},
     {"reduce", (PyCFunction)(void (*)(void))reduce, METH_FASTCALL,
