@@ -249,7 +249,7 @@ FAULTS = (
         "aiodist/links/greeting.py",
         "        return check_proof(mac,",
         "        return True or check_proof(mac,",
-        _unit("links"),
+        _unit("links/test_greeting.py"),
     ),
     DesignFault(
         "a connection takes over though frames were lost between the two",
