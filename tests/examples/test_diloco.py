@@ -1,4 +1,4 @@
-"""A character model that members train by DiLoCo, and the demonstration beside DDP."""
+"""A character model that members train by DiLoCo, and the table and plot of the demonstration."""
 
 from __future__ import annotations
 
@@ -103,17 +103,3 @@ def test_the_table_and_the_plot(tmp_path: Path) -> None:
     text = (tmp_path / "plot.svg").read_text()
     assert "one is killed" in text
     assert "DiLoCo, calm" in text
-
-
-@pytest.mark.long
-def test_the_demonstration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    demo = load("demo")
-    monkeypatch.setattr(demo, "PACE", 0.01)
-    demo.main(["--here", "--seconds", "20", "--plot", str(tmp_path / "plot.svg")])
-    _, diloco, ddp = capsys.readouterr().out.splitlines()[-3:]
-    assert diloco.startswith("DiLoCo")
-    assert float(diloco.split()[1]) > 0
-    assert ddp.startswith("DDP")
-    assert (tmp_path / "plot.svg").stat().st_size > 1000
