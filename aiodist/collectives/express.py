@@ -87,8 +87,8 @@ class Recipe:
     """One collective that is called with one kind of array, prepared."""
 
     __slots__ = (
-        "call", "digest", "finish", "keeps", "nbytes", "op", "phase", "returns", "unformed",
-        "vector", "weight",
+        "call", "digest", "finish", "keeps", "nbytes", "op", "phase", "returns", "tapes",
+        "unformed", "vector", "weight",
     )  # fmt: skip
 
     def __init__(self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object) -> None:
@@ -105,6 +105,8 @@ class Recipe:
         self.weight = written_down(phase.prepared.plan.steps)
         self.keeps = keeps  # recipes are found by the identity of this, so it has to stay
         self.returns = True  # whether this rank has a result
+        # By parity of the number of the call, what the compiled part does it with.
+        self.tapes: tuple[Any, Any] = (None, None)
         self.unformed = 0  # so many calls are laid out until a form is made of one; 0: none is
 
     def form(self, args: tuple[Any, ...]) -> Form | None:

@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from aiodist.buffers.vector import Vector
 from aiodist.collectives import lane_reductions, lane_values
 from aiodist.collectives.express import (
@@ -31,6 +33,8 @@ from aiodist.collectives.express import (
     returning,
 )
 from aiodist.collectives.lane_reductions import LaneRecipe
+from aiodist.collectives.tapes import ALL_SHOWN, is_tape, tape_of
+from aiodist.compiled import core
 from aiodist.engine.early import Key
 from aiodist.engine.executor import ALL, Executor, area_for, area_of
 from aiodist.engine.operation import Failure, Operation, Program
@@ -38,6 +42,7 @@ from aiodist.engine.phase import Phase
 from aiodist.phases.base import Call
 from aiodist.shared_memory.board import digest_of
 from aiodist.shared_memory.lane import Lane
+from aiodist.transports.surroundings import is_virtual
 from aiodist.work import Work
 
 _NOTHING: Mapping[int, memoryview] = {}
@@ -93,6 +98,55 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
     def __init__(self, context: ExpressGroup, lane: Lane) -> None:
         super().__init__(context)
         self._lane = lane
+        self._caller: Any = None
+        if core is not None and not is_virtual(self._loop):
+            self._use_compiled()
+
+    def _use_compiled(self) -> None:
+        """Have the compiled part start calls that it can do; it calls the Python way for others."""
+        lane, calls, records = self._lane, self._calls, self._records
+        turns, _, progress, _ = lane.inner()
+        assert core is not None
+        self._caller = core.Caller(
+            lane=lane,
+            turns=turns,
+            queue=turns.queue,
+            next=calls.tags.numbers,
+            early=calls.arrivals.early,
+            verdicts=calls.arrivals.verdicts,
+            calls=calls,
+            records=records,
+            progress=progress,
+            said=lane.board.said,
+            loop=self._loop,
+            time=self._loop.time,
+            work=Work,
+            where=records.where,
+            run=self._run,
+            all_reduce=self._all_reduce,
+            unfinished=self._unfinished,
+            broke=self._broke,
+            loop_word=("loop",),
+            first=lane.first,
+        )
+        vars(self).update(all_reduce=self._caller.all_reduce, _run=self._caller.run)
+
+    def _all_reduce(self, x: Any, op: Any, seconds: float, tag: object = None) -> Work[Any] | None:
+        """Reduce an array of a kind that the compiled part does not know, perhaps from now on."""
+        work = super().all_reduce(x, op, seconds, tag)
+        if work is not None and type(x) is np.ndarray:
+            recipe = self._recipes.get((id(op), x.dtype, x.shape))
+            if recipe is not None and recipe.tapes[0] is not None:
+                self._caller.know(x, op, recipe)
+        return work
+
+    def close(self) -> None:
+        super().close()
+        if self._caller is not None:
+            self._caller.forget()
+            self._caller = None
+            vars(self).pop("all_reduce")
+            vars(self).pop("_run")
 
     def _prepare(
         self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
@@ -126,9 +180,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         executor = None
         try:
             if recipe.fused is not None and not place:
-                made = recipe.at_once
-                at_once = made.get(area) or made.setdefault(area, recipe.fused(phase, lane, area))
-                done = at_once(flat)
+                done = (recipe.at_once.get(area) or self._fused(recipe, area))(flat)
             else:
                 assert isinstance(recipe, LaneRecipe)
                 executor = recipe.executor(flat, lane, area, place)
@@ -136,22 +188,59 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         except Exception as error:
             if executor is not None:
                 executor.close()
-            calls.take_over(work, recipe.call, None, failing(error), seconds)
+            self._broke(work, recipe, error, seconds)
             return work
         if done == ALL:
             if executor is not None:
                 executor.close()
             lane.finish_inline()
             self._done(work, recipe, x)
-            return work
-        if executor is None:
-            executor, rest = self._rest(recipe, x, flat, area, done)
-            if done >= lane_values.ALL_SHOWN and executor is not None and not self._runs_others():
-                return self._go_on(work, recipe.call, executor, rest, seconds)
+        elif executor is None:
+            self._unfinished(work, recipe, x, flat, area, done, seconds)
         else:
-            rest = rest_of(recipe, x)
-        calls.take_over(work, recipe.call, executor, rest, seconds)
+            calls.take_over(work, recipe.call, executor, rest_of(recipe, x), seconds)
         return work
+
+    def _fused(
+        self, recipe: LaneRecipe | lane_values.ValueRecipe, area: int
+    ) -> Callable[[Any], int]:
+        """Make what carries `recipe` out in `area`."""
+        phase, lane = recipe.phase, self._lane
+        assert recipe.fused is not None
+        run = recipe.fused(phase, lane, area)
+        run = tape_of(recipe, phase, lane, area, run) or run
+        if is_tape(run) and phase.direct is None:
+            even, odd = recipe.tapes
+            recipe.tapes = (even if area == 1 else run, odd if area == 0 else run)
+        recipe.at_once[area] = run
+        return run
+
+    def _unfinished(
+        self,
+        work: Work[Any],
+        recipe: LaneRecipe | lane_values.ValueRecipe,
+        x: Any,
+        flat: Any,
+        area: int,
+        done: int,
+        seconds: float,
+    ) -> None:
+        """Go on with a call of which so many steps are `done`, and which has to wait."""
+        executor, rest = self._rest(recipe, x, flat, area, done)
+        if done >= ALL_SHOWN and executor is not None and not self._runs_others():
+            self._go_on(work, recipe.call, executor, rest, seconds)
+        else:
+            self._calls.take_over(work, recipe.call, executor, rest, seconds)
+
+    def _broke(
+        self,
+        work: Work[Any],
+        recipe: LaneRecipe | lane_values.ValueRecipe,
+        error: Exception,
+        seconds: float,
+    ) -> None:
+        """Fail a call, because a step of it has raised `error`."""
+        self._calls.take_over(work, recipe.call, None, failing(error), seconds)
 
     def _rest(
         self,
@@ -201,16 +290,12 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
             return
         del calls.waiting.by_key[call.key]
         recipe, seq, work, x = call.recipe, call.seq, call.work, call.x
-        phase, fused = recipe.phase, recipe.fused
-        assert fused is not None
-        area = area_for(phase.shared or 0, seq, 0, lane.by_turns)
+        area = area_for(recipe.phase.shared or 0, seq, 0, lane.by_turns)
         if not lane.try_enter(seq, area, recipe.digest, recipe.call, 0, call):
             self._take_over(call)
             return
-        made = recipe.at_once
         try:
-            at_once = made.get(area) or made.setdefault(area, fused(phase, lane, area))
-            done = at_once(call.flat)
+            done = (recipe.at_once.get(area) or self._fused(recipe, area))(call.flat)
             if done == ALL and recipe.finish is not None:
                 x = recipe.finish(x)
         except Exception as error:

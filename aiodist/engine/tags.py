@@ -84,7 +84,7 @@ class TagCounts:
         self.frozen: set[object] = set()  # tags whose count must not change until the round is over
         self._rank = rank
         self._size = size
-        self._next: dict[object, int] = {}  # by tag, the number of its next collective: its count
+        self.numbers: dict[object, int] = {}  # by tag, that of its next collective: its count
         self._pending: dict[object, int] = {}  # by tag, how many collectives have not ended here
         self._kept: set[object] = set()  # tags whose number is never forgotten
         # Tags that may be forgotten, the oldest first; and the count of each when it was put there.
@@ -97,26 +97,26 @@ class TagCounts:
         self._disbanded = False  # a rank was lost, so there are no more rounds
 
     def __len__(self) -> int:
-        return len(self._next)
+        return len(self.numbers)
 
     @property
     def called(self) -> int:
         """How many collectives were called, with any tag. Any thread may ask."""
         # The list is made in one step, so the loop may add a tag meanwhile in its own thread. To
         # sum the values themselves would raise then.
-        return self._forgotten + sum(list(self._next.values()))
+        return self._forgotten + sum(list(self.numbers.values()))
 
     def take(self, tag: object) -> int:
         """The number of the collective that is called now."""
-        seq = self._next.get(tag, 0)
-        self._next[tag] = seq + 1
+        seq = self.numbers.get(tag, 0)
+        self.numbers[tag] = seq + 1
         self._pending[tag] = self._pending.get(tag, 0) + 1
         self._idle.pop(tag, None)
         return seq
 
     def pass_over(self, tag: object) -> None:
         """A collective was called that is over already."""
-        count = self._next[tag] = self._next.get(tag, 0) + 1
+        count = self.numbers[tag] = self.numbers.get(tag, 0) + 1
         # One that is there stays where it is: this is done in each call, `propose` is not.
         if tag in self._idle or tag is None:
             return
@@ -125,7 +125,7 @@ class TagCounts:
 
     def upcoming(self, tag: object) -> int:
         """The number of the next collective."""
-        return self._next.get(tag, 0)
+        return self.numbers.get(tag, 0)
 
     def release(self, tag: object, *, failed: bool) -> None:
         """A collective with `tag` has ended here."""
@@ -137,7 +137,7 @@ class TagCounts:
             return
         del self._pending[tag]
         if tag is not None and tag not in self._kept:
-            self._idle[tag] = self._next[tag]
+            self._idle[tag] = self.numbers[tag]
 
     def keep(self, tag: object) -> None:
         """Never forget the number of `tag`."""
@@ -146,11 +146,11 @@ class TagCounts:
 
     def is_ahead(self, tag: object, seq: int) -> bool:
         """Whether number `seq` of `tag` was not called here yet."""
-        return seq >= self._next.get(tag, 0)
+        return seq >= self.numbers.get(tag, 0)
 
     def contributed(self, tag: object, seq: int) -> None:
         """A contribution to number `seq` of `tag` has come."""
-        if tag in self.frozen and seq < self._next.get(tag, 0):
+        if tag in self.frozen and seq < self.numbers.get(tag, 0):
             self._forget(tag)
 
     # -- rounds -----------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class TagCounts:
         room = BATCH_BYTES
         used: list[object] = []
         for tag, count in self._idle.items():
-            if self._next[tag] != count:  # called since then
+            if self.numbers[tag] != count:  # called since then
                 used.append(tag)
                 continue
             room -= 16 + (len(tag) * 4 if isinstance(tag, (str, bytes)) else 0)
@@ -177,16 +177,16 @@ class TagCounts:
             named.append(tag)
         for tag in used:  # they come last from now on
             del self._idle[tag]
-            self._idle[tag] = self._next[tag]
+            self._idle[tag] = self.numbers[tag]
         if not named:
             return []
         self._round += 1
         self._named = named
-        self._answers = {0: self._freeze(named, [self._next[tag] for tag in named])}
+        self._answers = {0: self._freeze(named, [self.numbers[tag] for tag in named])}
         if self._size == 1:
             self._commit(self._answers[0])
             return []
-        fields = (PREPARE, self._round, named, [self._next[tag] for tag in named])
+        fields = (PREPARE, self._round, named, [self.numbers[tag] for tag in named])
         return [(rank, fields) for rank in range(1, self._size)]
 
     def heard(self, src: int, fields: Sequence[Any]) -> tuple[Sends, bool]:
@@ -228,7 +228,7 @@ class TagCounts:
     def _freeze(self, named: Sequence[object], counts: Sequence[int]) -> list[bool]:
         frozen: list[bool] = []
         for tag, count in zip(named, counts, strict=True):
-            same = tag in self._idle and self._next[tag] == count
+            same = tag in self._idle and self.numbers[tag] == count
             if same:
                 self.frozen.add(tag)
             frozen.append(same)
@@ -242,7 +242,7 @@ class TagCounts:
 
     def _forget(self, tag: object) -> None:
         self.frozen.discard(tag)
-        self._forgotten += self._next.pop(tag, 0)
+        self._forgotten += self.numbers.pop(tag, 0)
         self._idle.pop(tag, None)
 
     def _end(self) -> None:
