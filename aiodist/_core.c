@@ -11,9 +11,12 @@
 // If a step has to wait for long, the tape returns how many steps are done, and an `Executor` goes
 // on with the next one.
 //
-// **Caller.** It does what `LaneExpress` does with a call that was prepared: it looks whether the
-// call may be done at once, makes its Work, runs the tape and notes the end. In all other cases
-// nothing has happened, and the Python way is called.
+// **Posts.** A call with a tag is posted in a ring: see aiodist.shared_memory.posts. Its tape has no
+// steps, because there is one way to do it: post, wait for the posts of all others, reduce them.
+//
+// **Caller.** It does what `LaneExpress` and `PostExpress` do with a call that was prepared: it looks
+// whether the call may be done at once, makes its Work, runs the tape and notes the end. In all other
+// cases nothing has happened, and the Python way is called.
 //
 // Build it with -ffp-contract=off: a fused multiply-add would round differently.
 
@@ -306,16 +309,14 @@ end:
 
 typedef struct {
     PyTypeObject *row;      // the base of lanes
-    PyTypeObject *tape;
+    PyTypeObject *tape, *ring, *reading;
     PyObject *ndarray;      // numpy's type of arrays
     PyObject *names[16];    // of attributes, see NAMES
 } State;
 
-enum { WATCH, ROUSE, END, DUE, IN_VAIN, IS_DUE, SEEN, CURRENT, IS_BROKEN, DEFERRED, TRACE, ADD, FINISH,
-       SET_RESULT, TAPES, LATE, NAMES };
-static const char *const names[] = {
-    "watch", "rouse", "end", "_due", "_in_vain", "is_due", "seen", "current", "is_broken", "deferred",
-    "trace", "add", "finish", "set_result", "tapes", "late"};
+enum { WATCH, ROUSE, DUE, SEEN, ADD, FINISH, SET_RESULT, TAPES, TELL, FIND, WAKE, FOLLOWS, NAMES };
+static const char *const names[] = {"watch",      "rouse", "_due", "seen",  "add",  "finish",
+                                    "set_result", "tapes", "tell", "_find", "wake", "follows"};
 
 static struct PyModuleDef module;
 
@@ -343,6 +344,8 @@ static double now(void) {
 
 // ---- the words of a board: see aiodist.shared_memory.board --------------------------------------
 
+// Those of posts lie behind them, as in aiodist.shared_memory.posts.
+enum { HEAD = 384, LAP = 385, GIVEN_UP = 386, NAP = 392, NUMBER_AT = 16, UNIT = 32 };
 enum { STAMP = 0, CALL = 1, ABORTED = 3, PLACE = 5, CORE = 7, ASLEEP = 8, WANTED = 9, TEXT = 128 };
 #define AN_OPERATION (1ll << 24)
 #define A_PHASE (1ll << 20)
@@ -393,6 +396,44 @@ static PyType_Spec row_spec = {
     .slots = row_slots,
 };
 
+// What a rank knows of its own ring of posts, and of that of another rank: the members of
+// `aiodist.shared_memory.posts.Ring` and `Reader`.
+typedef struct {
+    PyObject_HEAD
+    long long head, base, before, limit;
+} Ring;
+typedef struct {
+    PyObject_HEAD
+    long long taken, at, given_up, held;
+} Reading;
+
+static PyMemberDef ring_members[] = {
+    {"_head", T_LONGLONG, offsetof(Ring, head), 0, NULL},
+    {"_base", T_LONGLONG, offsetof(Ring, base), 0, NULL},
+    {"_before", T_LONGLONG, offsetof(Ring, before), 0, NULL},
+    {"_limit", T_LONGLONG, offsetof(Ring, limit), 0, NULL},
+    {0},
+};
+static PyMemberDef reading_members[] = {
+    {"taken", T_LONGLONG, offsetof(Reading, taken), 0, NULL},
+    {"at", T_LONGLONG, offsetof(Reading, at), 0, NULL},
+    {"given_up", T_LONGLONG, offsetof(Reading, given_up), 0, NULL},
+    {"held", T_LONGLONG, offsetof(Reading, held), 0, NULL},
+    {0},
+};
+static PyType_Slot ring_slots[] = {
+    {Py_tp_members, ring_members}, {Py_tp_doc, "What a rank knows of its posts."}, {0, NULL}};
+static PyType_Slot reading_slots[] = {
+    {Py_tp_members, reading_members}, {Py_tp_doc, "How far posts were read."}, {0, NULL}};
+static PyType_Spec ring_spec = {.name = "aiodist._core.Ring",
+                                .basicsize = sizeof(Ring),
+                                .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+                                .slots = ring_slots};
+static PyType_Spec reading_spec = {.name = "aiodist._core.Reading",
+                                   .basicsize = sizeof(Reading),
+                                   .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+                                   .slots = reading_slots};
+
 // ---- tapes --------------------------------------------------------------------------------------
 
 enum { DO_COPY, DO_REDUCE, DO_PUBLISH, DO_AWAIT, DO_CALL };
@@ -414,6 +455,11 @@ typedef struct {
 } Step;
 
 typedef struct {
+    int rank, cursor;   // where, in the own words, stands how far its posts were read
+    Reading *reading;
+} Peer;
+
+typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     PyObject *lane, *progress, *neighbours, *moved, *free, *fallback, *dtype, *ndarray, **names;
@@ -428,16 +474,26 @@ typedef struct {
     int steps;
     Step *step;
     Where *places;            // of all operands
+    // Of posts: `lane` is the `Posts`, `buffers` has rings in place of areas.
+    PyObject *express, *heads;  // whose they are; by tag, what comes before the data
+    int rank, reduces;
+    Peer *posters;              // by peer; NULL: it is no tape of posts
 } Tape;
 
 static Row *row_of(Tape *tape) { return (Row *)tape->lane; }
 static uint64_t *own_words(Tape *tape) { return tape->buffers[0].buf; }
 static uint64_t *words_of(Tape *tape, int peer) { return tape->buffers[1 + peer].buf; }
 
-// Whether all others have reached a stamp.
+// Whether a rank has not reached a stamp, or has not posted.
+static int is_missing(Tape *tape, int peer, long long stamp) {
+    if (tape->posters)
+        return look(words_of(tape, peer) + HEAD) == (uint64_t)tape->posters[peer].reading->taken;
+    return look(words_of(tape, peer) + STAMP) < (uint64_t)stamp;
+}
+
 static int reached(Tape *tape, long long stamp) {
     for (int peer = 0; peer < tape->peers; peer++)
-        if (look(words_of(tape, peer) + STAMP) < (uint64_t)stamp) return 0;
+        if (is_missing(tape, peer, stamp)) return 0;
     return 1;
 }
 
@@ -450,11 +506,8 @@ static int spin(Tape *tape, long long stamp) {
     const uint64_t here = (uint64_t)(sched_getcpu() + 1);
     if (own_words(tape)[CORE] != here) show(own_words(tape) + CORE, here);
     for (int peer = 0; peer < tape->peers; peer++) {
-        const uint64_t *words = words_of(tape, peer);
-        if (look(words + STAMP) < (uint64_t)stamp) {
-            const uint64_t core = look(words + CORE);
-            if (!core || core == here) return 0;
-        }
+        const uint64_t core = look(words_of(tape, peer) + CORE);
+        if ((!core || core == here) && is_missing(tape, peer, stamp)) return 0;
     }
     PyObject *seen = PyObject_GetAttr(tape->neighbours, tape->names[SEEN]);
     if (!seen) {
@@ -602,6 +655,139 @@ static int run_tape(Tape *tape, PyObject *given, char *const *user) {
     return ALL_DONE;
 }
 
+// ---- posts --------------------------------------------------------------------------------------
+
+enum { POSTED = 0, NO_ROOM = -3 };
+
+// Whether nobody that this rank has woken is lost: what `Posts.tell` and `PostExpress.wake` say.
+static int tell(Tape *tape) {
+    PyObject *woken = PyObject_CallMethodNoArgs(tape->lane, tape->names[TELL]);
+    if (!woken) return -1;
+    int goes_on = 1;
+    if (PyObject_Size(woken)) {
+        PyObject *found = PyObject_CallMethodOneArg(tape->express, tape->names[WAKE], woken);
+        goes_on = found ? PyObject_IsTrue(found) : -1;
+        Py_XDECREF(found);
+    }
+    Py_DECREF(woken);
+    return goes_on;
+}
+
+// Whether a rank posts within a moment.
+static int follows(Tape *tape, int peer) {
+    PyObject *reading = (PyObject *)tape->posters[peer].reading;
+    PyObject *found = PyObject_CallMethodOneArg(tape->express, tape->names[FOLLOWS], reading);
+    const int there = found ? PyObject_IsTrue(found) : -1;
+    Py_XDECREF(found);
+    return there;
+}
+
+// Write a post with this number. 1: it is there. NO_ROOM: nothing was done. FAILED: an error.
+static int put(Tape *tape, const char *head, Py_ssize_t before, int64_t number, const char *data,
+               Py_ssize_t nbytes) {
+    Ring *ring = (Ring *)tape->lane;
+    const Py_buffer *memory = &tape->buffers[1 + tape->peers + tape->rank];
+    const long long whole = before + ((nbytes + UNIT - 1) & -UNIT);
+    long long at = ring->head - ring->base;
+    if (at + whole > ring->limit) {
+        PyObject *length = PyLong_FromLongLong(whole), *found = NULL;
+        if (length) found = PyObject_CallMethodOneArg(tape->lane, tape->names[FIND], length);
+        Py_XDECREF(length);
+        if (!found) return FAILED;
+        at = PyLong_AsLongLong(found);
+        Py_DECREF(found);
+    }
+    if (at < 0 || at + whole > memory->len) return NO_ROOM;
+    char *post = (char *)memory->buf + at;
+    memcpy(post, head, before);
+    memcpy(post + NUMBER_AT, &number, sizeof number);
+    memcpy(post + before, data, nbytes);
+    ring->head += whole;
+    return 1;
+}
+
+// Post, and reduce what all have posted. ALL_DONE; or POSTED, and nothing was read; or as `put`.
+static int run_posts(Tape *tape, PyObject *tag, int64_t number, char *user) {
+    PyObject *heads = PyObject_GetItem(tape->heads, tag);
+    if (!heads) return FAILED;
+    char *const head = PyBytes_AsString(heads);
+    const Py_ssize_t before = head ? PyBytes_GET_SIZE(heads) : 0;
+    const Py_ssize_t nbytes = tape->lengths[0] * tape->kernel->itemsize;
+    const long long whole = before + ((nbytes + UNIT - 1) & -UNIT);
+    int done = before < NUMBER_AT + 8 ? FAILED : put(tape, head, before, number, user, nbytes);
+    if (done < 0) goto end;
+    done = POSTED;
+    show(own_words(tape) + HEAD, (uint64_t)((Ring *)tape->lane)->head);
+    fence();
+    for (int peer = 0; peer < tape->peers; peer++) {
+        if (!look(words_of(tape, peer) + NAP)) continue;
+        const int goes_on = tell(tape);
+        if (goes_on <= 0) {
+            done = goes_on < 0 ? FAILED : POSTED;
+            goto end;
+        }
+        break;
+    }
+    if (tape->spins && !reached(tape, 0)) spin(tape, 0);
+    void *places[FEW];
+    places[tape->rank] = user;
+    for (int peer = 0; peer < tape->peers; peer++) {
+        Peer *poster = &tape->posters[peer];
+        Reading *reading = poster->reading;
+        if (is_missing(tape, peer, 0)) {
+            const int there = follows(tape, peer);
+            if (there <= 0) {
+                done = there < 0 ? FAILED : POSTED;
+                goto end;
+            }
+        }
+        if (look(words_of(tape, peer) + LAP) == (uint64_t)reading->taken) reading->at = 0;
+        const Py_buffer *memory = &tape->buffers[1 + tape->peers + poster->rank];
+        if (reading->at < 0 || reading->at + whole > memory->len) goto end;
+        char *post = (char *)memory->buf + reading->at;
+        if (memcmp(post, head, NUMBER_AT) || memcmp(post + NUMBER_AT, &number, sizeof number) ||
+            memcmp(post + NUMBER_AT + 8, head + NUMBER_AT + 8, before - NUMBER_AT - 8))
+            goto end;
+        places[poster->rank] = post + before;
+    }
+    if (tape->reduces)
+        tape->kernel->run(user, places, tape->peers + 1, tape->lengths[0], tape->size);
+    for (int peer = 0; peer < tape->peers; peer++) {
+        Reading *reading = tape->posters[peer].reading;
+        reading->at += whole;
+        reading->taken += whole;
+        // A release: what was read lies before it, so it may be written over from here on.
+        show(own_words(tape) + tape->posters[peer].cursor, (uint64_t)reading->taken);
+    }
+    done = ALL_DONE;
+    if (add_to(tape->moved, "sent", tape->shown) < 0) done = FAILED;
+    if (add_to(tape->moved, "received", tape->taken) < 0) done = FAILED;
+end:
+    Py_DECREF(heads);
+    return done;
+}
+
+// The same for what no tape does: by a function that takes the tag, the number and what is given.
+static int run_function(Tape *tape, PyObject *tag, PyObject *number, PyObject *x, PyObject *given) {
+    PyObject *args[] = {tag, number, x, given};
+    PyObject *found = PyObject_Vectorcall(tape->fallback, args, 4, NULL);
+    if (!found) return FAILED;
+    const int done = found == Py_None ? NO_ROOM : PyObject_IsTrue(found) ? ALL_DONE : POSTED;
+    Py_DECREF(found);
+    return done;
+}
+
+// Whether a rank has given a call up since somebody asked.
+static int is_given_up(Tape *tape) {
+    for (int peer = 0; peer < tape->peers; peer++)
+        if (look(words_of(tape, peer) + GIVEN_UP) !=
+            (uint64_t)tape->posters[peer].reading->given_up)
+            return 1;
+    return 0;
+}
+
+// ---- what Python sees of tapes ------------------------------------------------------------------
+
 // The memory of an array that the tape is for; NULL: it is another one.
 static char *memory_of(Tape *tape, PyObject *given, int which) {
     const Array *array = (Array *)given;
@@ -626,7 +812,7 @@ static int memories_of(Tape *tape, PyObject *given, char **user) {
 
 static PyObject *tape_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *keywords) {
     Tape *tape = (Tape *)self;
-    if (PyVectorcall_NARGS(nargsf) != 1 || keywords) {
+    if (PyVectorcall_NARGS(nargsf) != 1 || keywords || tape->posters) {
         PyErr_SetString(PyExc_TypeError, "a tape takes what it is done with");
         return NULL;
     }
@@ -645,6 +831,8 @@ static int tape_traverse(Tape *tape, visitproc visit, void *arg) {
     Py_VISIT(tape->free);
     Py_VISIT(tape->fallback);
     Py_VISIT(tape->finish);
+    Py_VISIT(tape->express);
+    Py_VISIT(tape->heads);
     for (int at = 0; at < tape->steps; at++) Py_VISIT(tape->step[at].function);
     return 0;
 }
@@ -652,6 +840,7 @@ static int tape_traverse(Tape *tape, visitproc visit, void *arg) {
 static int tape_clear(Tape *tape) {
     // These may be parts of a cycle.
     Py_CLEAR(tape->fallback);
+    Py_CLEAR(tape->express);
     for (int at = 0; at < tape->steps; at++) Py_CLEAR(tape->step[at].function);
     return 0;
 }
@@ -664,10 +853,13 @@ static void tape_dealloc(Tape *tape) {
     PyMem_Free(tape->buffers);
     PyMem_Free(tape->step);
     PyMem_Free(tape->places);
+    for (int peer = 0; tape->posters && peer < tape->peers; peer++)
+        Py_XDECREF(tape->posters[peer].reading);
+    PyMem_Free(tape->posters);
     PyObject **const refs[] = {&tape->lane, &tape->progress, &tape->neighbours, &tape->moved,
                                &tape->free, &tape->fallback, &tape->dtype,      &tape->ndarray,
                                &tape->shown, &tape->taken,    &tape->op,         &tape->call,
-                               &tape->nbytes, &tape->finish};
+                               &tape->nbytes, &tape->finish,   &tape->heads};
     for (size_t i = 0; i < sizeof refs / sizeof *refs; i++) Py_CLEAR(*refs[i]);
     type->tp_free(tape);
     Py_DECREF(type);
@@ -741,27 +933,53 @@ static int parse_steps(Tape *tape, PyObject *steps) {
     return 0;
 }
 
+// Posters are given as (rank, word of the cursor, reader).
+static int parse_posters(Tape *tape, PyObject *posters, State *state) {
+    tape->posters = PyMem_Calloc(tape->peers + 1, sizeof(Peer));
+    if (!tape->posters) return PyErr_NoMemory(), -1;
+    if (PyList_GET_SIZE(posters) != tape->peers) return PyErr_BadArgument(), -1;
+    for (int peer = 0; peer < tape->peers; peer++) {
+        Peer *poster = &tape->posters[peer];
+        PyObject *reading;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(posters, peer), "iiO!", &poster->rank,
+                              &poster->cursor, state->reading, &reading))
+            return -1;
+        poster->reading = (Reading *)Py_NewRef(reading);
+        if (poster->rank < 0 || poster->rank > tape->peers || poster->cursor < 400 ||
+            poster->cursor >= 512)
+            return PyErr_BadArgument(), -1;
+    }
+    const int is_wrong = tape->peers + 1 > FEW || tape->held != 2 * tape->peers + 2 ||
+                         tape->rank < 0 || tape->rank > tape->peers ||
+                         tape->buffers[1 + tape->peers + tape->rank].readonly;
+    return is_wrong ? (PyErr_BadArgument(), -1) : 0;
+}
+
 static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     static char *words[] = {"lane",  "progress", "neighbours", "moved", "free",  "fallback", "dtype",
                             "shown", "taken",    "words",      "areas", "steps", "lengths",  "kernel",
                             "size",  "area",     "spins",      "last",  "op",    "call",     "digest",
-                            "nbytes", "finish",   "unended",    NULL};
+                            "nbytes", "finish",   "unended",    "posters", "heads", "express",
+                            "rank",   "reduces",  NULL};
     PyObject *lane, *progress, *neighbours, *moved, *free, *fallback, *dtype, *shown, *taken, *boards,
-        *areas, *steps, *op, *call, *nbytes, *finish;
+        *areas, *steps, *op, *call, *nbytes, *finish, *posters = NULL, *heads = NULL,
+        *express = NULL;
+    int rank = 0, reduces = 0;
     unsigned long long digest;
     Py_ssize_t lengths[USER];
     int kernel, area, spins, last, unended;
     double size;
     if (!PyArg_ParseTupleAndKeywords(
-            args, keywords, "OOOOO!OOO!O!O!O!O!(nn)idippO!O!KO!Oi:Tape", words, &lane, &progress, &neighbours,
+            args, keywords, "OOOOO!OOO!O!O!O!O!(nn)idippO!O!KO!Oi|O!OOip:Tape", words, &lane, &progress, &neighbours,
             &moved, &PyList_Type, &free, &fallback, &dtype, &PyLong_Type, &shown, &PyLong_Type, &taken,
             &PyList_Type, &boards, &PyList_Type, &areas, &PyList_Type, &steps, &lengths[0],
             &lengths[1], &kernel, &size, &area, &spins, &last, &PyUnicode_Type, &op, &PyBytes_Type,
-            &call, &digest, &PyLong_Type, &nbytes, &finish, &unended))
+            &call, &digest, &PyLong_Type, &nbytes, &finish, &unended, &PyList_Type,
+            &posters, &heads, &express, &rank, &reduces))
         return NULL;
     State *state = state_of(type);
     if (!state) return NULL;
-    if (!PyObject_TypeCheck(lane, state->row)) {
+    if (!PyObject_TypeCheck(lane, posters ? state->ring : state->row)) {
         PyErr_SetString(PyExc_TypeError, "a tape is for a lane");
         return NULL;
     }
@@ -818,6 +1036,15 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *keywords
         }
     }
     if (parse_steps(tape, steps) < 0) goto failed;
+    tape->rank = rank;
+    tape->reduces = reduces;
+    if (posters && (!heads || !express)) {
+        PyErr_BadArgument();
+        goto failed;
+    }
+    tape->heads = Py_XNewRef(heads);
+    tape->express = Py_XNewRef(express);
+    if (posters && parse_posters(tape, posters, state) < 0) goto failed;
     return (PyObject *)tape;
 failed:
     Py_DECREF(tape);
@@ -855,6 +1082,7 @@ static const char *const work_slots[SLOTS] = {"op",    "tag",    "seq",        "
 #define KINDS 4  // kinds of all_reduce that are known by their arrays
 #define DIMENSIONS 4
 #define LOOP_DUE 0.0007  // as in aiodist.transports.polling
+#define MANY 1024        // as in aiodist.engine.tags
 
 typedef struct {
     PyObject *op, *dtype, *recipe;
@@ -864,9 +1092,10 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *lane, *turns, *queue, *next, *early, *verdicts, *calls, *records, *progress;
-    PyObject *said, *loop, *time, *work, *where, *run, *all_reduce, *unfinished, *broke;
-    PyObject *loop_word, **names, *ndarray;
+    PyObject *empty, *unset;  // see `is_quiet`
+    PyObject *next, *idle, *passed, *records, *progress, *said, *loop, *time, *work, *where;
+    PyObject *run, *all_reduce, *unfinished, *broke, *loop_word;
+    PyObject **names, *ndarray;
     Py_ssize_t slots[SLOTS];
     long long first;
     PyTypeObject *tape;
@@ -888,26 +1117,28 @@ static void set_slot(Caller *caller, PyObject *work, int slot, PyObject *value) 
     Py_XSETREF(*at, Py_NewRef(value));
 }
 
-// 1: the call that is next may run within itself. 0: it goes another way. -1: an error.
+// 1: the call that is next may run within itself, because containers are `empty`, and attributes,
+// given as (owner, name), are `unset`. 0: it goes another way. -1: an error.
 static int is_quiet(Caller *caller) {
-    if (PyDict_GET_SIZE(caller->early) || PyDict_GET_SIZE(caller->verdicts)) return 0;
-    if (PyObject_Size(caller->queue)) return 0;
-    PyObject *const owners[] = {caller->calls, caller->turns, caller->lane, caller->records};
-    const int words[] = {DEFERRED, CURRENT, IS_BROKEN, TRACE};
-    for (int i = 0; i < 4; i++) {
-        const int unset = is_unset(owners[i], caller->names[words[i]]);
+    for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(caller->empty); at++) {
+        const Py_ssize_t size = PyObject_Size(PyTuple_GET_ITEM(caller->empty, at));
+        if (size) return size < 0 ? -1 : 0;
+    }
+    for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(caller->unset); at++) {
+        PyObject *pair = PyTuple_GET_ITEM(caller->unset, at);
+        const int unset = is_unset(PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1));
         if (unset <= 0) return unset;
     }
     return 1;
 }
 
-static PyObject *make_work(Caller *caller, Tape *tape, PyObject *seq) {
+static PyObject *make_work(Caller *caller, Tape *tape, PyObject *tag, PyObject *seq) {
     PyObject *started = PyObject_CallNoArgs(caller->time);
     if (!started) return NULL;
     PyObject *work = PyObject_Vectorcall(caller->work, &caller->loop, 0, caller->loop_word);
     if (work) {
         set_slot(caller, work, OP, tape->op);
-        set_slot(caller, work, TAG, Py_None);
+        set_slot(caller, work, TAG, tag);
         set_slot(caller, work, SEQ, seq);
         set_slot(caller, work, NBYTES, tape->nbytes);
         for (int slot = SOURCE; slot <= ON_CANCEL; slot++) set_slot(caller, work, slot, Py_None);
@@ -919,13 +1150,13 @@ static PyObject *make_work(Caller *caller, Tape *tape, PyObject *seq) {
 }
 
 // What `Lane.try_enter` does where nothing has to be waited for.
-static int enter(Caller *caller, Tape *tape, long long seq) {
+static int enter(Tape *tape, PyObject *said, long long seq) {
     Row *row = row_of(tape);
     uint64_t *own = own_words(tape);
     const int parity = (int)(seq & 1);
     if (own[CALL + parity] != tape->digest) {
         PyObject *digest = PyLong_FromUnsignedLongLong(tape->digest);
-        if (!digest || PyList_SetItem(caller->said, parity, digest) < 0) return -1;
+        if (!digest || PyList_SetItem(said, parity, digest) < 0) return -1;
         const Py_ssize_t length = PyBytes_GET_SIZE(tape->call);
         const Py_ssize_t shown = length < TEXT_ROOM ? length : TEXT_ROOM;
         uint64_t *text = own + TEXT + TEXT * parity;
@@ -943,19 +1174,30 @@ static int enter(Caller *caller, Tape *tape, long long seq) {
 }
 
 // Note a call that is done, and complete its Work: what `Express._done` does.
-static int finish_call(Caller *caller, Tape *tape, PyObject *work, PyObject *seq, PyObject *next,
-                       PyObject *x) {
-    Row *row = row_of(tape);
-    row->entered = row->agreed = 0;
-    row->phase = -1;
+static int finish_call(Caller *caller, Tape *tape, PyObject *work, PyObject *tag, PyObject *seq,
+                       PyObject *next, PyObject *x) {
+    if (!tape->posters) {
+        Row *row = row_of(tape);
+        row->entered = row->agreed = 0;
+        row->phase = -1;
+    }
     PyObject *ended = NULL, *entry = NULL, *done = NULL, *add = NULL, *due = NULL;
     PyObject *result = tape->finish == Py_None ? Py_NewRef(x) : PyObject_CallOneArg(tape->finish, x);
     int failed = -1;
-    if (!result || PyDict_SetItem(caller->next, Py_None, next) < 0) goto end;
+    if (!result || PyDict_SetItem(caller->next, tag, next) < 0) goto end;
+    if (tag != Py_None) {
+        const int is_idle = PyDict_Contains(caller->idle, tag);
+        if (is_idle < 0) goto end;
+        if (!is_idle || PyDict_GET_SIZE(caller->idle) > MANY) {
+            done = PyObject_CallOneArg(caller->passed, tag);
+            if (!done) goto end;
+            Py_CLEAR(done);
+        }
+    }
     ended = PyObject_CallNoArgs(caller->time);
     PyObject *started = *(PyObject **)((char *)work + caller->slots[STARTED]);
     if (!ended) goto end;
-    entry = PyTuple_Pack(9, caller->where, tape->op, Py_None, seq, tape->call, Py_None, tape->nbytes,
+    entry = PyTuple_Pack(9, caller->where, tape->op, tag, seq, tape->call, Py_None, tape->nbytes,
                          started, ended);
     add = entry ? PyObject_GetAttr(caller->records, caller->names[ADD]) : NULL;
     done = add ? PyObject_CallOneArg(add, entry) : NULL;
@@ -1008,15 +1250,25 @@ static int hand_over(Caller *caller, PyObject *recipe, PyObject *work, PyObject 
     return found ? 0 : -1;
 }
 
+// Whether a lane allows that its next operation is entered, and that the area of a tape is written.
+static int may_enter(Caller *caller, Tape *tape, long long number) {
+    if (own_words(tape)[PLACE + (number & 1)]) return 0;
+    PyObject *free = PyList_GetItem(tape->free, tape->area);
+    if (!free) return 0;
+    const long long before = number > caller->first ? number * AN_OPERATION : 0;
+    const long long over = PyLong_AsLongLong(free), needed = over > before ? over : before;
+    return row_of(tape)->known >= needed || reached(tape, needed);
+}
+
 // Start a call of `recipe` with arrays at `user`, of which Python has `flat` (NULL: it has `x`).
 // NULL without an error: nothing has happened.
 static PyObject *start(Caller *caller, PyObject *recipe, PyObject *x, PyObject *flat, char *const *user,
-                       PyObject *seconds) {
+                       PyObject *seconds, PyObject *tag) {
     PyObject *tapes = PyObject_GetAttr(recipe, caller->names[TAPES]);
     if (!tapes) return NULL;
     PyObject *work = NULL, *seq = NULL, *next = NULL;
     if (!PyTuple_Check(tapes) || PyTuple_GET_SIZE(tapes) != 2) goto end;
-    seq = PyDict_GetItemWithError(caller->next, Py_None);
+    seq = PyDict_GetItemWithError(caller->next, tag);
     if (!seq && PyErr_Occurred()) goto end;
     seq = seq ? Py_NewRef(seq) : PyLong_FromLong(0);
     if (!seq) goto end;
@@ -1031,32 +1283,34 @@ static PyObject *start(Caller *caller, PyObject *recipe, PyObject *x, PyObject *
     } else if (tape->both) {
         goto end;
     }
-    if (own_words(tape)[PLACE + (number & 1)]) goto end;
-    PyObject *free = PyList_GetItem(tape->free, tape->area);
-    if (!free) goto end;
-    const long long before = number > caller->first ? number * AN_OPERATION : 0;
-    const long long over = PyLong_AsLongLong(free), needed = over > before ? over : before;
-    if (row_of(tape)->known < needed && !reached(tape, needed)) goto end;
+    if (tape->posters ? is_given_up(tape) : !may_enter(caller, tape, number)) goto end;
     next = PyLong_FromLongLong(number + 1);
-    work = next ? make_work(caller, tape, seq) : NULL;
+    work = next ? make_work(caller, tape, tag, seq) : NULL;
     if (!work) goto end;
     Py_INCREF(tape);  // the Python way may have `tapes` made anew
-    if (enter(caller, tape, number) < 0) {
+    int done, failed = 0;
+    if (!tape->posters)
+        done = enter(tape, caller->said, number) < 0 ? NO_ROOM : run_tape(tape, flat, user);
+    else if (tape->kernel)
+        done = run_posts(tape, tag, number, user[0]);
+    else
+        done = run_function(tape, tag, seq, x, flat);
+    if (done == NO_ROOM) {
         Py_CLEAR(work);
+    } else if (done == ALL_DONE) {
+        failed = finish_call(caller, tape, work, tag, seq, next, x);
+    } else if (flat) {
+        failed = hand_over(caller, recipe, work, x, flat, seconds, tape->area, done);
     } else {
-        const int done = run_tape(tape, flat, user);
-        int failed;
-        if (done == ALL_DONE) {
-            failed = finish_call(caller, tape, work, seq, next, x);
-        } else if (flat) {
-            failed = hand_over(caller, recipe, work, x, flat, seconds, tape->area, done);
-        } else {
-            flat = PyObject_CallMethod(x, "reshape", "i", -1);
-            failed = flat ? hand_over(caller, recipe, work, x, flat, seconds, tape->area, done) : -1;
-            Py_XDECREF(flat);
-        }
-        if (failed) Py_CLEAR(work);
+        // An error of the tape is not to be lost by what makes the array.
+        PyObject *type, *error, *trace;
+        PyErr_Fetch(&type, &error, &trace);
+        flat = PyObject_CallMethod(x, "reshape", "i", -1);
+        if (flat) PyErr_Restore(type, error, trace);
+        failed = flat ? hand_over(caller, recipe, work, x, flat, seconds, tape->area, done) : -1;
+        Py_XDECREF(flat);
     }
+    if (failed) Py_CLEAR(work);
     Py_DECREF(tape);
 end:
     Py_XDECREF(next);
@@ -1067,7 +1321,7 @@ end:
 
 // all_reduce(x, op, seconds, tag=None)
 static PyObject *caller_all_reduce(Caller *caller, PyObject *const *args, Py_ssize_t nargs) {
-    if (nargs >= 3 && (nargs == 3 || args[3] == Py_None) && (PyObject *)Py_TYPE(args[0]) == caller->ndarray) {
+    if ((nargs == 3 || nargs == 4) && (PyObject *)Py_TYPE(args[0]) == caller->ndarray) {
         const Array *x = (Array *)args[0];
         for (int at = 0; at < caller->known && (x->flags & PLAIN_ARRAY) == PLAIN_ARRAY; at++) {
             const Kind *kind = &caller->kinds[at];
@@ -1076,7 +1330,8 @@ static PyObject *caller_all_reduce(Caller *caller, PyObject *const *args, Py_ssi
                 continue;
             char *user[USER] = {x->data, x->data};
             PyObject *recipe = Py_NewRef(kind->recipe);
-            PyObject *work = start(caller, recipe, args[0], NULL, user, args[2]);
+            PyObject *tag = nargs == 4 ? args[3] : Py_None;
+            PyObject *work = start(caller, recipe, args[0], NULL, user, args[2], tag);
             Py_DECREF(recipe);
             if (work || PyErr_Occurred()) return work;
             break;
@@ -1087,8 +1342,9 @@ static PyObject *caller_all_reduce(Caller *caller, PyObject *const *args, Py_ssi
 
 // run(recipe, x, flat, seconds, tag=None)
 static PyObject *caller_run(Caller *caller, PyObject *const *args, Py_ssize_t nargs) {
-    if (nargs >= 4) {
-        PyObject *work = start(caller, args[0], args[1], args[2], NULL, args[3]);
+    if (nargs == 4 || nargs == 5) {
+        PyObject *tag = nargs == 5 ? args[4] : Py_None;
+        PyObject *work = start(caller, args[0], args[1], args[2], NULL, args[3], tag);
         if (work || PyErr_Occurred()) return work;
     }
     return PyObject_Vectorcall(caller->run, args, nargs, NULL);
@@ -1126,13 +1382,12 @@ static PyObject *caller_forget(Caller *caller, PyObject *nothing) {
 }
 
 #define REFS(C) \
-    {&(C)->lane, &(C)->turns, &(C)->queue, &(C)->next, &(C)->early, &(C)->verdicts, &(C)->calls, \
-     &(C)->records, &(C)->progress, &(C)->said, &(C)->loop, &(C)->time, &(C)->work, \
-     &(C)->where, &(C)->run, &(C)->all_reduce, &(C)->unfinished, &(C)->broke, &(C)->loop_word}
+    {&(C)->empty, &(C)->unset, &(C)->next, &(C)->idle, &(C)->passed, &(C)->records, \
+     &(C)->progress, &(C)->said, &(C)->loop, &(C)->time, &(C)->work, &(C)->where, \
+     &(C)->run, &(C)->all_reduce, &(C)->unfinished, &(C)->broke, &(C)->loop_word}
 #define REF_NAMES \
-    {"lane", "turns", "queue", "next", "early", "verdicts", "calls", "records", \
-     "progress", "said", "loop", "time", "work", "where", \
-     "run", "all_reduce", "unfinished", "broke", "loop_word"}
+    {"empty", "unset", "next", "idle", "passed", "records", "progress", "said", "loop", \
+     "time", "work", "where", "run", "all_reduce", "unfinished", "broke", "loop_word"}
 
 static int caller_traverse(Caller *caller, visitproc visit, void *arg) {
     PyObject **const refs[] = REFS(caller);
@@ -1187,9 +1442,15 @@ static PyObject *caller_new(PyTypeObject *type, PyObject *args, PyObject *keywor
         *refs[i] = Py_NewRef(given);
     }
     if (PyErr_Occurred()) goto failed;
-    if (!PyObject_TypeCheck(caller->lane, state->row) || !PyType_Check(caller->work) ||
-        !PyDict_Check(caller->next) || !PyDict_Check(caller->early) || !PyDict_Check(caller->verdicts) ||
-        !PyList_Check(caller->said) || PyList_GET_SIZE(caller->said) != 2) {
+    int is_sound = PyType_Check(caller->work) && PyDict_Check(caller->next) &&
+                   PyDict_Check(caller->idle) && PyList_Check(caller->said) &&
+                   PyList_GET_SIZE(caller->said) == 2 && PyTuple_Check(caller->empty) &&
+                   PyTuple_Check(caller->unset);
+    for (Py_ssize_t at = 0; is_sound && at < PyTuple_GET_SIZE(caller->unset); at++) {
+        PyObject *pair = PyTuple_GET_ITEM(caller->unset, at);
+        is_sound = PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) == 2;
+    }
+    if (!is_sound) {
         PyErr_SetString(PyExc_TypeError, "a caller is made of other things");
         goto failed;
     }
@@ -1256,12 +1517,12 @@ static int begin(PyObject *module) {
     state->ndarray = numpy ? PyObject_GetAttrString(numpy, "ndarray") : NULL;
     Py_XDECREF(numpy);
     if (!state->ndarray) return -1;
-    PyType_Spec *const specs[] = {&row_spec, &tape_spec, &caller_spec};
-    for (int i = 0; i < 3; i++) {
+    PyType_Spec *const specs[] = {&row_spec, &ring_spec, &reading_spec, &tape_spec, &caller_spec};
+    PyTypeObject **const kept[] = {&state->row, &state->ring, &state->reading, &state->tape};
+    for (int i = 0; i < 5; i++) {
         PyObject *type = PyType_FromModuleAndSpec(module, specs[i], NULL);
         const int failed = !type || PyModule_AddType(module, (PyTypeObject *)type);
-        if (!failed && !i) state->row = (PyTypeObject *)Py_NewRef(type);
-        if (!failed && i == 1) state->tape = (PyTypeObject *)Py_NewRef(type);
+        if (!failed && i < 4) *kept[i] = (PyTypeObject *)Py_NewRef(type);
         Py_XDECREF(type);
         if (failed) return -1;
     }
@@ -1272,6 +1533,8 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
     State *state = PyModule_GetState(module);
     Py_VISIT(state->row);
     Py_VISIT(state->tape);
+    Py_VISIT(state->ring);
+    Py_VISIT(state->reading);
     Py_VISIT(state->ndarray);
     return 0;
 }
@@ -1280,6 +1543,8 @@ static int module_clear(PyObject *module) {
     State *state = PyModule_GetState(module);
     Py_CLEAR(state->row);
     Py_CLEAR(state->tape);
+    Py_CLEAR(state->ring);
+    Py_CLEAR(state->reading);
     Py_CLEAR(state->ndarray);
     for (int i = 0; i < NAMES; i++) Py_CLEAR(state->names[i]);
     return 0;

@@ -63,6 +63,7 @@ from aiodist.buffers.reductions import DtypeGroup
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.forms import WORDS, Form, said
 from aiodist.collectives.reductions import goes_on_berths, phases_of_all_reduce
+from aiodist.compiled import core
 from aiodist.engine.calls import Calls
 from aiodist.engine.operation import Program, Running
 from aiodist.engine.phase import Phase
@@ -70,6 +71,7 @@ from aiodist.links.endpoint import Endpoint
 from aiodist.phases.base import Call, Place
 from aiodist.schedules.script import written_down
 from aiodist.shared_memory.board import ON_DEVICE, digest_of
+from aiodist.transports.surroundings import is_virtual
 from aiodist.types import ReduceOp
 from aiodist.work import Work
 
@@ -150,6 +152,7 @@ class Express(ABC, Generic[G, R]):
         self._recipes: dict[tuple[Any, ...], R | None] = {}  # None: not to be prepared
         self._forms: dict[str, list[tuple[R, Form]]] = {}  # by operation, the last ones
         self._weight = 0  # of all of them
+        self._caller: Any = None  # the compiled part of it
 
     @abstractmethod
     def _run(
@@ -167,6 +170,62 @@ class Express(ABC, Generic[G, R]):
     def _prepare_large(self, call: bytes, group: DtypeGroup, op: ReduceOp) -> R | None:
         """The recipe of an all_reduce that has berths (`reductions.goes_on_berths`)."""
         return None
+
+    # -- the compiled part ------------------------------------------------------------------------
+
+    def _use_compiled(
+        self, empty: tuple[Any, ...], unset: tuple[tuple[object, str], ...], **more: Any
+    ) -> None:
+        """Have the compiled part start the calls that it can do. It calls the Python way for the
+        others: if a container is not `empty`, or an attribute not `unset`, for example."""
+        if core is None or is_virtual(self._loop):
+            return
+        calls, records = self._calls, self._records
+        self._caller = core.Caller(
+            empty=(calls.arrivals.early, calls.arrivals.verdicts, *empty),
+            unset=((calls, "deferred"), (records, "trace"), *unset),
+            next=calls.tags.numbers,
+            idle=calls.tags.idle,
+            passed=self._passed,
+            records=records,
+            progress=self._progress,
+            loop=self._loop,
+            time=self._loop.time,
+            work=Work,
+            where=records.where,
+            run=self._run,
+            all_reduce=self._all_reduce,
+            unfinished=self._unfinished,
+            broke=self._broke,
+            loop_word=("loop",),
+            **more,
+        )
+        vars(self).update(all_reduce=self._caller.all_reduce, _run=self._caller.run)
+
+    def _all_reduce(self, x: Any, op: Any, seconds: float, tag: object = None) -> Work[Any] | None:
+        """Reduce an array of a kind that the compiled part does not know, perhaps from now on."""
+        work = Express.all_reduce(self, x, op, seconds, tag)
+        if work is not None and type(x) is np.ndarray:
+            recipe = self._recipes.get((id(op), x.dtype, x.shape))
+            if recipe is not None and recipe.tapes[0] is not None:
+                self._caller.know(x, op, recipe)
+        return work
+
+    def _passed(self, tag: object) -> None:
+        """A call with a tag that was not idle before is done."""
+        self._calls.tags.passed(tag)
+        if self._calls.tags.many:
+            self._calls.forget_tags()
+
+    def _unfinished(
+        self, work: Work[Any], recipe: R, x: Any, flat: Any, area: int, done: int, seconds: float, /
+    ) -> None:
+        """Go on with a call of which so many steps are `done`, and which has to wait."""
+        raise NotImplementedError
+
+    def _broke(self, work: Work[Any], recipe: R, error: Exception, seconds: float, /) -> None:
+        """Fail a call, because a step of it has raised `error`."""
+        raise NotImplementedError
 
     # -- finding recipes --------------------------------------------------------------------------
 
@@ -303,9 +362,15 @@ class Express(ABC, Generic[G, R]):
         # the collector alone, and what they look at stay mapped as long.
         for recipe in self._recipes.values():
             if recipe is not None:
+                recipe.tapes = (None, None)
                 recipe.release()
         self._recipes.clear()
         self._forms.clear()
+        if self._caller is not None:
+            self._caller.forget()
+            self._caller = None
+            vars(self).pop("all_reduce")
+            vars(self).pop("_run")
 
     # -- the two ends of a call -------------------------------------------------------------------
 

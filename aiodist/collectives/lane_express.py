@@ -20,8 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from aiodist.buffers.vector import Vector
 from aiodist.collectives import lane_reductions, lane_values
 from aiodist.collectives.express import (
@@ -34,7 +32,6 @@ from aiodist.collectives.express import (
 )
 from aiodist.collectives.lane_reductions import LaneRecipe
 from aiodist.collectives.tapes import ALL_SHOWN, is_tape, tape_of
-from aiodist.compiled import core
 from aiodist.engine.early import Key
 from aiodist.engine.executor import ALL, Executor, area_for, area_of
 from aiodist.engine.operation import Failure, Operation, Program
@@ -42,7 +39,6 @@ from aiodist.engine.phase import Phase
 from aiodist.phases.base import Call
 from aiodist.shared_memory.board import digest_of
 from aiodist.shared_memory.lane import Lane
-from aiodist.transports.surroundings import is_virtual
 from aiodist.work import Work
 
 _NOTHING: Mapping[int, memoryview] = {}
@@ -98,55 +94,13 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
     def __init__(self, context: ExpressGroup, lane: Lane) -> None:
         super().__init__(context)
         self._lane = lane
-        self._caller: Any = None
-        if core is not None and not is_virtual(self._loop):
-            self._use_compiled()
-
-    def _use_compiled(self) -> None:
-        """Have the compiled part start calls that it can do; it calls the Python way for others."""
-        lane, calls, records = self._lane, self._calls, self._records
-        turns, _, progress, _ = lane.inner()
-        assert core is not None
-        self._caller = core.Caller(
-            lane=lane,
-            turns=turns,
-            queue=turns.queue,
-            next=calls.tags.numbers,
-            early=calls.arrivals.early,
-            verdicts=calls.arrivals.verdicts,
-            calls=calls,
-            records=records,
-            progress=progress,
+        turns, *_ = lane.inner()
+        self._use_compiled(
+            (turns.queue,),
+            ((turns, "current"), (lane, "is_broken")),
             said=lane.board.said,
-            loop=self._loop,
-            time=self._loop.time,
-            work=Work,
-            where=records.where,
-            run=self._run,
-            all_reduce=self._all_reduce,
-            unfinished=self._unfinished,
-            broke=self._broke,
-            loop_word=("loop",),
             first=lane.first,
         )
-        vars(self).update(all_reduce=self._caller.all_reduce, _run=self._caller.run)
-
-    def _all_reduce(self, x: Any, op: Any, seconds: float, tag: object = None) -> Work[Any] | None:
-        """Reduce an array of a kind that the compiled part does not know, perhaps from now on."""
-        work = super().all_reduce(x, op, seconds, tag)
-        if work is not None and type(x) is np.ndarray:
-            recipe = self._recipes.get((id(op), x.dtype, x.shape))
-            if recipe is not None and recipe.tapes[0] is not None:
-                self._caller.know(x, op, recipe)
-        return work
-
-    def close(self) -> None:
-        super().close()
-        if self._caller is not None:
-            self._caller.forget()
-            self._caller = None
-            vars(self).pop("all_reduce")
-            vars(self).pop("_run")
 
     def _prepare(
         self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object

@@ -10,15 +10,18 @@ The compiled part (`_core.c`) has `Tape` itself. Here is only what makes it of a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from aiodist.buffers.kernels import Kernel
+from aiodist.buffers.vector import Vector
 from aiodist.compiled import core
 from aiodist.engine.phase import Phase
+from aiodist.links.moved import Moved
 from aiodist.phases.memories import Reductions
 from aiodist.schedules.plan import OUT, SHARED, Await, Copy, Publish, Reduce, Span, X
 from aiodist.shared_memory.lane import Lane
+from aiodist.shared_memory.posts import Posts
 from aiodist.transports import polling
 
 _COPY, _REDUCE, _PUBLISH, _AWAIT, _CALL = range(5)
@@ -36,6 +39,10 @@ Run = Callable[[Any], int]
 `executor.all_at_once`."""
 
 
+MOST_RANKS = 16
+"""Most ranks of which the compiled part reduces arrays in one step."""
+
+
 class Called(Protocol):
     """The call that a tape is for: see `aiodist.collectives.express.Recipe`."""
 
@@ -44,6 +51,22 @@ class Called(Protocol):
     digest: int
     nbytes: int
     finish: Callable[[Any], Any] | None
+
+
+class Posted(Called, Protocol):
+    """A call that is posted."""
+
+    vector: Vector
+    returns: bool
+
+    @property
+    def heads(self) -> Mapping[object, bytes]:
+        """By tag, what comes before the data, with the number 0."""
+        ...
+
+    def made(self, x: Any, /) -> Any:
+        """See `aiodist.collectives.posted.Posted.made`."""
+        ...
 
 
 def is_tape(run: Run) -> bool:
@@ -60,6 +83,8 @@ def tape_of(what: Called, phase: Phase, lane: Lane, area: int, run: Run) -> Run 
     memory, plan = phase.memory, phase.prepared.plan
     board = lane.board
     if core is None or type(memory) is not Reductions or type(board.own) is not memoryview:
+        return None
+    if plan.size > MOST_RANKS:
         return None
     x, out, kernel, size = memory.parts
     if not isinstance(kernel, Kernel) or kernel.compiled is None or len(plan.steps) > MOST_STEPS:
@@ -106,6 +131,66 @@ def tape_of_values(
         what, phase, lane, area, steps, [],
         fallback=run, dtype=None, lengths=(0, -1), kernel=-1, size=0, unended=ALL_SHOWN,
     )  # fmt: skip
+
+
+def tape_of_posts(
+    what: Posted,
+    posts: Posts,
+    express: object,
+    run: Callable[[object, int, Any, Any], bool | None],
+    kernel: int | None,
+    progress: polling.Progress,
+    moved: Moved,
+    *,
+    spins: bool,
+) -> object:
+    """Return what posts, waits for the posts of all others and reduces them; None: nothing does.
+
+    `kernel`: the number of what reduces the arrays. If it is None, `run` is called in the place of
+    all this, and the compiled part does what lies around it. `express` wakes and waits: see
+    `PostExpress.wake` and `follows`.
+    """
+    pages = posts.pages
+    if core is None or type(pages[0]) is not memoryview or len(pages) > MOST_RANKS:
+        return None
+    rings = [memoryview(b"")] * len(pages)
+    rings[posts.rank] = posts.ring
+    posters = []
+    for reader in posts.readers:
+        rings[reader.rank] = reader.ring
+        posters.append((reader.rank, reader.cursor, reader))
+    nbytes = 0 if kernel is None else what.nbytes
+    return core.Tape(
+        lane=posts,
+        progress=progress,
+        neighbours=polling.neighbours,
+        moved=moved,
+        free=[0],
+        fallback=run,
+        dtype=what.vector.dtype,
+        shown=nbytes,
+        taken=nbytes * len(posts.readers),
+        words=pages,
+        areas=rings,
+        steps=[],
+        lengths=(what.vector.length, -1),
+        kernel=-1 if kernel is None else kernel,
+        size=len(pages),
+        area=0,
+        spins=spins,
+        last=False,
+        op=what.op,
+        call=what.call,
+        digest=what.digest,
+        nbytes=what.nbytes,
+        finish=what.finish if kernel is not None else what.made,
+        unended=0,
+        posters=posters,
+        heads=what.heads,
+        express=express,
+        rank=posts.rank,
+        reduces=what.returns,
+    )
 
 
 def _made(

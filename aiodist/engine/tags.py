@@ -88,7 +88,7 @@ class TagCounts:
         self._pending: dict[object, int] = {}  # by tag, how many collectives have not ended here
         self._kept: set[object] = set()  # tags whose number is never forgotten
         # Tags that may be forgotten, the oldest first; and the count of each when it was put there.
-        self._idle: dict[object, int] = {}
+        self.idle: dict[object, int] = {}
         self._forgotten = 0  # collectives of tags that were forgotten: they count as called
         # The round under way: its number and tags; at rank 0 also who has answered, and what.
         self._round = 0
@@ -111,17 +111,20 @@ class TagCounts:
         seq = self.numbers.get(tag, 0)
         self.numbers[tag] = seq + 1
         self._pending[tag] = self._pending.get(tag, 0) + 1
-        self._idle.pop(tag, None)
+        self.idle.pop(tag, None)
         return seq
 
     def pass_over(self, tag: object) -> None:
         """A collective was called that is over already."""
-        count = self.numbers[tag] = self.numbers.get(tag, 0) + 1
+        self.numbers[tag] = self.numbers.get(tag, 0) + 1
         # One that is there stays where it is: this is done in each call, `propose` is not.
-        if tag in self._idle or tag is None:
-            return
+        if tag is not None and tag not in self.idle:
+            self.passed(tag)
+
+    def passed(self, tag: object) -> None:
+        """Do what is left of `pass_over` once the number is counted."""
         if tag not in self._pending and tag not in self._kept:
-            self._idle[tag] = count
+            self.idle.setdefault(tag, self.numbers[tag])
 
     def upcoming(self, tag: object) -> int:
         """The number of the next collective."""
@@ -137,12 +140,12 @@ class TagCounts:
             return
         del self._pending[tag]
         if tag is not None and tag not in self._kept:
-            self._idle[tag] = self.numbers[tag]
+            self.idle[tag] = self.numbers[tag]
 
     def keep(self, tag: object) -> None:
         """Never forget the number of `tag`."""
         self._kept.add(tag)
-        self._idle.pop(tag, None)
+        self.idle.pop(tag, None)
 
     def is_ahead(self, tag: object, seq: int) -> bool:
         """Whether number `seq` of `tag` was not called here yet."""
@@ -158,7 +161,7 @@ class TagCounts:
     @property
     def many(self) -> bool:
         """Whether there are so many idle tags that something should be done about it."""
-        return len(self._idle) > MANY
+        return len(self.idle) > MANY
 
     def propose(self) -> Sends:
         """At rank 0: start a round if there are many idle tags."""
@@ -167,7 +170,7 @@ class TagCounts:
         named: list[object] = []
         room = BATCH_BYTES
         used: list[object] = []
-        for tag, count in self._idle.items():
+        for tag, count in self.idle.items():
             if self.numbers[tag] != count:  # called since then
                 used.append(tag)
                 continue
@@ -176,8 +179,8 @@ class TagCounts:
                 break
             named.append(tag)
         for tag in used:  # they come last from now on
-            del self._idle[tag]
-            self._idle[tag] = self.numbers[tag]
+            del self.idle[tag]
+            self.idle[tag] = self.numbers[tag]
         if not named:
             return []
         self._round += 1
@@ -228,7 +231,7 @@ class TagCounts:
     def _freeze(self, named: Sequence[object], counts: Sequence[int]) -> list[bool]:
         frozen: list[bool] = []
         for tag, count in zip(named, counts, strict=True):
-            same = tag in self._idle and self.numbers[tag] == count
+            same = tag in self.idle and self.numbers[tag] == count
             if same:
                 self.frozen.add(tag)
             frozen.append(same)
@@ -243,7 +246,7 @@ class TagCounts:
     def _forget(self, tag: object) -> None:
         self.frozen.discard(tag)
         self._forgotten += self.numbers.pop(tag, 0)
-        self._idle.pop(tag, None)
+        self.idle.pop(tag, None)
 
     def _end(self) -> None:
         self.frozen.clear()
