@@ -1082,7 +1082,6 @@ static const char *const work_slots[SLOTS] = {"op",    "tag",    "seq",        "
 #define KINDS 4  // kinds of all_reduce that are known by their arrays
 #define DIMENSIONS 4
 #define LOOP_DUE 0.0007  // as in aiodist.transports.polling
-#define MANY 1024        // as in aiodist.engine.tags
 
 typedef struct {
     PyObject *op, *dtype, *recipe;
@@ -1097,7 +1096,7 @@ typedef struct {
     PyObject *run, *all_reduce, *unfinished, *broke, *loop_word;
     PyObject **names, *ndarray;
     Py_ssize_t slots[SLOTS];
-    long long first;
+    long long first, many;
     PyTypeObject *tape;
     Kind kinds[KINDS];  // the last ones first
     int known;
@@ -1188,7 +1187,7 @@ static int finish_call(Caller *caller, Tape *tape, PyObject *work, PyObject *tag
     if (tag != Py_None) {
         const int is_idle = PyDict_Contains(caller->idle, tag);
         if (is_idle < 0) goto end;
-        if (!is_idle || PyDict_GET_SIZE(caller->idle) > MANY) {
+        if (!is_idle || PyDict_GET_SIZE(caller->idle) > caller->many) {
             done = PyObject_CallOneArg(caller->passed, tag);
             if (!done) goto end;
             Py_CLEAR(done);
@@ -1422,7 +1421,8 @@ static PyObject *caller_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     State *state = state_of(type);
     if (!state) return NULL;
     PyObject *first = keywords ? PyDict_GetItemString(keywords, "first") : NULL;
-    if (PyTuple_GET_SIZE(args) || !first) {
+    PyObject *many = keywords ? PyDict_GetItemString(keywords, "many") : NULL;
+    if (PyTuple_GET_SIZE(args) || !first || !many) {
         PyErr_SetString(PyExc_TypeError, "a caller is made with keywords");
         return NULL;
     }
@@ -1432,6 +1432,7 @@ static PyObject *caller_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     caller->ndarray = Py_NewRef(state->ndarray);
     caller->tape = (PyTypeObject *)Py_NewRef(state->tape);
     caller->first = PyLong_AsLongLong(first);
+    caller->many = PyLong_AsLongLong(many);
     PyObject **const refs[] = REFS(caller);
     for (size_t i = 0; i < sizeof refs / sizeof *refs; i++) {
         PyObject *given = PyDict_GetItemString(keywords, words[i]);

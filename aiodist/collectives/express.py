@@ -64,6 +64,7 @@ from aiodist.buffers.vector import Vector
 from aiodist.collectives.forms import WORDS, Form, said
 from aiodist.collectives.reductions import goes_on_berths, phases_of_all_reduce
 from aiodist.compiled import core
+from aiodist.engine import tags
 from aiodist.engine.calls import Calls
 from aiodist.engine.operation import Program, Running
 from aiodist.engine.phase import Phase
@@ -186,6 +187,7 @@ class Express(ABC, Generic[G, R]):
             unset=((calls, "deferred"), (records, "trace"), *unset),
             next=calls.tags.numbers,
             idle=calls.tags.idle,
+            many=tags.MANY,
             passed=self._passed,
             records=records,
             progress=self._progress,
