@@ -1279,8 +1279,8 @@ static PyObject *start(Caller *caller, PyObject *recipe, PyObject *x, PyObject *
     if (!user) {
         if (!memories_of(tape, flat, places)) goto end;
         user = places;
-    } else if (tape->both) {
-        goto end;
+    } else if (tape->both || !tape->kernel) {
+        goto end;  // it is done with something else than `x`
     }
     if (tape->posters ? is_given_up(tape) : !may_enter(caller, tape, number)) goto end;
     next = PyLong_FromLongLong(number + 1);
