@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ci test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations bench-weights bench-codecs bench-deltas bench-coded kill-times members restarts chaos programs chaos-weights fuzz crowd scale clean
+.PHONY: help setup demo test test-ci test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations mutations-protocol histories bench-weights bench-codecs bench-deltas bench-coded kill-times members restarts chaos programs chaos-weights fuzz crowd scale clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -162,6 +162,12 @@ chaos-weights: $(READY)  ## the same for who publishes and takes weights: N faul
 
 mutations: $(READY)  ## make N small faults in the library, and see whether the tests find them
 	$(BIN)/python tests/mutations -n $(N)
+
+mutations-protocol: $(READY)  ## leave out one rule of a protocol at a time, and see which proof finds that
+	$(BIN)/python tests/mutations/protocol.py
+
+histories: $(READY)  ## N histories of the store, in the format of Knossos; Spin judges them, if it is installed
+	$(BIN)/python tests/histories -n $(N)
 
 FRAMES := 1000000
 fuzz: $(READY)  ## send FRAMES damaged frames to a coordinator and to ranks

@@ -8,9 +8,9 @@
         await group.all_reduce(t)
 
 ``import aiodist`` loads the exceptions and the small types. Everything else is loaded when it is
-first asked for: a program that only catches ``aiodist.PeerLostError``, or only sends messages to a
-service that uses aiodist, does not pay for an engine. ``from aiodist import connect`` at the top of
-a module loads the engine there and then: a service that must not be held up later does that.
+first used. So a program that only catches ``aiodist.PeerLostError`` does not pay for an engine.
+``from aiodist import connect`` at the top of a module loads the engine at once. Use that in a
+service that must not be held up later.
 """
 
 from importlib import import_module
@@ -152,12 +152,12 @@ _LOADED_WHEN_ASKED_FOR = {
     "subscriber": "aiodist.channels.subscriber",
     "telemetry": "aiodist.rank.telemetry",
 }
-"""The modules of the names that are not here yet. `codecs`, `flight_recorder` and
-`telemetry` are modules."""
+"""The modules of names that are loaded later. `codecs`, `flight_recorder` and `telemetry` are
+modules."""
 
 
 def __getattr__(name: str) -> Any:
-    """Load what a name stands for (PEP 562). From then on it is an attribute like any other."""
+    """Load the module of a name (PEP 562). From then on the name is an ordinary attribute."""
     module = _LOADED_WHEN_ASKED_FOR.get(name)
     if module is None:
         raise AttributeError(f"module 'aiodist' has no attribute {name!r}")

@@ -16,13 +16,14 @@ P = ParamSpec("P")
 
 def _blocking(connect: Callable[P, Connecting]) -> Callable[P, BlockingGroup]:
     def connect_blocking(*args: P.args, **options: P.kwargs) -> BlockingGroup:
-        """Join a group, as `connect` does: ``with connect_blocking(…) as group:`` in ordinary code,
-        or ``group = connect_blocking(…)`` and ``group.close()``.
+        """Join a group, as `connect` does: ``with connect_blocking(…) as group:`` in ordinary code.
 
-        Takes the arguments of `connect`, and raises what it raises. All such groups of a process
-        live on one event loop, which has a thread of its own: leases are renewed, and what others
-        send is taken, whatever the program does. A group that is still open when the process exits
-        is closed then. After a fork it stays with the parent.
+        Or use ``group = connect_blocking(…)`` and ``group.close()``. It takes the arguments of
+        `connect`, and raises what that raises.
+
+        All such groups of a process share one event loop in a thread of its own. So leases are
+        renewed and messages are received, even if your program is busy. A group that is still open
+        when the process exits is closed then. After a fork it stays with the parent.
 
         For example::
 

@@ -18,28 +18,28 @@ from aiodist.phases.base import as_rank
 from aiodist.work import Work
 
 TAG = "aiodist.breakpoint"
-"""Of the barrier in which the others wait."""
+"""The tag of the barrier in which the others wait."""
 
 
 def breakpoint(group: Group, rank: int = 0) -> Coroutine[Any, Any, None]:
-    """``await aiodist.breakpoint(group, rank=0)``: debug `rank` with pdb, in the function that
-    calls this, while the other ranks wait, without a deadline.
+    """Debug `rank` with pdb in the calling function, while the other ranks wait without a deadline.
 
-    To be called by all ranks of `group`. On `rank` the prompt comes at the next line. The others
-    go on when that one does: by ``continue``, but also by ``next``, ``step``, ``until`` and
-    ``return``, since what comes next may need them. Their deadlines count again from there: give
-    ``op_timeout=math.inf`` to `connect` to step through collectives. ``quit``, and the end of the
-    input, raise `bdb.BdbQuit` on `rank`, and `CollectiveAbortedError` on the others. As a task of
-    its own (in `asyncio.gather`) it shows the function that called it, and cannot step.
+    Call ``await aiodist.breakpoint(group, rank=0)`` on all ranks of `group`. On `rank` the prompt
+    comes at the next line. The others go on when you enter ``continue``, ``next``, ``step``,
+    ``until`` or ``return``, because the next line may need them. Their deadlines count again from
+    there, so give ``op_timeout=math.inf`` to `connect` to step through collectives. ``quit`` and
+    the end of the input raise `bdb.BdbQuit` on `rank`, and `CollectiveAbortedError` on the others.
+    In a task of its own (in `asyncio.gather`), the debugger shows the function that called it, and
+    cannot step.
 
-    The event loop of `rank` stands still while the prompt is there: other tasks on it wait as well.
-    Leases are renewed by a thread, so nobody takes the rank for lost.
+    The event loop of `rank` is blocked during the prompt, so other tasks wait as well. A thread
+    renews the lease, so the rank does not count as lost.
 
-    The debugger reads the standard input of its process. ``aiodist run --stdin RANK`` hands that of
-    the command to one rank; other ranks of `aiodist run`, and those of `aiodist.run`, have none.
+    The debugger reads the standard input of its process. ``aiodist run --stdin RANK`` passes its
+    input to one rank. Other ranks of `aiodist run`, and those of `aiodist.run`, have no input.
 
-    Raises TypeError and ValueError for what is no rank; RuntimeError on `rank`, where that has no
-    input, and CollectiveAbortedError on the others then.
+    Raises TypeError and ValueError if `rank` is invalid; RuntimeError on `rank` if it has no input,
+    and then CollectiveAbortedError on the others.
 
     For example::
 
@@ -66,7 +66,7 @@ async def _debug(group: Group, caller: FrameType) -> None:
         )
     debugger = _Debugger(group)
     if sys._getframe(1) is caller:
-        debugger.set_trace(caller)  # the prompt comes when that goes on
+        debugger.set_trace(caller)  # the prompt comes when the caller goes on
     else:  # a task of its own: its caller may go on long after this, or never
         debugger.reset()
         debugger.interaction(caller, None)
@@ -91,17 +91,17 @@ class _Debugger(pdb.Pdb):
         finally:
             group, self._waiting = self._waiting, None
             if group is not None:
-                # What ended the group meanwhile is seen by the next operation.
+                # If the group has ended meanwhile, the next operation reports it.
                 with contextlib.suppress(AiodistError):
                     barrier = _barrier(group)
                     if self.quitting:
                         barrier.cancel()
-                    else:  # nobody awaits it here, and that is no mistake of the program
+                    else:  # the program does not await this barrier, so it must not be warned
                         barrier.add_done_callback(lambda _: None)
 
 
 def _has_input() -> bool:
-    """Whether there is anything to read commands from."""
+    """Whether there is an input for commands."""
     if sys.stdin is None or sys.stdin.closed:
         return False
     try:

@@ -1,8 +1,8 @@
 """`aiodist.run`: one function in several processes of this host, called from ordinary code.
 
 Each process gets its environment before it imports anything, is tied to this one (see
-`aiodist.launching.tether`), and reports through a pipe of its own. Its way to the caller's
-``__main__`` is the one of multiprocessing's "spawn" method.
+`aiodist.launching.tether`), and reports through a pipe of its own. It imports the caller's
+``__main__`` as multiprocessing's "spawn" method does.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _POLL = 1.0
-"""Seconds after which a child is looked at though its pipe said nothing: a process that it forked
-may hold the pipe open after it died."""
+"""Seconds between two checks of a silent child, because a process that it forked may hold its pipe
+open after its death."""
 
 _ENDING = 0.01
-"""Seconds after which a child is looked at whose pipe has ended: it is about to be gone."""
+"""Seconds between two checks of a child whose pipe has ended, because it is about to end."""
 
 _importing_main = threading.Event()
 """Set in a rank while it imports the caller's main module."""
 
 
-# No ParamSpec, for the arguments of `main` come in one. Those in a list have no types of their own.
+# No ParamSpec, because the arguments of `main` come in one. A list has no types for each.
 @overload
 def run(
     main: Callable[..., Coroutine[Any, Any, T]],
@@ -86,29 +86,34 @@ def run(
     timeout: float | None = None,
     **options: Unpack[GroupOptions],
 ) -> list[T]:
-    """Run ``async def main(group, *args)`` in `nprocs` new processes; its results by rank.
+    """Run ``async def main(group, *args)`` in `nprocs` new processes, and return its results by
+    rank.
 
-    Each process joins a group of `nprocs` ranks and runs `main` under uvloop; the coordinator
-    lives in a thread of this process. `main`, `args` and the results are pickled: `main` must be
-    importable, so a lambda will not do, and a script must call `run` under
-    ``if __name__ == "__main__":``. In a notebook and at a prompt, whose functions nobody can
-    import, they travel as a whole where cloudpickle is installed. `options` go to `aiodist.connect`
-    (`op_timeout=…`, `transports=…`); `timeout` is in seconds and counts for the run as a whole, to
-    the end of the last process. Ranks that have to stop get SIGTERM, and after 5 seconds SIGKILL.
+    Each process joins a group of `nprocs` ranks and runs `main` under uvloop. The coordinator runs
+    in a thread of this process. The first failure stops all ranks with SIGTERM, and after 5 seconds
+    with SIGKILL. The exception of `main` is raised here, with the traceback of the rank as its
+    cause and a note that names the rank. If several ranks failed, it is one that no other failure
+    caused.
 
-    The first failure stops all ranks. What `main` raised is raised here, with the traceback of
-    the rank as its cause and a note that names the rank. If several failed, it is the one that is
-    no mere consequence of another (as `PeerLostError` is).
+    `main`, `args` and the results are pickled. So `main` must be importable (no lambda), and a
+    script must call `run` under ``if __name__ == "__main__":``. Functions of a notebook or a prompt
+    cannot be imported. They are sent as a whole if cloudpickle is installed.
+
+    Args:
+        main: the coroutine function. It gets the group and `args`.
+        nprocs: how many processes to start.
+        args: further arguments of `main`.
+        timeout: seconds for the whole run, to the end of the last process.
+        options: for `aiodist.connect` (`op_timeout=…`, `transports=…`).
 
     Raises:
-        PeerLostError: a rank died (by a signal, `os._exit`) before it could say why, or while it
-            reported.
-        TimeoutError: the run did not end within `timeout`: a rank had not returned, was stopped, or
-            had returned and went on, as one with a thread that is no daemon does.
-        AiodistError: a rank raised or returned something that cannot be pickled, or unpickled here.
-        RuntimeError: called inside a running event loop, which it would block. That of a notebook
-            waits for its cells in any case.
-        ModuleNotFoundError: `main` is a function of a notebook, and there is no cloudpickle.
+        PeerLostError: a rank died (by a signal, `os._exit`) before or during its report.
+        TimeoutError: the run did not end within `timeout`. A rank had not returned, was stopped, or
+            still ran after it had returned, for example because of a thread that is no daemon.
+        AiodistError: a rank raised or returned a value that cannot be pickled, or unpickled here.
+        RuntimeError: called inside a running event loop, which it would block. Notebooks are
+            allowed, because they wait for their cells anyway.
+        ModuleNotFoundError: `main` is a function of a notebook, and cloudpickle is missing.
 
     For example::
 
@@ -125,7 +130,7 @@ def run(
     preparation["authkey"] = bytes(preparation["authkey"])
     has_main = not preparation.keys().isdisjoint(("init_main_from_name", "init_main_from_path"))
     by_value = not has_main and _packs_by_value(main)
-    # `main` may live in the main module, so it is packed apart: to be read after that is imported.
+    # Pickled separately, because `main` may be in the main module, which must be imported first.
     work = reports.pickler(by_value)((main, tuple(args), options))
     with _coordinator() as (coordinator, token), tempfile.TemporaryFile() as payload:
         job = spawn.Job(
@@ -164,16 +169,17 @@ def _check_caller(nprocs: int) -> None:
 
 
 def _is_cell() -> bool:
-    """Whether the caller is a cell of a notebook: its kernel runs cells on its event loop, which
-    waits for each of them whether or not that blocks."""
+    """Whether the caller is a cell of a notebook, whose kernel waits for each cell anyway."""
     ipython = sys.modules.get("IPython")
     is_main = threading.current_thread() is threading.main_thread()
     return is_main and ipython is not None and ipython.get_ipython() is not None
 
 
 def _packs_by_value(main: object) -> bool:
-    """Whether functions and classes of a main module that cannot be imported travel as a whole: if
-    cloudpickle is there, without which `main` must not be one of them."""
+    """Whether to pickle functions of a main module that cannot be imported as a whole.
+
+    That needs cloudpickle. Without it, `main` must not be such a function.
+    """
     if importlib.util.find_spec("cloudpickle") is not None:
         return True
     if getattr(main, "__module__", None) == "__main__":
@@ -187,11 +193,10 @@ def _packs_by_value(main: object) -> bool:
 
 @contextlib.contextmanager
 def _coordinator() -> Iterator[tuple[Coordinator, str]]:
-    """A coordinator in a thread of its own, and the token it asks for."""
+    """A coordinator in a thread of its own, and its token."""
     token = secrets.token_urlsafe()
     ready: concurrent.futures.Future[Coordinator] = concurrent.futures.Future()
-    # Made here and not in the thread: so it can be told to stop from here, however far that has
-    # got.
+    # Made here and not in the thread, so that it can be told to stop at any time.
     loop = spawn.new_event_loop()
     over = asyncio.Event()
 
@@ -228,7 +233,7 @@ class _RemoteTraceback(Exception):
 
 @dataclass(slots=True)
 class _Rank:
-    """One rank's process, and what it reports; `is_done`: that has been taken."""
+    """One rank's process and its report. `is_done`: the report was taken."""
 
     number: int
     process: subprocess.Popen[bytes]
@@ -237,8 +242,6 @@ class _Rank:
 
 
 class _Ranks:
-    """The processes of one run."""
-
     def __init__(self, job: spawn.Job) -> None:
         self._job = job
         self._ranks: list[_Rank] = []
@@ -250,7 +253,7 @@ class _Ranks:
         root = str(Path(__file__).parent.parent)
         cores = spawn.cores()
         for rank in range(self._job.size):
-            with _uninterrupted():  # a process that was started is one that `stop` knows of
+            with _uninterrupted():  # `stop` must know every started process
                 self._ranks.append(self._start(rank, payload, root, cores))
 
     def _start(self, rank: int, payload: int, root: str, cores: int) -> _Rank:
@@ -270,19 +273,19 @@ class _Ranks:
             os.close(ours)
             raise
         finally:
-            # Only the rank has this end now: if it dies, the pipe ends.
+            # Only the rank has this end now, so the pipe ends if it dies.
             os.close(theirs)
         return _Rank(rank, process, reports.Reading(ours))
 
     def collect(self, timeout: float | None, deadline: float | None) -> list[Any]:
-        """Wait for all results, and for the ends of all. Raises what the first rank to fail
-        raised."""
+        """Wait for all results and all processes. Raises the exception of the first rank that
+        failed."""
         settled: float | None = None
         while (pending := self._pending()) and self._cause is None:
             now = time.monotonic()
             if self._consequence is not None:
-                # A rank that was told of a loss may report sooner than the rank that is the cause
-                # of it. So there is a while in which the cause can still show.
+                # A rank that was told of a loss may report before the rank that caused it. Wait a
+                # moment for the cause.
                 settled = settled or now + spawn.SETTLE
                 if now >= settled:
                     break
@@ -304,8 +307,8 @@ class _Ranks:
         return [rank for rank in self._ranks if not rank.is_done]
 
     def _look(self, rank: _Rank) -> None:
-        """Take the report of a rank that has sent all of it, or the end of one that never will."""
-        code = rank.process.poll()  # first: all that it had to say is in the pipe by then
+        """Take a complete report of a rank, or note the end of a process without one."""
+        code = rank.process.poll()  # first, because its whole report is in the pipe by then
         rank.reading.read()
         report = rank.reading.report
         if report is None and code is None:
@@ -314,7 +317,7 @@ class _Ranks:
         who = self._name(rank)
         if report is not None:
             self._take(rank.number, who, report)
-            rank.reading.close()  # results may be large: it is not kept twice
+            rank.reading.close()  # results may be large: do not keep them twice
             return
         when = "while it reported" if rank.reading.has_begun else "before its main returned"
         how = spawn.describe_exit(code or 0)
@@ -341,7 +344,7 @@ class _Ranks:
         self._failed(failure)
 
     def _failed(self, failure: BaseException, *, died: bool = False) -> None:
-        """Note why a rank failed. That it died is no consequence of another's failure."""
+        """Note why a rank failed. Its death is never the consequence of another failure."""
         if spawn.is_consequence(failure) and not died:
             if self._consequence is None:
                 self._consequence = failure
@@ -370,17 +373,17 @@ class _Ranks:
             )
 
     def stop(self) -> None:
-        """End what still runs, and whatever the ranks have started and left."""
+        """End all processes, and what they have started."""
         try:
             self._signal(signal.SIGTERM)
-            self._signal(signal.SIGCONT)  # one that is stopped hears of it only then
+            self._signal(signal.SIGCONT)  # a stopped process handles SIGTERM only after this
             self._reap()
         finally:
             with _uninterrupted():
-                # Also where all ranks have ended: what they have started is in their process
-                # groups, and may have ignored SIGTERM.
+                # Even if all ranks have ended, because their children in their process groups may
+                # have ignored SIGTERM.
                 self._signal(signal.SIGKILL)
-                self._reap()  # but for one that hangs in the kernel, which nobody can end
+                self._reap()  # except for a process that hangs in the kernel
                 for rank in self._ranks:
                     rank.reading.close()
 
@@ -398,7 +401,7 @@ class _Ranks:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Put Ctrl-C off until the block has ended, if this is the thread that gets it."""
+    """Delay Ctrl-C until the block has ended, if this is the thread that gets it."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
@@ -414,7 +417,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _rank(rank: int, payload: int, pipe: int) -> None:
-    """The life of one rank; `payload` and `pipe` are file descriptors of its parent's."""
+    """Run one rank. `payload` and `pipe` are file descriptors of the parent."""
     os.set_inheritable(pipe, False)
     dumps = reports.pickler(False)
     try:
@@ -447,7 +450,7 @@ async def _join(
 
 
 def _read(payload: int) -> bytes:
-    """All of the parent's file, whose position the ranks share."""
+    """Read all of the parent's file, whose position the ranks share."""
     data = os.pread(payload, os.fstat(payload).st_size, 0)
     os.close(payload)
     return data

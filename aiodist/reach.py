@@ -1,8 +1,7 @@
-"""How the ranks of a group reach each other: where each listens, what it says of that to the others
-when it joins, and by which of these ways they dial it.
+"""How the ranks of a group reach each other: listeners, advertised addresses, and dialling.
 
-What a rank says are the addresses of its membership: those of its listeners, and two that name its
-process and its user, by which peers see whether they can share memory.
+A rank advertises addresses when it joins: those of its listeners, and two that name its process and
+its user. By the last two, peers see whether they can share memory.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from aiodist.wire.address import is_loopback, parse_address, parse_endpoint
 from aiodist.wire.messages import JoinRequest, MemberInfo
 
 _PROCESS = "process:"
-"""Marks the process among the addresses of a member, which tells peers that share it."""
+"""Marks the process among the addresses of a member, for peers in the same process."""
 
 _USER = "user:"
-"""Marks the user among them, who may share memory with others of the same name on one host."""
+"""Marks the user among them, because users share memory only with themselves on one host."""
 
 _HERE = "127.0.0.1"
 
@@ -48,10 +47,12 @@ _LISTENS_ALONE = (
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """By what this rank can be reached, and reaches others: the transports that it may use, best
-    first, the contexts for TLS, what keeps strangers out, and as in `aiodist.connect` the hosts, or
-    ports, to listen at and to advertise. `stays`: TCP is for this host alone, as the coordinator is
-    reached by TLS, and this rank has no certificate to be reached by it."""
+    """How this rank is reached, and reaches others.
+
+    `transports`: those that it may use, best first. `contexts`: for TLS. `guard`: what keeps
+    strangers out. `bind`, `advertise`: as in `aiodist.connect`. `stays`: TCP is for this host only,
+    because the coordinator uses TLS and this rank has no certificate.
+    """
 
     transports: tuple[str, ...]
     contexts: TlsContexts | None
@@ -67,19 +68,21 @@ class Reach:
         accept: Callable[[Link], None],
         listeners: list[Listener],
     ) -> None:
-        """Open the listeners that this rank has for its peers, and add each to `listeners` at once.
-        `local_host` is this end of the connection to the `coordinator`. Raises OSError, and
-        ValueError where strangers could send pickles."""
+        """Open this rank's listeners for peers, and add each to `listeners` at once.
+
+        `local_host`: this end of the connection to the `coordinator`. Raises OSError, and
+        ValueError if strangers could send pickles.
+        """
         bound, port = parse_endpoint(self.bind or "")
-        # What others dial is mapped to here, to the same port where nothing else is said.
+        # A NAT maps the advertised port to this host, to the same port unless `bind` says
+        # otherwise.
         port = port or parse_endpoint(self.advertise or "")[1]
         host = bound or local_host or "127.0.0.1"
         beyond = is_loopback(host) and not parse_address(coordinator).is_loopback
         if beyond and not bound and self.guard.keeps_out:
-            # The coordinator runs on this host, but others come to it from elsewhere: see `dial`.
-            # Ranks of this host reach it by the loopback, those of other hosts do not, and where
-            # they come from is not known here. So it listens everywhere, which the token or TLS
-            # makes safe.
+            # The coordinator runs on this host, but members come from others, too: see `dial`.
+            # Ranks of this host reach it by the loopback, and ranks of other hosts by an address
+            # that is unknown here. So listen everywhere, which the token or TLS makes safe.
             host = "::" if ":" in host else "0.0.0.0"
         for kind in self.transports:
             transport = registry.make(kind, self.contexts, port=port)
@@ -96,14 +99,17 @@ class Reach:
         listeners: Iterable[Listener],
         loop: asyncio.AbstractEventLoop,
     ) -> JoinRequest:
-        """`ask` with who this rank is, and where others reach it. `seen_host`: where the
-        coordinator saw it come from; `trip`: how far that is."""
+        """Complete `ask` by the identity of this rank, and its addresses.
+
+        `seen_host`: where the coordinator saw it come from. `trip`: the round trip to the
+        coordinator.
+        """
         host, port = parse_endpoint(self.advertise or "")
         host = host or seen_host or "127.0.0.1"
         known_as, port = (_HERE, 0) if self.stays else (host, port)
         addresses = [_advertised(listener.address, known_as, port) for listener in listeners]
         who = identity_on(loop, registry.process_id(loop), registry.host_id(), user_id())
-        # Where all are near each other, windows are as they are, and nobody has to hear of it.
+        # If all ranks are near each other, windows keep their default, and `trip` is not needed.
         far = (said_trip(trip),) if trip > NEAR else ()
         return replace(
             ask,
@@ -123,29 +129,31 @@ class Reach:
         receiver: Receiver,
         patience: float,
     ) -> Link:
-        """A link from this rank, `own`, to `member` over the best transport that gets through.
-        `patience`: see `registry.make`. Raises OSError, and ValueError where a stranger elsewhere
-        could send pickles."""
+        """Make a link from this rank, `own`, to `member`, over the best transport that works.
+
+        `patience`: see `registry.make`. Raises OSError, and ValueError if strangers elsewhere could
+        send pickles.
+        """
         peer = endpoint_of(member, tuple(_kind(address) for address in member.addresses))
         tried: list[str] = []
-        apart = "" if own.user == peer.user else "; where users differ, that takes 'tcp'"
+        apart = "" if own.user == peer.user else "; ranks of different users need 'tcp'"
         hint = _CHECK
         last: OSError | None = None
         for kind, address in registry.candidates(own, peer):
             if kind == "tcp" and own.host != peer.host and (self.stays or _stays(member, address)):
                 hint = _IN_THE_CLEAR
                 continue
-            # Three names for one host: what the peer listens at, what it says of itself, and what
-            # this rank reaches it by. A peer that came to the coordinator by the loopback says the
-            # loopback, which is right for ranks of its host alone; others take the name by which
-            # they reach the coordinator, which is on that host.
+            # A peer on the coordinator's host may have three names: its listening address, the
+            # address that it advertises, and the one by which this rank reaches it. It advertises a
+            # loopback address, which only its own host can use. Others use the name by which they
+            # reach the coordinator.
             if kind == "tcp" and own.host != peer.host and is_loopback(member.host):
-                # The coordinator sees it come from its own host, which we know by another name.
+                # The coordinator sees the peer on its own host, which we know by another name.
                 address = _advertised(address, coordinator_host)
                 if not self.guard.keeps_out:
                     hint = _LISTENS_ALONE
             if kind == "tcp":
-                # The coordinator may let others in, though this rank reaches it on its own host.
+                # The coordinator may admit others, although this rank reaches it on its own host.
                 self.guard.check(address)
             try:
                 return await registry.make(kind, self.contexts, patience).dial(address, receiver)
@@ -162,12 +170,12 @@ class Reach:
 
 
 def _stays(member: MemberInfo, address: str) -> bool:
-    """Whether `member`, whom others know by another host, can be reached there on its own alone."""
+    """Whether `member`, which others know by another host, listens on a loopback address only."""
     return is_loopback(parse_address(address).host) and not is_loopback(member.host)
 
 
 def _advertised(address: str, host: str, port: int = 0) -> str:
-    """A listener's address as peers reach it; at its own port, where they know no other."""
+    """A listener's address as peers reach it; at its own port, if `port` is 0."""
     if address.partition("://")[0] not in ("tcp", "tls"):
         return address
     found = parse_address(address)
@@ -175,7 +183,7 @@ def _advertised(address: str, host: str, port: int = 0) -> str:
 
 
 def endpoint_of(member: MemberInfo, allowed: tuple[str, ...]) -> registry.Endpoint:
-    """Where `member` can be reached, by what it has said; `allowed`: the transports to be tried."""
+    """How `member` can be reached, by its addresses. `allowed`: the transports to try."""
     addresses = {_kind(address): address for address in member.addresses}
     return registry.Endpoint(
         process=addresses.pop("process", "").removeprefix(_PROCESS),
@@ -192,7 +200,6 @@ def _kind(address: str) -> str:
 
 
 def memory_of(member: MemberInfo) -> MemoryReach:
-    """Which memory `member` can share."""
     reach = endpoint_of(member, ())
     process = reach.process.rpartition("-")[0]  # without the loop
     host = f"{reach.host} {reach.user}" if "shm" in reach.addresses else ""

@@ -1,7 +1,7 @@
-"""`connect` and `local`: where everything is wired together.
+"""`connect` and `local`, which wire everything together.
 
-`connect` reaches the coordinator, opens listeners, joins the group, and wires up a `Group`. Peers
-connect to each other later, when they first have something to say.
+`connect` reaches the coordinator, opens listeners, joins the group, and makes a `Group`. Peers
+connect to each other later, when they first send a frame.
 """
 
 from __future__ import annotations
@@ -51,17 +51,19 @@ MAX_MESSAGE_BYTES = 16 << 30
 """Default of `max_message_bytes`: 16 GiB."""
 
 _PATIENCE = {False: 30.0, True: 300.0}
-"""Default of `timeout`, in seconds, by whether the address comes from the environment."""
+"""Default of `timeout` in seconds; the key: whether the address comes from the environment."""
 
 _PAUSE = 0.2
-"""Seconds before a coordinator that went away during a join is looked for again."""
+"""Seconds before another try, if the coordinator went away during a join."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """The arguments of `connect`, with the environment looked up. `ask`: what is asked of the
-    coordinator, but for what `Reach.introduce` adds. `caller`: the line of the program that has
-    called `connect`, for logs."""
+    """The arguments of `connect`, completed by the environment.
+
+    `ask`: the request to the coordinator, without what `Reach.introduce` adds. `caller`: the line
+    of the program that called `connect`, for logs.
+    """
 
     coordinator: finding.Wanted
     ask: JoinRequest
@@ -74,7 +76,7 @@ class _Options:
     allow_pickle: bool
     caller: str
     shows: str = ""
-    """What its links show instead of the name of its group, where peers are of other groups."""
+    """The group that its links name, if its peers are of other groups."""
 
     @property
     def most(self) -> int:
@@ -108,53 +110,58 @@ def connect(
 ) -> Connecting:
     """Join a group: ``group = await connect(…)``, or ``async with connect(…) as group:``.
 
-    `address`: the coordinator's, ``tcp://host:port``, ``tls://host:port``, ``unix:///path`` or
-    ``inproc://name``. None takes address, rank, size and group from the environment:
-    AIODIST_ADDRESS, …, or MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE, or what Slurm, Open MPI,
-    MPICH and Kubernetes set (docs/launchers.md). Then rank 0 serves the address itself if nobody
-    else does: at what it names on its host, and at nothing else; with a token on all interfaces,
-    but AIODIST_ADDRESS only where its name means a loopback address on that host.
-
-    `group`: the name of the group ("world"). `rank`: the wanted one (None: assigned). `size`: how
-    many ranks make it complete; or `min_size` and `max_size`: complete with `max_size`, or with
-    `min_size` once nobody has joined for `join_window` seconds.
-
-    `timeout`: seconds until the group must be complete (None: AIODIST_TIMEOUT; else 300 where the
-    environment gives the address, as under launchers, whose ranks may come minutes apart, and 30
-    elsewhere). `op_timeout`: the default deadline of
-    operations, in seconds. `lease`: after how many seconds of silence a member counts as lost.
-    `token`: the secret that the coordinator asks for (None: AIODIST_TOKEN, if it is set; it is not
-    sent). It proves that this process may connect, and does not protect what is sent afterwards: an
-    attacker between hosts can change tensors. `ssl`:
-    contexts for TLS, ``(client side, server side)``: then all that leaves this host is encrypted
-    and authenticated, what ranks send each other, too; all ranks have to do the same. None, with a
-    ``tls://`` address: those that AIODIST_TLS_CA, AIODIST_TLS_CERT, AIODIST_TLS_KEY (files) make.
-    A client-side context alone is for the connection to the coordinator: then ranks of different
-    hosts do not reach each other, unless they are told to do so in the clear, by a pair of it and
-    None.
-
-    `transports`: those allowed ("inproc", "shm", "unix", "tcp", and "cuda_ipc" for tensors on a
-    GPU; None: all, the best that reaches each peer). `bind`: where to listen for peers over TCP, a
-    host, ``host:port`` or ``:port`` (None: the address of this host towards the coordinator, at a
-    free port); `advertise`: where they shall dial, likewise (None: the host that the coordinator
-    sees, and the port that is listened at). Where a NAT maps a port to this host, `advertise` is
-    that of the NAT, and the same port is listened at unless `bind` names another. `name` and
-    `metadata` are shown to the other members. `max_message_bytes`: the largest value accepted from
-    a peer. `allow_pickle`: whether other objects may travel, and be unpickled: then every member
-    may run code here, and without TLS so may everybody on the way between two hosts, whether or not
-    there is a token. `costs`: a file that says what messages cost on this network, by which
-    algorithms are chosen between hosts (None: AIODIST_COSTS; docs/performance.md). If several ranks
-    give one, that of the lowest rank counts for all.
+    Args:
+        address: the coordinator's: ``tcp://host:port``, ``tls://host:port``, ``unix:///path`` or
+            ``inproc://name``. None: take address, rank, size and group from the environment. It has
+            AIODIST_ADDRESS, …, or MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE, or the variables
+            of Slurm, Open MPI, MPICH and Kubernetes (docs/launchers.md). Rank 0 then serves the
+            coordinator, unless there is one: only at what the address names on its host. With a
+            token it listens on all interfaces; for AIODIST_ADDRESS only if that means a loopback
+            address on its host.
+        group: the name of the group (None: "world").
+        rank: the rank to ask for (None: one is assigned).
+        size: how many ranks make a fixed group complete.
+        min_size: the least size of an elastic group. It is complete if no rank has joined for
+            `join_window` seconds after that.
+        max_size: the greatest size of an elastic group, which is then complete at once.
+        join_window: seconds; see `min_size`.
+        timeout: seconds until the group must be complete. None: AIODIST_TIMEOUT, else 30; or 300 if
+            the address comes from the environment, because launchers may start ranks minutes apart.
+        op_timeout: the default timeout of operations, in seconds.
+        lease: seconds of silence after which a member counts as lost.
+        token: the secret that the coordinator asks for (None: AIODIST_TOKEN, if set). It is not
+            sent. It proves that this process may connect, but does not protect later data: an
+            attacker between hosts can change tensors.
+        ssl: TLS contexts, ``(client side, server side)``. They encrypt all data that leaves this
+            host, so all ranks must give them. None with a ``tls://`` address: made from the files
+            AIODIST_TLS_CA, AIODIST_TLS_CERT and AIODIST_TLS_KEY. A client-side context alone
+            protects the connection to the coordinator. Ranks of different hosts then do not reach
+            each other, unless you allow data in the clear by ``(context, None)``.
+        transports: the allowed ones of "inproc", "shm", "unix", "tcp", and "cuda_ipc" for tensors
+            on a GPU. None: all; the best that reaches a peer is used.
+        bind: where to listen for peers over TCP: a host, ``host:port`` or ``:port``. None: this
+            host's address towards the coordinator, at a free port.
+        advertise: where peers connect to, in the same form. None: the host that the coordinator
+            sees, and the listening port. If a NAT maps a port to this host, give the NAT's address;
+            the same port is listened at, unless `bind` names another.
+        name: a name that other members see.
+        metadata: values that other members see.
+        max_message_bytes: the largest value accepted from a peer, in bytes.
+        allow_pickle: whether other objects may be sent and unpickled. Then every member may run
+            code here. Without TLS, so may any attacker between two hosts, even with a token.
+        costs: a file with the costs of messages on this network, which choose algorithms between
+            hosts (None: AIODIST_COSTS; docs/performance.md). That of the lowest rank counts for
+            all.
 
     Raises:
-        JoinTimeoutError: the coordinator was not reached, or not all came, within `timeout`.
+        JoinTimeoutError: the coordinator was not reached, or the group was not complete, within
+            `timeout`.
         RankTakenError, SizeMismatchError, GroupCompleteError: the coordinator refused.
-        AuthenticationError: no or wrong token.
-        ValueError, TypeError: arguments or environment that make no sense, an empty token included,
-            and a profile of costs that cannot be read;
-            `allow_pickle` where other hosts can connect, and neither a token nor TLS that asks for
-            certificates keeps strangers out.
-        OSError: nothing can listen where `bind` says; a port is for one rank.
+        AuthenticationError: no token, or a wrong one.
+        ValueError, TypeError: invalid arguments or environment, including an empty token, and a
+            file of costs that cannot be read. `allow_pickle` is refused if other hosts can connect
+            without a token or a certificate.
+        OSError: the address of `bind` cannot be used; each rank needs a port of its own.
 
     For example::
 
@@ -221,7 +228,7 @@ def connect(
 
 
 def _profile(costs: str | PathLike[str] | None) -> tuple[str, ...]:
-    """What this rank says of its profile of costs; nothing where it was given none."""
+    """What this rank says about its costs; empty if it was given none."""
     path = costs or os.environ.get("AIODIST_COSTS", "").strip()
     if not path:
         return ()
@@ -234,7 +241,7 @@ def _profile(costs: str | PathLike[str] | None) -> tuple[str, ...]:
 def _contexts(
     given: tls.SSLContext | tuple[tls.SSLContext, tls.SSLContext | None] | None, address: str
 ) -> tuple[tls.SSLContext | None, tls.SSLContext | None]:
-    """As a client, and as a server."""
+    """The contexts as a client, and as a server."""
     if given is None:
         return contexts_in(os.environ, address)
     return given if isinstance(given, tuple) else (given, None)
@@ -246,8 +253,7 @@ def _check_positive(**options: float) -> None:
 
 
 def _count(name: str, given: int | None, least: int) -> int | None:
-    """A number of ranks, or of one, as an int: said at once where it is none, not once there is a
-    coordinator."""
+    """Check a number of ranks, or a rank, at once and not when there is a coordinator."""
     if given is None:
         return None
     count = as_int(given, f"{name} is an int")
@@ -259,8 +265,10 @@ def _count(name: str, given: int | None, least: int) -> int | None:
 def _looked_up(
     address: str | None, transports: str | Iterable[str] | None
 ) -> tuple[str, environment.Settings, list[str]]:
-    """The coordinator's address, what else the environment says, which is nothing where an address
-    is given, and the names of the transports that are allowed."""
+    """The coordinator's address, the other settings of the environment, and the allowed transports.
+
+    If an address is given, the other settings are empty.
+    """
     found = environment.Settings()
     if address is None:
         found = environment.settings_from(os.environ)
@@ -278,13 +286,13 @@ def _wanted(
     server: tls.SSLContext | None,
     guard: Guard,
 ) -> finding.Wanted:
-    """The coordinator at `address`, which rank 0 may have to serve: where, the environment says."""
+    """How to find the coordinator at `address`, and where rank 0 may serve it."""
     served = found.listen_guarded if guard.keeps_out else found.listen
     return finding.Wanted(
         address,
         serve=served if ask.rank == 0 else "",
         through_agent=found.agent_store,
-        # In a store of others, to whom it does not show the group's name.
+        # Hashed, because the store belongs to others and must not show the group's name.
         key=f"aiodist/{membership_key(secret, ask.group, (found.run_id,)).hex()[:32]}",
         token=secret,
         ssl=server,
@@ -295,8 +303,10 @@ def _wanted(
 
 
 class Connecting:
-    """What `connect` returns: await it for the group, or use it as an async context manager: that
-    leaves the group at its end, in whatever epoch it is by then."""
+    """The result of `connect`: await it for the group, or use it as an async context manager.
+
+    The context manager leaves the group at its end, in its newest epoch.
+    """
 
     def __init__(self, options: _Options) -> None:
         self._options = options
@@ -306,23 +316,25 @@ class Connecting:
         self.most = options.most
 
     def without_rank(self) -> Connecting:
-        """A copy that asks for no rank in particular."""
+        """Return a copy that asks for no particular rank."""
         return Connecting(replace(self._options, ask=replace(self._options.ask, rank=None)))
 
     def with_store(self, name: str) -> Connecting:
-        """A copy for a group whose store is that of all groups that name it."""
+        """Return a copy for a group that shares the store `name` with other groups."""
         return Connecting(replace(self._options, ask=replace(self._options.ask, store=name)))
 
     def showing(self, name: str) -> Connecting:
-        """A copy for a group whose members meet those of other groups, as members of `name`: see
-        `RankActor.meet`."""
+        """Return a copy for a group whose members meet those of other groups, as members of `name`.
+
+        See `RankActor.meet`.
+        """
         return Connecting(replace(self._options, shows=name))
 
     def __await__(self) -> Generator[Any, None, Group]:
         return _connect(self._options).__await__()
 
     def __repr__(self) -> str:
-        # asyncio.run and create_task want a coroutine, and say what they got instead.
+        # asyncio.run and create_task want a coroutine, and show this in their error.
         return "<aiodist.connect(…): to be awaited, or entered by `async with`, in a coroutine>"
 
     async def __aenter__(self) -> Group:
@@ -353,7 +365,7 @@ async def _met(options: _Options) -> Group:
                 actor = await _join(options, address, coordinator, deadline - loop.time())
                 break
             except CoordinatorLostError as error:
-                # Perhaps that of a run that was just ending, and ours is about to come up.
+                # That coordinator may belong to a run that was just ending, and ours comes up soon.
                 if coordinator is not None or loop.time() + _PAUSE >= deadline:
                     raise
                 log.debug("looking for the coordinator again: %s", error)
@@ -380,10 +392,10 @@ async def _met(options: _Options) -> Group:
 async def _join(
     options: _Options, address: str, coordinator: Coordinator | None, timeout: float
 ) -> RankActor:
-    """Become a member, reachable by the others."""
+    """Become a member that others can reach."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
-    # In this order, since each step needs what the one before has found out::
+    # The order matters, because each step needs the result of the one before::
     #
     #     connect to the coordinator    this end of the connection is a host that peers can dial
     #     listen                        on that host, for each transport that is allowed
@@ -393,10 +405,10 @@ async def _join(
     control: ControlClient | None = None
     expected = MAX_MEMBERS if options.shows else options.most
     endpoint = Endpoint(loop, expected=expected, lease=options.ask.lease)
-    if options.shows:  # members that have heard of this one may call first
+    if options.shows:  # members that have heard of this one may connect first
         endpoint.expect(True)
     endpoint.reads_devices = options.reads_devices
-    listeners: list[Listener] = []  # those that there are so far, should one fail
+    listeners: list[Listener] = []  # the open listeners, in case of an error
     events: list[ControlEvent] = []
     try:
         control = await ControlClient.open(
@@ -408,8 +420,7 @@ async def _join(
         )
         await options.reach.listen(address, control.local_host, endpoint.accept, listeners)
         ask = options.reach.introduce(options.ask, control.seen_host, control.trip, listeners, loop)
-        # What the coordinator tells may come right behind the view, before there is an actor to
-        # hear it: it is kept for that.
+        # Events may follow the view at once, before there is an actor, so keep them.
         control.on_event = events.append
         waiting = loop.call_later(LONG_WAIT, _tell_wait, options, control, coordinator)
         try:
@@ -426,7 +437,7 @@ async def _join(
     own = endpoint_of(view.members[view.ranks[ask.id]], options.reach.transports)
     coordinator_host = parse_address(address).host
     people: dict[int, MemberInfo] = {}
-    # Only now: before the view there was nobody who could have shown that it is a member.
+    # Before the view, no peer could prove that it is a member.
     endpoint.activate(
         Identity(options.shows or view.group, ask.id, options.coordinator.token),
         lambda root, receiver, patience: options.reach.dial(
@@ -454,8 +465,8 @@ async def _join(
 
 
 def _tell_wait(options: _Options, control: ControlClient, coordinator: Coordinator | None) -> None:
-    """This rank has waited for long to join: say how far the group has come, here and to the
-    coordinator."""
+    """Log how far the group has come, here and at the coordinator, because this rank waits for
+    long."""
 
     def tell(text: str) -> None:
         if coordinator is not None:
@@ -484,10 +495,10 @@ def _tell_wait(options: _Options, control: ControlClient, coordinator: Coordinat
 
 @asynccontextmanager
 async def local(size: int, **options: Unpack[JoinOptions]) -> AsyncIterator[list[Group]]:
-    """``async with local(4) as groups:`` the ranks of a group of `size`, all in this event loop.
+    """Run all ranks of a group in this event loop: ``async with local(4) as groups:``.
 
-    For tests, notebooks and simulation. `options` are those of `connect`. Leaving the block closes
-    all ranks, leaving it by an exception aborts them.
+    For tests, notebooks and simulation. `options` are those of `connect`. The end of the block
+    closes all ranks, and an exception aborts them.
 
     For example::
 
@@ -497,8 +508,8 @@ async def local(size: int, **options: Unpack[JoinOptions]) -> AsyncIterator[list
     name = f"inproc://local-{secrets.token_hex(8)}"
     async with Coordinator(name, token=options.get("token"), returns=False):
         options.setdefault("transports", ("inproc", registry.DEVICES))
-        # Tasks of their own and no TaskGroup: if one rank cannot join, those that have are members,
-        # and have to leave with a reason, or the next group of that name would meet them.
+        # Tasks of their own, not a TaskGroup: if one rank cannot join, the others are members by
+        # then. They have to leave with a reason, or the next group of that name would meet them.
         joining = [
             asyncio.ensure_future(connect(name, rank=rank, size=size, **options))  # pyright: ignore[reportArgumentType]
             for rank in range(size)

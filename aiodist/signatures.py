@@ -1,12 +1,11 @@
-"""Which type each operation gives, for type checkers: what is given decides it.
+"""The types of operations, for type checkers: the arguments decide the type of a result.
 
-The overloads stand here side by side, and `Operations` has what the operations do, with their
-docstrings: ``@typed(Signatures.all_reduce)`` puts the two together. `BlockingGroup` makes its
-methods of those of `Operations`, and has their types from here, too. At run time nothing here does
-anything.
+The overloads are here, and `Operations` has the code with docstrings:
+``@typed(Signatures.all_reduce)`` joins the two. `BlockingGroup` takes its methods and their types
+from `Operations`. At run time nothing here does anything.
 
-Two cases are told apart by a type that says more than a class: `Average`, and None for what is left
-out. Buffers have overloads of their own, since they arrive as numpy arrays.
+Two cases need a narrower type than a class: `Average`, and None for arguments that are left out.
+Buffers have overloads of their own, because they arrive as numpy arrays.
 """
 
 from __future__ import annotations
@@ -42,25 +41,25 @@ class Array(Protocol):
 
 
 Buffer: TypeAlias = "bytearray | memoryview | array[Any]"
-"""What is taken for an array, and arrives as one of numpy."""
+"""Objects that are sent like arrays, and arrive as numpy arrays."""
 
 Number: TypeAlias = int | float | complex | np.generic
 
 Arrays: TypeAlias = "Array | Buffer | Sequence[Array | np.generic]"
-"""What a reduction is done in: an array, or a flat list of arrays."""
+"""The data of a reduction: an array, or a flat list of arrays."""
 
 Tree: TypeAlias = "Array | Buffer | Sequence[Any] | Mapping[Any, Any]"
-"""What a value is received in: an array, or a tree of arrays."""
+"""A place to receive a value: an array, or a tree of arrays."""
 
 Given: TypeAlias = "Array | Buffer | ArrayLike"
-"""What is written to a part of an array."""
+"""A value to write to a part of an array."""
 
 Index: TypeAlias = (
     "SupportsIndex | slice | EllipsisType | tuple[SupportsIndex | slice | EllipsisType, ...]"
 )
-"""Which part of an array is meant: see `Window.get`."""
+"""A part of an array: see `Window.get`."""
 
-# The names are read by users: mypy says "Value of type variable Reducible cannot be str".
+# Users read these names: mypy says "Value of type variable Reducible cannot be str".
 T = TypeVar("T")
 Reducible = TypeVar("Reducible", bound="Arrays | Number")
 Out = TypeVar("Out", bound=Arrays)
@@ -72,18 +71,18 @@ Dtype = TypeVar("Dtype", bound=np.generic)
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 Slots: TypeAlias = list[T] | tuple[T, ...]
-"""One a rank."""
+"""One for each rank."""
 
 
 class Options(TypedDict, total=False):
-    """What every collective takes: see `Group`."""
+    """Options of every collective: see `Group`."""
 
     tag: Tag
     timeout: float | None
 
 
 class Receiving(TypedDict, total=False):
-    """What every receive takes: see `Operations.recv`."""
+    """Options of every receive: see `Operations.recv`."""
 
     src: Src
     tag: str | int | AnyTag
@@ -91,7 +90,7 @@ class Receiving(TypedDict, total=False):
 
 
 class SendingReceiving(TypedDict, total=False):
-    """What every sendrecv takes: see `Operations.sendrecv`."""
+    """Options of every sendrecv: see `Operations.sendrecv`."""
 
     src: Src
     tag: str | int
@@ -100,7 +99,7 @@ class SendingReceiving(TypedDict, total=False):
 
 
 class Signatures(Protocol):
-    """The operations whose results are of the type of something that they are given."""
+    """Operations whose results have the type of an argument."""
 
     @overload
     def all_reduce(self: Any, x: int, op: Average, **options: Unpack[Options]) -> Work[float]: ...
@@ -318,7 +317,7 @@ class Signatures(Protocol):
 
 
 class WindowSignatures(Protocol):
-    """Which type each operation of a window gives."""
+    """The types of the operations of a window."""
 
     @overload
     def get(
@@ -331,5 +330,5 @@ class WindowSignatures(Protocol):
 
 
 def typed(signature: Method) -> Callable[[Callable[..., Any]], Method]:
-    """The method that stands below, for type checkers with this signature."""
+    """Give the method below this signature, for type checkers."""
     return lambda method: cast("Any", method)

@@ -11,6 +11,15 @@ CLIENTS = tuple(f"aiodist_{name}" for name in ("cli", "dask", "ray", "torch", "v
 SOURCES = ("aiodist", "server/aiodist_server", *(f"clients/{name}" for name in CLIENTS))
 
 
+CLAUSE = re.compile(
+    r"(?<=[\w`)])(?:[:;] |, (?=(?:which|because|so|if|in|with|without|for|after|as|when|from)\b))"
+)
+"""Between the first clause of a sentence, which can stand alone, and the rest."""
+
+LONG = 10
+"""Words of a sentence whose first clause is enough for the map."""
+
+
 def problems(root: Path) -> list[str]:
     """The modules that do not say what they are for."""
     return [
@@ -32,11 +41,20 @@ def render(root: Path) -> Iterator[str]:
         yield f"{'' if number == 0 else chr(10)}## `{folder.relative_to(root)}/`\n\n"
         about = folder / "__init__.py"
         if about.exists():
-            yield f"{summary(about)}\n\n"
+            yield f"{gist(about)}\n\n"
         yield "| file | what it is |\n| --- | --- |\n"
         for path in sorted(folder.glob("*.py")):
             if path != about:
-                yield f"| `{path.name}` | {summary(path)} |\n"
+                yield f"| `{path.name}` | {gist(path)} |\n"
+
+
+def gist(path: Path) -> str:
+    """The start of a module's docstring: its first sentence, or the first clause of a long one."""
+    sentence = re.split(r"(?<=[.!?]) ", summary(path))[0]
+    end = CLAUSE.search(sentence)
+    head = sentence[: end.start()] if end else sentence
+    is_enough = len(sentence.split()) > LONG and len(head.split()) > 3
+    return f"{head}." if end and is_enough and head.count("(") == head.count(")") else sentence
 
 
 def summary(path: Path) -> str:

@@ -28,13 +28,13 @@ STATELESS: frozenset[Kind] = frozenset({messages.ClockRequest, counts.Counts})
 
 _EVERYBODY = "a member, or a rank that waits to join"
 SENDERS: dict[Kind, str] = {
-    messages.Hello: "whoever connects",
-    messages.Proof: "whoever connects",
+    messages.Hello: "a new connection",
+    messages.Proof: "a new connection",
     messages.JoinRequest: "a rank that wants to join",
     messages.Withdraw: "a rank that waits to join",
     messages.Leave: _EVERYBODY,
     messages.Renew: _EVERYBODY,
-    messages.StatusRequest: "whoever was let in",
+    messages.StatusRequest: "any connection, after its greeting",
     Rejoin: "a member that comes back",
 }
 """Who sends the coordinator what, where it is not a member."""
@@ -52,8 +52,8 @@ ROW = re.compile(r"^([A-Z0-9_]+) +\[[^\]]*\](?: \+ payload)?: ", re.MULTILINE)
 
 
 def render(root: Path) -> Iterator[str]:
-    """One table: who takes it, which message, from whom, what it is for."""
-    yield "| who takes it | message | from whom | what it is for |\n| --- | --- | --- | --- |\n"
+    """One table: receiver, message, sender, and what the message is for."""
+    yield "| receiver | message | sender | what it is for |\n| --- | --- | --- | --- |\n"
     handled = coordinator_kinds()
     for kind in by_code():
         if kind in handled:
@@ -139,8 +139,9 @@ def purpose(kind: Kind) -> str:
 
 
 def sentence(text: str) -> str:
-    """The first sentence of a text."""
-    return re.split(r"(?<=\.)\s", _line(text), maxsplit=1)[0]
+    """The first sentence of a text, up to a semicolon or a reference."""
+    first = re.split(r"(?<=\.)\s", _line(text), maxsplit=1)[0]
+    return re.sub(r"(?:;|, (?=see)| \(see) .*$", ".", first)
 
 
 def _line(text: str) -> str:

@@ -32,4 +32,4 @@ def render(root: Path) -> Iterator[str]:
             is_room = package.exists()
             path = package if is_room else root / "aiodist" / f"{name}.py"
             floor = f"{number}" if name == names[0] else ""
-            yield f"| {floor} | `{name}{'/' if is_room else '.py'}` | {file_map.summary(path)} |\n"
+            yield f"| {floor} | `{name}{'/' if is_room else '.py'}` | {file_map.gist(path)} |\n"

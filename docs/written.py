@@ -15,6 +15,7 @@ import diagrams
 import file_map
 import message_table
 import rooms
+import sequences
 
 Render = Callable[[Path], Iterator[str]]
 
@@ -38,7 +39,7 @@ def check(root: Path, *, write: bool) -> list[str]:
             page.write_text(new)
         elif new != old:
             problems.append(f"{name}: the part {part!r} is old: docs/check.py --write")
-    for picture, drawn in diagrams.files(root):
+    for picture, drawn in [*diagrams.files(root), *sequences.files(root)]:
         if write:
             picture.parent.mkdir(parents=True, exist_ok=True)
             picture.write_text(drawn)

@@ -213,6 +213,11 @@ class Averager:
         return self._connection.info.name
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that this member takes part in, in the order in which it named them."""
+        return tuple(self._parts)
+
+    @property
     def rounds(self) -> dict[str, int]:
         """The round of the last result of each part, of those that have had one."""
         return {name: part.last for name, part in self._parts.items() if part.last is not None}

@@ -1,4 +1,4 @@
-"""A member's place among the others: its group of one, and the ways to coordinator and members."""
+"""A member's group of one, and its connections to the coordinator and to other members."""
 
 from __future__ import annotations
 
@@ -34,21 +34,23 @@ log = logging.getLogger("aiodist.averaging")
 T = TypeVar("T")
 
 PATIENCE = 5.0
-"""Seconds that the coordinator may take for an answer, and members for what is sent to them when
-this one leaves."""
+"""Seconds that the coordinator may take for an answer, and other members for the last messages of a
+member that leaves."""
 
 _OWN = frozenset(
     {"group", "rank", "size", "min_size", "max_size", "join_window"}
     | {"op_timeout", "max_message_bytes", "allow_pickle"}
 )
-"""Options of `connect` that are the averager's affair."""
+"""Options of `connect` that the averager sets itself."""
 
 
 class Connection:
-    """Begun by `open`, ended by `close`. `enter()` gives what is said at each entrance; `entered`
-    is called after it, `told` with what the coordinator tells, and `failed` once, when this member
-    takes part no more. If it was ruled lost, `expelled` is called, and then it takes part as a new
-    member, with another `id`."""
+    """A member's connection: begun by `open`, ended by `close`.
+
+    `enter()` returns the message of each entrance, and `entered` is called after it. `told` gets
+    what the coordinator says. `failed` is called once, when this member takes part no more. If it
+    was ruled lost, `expelled` is called, and it takes part as a new member, with another `id`.
+    """
 
     def __init__(self, averager: str, address: str | None, options: Mapping[str, Any]) -> None:
         if not isinstance(averager, str) or not 0 < len(averager) <= wire.LONGEST:
@@ -174,12 +176,14 @@ class Connection:
         return self.group._actor.control
 
     def say(self, message: Message) -> None:
-        """Tell the coordinator something, now or once it is back."""
+        """Tell the coordinator something, now or when it is back."""
         self.control.tell(message)
 
     def meet(self, members: Sequence[MemberInfo], *words: str | int | bytes) -> Group:
-        """The group of some members, in that order, in which all of them meet by the same words. It
-        takes no message: what arrives early waits for it. Its context is closed by `part`."""
+        """Make a group of some members, in that order, in which all of them meet by the same words.
+
+        It needs no message: frames that arrive early wait for it. `part` closes it.
+        """
         actor = self.group._actor
         roots = actor.meet(members)
         ids = [member.id for member in members]
@@ -199,7 +203,7 @@ class Connection:
         return Group(actor, context, name=context.group)
 
     def part(self, group: Group) -> None:
-        """A group of `meet` has served its purpose."""
+        """Close a group of `meet`."""
         text = "it has served its purpose"
         group._context.close(GroupClosedError(text, group=group.name))
 
@@ -212,7 +216,7 @@ class Connection:
         return self._past[0] + sent, self._past[1] + received
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """A task that ends with this member. If it fails, so does the member."""
+        """Start a task that ends with this member. If it fails, so does the member."""
         task = self._loop.create_task(work, name=f"aiodist averager {self.averager}: {name}")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -246,5 +250,5 @@ class Connection:
 
 
 def environment_name() -> str:
-    """What a member is called whose program gives it no name: its host and process."""
+    """The default name of a member: its host and process."""
     return f"{os.uname().nodename if hasattr(os, 'uname') else 'host'}-{os.getpid()}"

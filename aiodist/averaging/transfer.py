@@ -2,7 +2,7 @@
 
 The elements are cut into chunks, and the chunks are dealt to the members whose contributions count
 (reduce-scatter, then all-gather: each byte moves 2 (n - 1) / n times). A chunk is reduced as soon
-as all contributions to it are there, and its mean is sent on at once, so a long line carries both
+as all contributions to it are there, and its mean is sent on at once. So a long line carries both
 halves at the same time::
 
     member 0   own chunks: 0 2   sends 1 3 to member 1, takes means of these

@@ -1,9 +1,9 @@
-"""Differences on their way from one participant to another, in a group of these two.
+"""Differences between versions, sent from one participant to another in a group of two.
 
 The receiver of a version names one that it has. The sender answers with a chain of differences from
-there on, and sends the codes of one part after the other, each as soon as it has them. If it cannot
-go on, the rest travels whole (`aiodist.channels.transfers`). In the end the receiver says which
-parts are not what was published, and gets these whole.
+that one, and sends the codes of one part after the other, each as soon as it has them. If it cannot
+go on, the rest is sent whole (`aiodist.channels.transfers`). At the end the receiver names damaged
+parts, and gets these whole.
 """
 
 from __future__ import annotations
@@ -30,21 +30,24 @@ AHEAD = 128
 """Messages that are sent before the first of them has been taken."""
 
 PIECE = 60 << 10
-"""Most bytes of a message."""
+"""The most bytes of a message."""
 
 END = None
-"""Instead of the codes of a part: no more codes come."""
+"""Sent instead of the codes of a part: no more codes come."""
 
 
 async def give(
     pair: Group, holding: Holding, base: bytes, has: int, known: Differences, patience: float
 ) -> int | None:
-    """Send codes of the parts from `has` on to a receiver that has the version `base`. Returns how
-    many parts the receiver has then; None: no more of the version comes from here, and the receiver
-    is told."""
+    """Send codes of the parts from `has` on to a receiver that has the version `base`.
+
+    Returns the number of parts that the receiver has then. None: no more of the version can come
+    from here, and the receiver is told.
+    """
     release = holding.release
     sending = Sending(AHEAD, patience)
-    leaves = pair.recv(src=TAKES, tag="leaves")  # nothing comes: it fails when the other one goes
+    # gets no message, but fails when the receiver leaves
+    leaves = pair.recv(src=TAKES, tag="leaves")
     news = News(pair, holding, leaves, patience)
     try:
         while not holding.is_begun:
@@ -72,7 +75,7 @@ async def give(
             case [*failed] if all(type(one) is int and 0 < one < has for one in failed):
                 pass
             case nonsense:
-                raise ProtocolError(f"{nonsense!r} came where damaged parts were to be named")
+                raise ProtocolError(f"{nonsense!r} came instead of the numbers of damaged parts")
         for number in failed:
             while number >= holding.filled:
                 if not await news.more():
@@ -86,7 +89,7 @@ async def give(
 
 
 def _codes(holding: Holding, chain: Sequence[Difference], number: int) -> list[bytes] | None:
-    """What brings a part, if it is here: the manifest, or the code of each difference."""
+    """The data of a part, if it is here: the manifest, or the code of each difference."""
     if number == 0:
         return [bytes(holding.part(0))] if holding.filled else None
     if any(len(one.codes) < number for one in chain):
@@ -95,8 +98,10 @@ def _codes(holding: Holding, chain: Sequence[Difference], number: int) -> list[b
 
 
 def _messages(number: int, codes: Sequence[bytes]) -> Iterator[Any]:
-    """What brings the codes of a part: its number and their sizes, and then all of them in pieces,
-    because each larger message takes a round trip."""
+    """The messages for one part: its number and the sizes of its codes, then all codes in pieces.
+
+    Each larger message would take a round trip.
+    """
     yield number, [len(code) for code in codes]
     data = b"".join(codes)
     for at in range(0, len(data), PIECE):
@@ -107,7 +112,9 @@ async def take(
     pair: Group, holding: Holding, base: Holding, known: Differences, patience: float
 ) -> bool:
     """Ask for a version, and receive what differences bring of it. False: the rest comes whole.
-    Raises what `transfers.take` does."""
+
+    Raises what `transfers.take` does.
+    """
     release = holding.release
     await pair.send((release.version, holding.filled, False, base.release.id), GIVES, tag=PARTS)
     chain = _chain(await word(pair, holding, patience), base, holding)
@@ -137,7 +144,7 @@ async def take(
 
 
 def _chain(said: Any, base: Holding, holding: Holding) -> list[Difference]:
-    """The differences that come, still empty. Raises ProtocolError."""
+    """The differences that will come, still empty. Raises ProtocolError."""
     parts = holding.release.parts - 1
     at = base.release.id
     chain = []
@@ -152,7 +159,7 @@ def _chain(said: Any, base: Holding, holding: Holding) -> list[Difference]:
                         break
             if len(chain) == len(pairs) and (not chain or at == holding.release.id):
                 return chain
-    raise ProtocolError(f"{said!r} came where a chain of differences was next")
+    raise ProtocolError(f"{said!r} came instead of a chain of differences")
 
 
 class _Taking:
@@ -176,7 +183,7 @@ class _Taking:
         self._failed: list[int] = []
 
     async def run(self) -> int:
-        """Take what comes: how many parts came whole, because their codes did not bring them."""
+        """Receive all codes. Returns the number of parts that had to come whole."""
         decoding: asyncio.Task[None] | None = None
         try:
             while self._holding.wanted:
@@ -186,7 +193,7 @@ class _Taking:
                     case (int(number), [*sizes]) if number == self._next:
                         self._keep(await self._codes(sizes))
                     case nonsense:
-                        raise ProtocolError(f"{nonsense!r} came where codes were next")
+                        raise ProtocolError(f"{nonsense!r} came instead of codes")
                 if self._left and (decoding is None or decoding.done()):
                     if decoding is not None:
                         decoding.result()
@@ -202,7 +209,7 @@ class _Taking:
         return len(self._failed)
 
     async def _codes(self, sizes: Sequence[Any]) -> list[bytes]:
-        """The codes of a part, which have these sizes."""
+        """Receive the codes of a part, which have these sizes."""
         holding = self._holding
         most = max(holding.release.chunk, holding.release.manifest) + OVERHEAD
         if not all(type(size) is int and 0 <= size <= most for size in sizes):
@@ -211,13 +218,13 @@ class _Taking:
         while len(data) < sum(sizes):
             piece = await word(self._pair, holding, self._patience)
             if not isinstance(piece, bytes) or not piece:
-                raise ProtocolError(f"{piece!r} came where a piece of a code was next")
+                raise ProtocolError(f"{piece!r} came instead of a piece of a code")
             data += piece
         ends = list(accumulate(sizes))
         return [bytes(data[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
     def _keep(self, codes: list[bytes]) -> None:
-        """The codes of the next part have come."""
+        """Take over the codes of the next part."""
         holding, number = self._holding, self._next
         self._next += 1
         if number == 0:
@@ -232,7 +239,7 @@ class _Taking:
             raise ProtocolError(f"{len(codes)} codes came for part {number}")
         for one, code in zip(self._chain, codes, strict=True):
             one.add(code)
-        holding.tell()  # they can be handed on
+        holding.tell()  # they can be forwarded
         self._left.append((number, codes))
 
     async def _decode(self) -> None:
@@ -244,7 +251,7 @@ class _Taking:
                     self._holding.fill()
 
     def _apply(self, batch: Sequence[tuple[int, list[bytes]]]) -> list[int]:
-        """In a thread: the parts that are not what was published."""
+        """Decode in a thread, and return the parts that are damaged."""
         failed = []
         for number, codes in batch:
             try:
@@ -254,7 +261,7 @@ class _Taking:
         return failed
 
     async def _take_whole(self) -> None:
-        """The parts that failed."""
+        """Receive the damaged parts whole."""
         pair, holding = self._pair, self._holding
         await pair.send(self._failed, GIVES, tag=PARTS)
         for number in self._failed:
@@ -262,7 +269,7 @@ class _Taking:
             data = pair.recv(src=GIVES, tag=DATA, out=place, timeout=NO_DEADLINE)
             try:
                 if (said := await word(pair, holding, self._patience)) != number:
-                    raise ProtocolError(f"part {said!r} came where {number} was next")
+                    raise ProtocolError(f"part {said!r} came instead of part {number}")
                 await data.wait(self._patience)
             finally:
                 give_up([data])

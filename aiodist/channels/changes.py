@@ -30,19 +30,19 @@ from aiodist.channels.holding import Holding, in_thread
 log = logging.getLogger("aiodist.channels")
 
 SHARE = 1 / 4
-"""Of a version: a participant keeps at most so many bytes of differences."""
+"""The most bytes of differences that a participant keeps, as a share of a version."""
 
 SAMPLES = 4
-"""Chunks that tell whether the difference of a version is small enough."""
+"""The number of chunks that are encoded first, to see whether the difference is small enough."""
 
 BATCH = 8 << 20
-"""Bytes of a version that are encoded at once, because to wait for a thread takes time, too."""
+"""Bytes of a version that are encoded at once, because each wait for a thread takes time, too."""
 
 LASTS = 60.0
-"""Seconds for which a publisher goes on encoding after a subscriber has asked for a difference."""
+"""Seconds that a publisher goes on encoding after a subscriber has asked for a difference."""
 
 SMALL = 1 << 20
-"""Versions with fewer bytes travel whole: they are on their way at once."""
+"""Versions with fewer bytes are sent whole, because they are in flight at once."""
 
 PAYS = 500e6
 """Bytes per second. A faster line brings a whole version before both ends have encoded and decoded
@@ -50,8 +50,10 @@ a difference, each on one core."""
 
 
 class Difference:
-    """How the version `result` follows from the version `base`: both are ids. `codes` are those of
-    the chunks so far, from the first one on, of `parts` in all."""
+    """The changes from the version `base` to the version `result`, which are ids.
+
+    `codes`: of the chunks from the first one on, out of `parts`.
+    """
 
     def __init__(self, base: bytes, result: bytes, parts: int) -> None:
         self.base = base
@@ -67,48 +69,48 @@ class Difference:
         return len(self.codes) == self.parts
 
     def add(self, code: bytes) -> None:
-        """The code of the next chunk is here."""
         self.codes.append(code)
         self.nbytes += len(code)
         self.is_over = self.is_whole
 
 
 class Differences:
-    """Those that a participant has, the oldest first."""
+    """The differences that a participant has, the oldest first."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, Difference] = {}  # by their results
         self.asked = -math.inf
-        """When a subscriber asked for one last."""
+        """When a subscriber last asked for a difference."""
         self.saved = 0
-        """Bytes that did not come here, because differences came instead."""
+        """Bytes that did not have to come here, because differences came instead."""
         self.changed = 0.0
-        """The share of the last version that had changed, as a publisher has found out."""
+        """The share of the last version that had changed, for a publisher."""
         self.chain = 0
-        """How many differences brought the last version here; 0: it came whole."""
+        """The number of differences that brought the last version here; 0: it came whole."""
         self.fallbacks = 0
-        """Chunks that a difference did not bring, and that came whole instead."""
+        """Chunks that came whole, because a difference did not bring them."""
 
     @property
     def nbytes(self) -> int:
         return sum(one.nbytes for one in self._known.values())
 
     def add(self, one: Difference, most: float) -> None:
-        """Have it from now on, and forget old ones above `most` bytes. One that is over without
-        being whole is no use to anybody who begins."""
+        """Add a difference, and forget old ones above `most` bytes."""
         self._known.pop(one.result, None)
         self._known[one.result] = one
         self.trim(most)
 
     def trim(self, most: float) -> None:
-        """Forget old ones above `most` bytes, and those that broke off."""
+        """Forget old differences above `most` bytes, and incomplete ones that are over."""
         for result, one in list(self._known.items()):
             if (one.is_over and not one.is_whole) or self.nbytes > most:
                 del self._known[result]
 
     def between(self, base: bytes, result: bytes, most: int) -> list[Difference]:
-        """The chain of differences from one version to another, oldest first; none if there is no
-        such chain, or if it has `most` bytes or more."""
+        """The chain of differences from one version to another, oldest first.
+
+        Empty if there is none, or if it has `most` bytes or more.
+        """
         found: list[Difference] = []
         at = result
         while at != base and (one := self._known.get(at)) and one not in found:
@@ -118,11 +120,11 @@ class Differences:
 
 
 class Encoding:
-    """Encodes what a publisher publishes, in threads, when `publish` has returned. `is_wanted` says
-    whether a version is to be encoded.
+    """Encodes published versions, in threads, after `publish` has returned.
 
-    The base is the newest version that was encoded, or that did not have to be. If publishing is
-    faster than encoding, the versions between have no differences.
+    `is_wanted` says whether to encode a version. The base is the newest version that was encoded,
+    or that did not have to be. If publishing is faster than encoding, the versions between have no
+    differences.
     """
 
     def __init__(self, known: Differences, is_wanted: Callable[[], bool]) -> None:
@@ -133,18 +135,17 @@ class Encoding:
         self._task: asyncio.Task[None] | None = None
 
     def published(self, holding: Holding) -> None:
-        """A version was published. It stays as long as it is the base, or may become it."""
+        """Encode a version, and keep it as long as it is the base or may become it."""
         holding.__enter__()
         if self._next is not None:
             self._next.__exit__()
         self._next = holding
         if self._task is not None:
-            _begin(holding)  # it travels whole until then
+            _begin(holding)  # it is sent whole until then
         else:
             self._task = asyncio.ensure_future(self._work())
 
     async def close(self) -> None:
-        """Encode no more."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -165,7 +166,7 @@ class Encoding:
                     _begin(newest)
                     if base is not None:
                         base.__exit__()
-        except Exception:  # such as no memory: then versions travel whole
+        except Exception:  # such as no memory: then versions are sent whole
             log.exception("a version could not be encoded")
         finally:
             self._task = None
@@ -175,7 +176,7 @@ class Encoding:
         one = Difference(base.release.id, release.id, release.parts - 1)
         coder = _Coder(base, newest)
         if await in_thread(coder.sampled) > SHARE:
-            return  # all of it would take too much
+            return  # the difference would be too large
         self._known.add(one, most)
         _begin(newest)
         changed, each = 0, max(1, BATCH // release.chunk)
@@ -208,7 +209,7 @@ class _Coder:
         self._samples: dict[int, Coded] = {}
 
     def sampled(self) -> float:
-        """The share of their bytes that the differences of some chunks take."""
+        """The size of the differences of some chunks, as a share of these chunks."""
         self._widths = widths_of(self._newest)
         parts = self._newest.release.parts
         whole = 0
@@ -227,13 +228,13 @@ class _Coder:
 
 
 def _begin(holding: Holding) -> None:
-    """It is known if differences of a version come."""
+    """Note that it is known whether a version has differences."""
     holding.is_begun = True
     holding.tell()
 
 
 def are_alike(base: Holding, newest: Holding) -> bool:
-    """Whether two versions have the same tree, dtypes and shapes, and lie alike."""
+    """Whether two versions have the same tree, dtypes, shapes and layout."""
     old, new = base.manifest, newest.manifest
     return (old.meta, old.extents) == (new.meta, new.extents) and lie_alike(
         base.release, newest.release
@@ -246,8 +247,8 @@ def lie_alike(old: Release, new: Release) -> bool:
 
 
 def widths_of(holding: Holding) -> list[int]:
-    """Of each chunk, the bytes of an element of the array in its middle. The others cost more
-    bytes, if their elements have another width."""
+    """For each chunk, the element size of the array in its middle. Elements of other sizes cost
+    more bytes."""
     leaves = [leaf for leaf in holding.leaves() if leaf.spec.nbytes]
     starts = [leaf.start for leaf in leaves]
     release = holding.release
@@ -261,8 +262,10 @@ def widths_of(holding: Holding) -> list[int]:
 
 
 def apply(base: Holding, holding: Holding, number: int, codes: Sequence[bytes]) -> None:
-    """Make a chunk of a version from that of another one, by the codes of one difference after the
-    other. May run in a thread. Raises ProtocolError if that is not what was published."""
+    """Make a chunk of a version from that of another one, by the codes of successive differences.
+
+    May run in a thread. Raises ProtocolError if the result is not what was published.
+    """
     old, new = _part(base, number), _part(holding, number)
     for code in codes:
         decode(code, old, new)

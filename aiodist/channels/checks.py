@@ -1,8 +1,8 @@
-"""The check of all that crosses a link: CRC-32, by the fastest that is installed here.
+"""The check of all data that crosses a link: CRC-32, by the fastest installed library.
 
-It is the same number whoever computes it, so participants need not have the same library. zlib-ng
-(the extra `weights`) does 25 GB/s where Python's own zlib does 4, which is as long as it takes to
-send the bytes. Both release the GIL.
+All libraries compute the same number, so participants may use different ones. zlib-ng (the extra
+`weights`) checks 25 GB/s, and Python's zlib 4 GB/s, which takes as long as sending the bytes. Both
+release the GIL.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def _dtype(width: int) -> np.dtype[Any]:
 
 
 def _gaps(places: Flat) -> Flat:
-    """How many elements lie before each of these places, in bytes. See `FAR`."""
+    """The number of elements before each of these places, as bytes. See `FAR`."""
     gaps = np.diff(places, prepend=-1) - 1
     far = np.flatnonzero(gaps >= FAR)
     times, gaps[far] = np.divmod(gaps[far], FAR)
@@ -171,7 +171,6 @@ def _gaps(places: Flat) -> Flat:
 
 
 def _places(gaps: Flat) -> Flat:
-    """The places that have these gaps before them."""
     ends = gaps != FAR
     found: Flat = np.cumsum(gaps + ends.astype(np.int64))[ends] - 1
     return found
@@ -184,7 +183,8 @@ def _deflated(plane: Flat) -> Stream:
     share = counts[counts > 0] / counts.sum()
     if -(share * np.log2(share)).sum() > RANDOM:
         return plane.tobytes()
-    # A Huffman code takes a bit for each byte, which is too much if nearly all are the same.
+    # A Huffman code takes at least one bit for each byte, which is too much if nearly all bytes are
+    # the same.
     strategy = zlib.Z_RLE if share.max() > RUNS else zlib.Z_HUFFMAN_ONLY
     deflater = zlib.compressobj(1, zlib.DEFLATED, RAW, 9, strategy)
     found: bytes = deflater.compress(plane.data) + deflater.flush()
@@ -192,7 +192,7 @@ def _deflated(plane: Flat) -> Stream:
 
 
 def _inflated(stream: Stream, count: int) -> Flat:
-    """`count` bytes, of which there are some. Raises ValueError if `stream` has fewer or more."""
+    """Inflate to `count` bytes, at least one. Raises ValueError if `stream` has fewer or more."""
     if not stream:
         return np.zeros(count, np.uint8)
     if isinstance(stream, list):

@@ -1,23 +1,25 @@
-"""What a channel says of itself in its store: which versions there are, who stands in line for each
-of them, and of whom one takes it. No I/O in here.
+"""The records of a channel in its store, and decisions on them; no I/O.
 
-Whoever wants a version goes to the end of its line, and takes it from somebody who stands before::
+They list the versions, the line of each version, and tell a participant from which others to take
+it. A participant that wants a version goes to the end of its line, and takes the version from one
+before it::
 
     publisher ──> p1 ──> p2 ──> p3        one on each host: a chain, in which all hand on
                    │                      each chunk as soon as they have it
                    ├──> p4 ──> p6         p4 and p5 are on the host of p1, and map its memory
-                   └──> p5                p6 is on another one, and takes from who came last
+                   └──> p5                p6 is on another one, and takes from the last before it
 
-Weights may be published in shares, each by a process of its own, and then there is a `Release` for
-each share: a version is there when all of them are. Who wants slices of arrays (`Place.wants`)
-stands in the same line, and takes what it wants from all who have some of it, the nearest first.
+Weights may be published in shares by several processes. Then there is a `Release` for each share,
+and a version is there when all of its shares are. A participant that wants slices of arrays
+(`Place.wants`) stands in the same line, and takes them from all that have some of them, the nearest
+first.
 
-Nobody ever takes from one who came later, so there is no circle in which all wait for each other.
-If one is lost, those behind it take from those before it, and ask only for the chunks they lack.
-One who finds nobody before him that has it, and somebody behind him that has more than he, goes to
-the end of the line, and those who took from him ask others. So
-the publisher sends a version once over the network, and as much again as whoever took from it and
-died had not handed on.
+No participant takes from one that came later, so there is no circle of participants that wait for
+each other. If one is lost, those behind it take from those before it, and ask only for the chunks
+that they lack. It may happen that no one before a participant has the version, but one behind it
+has more than itself. Then it goes to the end of the line, and those that took from it ask others.
+So the publisher sends a version once over the network, and again only what a participant had
+received but not forwarded when it died.
 """
 
 from __future__ import annotations
@@ -36,30 +38,34 @@ MAX_VERSION = 2**62
 """The highest number of a version."""
 
 MOST_RELEASES = 64
-"""Most versions that a channel tells of."""
+"""The most versions that a channel lists."""
 
 MOST_SHARES = 1024
-"""Most processes that publish one version in shares."""
+"""The most processes that publish one version in shares."""
 
 MOST_IN_LINE = 4096
-"""Most who stand in one line: the first ones are forgotten then. A value of the store has room for
-that many."""
+"""The most participants in one line, because a value of the store has room for that many. The first
+ones are forgotten."""
 
 ALIGNMENT = 64
-"""Bytes: where arrays begin, and what chunks are multiples of."""
+"""In bytes. Arrays begin at multiples of this, and chunks are multiples of it."""
 
 Size = Annotated[int, schema.integer(1, 2**50)]
 
 
 class Release(schema.Struct):
-    """A version, or one of its `shares`: a manifest of `manifest` bytes, and behind it the arrays;
-    `nbytes` in all. It goes in parts: the manifest, and then chunks of `chunk` bytes. `check`: the
-    CRC-32 of the manifest, which has those of the chunks. `lent`: the publisher has it in memory
-    that nobody can map. Else those of its `host` fetch that from there: `offer` and `key` are the
-    words (`aiodist.transports.handover`). `id`: random for each publish, and what differences name;
-    none if there are none. `always`: subscribers take differences even if the line is fast.
-    Releases are equal if their bytes are, wherever these lie: one that is published again after a
-    failure may lie elsewhere."""
+    """A version, or one of its `shares`: a manifest of `manifest` bytes, and behind it the arrays.
+
+    `nbytes`: of all of it. It is sent in parts: the manifest, and then chunks of `chunk` bytes.
+    `check`: the CRC-32 of the manifest, which has those of the chunks. `lent`: the publisher has it
+    in memory that other processes cannot map. Else participants on its `host` fetch the memory by
+    `offer` and `key` (`aiodist.transports.handover`). `id`: random for each publish, for
+    differences; empty if there are none. `always`: subscribers take differences even on a fast
+    line.
+
+    Releases are equal if their bytes are, wherever they are in memory, because a version may be
+    published again after a failure.
+    """
 
     version: Annotated[int, schema.integer(0, MAX_VERSION)]
     manifest: Size
@@ -77,29 +83,30 @@ class Release(schema.Struct):
 
     @property
     def data(self) -> int:
-        """Where the arrays begin."""
         return aligned(self.manifest)
 
     @property
     def parts(self) -> int:
-        """How many there are."""
         return 1 + -(-(self.nbytes - self.data) // self.chunk)
 
     def span(self, part: int) -> tuple[int, int]:
-        """Where a part begins, and ends."""
+        """The start and the end of a part."""
         if part == 0:
             return 0, self.manifest
         start = self.data + (part - 1) * self.chunk
         return start, min(start + self.chunk, self.nbytes)
 
     def parts_to(self, end: int) -> int:
-        """How many parts it takes to have the first `end` bytes of the arrays."""
+        """The number of parts that contain the first `end` bytes of the arrays."""
         return 1 + -(-end // self.chunk)
 
 
 class Place(schema.Struct):
-    """Who stands in a line, and which memory it can map: that of `host` ("": of no other).
-    `wants`: the name of the slices that it takes; "": it takes a version as a whole."""
+    """A participant in a line.
+
+    `host`: the host whose memory it can map ("": none). `wants`: the name of the slices that it
+    takes; "": it takes the version as a whole.
+    """
 
     id: NonEmptyName
     host: Name
@@ -107,7 +114,7 @@ class Place(schema.Struct):
 
 
 class Seat(schema.Struct):
-    """Who publishes: the whole, or one of `shares`."""
+    """A publisher: of the whole, or of one of `shares`."""
 
     id: NonEmptyName
     host: Name
@@ -126,18 +133,18 @@ def aligned(nbytes: int) -> int:
 # Keys of the store.
 
 PUBLISHER = channels.PUBLISHER
-"""Who publishes: a list of `Seat`."""
+"""The publishers: a list of `Seat`."""
 
 RELEASES = channels.RELEASES
 """The versions that there are: a list of `Release`, by version and share."""
 
 PUBLISHED = channels.PUBLISHED
-"""What was published last, also if the channel was empty since: a list of the first fields of
+"""What was published last, even if the channel was empty since: a list of the first fields of
 `Release`. See `published`."""
 
 
 def door(who: str) -> str:
-    """Set to the name of a group by whoever wants to meet that participant in it."""
+    """A participant's door: others set it to the name of a group in which they want to meet."""
     return f"door/{who}"
 
 
@@ -147,12 +154,12 @@ def meetings(channel: str, who: str) -> str:
 
 
 def line(version: int) -> str:
-    """Who has that version, or wants it: a list of `Place`."""
+    """The participants that have that version or want it: a list of `Place`."""
     return f"line/{version}"
 
 
 def want(name: str) -> str:
-    """What the slices of that name are: `aiodist.channels.slices.packed_want`."""
+    """The slices of that name: `aiodist.channels.slices.packed_want`."""
     return f"want/{name}"
 
 
@@ -166,7 +173,7 @@ def packed(records: Sequence[schema.Struct]) -> bytes:
 
 
 def unpacked(cls: type[T], value: bytes | None) -> list[T]:
-    """The records of a key; none where there is no such key. Raises ProtocolError."""
+    """The records of a key; none if there is no such key. Raises ProtocolError."""
     try:
         values: Any = [] if value is None else msgpack.unpackb(value)
         return [schema.build(cls, one) for one in values]
@@ -187,7 +194,7 @@ def published(value: bytes | None) -> list[Release]:
 
 
 def versions(known: Iterable[Release]) -> list[tuple[Release, ...]]:
-    """The versions of which all shares are there, with these in order, the newest one last."""
+    """The versions of which all shares are there, with these in order; the newest comes last."""
     found: dict[tuple[int, int], dict[int, Release]] = {}
     for one in known:
         found.setdefault((one.version, one.shares), {})[one.share] = one
@@ -199,14 +206,14 @@ def versions(known: Iterable[Release]) -> list[tuple[Release, ...]]:
 
 
 def newest(known: Iterable[Release]) -> int | None:
-    """The number of the newest version that is there."""
+    """The number of the newest version."""
     found = versions(known)
     return found[-1][0].version if found else None
 
 
 def check_higher(known: Sequence[Release], version: int, share: int = 0) -> None:
-    """Raises ValueError for a version that is not higher than those that there are, and those of
-    which this share was published."""
+    """Raise ValueError unless `version` is higher than all versions, and than all that this share
+    published."""
     whole = {release for shares in versions(known) for release in shares}
     taken = [one.version for one in known if one.share == share or one in whole]
     if taken and version <= max(taken):
@@ -218,20 +225,23 @@ def check_higher(known: Sequence[Release], version: int, share: int = 0) -> None
 
 
 def may_be_again(known: Sequence[Release], version: int, share: int) -> bool:
-    """Whether this share of a version was published before: then its bytes decide."""
+    """Whether this share of a version was published before. Then its bytes decide."""
     return any((one.version, one.share) == (version, share) for one in known)
 
 
 def with_release(
     known: Sequence[Release], new: Release, keep: int, before: Sequence[Release] = ()
 ) -> list[Release]:
-    """The releases that there are once `new` is published: `keep` versions are kept, and as many
-    newer ones whose other shares are still to come. `before`: what was published before the channel
-    was empty. Raises ValueError for one that is not higher, unless it is one of these again."""
+    """The releases after `new` is published.
+
+    `keep` versions are kept, and as many newer ones whose other shares are still to come. `before`:
+    what was published before the channel was empty. Raises ValueError if the version is not higher,
+    unless it is published again.
+    """
     if new not in known and new not in before:
         check_higher([*before, *known], new.version, new.share)
-    # One that is published again lies elsewhere now. A version whose number of shares is another
-    # one was begun by publishers that are gone.
+    # A release that is published again replaces the old one. If the number of shares differs, the
+    # old one was begun by publishers that are gone.
     others = [
         one
         for one in known
@@ -250,15 +260,17 @@ def _sorted(releases: Iterable[Release]) -> list[Release]:
 
 
 def is_gone(known: Sequence[Release], releases: tuple[Release, ...]) -> bool:
-    """Whether others have taken the place of a version. A store that has nothing newer has
-    forgotten it, and will be told."""
+    """Whether newer versions have replaced a version.
+
+    If the store has nothing newer, it has forgotten the version, and will be told again.
+    """
     last = newest(known)
     return releases not in versions(known) and last is not None and last >= releases[0].version
 
 
 def restored(known: Sequence[Release], own: Iterable[Release]) -> list[Release] | None:
-    """What to say to a store that has lost what was told of `own`; None: nothing."""
-    # A version that is gone from the store because newer ones came is not missed.
+    """What to write to a store that has lost the releases of `own`; None: nothing."""
+    # A version that newer ones have replaced is not missed.
     last = newest(known)
     missing = [one for one in own if one not in known]
     if not missing or (last is not None and missing[-1].version < last):
@@ -269,7 +281,7 @@ def restored(known: Sequence[Release], own: Iterable[Release]) -> list[Release] 
 
 
 def rivals(seats: Sequence[Seat], me: Seat) -> list[Seat]:
-    """Those who publish what `me` is to publish, or another number of shares."""
+    """Other publishers of what `me` publishes, or of another number of shares."""
     return [
         one
         for one in seats
@@ -278,7 +290,8 @@ def rivals(seats: Sequence[Seat], me: Seat) -> list[Seat]:
 
 
 def seated(seats: Sequence[Seat], me: Seat, gone: Sequence[Seat]) -> list[Seat] | None:
-    """Those who publish, and `me` in the place of those who are `gone`; None: others have it."""
+    """The publishers, with `me` instead of those that are `gone`; None: another one has the
+    place."""
     if any(one not in gone for one in rivals(seats, me)):
         return None
     others = [one for one in seats if one not in gone and one.id != me.id]
@@ -286,39 +299,43 @@ def seated(seats: Sequence[Seat], me: Seat, gone: Sequence[Seat]) -> list[Seat] 
 
 
 def in_line(before: Sequence[Place], me: Place) -> list[Place] | None:
-    """The line with `me` at its end; None: I stand in it."""
+    """The line with `me` at its end; None if `me` is in it."""
     if me in before:
         return None
     return [*before, me][-MOST_IN_LINE:]
 
 
 def behind(places: Sequence[Place], me: Place) -> list[Place]:
-    """Who came later than I, the last one first, and may have what those before me have not."""
+    """Those behind `me` in line, the last one first, that may have what those before it have
+    not."""
     after = places[places.index(me) + 1 :] if me in places else []
     return [one for one in reversed(after) if me.wants or not one.wants]
 
 
 def at_end(before: Sequence[Place], me: Place) -> list[Place]:
-    """The line with `me` at its end, whether I stood in it or not."""
     return [*(one for one in before if one != me), me]
 
 
 def sources(
     places: Sequence[Place], me: Place, publishers: Sequence[Place], *, maps: bool = True
 ) -> list[Place]:
-    """Of whom to take a version, the best first, by its line. `maps`: whether the publisher's
-    memory can be mapped by those of its host."""
+    """From whom to take a version, the best first, by its line.
+
+    `maps`: whether participants on the publisher's host can map its memory.
+    """
     before = list(places[: places.index(me)]) if me in places else list(places)
-    if not me.wants:  # who takes slices has not all of it
+    if not me.wants:  # a participant that takes slices has not all of it
         before = [one for one in before if not one.wants]
-    # On this host the first one, so that all map one memory: that of the publisher, if they can.
+    # On this host prefer the first one, so that all map one memory: that of the publisher, if
+    # possible.
     near = [one for one in before if me.host and one.host == me.host]
-    near.sort(key=lambda one: one.wants != me.wants)  # their memory is as mine would be
+    # those with the same slices first, because their memory is the same as mine
+    near.sort(key=lambda one: one.wants != me.wants)
     own = [one for one in publishers if me.host and one.host == me.host]
     near = [*own, *near] if maps else [*near, *own]
-    # Elsewhere, the first one of the host that came last: nobody takes from that host yet. So each
-    # host has one to hand on to; that of the publisher came first, and it is asked itself where
-    # there is nobody else.
+    # On other hosts, prefer the first one of the host that came last, because no participant takes
+    # from it yet. So each host forwards to one other. The host of the publisher came first, and the
+    # publisher itself is asked if there is no other.
     by_host: dict[str, list[Place]] = {one.host or one.id: [] for one in publishers}
     for one in before:
         by_host.setdefault(one.host or one.id, []).append(one)
@@ -329,8 +346,10 @@ def sources(
 
 
 def distances(holders: Sequence[Place], me: Place, publishers: Sequence[Place]) -> list[int]:
-    """How far each of those is whom `sources` gave: publishers are equally far, if they are on this
-    host or none of them is."""
+    """How far each of the holders is that `sources` gave.
+
+    Publishers are equally far, if all or none of them are on this host.
+    """
     far: list[int] = []
     kinds = [(one in publishers, bool(me.host) and one.host == me.host) for one in holders]
     for at, kind in enumerate(kinds):

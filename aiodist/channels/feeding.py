@@ -1,7 +1,7 @@
 """Keeps a transfer of a version going for a moment after the call that wanted it was cancelled.
 
-It goes on until the part that is just coming is here. So calls that are cancelled again and again,
-or have a short timeout, get on by a part at least each time, and nothing is sent twice for them.
+It goes on until the current part is here. So calls that are cancelled again and again, or have a
+short timeout, make progress by at least one part each, and no byte is sent twice for them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from aiodist.channels.participant import Participant
 
 
 class Feeding:
-    """The versions that are being taken, and what takes them."""
+    """The versions that are being received, and the tasks that do it."""
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
         self._tasks: dict[Coming, asyncio.Task[None]] = {}
 
     async def whole(self, coming: Coming, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Wait until all of it is here. `work` takes it, and returns before that where it is not
-        `wanted` any more. Raises what that does, and why this takes part no more."""
+        """Wait until all of `coming` is here.
+
+        `work` receives it, and returns early if it is not `wanted` any more. Raises what `work`
+        does, and the failure of this participant.
+        """
         with coming.wanting():
             while not coming.is_whole:
                 task = self._tasks.get(coming)
@@ -35,7 +38,8 @@ class Feeding:
         self, coming: Coming, work: Callable[[], Coroutine[Any, Any, None]]
     ) -> asyncio.Task[None]:
         async def feed() -> None:
-            # It stays until nobody writes to it, whatever version was given meanwhile.
+            # The memory stays until this task is done with it, even if another version was given
+            # meanwhile.
             with coming, coming.feeding():
                 await work()
 

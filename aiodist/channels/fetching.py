@@ -1,4 +1,4 @@
-"""Taking versions from others: of whom, and what is done when one of them fails."""
+"""Takes versions from others: chooses the source, and another one if it fails."""
 
 from __future__ import annotations
 
@@ -22,25 +22,23 @@ from aiodist.group import Group
 log = logging.getLogger("aiodist.channels")
 
 NEAR = 1 / 4
-"""Of `patience`: for so long the publisher of this host is waited for, before it is asked as any
-other participant is."""
+"""The share of `patience` to wait for the publisher's memory on this host, before other ways are
+tried."""
 
 PAUSE = 0.25
-"""Seconds before a version that nobody could give is looked for again."""
+"""Seconds before a version is looked for again that no participant could give."""
 
 
 class Fetching:
-    """How a participant gets versions."""
-
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
         self._turns: dict[int, asyncio.Lock] = {}
-        self._unlisted: set[int] = set()  # versions that are here, which nobody knows
+        self._unlisted: set[int] = set()  # versions that are here, but not listed in their line
         self._feeding = Feeding(participant)
         self.slicing = Slicing(participant, self._feeding)
 
     async def announced(self, newer_than: int) -> int:
-        """The number of the newest version, once there is one over that."""
+        """Wait for a version above `newer_than`, and return the number of the newest."""
         participant = self._participant
         while True:
             participant.changed.clear()
@@ -51,8 +49,11 @@ class Fetching:
             await participant.changed.wait()
 
     async def newest(self, least: int, reading: Reading) -> Holding | Lot:
-        """The newest version from `least` on that can be had, whole, or what is wanted of it. Waits
-        until there is one. Raises what `reading.wanted` does."""
+        """Wait for the newest available version from `least` on, and take it, or the wanted slices
+        of it.
+
+        Raises what `reading.wanted` does.
+        """
         participant = self._participant
         while True:
             participant.changed.clear()
@@ -67,7 +68,7 @@ class Fetching:
                     await participant.changed.wait()
 
     async def this(self, releases: Shares, reading: Reading) -> Holding | Lot:
-        """This version. Raises ValueError once the channel has newer ones instead."""
+        """Take this version. Raises ValueError if newer versions have replaced it."""
         while not directory.is_gone(await self._participant.look(), releases):
             with suppress(NobodyError):
                 return await self._attempt(releases, reading)
@@ -75,9 +76,9 @@ class Fetching:
         raise ValueError(f"the channel does not have version {releases[0].version} any more")
 
     async def _attempt(self, releases: Shares, reading: Reading) -> Holding | Lot:
-        """Take a version from those who may have it. Raises NobodyError."""
+        """Take a version from those that may have it. Raises NobodyError."""
         version = releases[0].version
-        # Two who ask for it at once, by `latest` and by `stream`, take it once.
+        # `latest` and `stream` may ask for it at the same time. Take it once.
         async with self._turns.setdefault(version, asyncio.Lock()):
             if len(releases) == 1 and not reading.is_sliced:
                 found: Holding | Lot = await self._whole(releases[0], reading)
@@ -87,19 +88,19 @@ class Fetching:
         return found
 
     def holding(self, release: Release) -> Holding:
-        """What there is of a version here."""
+        """The holding of a version here, made if needed."""
         holdings = self._participant.holdings
         known = holdings.get(release.version)
         if known is None or known.release != release:
-            if known is not None:  # of a publisher that nobody remembers
+            if known is not None:  # of a publisher that is forgotten
                 known.retire()
             known = holdings[release.version] = Holding(release, self._participant.spare)
             self._participant.changed.set()  # another participant may have asked for it already
-        known.release = release  # it may lie elsewhere now
+        known.release = release  # it may be elsewhere in memory now
         return known
 
     async def _whole(self, release: Release, reading: Reading) -> Holding:
-        """Take a version from one after the other of those who may have it. Raises NobodyError."""
+        """Take a version from one source after the other. Raises NobodyError."""
         holding = self.holding(release)
         reading.begin(holding)
         await self._feeding.whole(holding, lambda: self._fill(holding))
@@ -131,7 +132,7 @@ class Fetching:
             try:
                 await self._take(source, holding)
             except transfers.UnwantedError:
-                pass  # by now somebody may wait for it again
+                pass  # another call may wait for it by now
             except FAILURES as error:
                 participant.check()
                 log.info(
@@ -144,11 +145,13 @@ class Fetching:
                 holding.stir()
 
     async def _fed(self, holding: Holding) -> bool:
-        """Take a version from the source of the version before, because to look for a source takes
-        round trips. False: it is not whole then.
+        """Take a version from the source of the last version, because finding a source takes round
+        trips.
 
-        This participant joins the line of a version only once it has all of it. So no participant
-        before it in a line can wait for it, and there is no circle."""
+        Returns False if the version is not whole then. This participant joins the line of the
+        version only when it has all of it. So no participant before it in the line can wait for it,
+        and there is no circle.
+        """
         feed = self._participant.feed
         if feed is None or holding.filled or holding.memory is not None:
             return False
@@ -167,7 +170,7 @@ class Fetching:
     async def _source(self, release: Release, failed: set[str]) -> Place | None:
         participant = self._participant
         me = participant.place
-        # Anew each time: a coordinator that was restarted has forgotten who stands in line.
+        # Ask again each time, because a restarted coordinator has forgotten the line.
         places = await self._stand_in_line(release.version)
         publishers = [one.place for one in await participant.seats()]
         for one in directory.sources(places, me, publishers, maps=not release.lent):
@@ -176,15 +179,18 @@ class Fetching:
         return None
 
     async def _stand_in_line(self, version: int) -> list[Place]:
-        """Let others know that a version is here, or wanted: who stands there."""
+        """Tell others that a version is here or wanted, and return its line."""
         me = self._participant.place
         return await self._participant.change(
             directory.line(version), Place, lambda before: directory.in_line(before, me)
         )
 
     async def stay(self) -> None:
-        """A sign of life: what was mapped of the publisher is to be found should that die. Not at
-        once, for all who have mapped it want to say so in one record, and it has just lived."""
+        """List versions that were mapped from the publisher, so that others find them if it dies.
+
+        This waits for the next sign of life, because all that mapped it write to one record, and
+        the publisher is surely alive at first.
+        """
         await self.slicing.stay()
         for version in sorted(self._unlisted):
             there = {one.version for one in self._participant.releases}
@@ -196,7 +202,7 @@ class Fetching:
         participant = self._participant
         memory = holding.memory
         is_near = bool(participant.host) and source.host == participant.host
-        # What is in memory of its own already is not thrown away for a mapping.
+        # Keep data in own memory rather than map another one's memory.
         maps = is_near and not (memory is not None and memory.is_own and holding.filled)
         if not maps:
             await holding.make_own(shared=bool(participant.host))
@@ -216,7 +222,7 @@ class Fetching:
             raise
 
     async def _take_rest(self, pair: Group, holding: Holding, *, maps: bool) -> None:
-        """What was asked for comes whole."""
+        """Receive whole what was asked for."""
         participant = self._participant
         clock = asyncio.get_running_loop().time
         begin, before = clock(), holding.here
@@ -226,7 +232,7 @@ class Fetching:
             participant.rate = (holding.here - before) / seconds
 
     def _base(self, release: Release) -> Holding | None:
-        """The version here from which on differences will do. None: they do not pay."""
+        """The version here to which differences can be applied; None if differences do not pay."""
         participant = self._participant
         is_fast = release.nbytes < SMALL or participant.rate > PAYS
         if not release.id or (is_fast and not release.always):

@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Do it in a thread. A cancellation waits for its end: it reads or writes memory of a user."""
+    """Run `work` in a thread. A cancellation waits for its end, because it uses memory of the
+    user."""
     doing = asyncio.get_running_loop().run_in_executor(None, work)
     cancelled = False
     while not doing.done():
@@ -36,12 +37,12 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 class Coming(ABC):
-    """Something of a version that comes, and is handed on meanwhile.
+    """Data of a version that is being received, and forwarded meanwhile.
 
-    Whoever takes it from this participant is told to wait as long as it is `fed`: as long as this
-    one looks for somebody to take it from, which comes to an end by itself. `stirs` counts how
-    often it has had to look for another one, and `starved` how often there was nobody. `given`: how
-    many parts of it those have who are sent it from here, by whom they are to the one who sends.
+    Participants that take it from here are told to wait as long as it is `fed`, which means that
+    this one is looking for a source. That comes to an end by itself. `stirs`: how often it had to
+    look for another source. `starved`: how often there was none. `given`: how many parts each
+    receiver has that is sent it from here.
     """
 
     def __init__(self, version: int) -> None:
@@ -51,12 +52,12 @@ class Coming(ABC):
         self.starved = 0
         self.given: dict[object, int] = {}
         self.wanted = 0
-        """How many wait for all of it."""
+        """The number of calls that wait for all of it."""
         self.readers = 0
         self.memory: VersionMemory | None = None
-        """Where it lies; None before there is any."""
+        """Its memory; None before there is any."""
         self.gone = asyncio.Event()
-        """Nobody reads it any more, nor will."""
+        """Set when it has no reader, and will have none."""
         self._retired = False
         self._recalled = False
         self._news = asyncio.Event()
@@ -69,22 +70,25 @@ class Coming(ABC):
     @property
     @abstractmethod
     def here(self) -> int:
-        """How many of its bytes are here."""
+        """The number of its bytes that are here."""
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of memory that it takes: none where it is somebody else's."""
+        """Bytes of memory that it takes; 0 if the memory belongs to another process."""
         return len(self.memory.view) if self.memory is not None and self.memory.is_own else 0
 
     @property
     def can_be_mapped(self) -> bool:
-        """Whether others of the host can map its memory."""
+        """Whether others on the host can map its memory."""
         return self.memory is not None and self.memory.words() is not None
 
     @property
     def has_lasting_memory(self) -> bool:
-        """Whether its memory stays what it is: one that has half a version in the memory of another
-        who is gone will have its own in a moment."""
+        """Whether its memory will stay the same.
+
+        A participant that has half a version in another one's memory gets its own if that one is
+        gone.
+        """
         return self.memory is not None and (self.is_whole or self.memory.is_own)
 
     @property
@@ -93,18 +97,18 @@ class Coming(ABC):
         return self._recalled or (self._retired and not self.is_whole)
 
     def stir(self) -> None:
-        """The version has to come from somebody else from now on, which takes a moment."""
+        """Note that another source has to be found, which takes a moment."""
         self.stirs += 1
         self.tell()
 
     def starve(self) -> None:
-        """Nobody who is there has the version."""
+        """Note that no living participant has the version."""
         self.starved += 1
         self.tell()
 
     @contextmanager
     def feeding(self) -> Iterator[None]:
-        """While this lasts, the version is being taken from somebody."""
+        """Note that a transfer runs while this context lasts."""
         self.fed += 1
         try:
             yield
@@ -113,7 +117,7 @@ class Coming(ABC):
 
     @contextmanager
     def wanting(self) -> Iterator[None]:
-        """While this lasts, somebody waits for all of the version."""
+        """Note that a call waits for all of the version while this context lasts."""
         self.wanted += 1
         try:
             yield
@@ -121,29 +125,31 @@ class Coming(ABC):
             self.wanted -= 1
 
     def tell(self) -> None:
-        """Something has changed."""
+        """Wake up those that wait for news."""
         self._news.set()
         self._news = asyncio.Event()
 
     def news(self) -> Coroutine[Any, Any, Any]:
-        """Wait until something has changed since this was called: a task that waits begins later,
-        and what changes before that is news, too."""
+        """Wait for the next change after this call.
+
+        A task that waits begins later, so changes before that count, too.
+        """
         return self._news.wait()
 
     def retire(self) -> None:
-        """Give the version to nobody any more. Who reads it already may go on."""
+        """Stop giving the version to others. Readers that have begun may go on."""
         self._retired = True
         self.tell()
         if not self.readers:
             self._let_go()
 
     def recall(self) -> None:
-        """Retire the version, and have those who are being given it take the rest from others."""
+        """Retire the version, and let its receivers take the rest from others."""
         self._recalled = True
         self.retire()
 
     def __enter__(self) -> Self:
-        """Somebody reads it, and it stays until he is done."""
+        """Begin to read it. It stays until all readers are done."""
         self.readers += 1
         return self
 
@@ -157,9 +163,9 @@ class Coming(ABC):
 
 
 class Holding(Coming):
-    """A version, and what of it is here: its first `filled` parts.
+    """A version, of which the first `filled` parts are here.
 
-    `spare`: where own memory is from, and goes when the version is over.
+    `spare`: the source of own memory, which goes back there at the end.
     """
 
     def __init__(self, release: Release, spare: Spare | None = None) -> None:
@@ -168,12 +174,12 @@ class Holding(Coming):
         self._spare = spare
         self.filled = 0
         self.is_begun = False
-        """Whether it is known if differences of it come."""
+        """Whether it is known if the version has differences."""
         self._manifest: Manifest | None = None
 
     @classmethod
     def over(cls, release: Release, memory: VersionMemory) -> Self:
-        """What lies in the memory of another one, as if all of it were there."""
+        """Another one's memory as a version, as if all of it were there."""
         holding = cls(release)
         holding.take(memory, release.parts)
         return holding
@@ -188,20 +194,18 @@ class Holding(Coming):
 
     @property
     def view(self) -> memoryview:
-        """All of its memory."""
         assert self.memory is not None
         return self.memory.view
 
     @property
     def manifest(self) -> Manifest:
-        """To be asked for when the first part is there."""
+        """Its manifest; only after the first part is here."""
         if self._manifest is None:
             self._manifest = Manifest.read(self.part(0), self.release)
         return self._manifest
 
     @property
     def has_leaves(self) -> bool:
-        """Whether it is known which arrays there are."""
         return self.filled > 0
 
     def leaves(self) -> list[Leaf]:
@@ -212,43 +216,38 @@ class Holding(Coming):
         return self.filled >= self.release.parts_to(leaf.start + leaf.spec.nbytes)
 
     def read(self, leaf: Leaf) -> Any:
-        """An array, as users get it."""
+        """An array, in the form that users get."""
         return leaf.read(self.view, self.release.data)
 
     def lying(self, leaf: Leaf) -> Flat:
-        """An array, as numpy holds its elements."""
         return leaf.over(self.bytes_from, self.release.data)
 
     def part(self, number: int) -> memoryview:
-        """The memory of one part."""
         return self.bytes_from(*self.release.span(number))
 
     def bytes_from(self, start: int, stop: int) -> memoryview:
-        """Some of its memory."""
         assert self.memory is not None
         return self.memory.read(start, stop)
 
     def check(self, number: int) -> None:
-        """Raises ProtocolError where a part that came is not what was published."""
+        """Raise ProtocolError if a part is not what was published."""
         if number == 0:
             Manifest.read(self.part(0), self.release)
         elif crc32(self.part(number)) != self.manifest.checks[number - 1]:
             raise ProtocolError(f"chunk {number} of version {self.release.version} came damaged")
 
     def check_all(self, numbers: Iterable[int]) -> None:
-        """`check` one after the other."""
         for number in numbers:
             self.check(number)
 
     def take(self, memory: VersionMemory, filled: int = 0) -> None:
-        """From now on this is its memory, of which so many parts are there."""
         if self.memory is not None:
             self.memory.close()
         self.memory = memory
         self._fill(filled)
 
     def fill(self) -> None:
-        """One part more is there."""
+        """Note that one more part is here."""
         self._fill(self.filled + 1)
 
     def _fill(self, filled: int) -> None:
@@ -257,7 +256,7 @@ class Holding(Coming):
         self.tell()
 
     async def make_own(self, *, shared: bool) -> None:
-        """Have memory of its own, with what is here of another's. Raises OSError, MemoryError."""
+        """Get own memory, and copy what is here of another one's. Raises OSError, MemoryError."""
         if self.memory is not None and self.memory.is_own:
             return
         own = await own_memory(
@@ -276,13 +275,13 @@ class Holding(Coming):
 async def own_memory(
     nbytes: int, before: VersionMemory | None, end: int, *, shared: bool, spare: Spare | None
 ) -> VersionMemory:
-    """New memory, with the first `end` bytes of another's. Raises OSError, MemoryError."""
+    """New memory, with the first `end` bytes of another one's. Raises OSError, MemoryError."""
     own = VersionMemory(nbytes, shared=shared, spare=spare)
     place = own.view
     view = memoryview(b"") if before is None else before.view
 
     def copy() -> None:
-        # By chunks, for each copy of numpy lets others run when it is done.
+        # By chunks, because numpy lets other threads run only between copies.
         for at in range(0, end, manifest.CHUNK):
             stop = min(at + manifest.CHUNK, end)
             np.copyto(

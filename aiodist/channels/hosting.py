@@ -1,4 +1,4 @@
-"""Arrays on devices, brought to the host: what is published lies there."""
+"""Copies arrays on devices to the host, because published versions are there."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from aiodist.devices.waiting import Looks
 
 
 def has_device(tree: Any) -> bool:
-    """Whether there are arrays on devices in it."""
+    """Whether a tree has arrays on devices."""
     return any(device_of(leaf) is not None for leaf in leaves_of(tree))
 
 
 async def on_host(tree: Any) -> Any:
-    """The tree with copies of its arrays on devices, as they are after what is queued there now.
-    Raises TypeError, naming the place, for those that do not travel."""
+    """The tree with host copies of its arrays on devices, in the state after all queued work.
+
+    Raises TypeError, naming the place, for arrays that cannot be sent.
+    """
     devices: dict[int, Device] = {}
 
     def copied(leaf: Any, where: Where) -> Any:
@@ -33,14 +35,14 @@ async def on_host(tree: Any) -> Any:
             copy = device.host(*device.describe(leaf))
         except TypeError as error:
             raise TypeError(f"value{where}: {error}") from error
-        # On the stream of the user, so that what he queues from here on comes after it.
+        # On the user's stream, so that the user's later work comes after the copy.
         device.copy(device.current(), copy, leaf)
         return copy
 
     try:
         return mapped(tree, copied)
     finally:
-        # Even if this is cancelled: memory of both sides is in use until then.
+        # Even if this is cancelled, because memory of both sides is in use until then.
         events = []
         for device in devices.values():
             event = device.event()

@@ -1,4 +1,4 @@
-"""What becomes of a version that has come: a tree, or arrays of a user that are written to."""
+"""Delivers a version to the user: as a tree, or into arrays of the user."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from aiodist.channels.trees import has_parts, parts_wanted
 
 
 class Reading:
-    """What a user wants of a version: its tree, or that `into` is written, whole or in parts.
-    `is_sliced`: no more than that is to come here."""
+    """What a user wants of a version: its tree, or writing to `into`, whole or in parts.
+
+    `is_sliced`: only these parts are to come here.
+    """
 
     def __init__(self, into: Any = None, *, converts: bool = False) -> None:
         """Raises TypeError and ValueError, naming the place in `into`, for parts that cannot be
-        written to."""
+        written."""
         self._into = into
         self._converts = converts
         self.is_sliced = into is not None and (converts or has_parts(into))
@@ -34,16 +36,17 @@ class Reading:
         self.begun = asyncio.Event()
         self.coming: Holding | Lot | None = None
         self.mixed: int | None = None
-        """The version of which some arrays were written, and not all yet."""
+        """The version of which only some arrays were written."""
 
     def begin(self, coming: Holding | Lot) -> None:
-        """That is what comes of it."""
         self.coming = coming
         self.begun.set()
 
     def wanted(self, there: Arrays) -> Want:
-        """What is wanted of the arrays of a version. Raises TypeError and ValueError, naming the
-        place in `into`, where that does not fit."""
+        """The wanted slices of the arrays of a version.
+
+        Raises TypeError and ValueError, naming the place in `into`, if they do not fit.
+        """
         if self._into is None:
             return there.all()
         if self._parts is None:  # of a version of several shares
@@ -51,9 +54,11 @@ class Reading:
         return self._parts.wanted(there)
 
     def read(self, found: Holding | Lot) -> Any:
-        """What a user gets of a version that is here: its tree, or None where it was written to
-        `into`. May run in a thread. Raises TypeError and ValueError, naming the place in `into`,
-        where that does not fit."""
+        """The user's result of a version that is here: its tree, or None if `into` was written.
+
+        May run in a thread. Raises TypeError and ValueError, naming the place in `into`, if it does
+        not fit.
+        """
         if isinstance(found, Lot):
             if self._parts is None:
                 return found.tree()
@@ -67,16 +72,18 @@ class Reading:
         return None
 
     async def in_place(self, fetch: asyncio.Future[Holding | Lot]) -> None:
-        """Write what `fetch` brings to `into`, each array as soon as it is here. Raises what
-        `fetch` does, and TypeError and ValueError, naming the place in `into`, where that does not
-        fit."""
+        """Write what `fetch` brings to `into`, each array as soon as it is here.
+
+        Raises what `fetch` does, and TypeError and ValueError, naming the place in `into`, if it
+        does not fit.
+        """
         coming: Holding | Lot | None = None
-        pending: deque[Leaf] | None = None  # None: it is not known yet which there are
+        pending: deque[Leaf] | None = None  # None: the arrays are not known yet
         with ExitStack() as reading:
             while True:
                 is_here = fetch.done()
                 newest = fetch.result() if is_here else self.coming
-                if newest is not coming:  # what was written of the one before is written again
+                if newest is not coming:  # arrays of the version before are written again
                     coming, pending = newest, None
                     reading.close()
                     if coming is not None:
@@ -96,7 +103,7 @@ class Reading:
 
     def _fit(self, coming: Holding | Lot) -> None:
         if isinstance(coming, Holding):
-            manifest.Into(coming.manifest, self._into)  # raises where it does not fit
+            manifest.Into(coming.manifest, self._into)  # raises if it does not fit
             self.wanted(Arrays((coming.release,), [bytes(coming.part(0))]))
 
     def _write(self, coming: Holding | Lot, leaf: Leaf) -> None:
@@ -127,11 +134,11 @@ async def arriving(coming: Holding | Lot, fetch: asyncio.Future[Any]) -> AsyncIt
 
 
 async def until_either(event: Coroutine[Any, Any, Any], fetch: asyncio.Future[Any]) -> None:
-    """Wait until there is an event, or `fetch` is done. Raises what that does."""
+    """Wait for an event, or until `fetch` is done. Raises what `fetch` does."""
     waiting = asyncio.ensure_future(event)
     try:
         await asyncio.wait({waiting, fetch}, return_when=asyncio.FIRST_COMPLETED)
-    except asyncio.CancelledError:  # and nothing else: a loop that is closed takes no calls
+    except asyncio.CancelledError:  # only this, because a closed loop takes no calls
         waiting.cancel()
         raise
     waiting.cancel()
@@ -140,12 +147,11 @@ async def until_either(event: Coroutine[Any, Any, Any], fetch: asyncio.Future[An
 
 
 class IntoParts:
-    """Where the slices go that are wanted. `converts`: whether floats of another dtype are made
-    those of these arrays."""
+    """Where the wanted slices go. `converts`: convert floats to the dtypes of these arrays."""
 
     def __init__(self, into: Any, *, converts: bool) -> None:
-        """Raises TypeError and ValueError, naming the place in `into`, for what cannot be written
-        to."""
+        """Raises TypeError and ValueError, naming the place in `into`, for arrays that cannot be
+        written."""
         self._converts = converts
         self._parts = parts_wanted(into)
         self._targets: dict[str, Array] = {
@@ -153,8 +159,10 @@ class IntoParts:
         }
 
     def wanted(self, there: Arrays) -> Want:
-        """What is wanted of the arrays of a version. Raises TypeError and ValueError, naming the
-        place in `into`, where that does not fit."""
+        """The wanted slices of the arrays of a version.
+
+        Raises TypeError and ValueError, naming the place in `into`, if they do not fit.
+        """
         for key, part in self._parts.items():
             if key not in there.leaves:
                 raise ValueError(f"into{key}: the version has no array there")
@@ -171,7 +179,7 @@ class IntoParts:
         return {key: part.box for key, part in self._parts.items()}
 
     def write(self, found: Holding | Lot, leaf: Leaf) -> None:
-        """One of them, which is there. May run in a thread."""
+        """Write one array that is here. May run in a thread."""
         target = self._targets[leaf.key]
         convert(found.lying(leaf), leaf.spec.name, target)
         target.commit(None)

@@ -1,7 +1,7 @@
-"""What somebody wants of a version, and what is here of that.
+"""The wanted slices of a version, and what is here of them.
 
-A lot lies in one piece of memory, one array behind the other, as whole versions do: others of the
-host can map it, and whoever wants the same takes part in it instead of having a copy.
+A lot is in one piece of memory, one array behind the other, as whole versions are. So other
+participants on the host can map it, and share it if they want the same slices.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from aiodist.schedules.resharding import intersection, text, volume
 
 
 class Lot(Coming):
-    """What somebody wants of a version, and what is here of it.
+    """The wanted slices of a version, and what is here of them.
 
-    `todo`: what nobody was asked for yet. Of what was asked for, each piece is either `filled` or
-    given up (`lack`). `memory` is None before something comes; then `nbytes`, own ones from
-    `spare`, or those of another one of the host who wants the same.
+    `todo`: pieces that were not yet asked for. Each piece that was asked for is later `filled` or
+    given up (`lack`). `memory`: None before any piece comes; then own memory of `nbytes` from
+    `spare`, or that of another participant on the host with the same slices.
     """
 
     def __init__(self, arrays: Arrays, want: Want, spare: Spare | None = None) -> None:
@@ -82,7 +82,6 @@ class Lot(Coming):
         )
 
     def take(self, memory: VersionMemory) -> None:
-        """From now on this is its memory."""
         if self.memory is not None:
             self.memory.close()
         self.memory = memory
@@ -96,7 +95,7 @@ class Lot(Coming):
         self.tell()
 
     async def make_own(self, *, shared: bool) -> None:
-        """Have memory of its own, with what is here of another's. Raises OSError, MemoryError."""
+        """Get own memory, and copy what is here of another one's. Raises OSError, MemoryError."""
         nbytes, before, spare = self.nbytes, self.memory, self._spare
         if before is None:
             self.take(VersionMemory(nbytes, shared=shared, spare=spare))
@@ -112,18 +111,16 @@ class Lot(Coming):
 
     @property
     def has_leaves(self) -> bool:
-        """Whether it is known which arrays there are."""
         return True
 
     def leaves(self) -> list[Leaf]:
         return [self.arrays.leaf(key) for key in self._of_key]
 
     def has_leaf(self, leaf: Leaf) -> bool:
-        """Whether all of it that is wanted is here."""
+        """Whether all wanted elements of an array are here."""
         return not any(self._left[at] for at in self._of_key[leaf.key])
 
     def fill(self, piece: Piece) -> None:
-        """Note that `piece` is here now."""
         for at in self.needed(piece):
             common = intersection(self._blocks[at].box, piece.box)
             assert common is not None
@@ -131,28 +128,27 @@ class Lot(Coming):
         self._missing -= volume(piece.box)
 
     def lack(self, parcels: Iterable[Parcel]) -> None:
-        """Note that `parcels` do not come, and have to come from somebody else."""
+        """Note that `parcels` do not come, so they have to come from another source."""
         for parcel in parcels:
             self.todo += parcel
 
     def needed(self, piece: Piece) -> set[int]:
         want = self.want.get(piece.key)
         if want is None or not lies_in(piece.box, want):
-            raise ProtocolError(f"{piece.key}{text(piece.box)} is nothing that is wanted here")
+            raise ProtocolError(f"{piece.key}{text(piece.box)} is not wanted here")
         numbers = self._of_key[piece.key]
         blocks = self._blocks
         return {at for at in numbers if intersection(blocks[at].box, piece.box) is not None}
 
     def tree(self) -> Any:
-        """The tree of the version, whose arrays are views of what is here, or copies."""
+        """The tree of the version. Its arrays are views of what is here, or copies."""
         return joined([manifest.tree_of(one, self.read) for one in self.arrays.manifests])
 
     def read(self, leaf: Leaf) -> Any:
-        """An array, as users get it."""
+        """An array, in the form that users get."""
         return manifest.shown(self._lying[leaf.key].view(), leaf.spec, leaf.name)
 
     def lying(self, leaf: Leaf) -> Flat:
-        """An array, as numpy holds its elements."""
         return self._lying[leaf.key]
 
     def has(self, needed: set[int]) -> bool:
@@ -162,12 +158,14 @@ class Lot(Coming):
         return cut(self._lying[piece.key], self.want[piece.key], piece.box)
 
     def check(self, needed: set[int]) -> None:
-        """Nothing to do: all that is in a lot was checked when it came."""
+        """Nothing to do, because all data in a lot was checked when it came."""
 
 
 def unpacked_parcel(data: Flat, check: int, lot: Lot, parcel: Parcel) -> None:
-    """Have a parcel where it goes, if it is not there; may run in a thread. Raises
-    ProtocolError."""
+    """Copy a parcel to its place, if it is not there. May run in a thread.
+
+    Raises ProtocolError if it is damaged.
+    """
     if crc32(data.data) != check:
         raise ProtocolError(f"a parcel of version {lot.version} came damaged")
     views = [lot.view(piece) for piece in parcel]
@@ -177,13 +175,13 @@ def unpacked_parcel(data: Flat, check: int, lot: Lot, parcel: Parcel) -> None:
 
 
 def copy(source: Source, lot: Lot, parcel: Parcel) -> None:
-    """Have a parcel from what is mapped here; may run in a thread. Raises ProtocolError."""
+    """Copy a parcel from mapped memory; may run in a thread. Raises ProtocolError."""
     for piece in parcel:
         np.copyto(lot.view(piece), source.view(piece))
 
 
 def room_for(lot: Lot, parcel: Parcel) -> Flat:
-    """Memory that a parcel is to come to: its own place, if that is one stretch."""
+    """Memory to receive a parcel: its own place, if that is contiguous."""
     views = [lot.view(piece) for piece in parcel]
     if len(views) == 1 and views[0].flags.c_contiguous:
         return views[0].reshape(-1).view(np.uint8)
@@ -193,7 +191,7 @@ def room_for(lot: Lot, parcel: Parcel) -> Flat:
 def asked_of(
     lot: Lot, held: Sequence[Want], far: Sequence[int], turn: int
 ) -> tuple[list[list[Piece]], list[Piece]]:
-    """Which pieces of what is to do are to be asked of each holder, and which nobody has."""
+    """The pieces to ask of each holder, and the pieces that no holder has."""
     asks: list[list[Piece]] = [[] for _ in held]
     lacking: list[Piece] = []
     wants: list[resharding.Want] = []

@@ -1,8 +1,7 @@
 """A version of weights as one piece of memory: a manifest, and the arrays behind it.
 
-The manifest is the metadata of the tree (`aiodist.buffers.encoding`) and the CRC-32 of each chunk:
-it is there to notice memory or wires that are broken, not an enemy, for whoever may publish may
-publish anything.
+The manifest is the metadata of the tree (`aiodist.buffers.encoding`) and the CRC-32 of each chunk.
+The checks detect broken memory or wires, not an enemy, because any publisher may publish anything.
 """
 
 from __future__ import annotations
@@ -32,26 +31,31 @@ from aiodist.channels.trees import Extent, whole
 from aiodist.errors import ProtocolError
 
 CHUNK = 4 << 20
-"""Most bytes of a chunk: what is checked, handed on and asked for again as a whole."""
+"""The most bytes of a chunk, which is checked, forwarded and asked for again as a whole."""
 
 SMALLEST = 1 << 18
-"""Bytes of a chunk of those versions that are handed on in fewer than `CHUNKS`."""
+"""Bytes of a chunk of small versions, which have fewer than `CHUNKS` chunks."""
 
 CACHED = 256 * 1024
-"""Bytes that are copied before they are checked: both copies stay in the cache of a core."""
+"""Bytes that are copied before they are checked, so that both copies stay in the cache of a
+core."""
 
 CHUNKS = 32
-"""So many at least, for each host gets one while the one before it gets the next one."""
+"""The least number of chunks, so that a host receives one chunk while the one before it receives
+the next."""
 
 
 def chunk_of(nbytes: int) -> int:
-    """Bytes of a chunk of a version whose arrays have so many."""
+    """Bytes of a chunk, for a version with `nbytes` of arrays."""
     return min(CHUNK, max(SMALLEST, aligned(nbytes // CHUNKS)))
 
 
 class Manifest:
-    """What a version consists of: `meta` of its tree, `checks` of its chunks, and the `extents` of
-    those arrays that are parts of others, by where they are in the tree."""
+    """The contents of a version.
+
+    `meta`: of its tree. `checks`: of its chunks. `extents`: of the arrays that are parts of others,
+    by their place in the tree.
+    """
 
     def __init__(
         self, meta: bytes, checks: Sequence[int], extents: Mapping[str, Extent] | None = None
@@ -67,7 +71,7 @@ class Manifest:
 
     @classmethod
     def read(cls, memory: memoryview, release: Release) -> Manifest:
-        """That at the front of the memory of `release`. Raises ProtocolError."""
+        """Read the manifest at the front of the memory of `release`. Raises ProtocolError."""
         packed = bytes(memory[: release.manifest])
         if crc32(packed) != release.check:
             raise ProtocolError(f"the manifest of version {release.version} came damaged")
@@ -92,7 +96,8 @@ class Manifest:
 
 
 class Writing:
-    """A value on its way into the memory of a version: `release` but for its check."""
+    """A value to be written to the memory of a version. `release` is complete except for its
+    check."""
 
     def __init__(
         self,
@@ -101,7 +106,7 @@ class Writing:
         extents: Mapping[str, Extent] | None = None,
         share: tuple[int, int] = (0, 1),
     ) -> None:
-        """`share`: which one of how many."""
+        """`share`: (number, of how many)."""
         self._value = value
         self._extents = extents
         self._starts = _starts([buffer.nbytes for buffer in value.buffers])
@@ -125,7 +130,7 @@ class Writing:
         return release
 
     def lend(self) -> tuple[Release, Stretches]:
-        """The value where it lies; may run in a thread."""
+        """Use the value in its own memory; may run in a thread."""
         starts = [self.release.data + start for start in self._starts[:-1]]
         lent = Stretches(starts, self._value.buffers)
         spans = [self.release.span(part) for part in range(1, self.release.parts)]
@@ -133,29 +138,30 @@ class Writing:
         return replace(release, lent=True), lent
 
     def _sealed(self, checks: Sequence[int]) -> tuple[bytes, Release]:
-        """The manifest, and the release."""
         release = self.release
         packed = Manifest(self._value.meta, checks, self._extents).pack()
         return packed, replace(release, check=crc32(packed))
 
 
 class _Checks:
-    """The checks of the chunks of `data`, which is written from its front to its end, and read for
-    this while it is in the cache."""
+    """Computes the checks of the chunks of `data`, while it is written from front to end.
+
+    Data is read while it is in the cache.
+    """
 
     def __init__(self, data: memoryview, chunk: int) -> None:
         self._data = data
         self._chunk = chunk
-        self._at = 0  # up to here it has been read
+        self._at = 0  # the end of what has been read
         self._found: list[int] = []
 
     def go_on(self, end: int) -> None:
-        """Read on, as memory is written up to `end` now; unless that is little."""
+        """Read on, if memory up to `end` is written now, unless that is little."""
         if end - self._at >= CACHED:
             self._read(end)
 
     def all(self) -> list[int]:
-        """All of it is written: the check of each chunk."""
+        """The check of each chunk, after all is written."""
         self._read(len(self._data))
         return self._found
 
@@ -169,8 +175,7 @@ class _Checks:
 
 
 class Stretches:
-    """Arrays of a user, where they lie, read as if they were one piece of memory behind `front`,
-    the manifest."""
+    """Arrays of a user, read as if they were one piece of memory behind `front`, the manifest."""
 
     def __init__(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> None:
         self.front = b""
@@ -178,7 +183,7 @@ class Stretches:
         self._buffers = buffers
 
     def read(self, start: int, stop: int) -> memoryview:
-        """The bytes from `start` to `stop`; a copy where they are of several arrays."""
+        """The bytes from `start` to `stop`; a copy if they are in several arrays."""
         if stop <= len(self.front):
             return memoryview(self.front)[start:stop]
         first = max(0, bisect.bisect_right(self._starts, start) - 1)
@@ -190,21 +195,24 @@ class Stretches:
         gathered = np.zeros(stop - start, np.uint8)
         for at, buffer in found:
             low, high = max(start, at), min(stop, at + buffer.nbytes)
-            if low < high:  # else there is only what lies behind it, up to the next one
+            if low < high:  # else there is only the gap behind it
                 _copy(gathered[low - start : high - start], buffer[low - at : high - at])
         return gathered.data
 
 
 def _copy(place: Flat, buffer: memoryview) -> None:
-    # By chunks and by numpy, which lets others run meanwhile.
+    # By chunks and by numpy, which lets other threads run meanwhile.
     for at in range(0, buffer.nbytes, CHUNK):
         piece = np.frombuffer(buffer[at : at + CHUNK], np.uint8)
         np.copyto(place[at : at + len(piece)], piece)
 
 
 class Leaf(NamedTuple):
-    """An array of a tree: the keys on the way to it, joined by dots, where it begins among the
-    arrays, where it is in the tree, and which part it is of which array."""
+    """An array of a tree.
+
+    `name`: its keys, joined by dots. `start`: its offset among the arrays. `key`: its place in the
+    tree. `extent`: its part of the whole array.
+    """
 
     name: str
     start: int
@@ -213,7 +221,7 @@ class Leaf(NamedTuple):
     extent: Extent
 
     def check(self) -> None:
-        """Raises ValueError where that cannot be."""
+        """Raise ValueError if the extent does not fit."""
         box, shape = self.extent
         lengths = tuple(stop - start for start, stop in box)
         inside = all(0 <= at <= end <= n for (at, end), n in zip(box, shape, strict=True))
@@ -221,22 +229,26 @@ class Leaf(NamedTuple):
             raise ValueError(f"{self.key}: {self.spec} cannot be {self.extent}")
 
     def over(self, read: Callable[[int, int], memoryview], data: int) -> Flat:
-        """The array as numpy holds its elements, where the arrays begin at `data`."""
+        """The array as numpy elements. `data`: the offset of the arrays."""
         start = data + self.start
         lying = np.frombuffer(read(start, start + self.spec.nbytes), np.uint8)
         array: Flat = lying.view(carrier(self.spec.name)).reshape(self.spec.shape)
         return array
 
     def read(self, memory: memoryview, data: int) -> Any:
-        """The array, where the arrays begin at `data`, as `shown`: one of numpy is a view of the
-        memory."""
+        """The array in the form of `shown`. `data`: the offset of the arrays.
+
+        A numpy array is a view of the memory.
+        """
         lying = self.over(lambda start, stop: memory[start:stop].toreadonly(), data)
         return shown(lying, self.spec, self.name)
 
 
 def shown(lying: Flat, spec: Spec, name: str) -> Any:
-    """An array as users get it: numpy's itself, which they cannot write; a tensor as a copy, for
-    torch knows no memory that cannot be written."""
+    """An array in the form that users get: numpy arrays are read-only, and tensors are copies.
+
+    torch has no read-only memory.
+    """
     if spec.kind == "numpy":
         lying.flags.writeable = False
         return lying
@@ -251,20 +263,21 @@ def leaves(manifest: Manifest) -> list[Leaf]:
 
 
 def tree_of(manifest: Manifest, make: Callable[[Leaf], Any]) -> Any:
-    """The tree of a version, with what is made of each array."""
+    """The tree of a version, with what `make` returns for each array."""
     return _Leaves.of(manifest, make)[1]
 
 
 def value_in(memory: memoryview, manifest: Manifest, data: int) -> Any:
-    """The tree whose arrays begin at `data`, with its arrays as `Leaf.read` gives them."""
+    """The tree, with its arrays as `Leaf.read` returns them. `data`: the offset of the arrays."""
     return tree_of(manifest, lambda leaf: leaf.read(memory, data))
 
 
 class Into:
-    """Arrays of a user that a version is to be written to: `memory` is its, once it is whole."""
+    """Arrays of a user that a version will be written to."""
 
     def __init__(self, manifest: Manifest, into: Any) -> None:
-        """Raises TypeError and ValueError, naming the place in `into`, where it does not fit."""
+        """Raises TypeError and ValueError, naming the place in `into`, if the version does not
+        fit."""
         self._incoming = parse(manifest.meta)
         self._incoming.allocate(into, name="into")
 
@@ -279,7 +292,7 @@ class Into:
 
 
 class _Leaves:
-    """Knows where the arrays of a tree lie, and what to make of each: a `Taker`."""
+    """Finds the arrays of a tree, and replaces each by what `make` returns: a `Taker`."""
 
     def __init__(self, make: Callable[[Leaf], Any], extents: Mapping[str, Extent]) -> None:
         self._make = make
@@ -289,7 +302,7 @@ class _Leaves:
 
     @classmethod
     def of(cls, manifest: Manifest, make: Callable[[Leaf], Any]) -> tuple[list[Leaf], Any]:
-        """The arrays of a version, and its tree with what is made of them."""
+        """The arrays of a version, and its tree with what `make` returns."""
         taker = cls(make, manifest.extents)
         incoming = parse(manifest.meta)
         incoming.allocate(foreign=taker)
@@ -320,5 +333,5 @@ def _name(where: Where) -> str:
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
-    """Where arrays of these sizes begin, one behind the other, and where the last one ends."""
+    """The offsets of arrays of these sizes, and the end of the last one."""
     return list(accumulate(map(aligned, sizes), initial=0))

@@ -1,16 +1,16 @@
-"""The memory of versions, and how it is used again.
+"""The memory of versions, which is used again.
 
-To touch memory for the first time takes the system several times as long as to copy into it. So
-memory of a version that is over waits for the next one (`Spare`), and is used again once it is
-certain that nobody reads it:
+The first use of new memory takes the system several times as long as a copy. So memory of an old
+version is kept for the next one (`Spare`). It is used again only if it is certain that it has no
+reader:
 
-* Nobody of this process: all views of it, the arrays that users got included, refer to one object,
-  which is gone when the last of them is.
-* No other process: those that map it have it by a file with a lock, which the kernel lets go of
-  when the last mapping is gone (`Segment.for_readers`), also if they were killed.
-* No child that this process has forked: what it had views of when it did is not used again.
+* In this process, all views of it, including the arrays of users, refer to one object. That object
+  is gone when the last view is.
+* Other processes map it by a file with a lock. The kernel releases the lock when the last mapping
+  is gone, even if a process was killed (`Segment.for_readers`).
+* Memory that had views when this process forked is never used again, because of the child.
 
-Otherwise there is new memory, and the old one lasts as long as somebody has it.
+Otherwise new memory is allocated, and the old memory lasts as long as its readers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from aiodist.channels.manifest import Stretches
 from aiodist.transports.handover import SegmentOffer
 
 NAME = "aiodist-weights"
-"""What /proc/self/maps shows."""
+"""Its name in /proc/self/maps."""
 
 
 class _Forks:
-    """How often this process has forked."""
+    """Counts the forks of this process."""
 
     count = 0
 
@@ -44,15 +44,15 @@ if hasattr(os, "register_at_fork"):
 
 
 class Block:
-    """Memory for one version after the other. `segment`: that which others of the host can map, if
-    it is `shared`."""
+    """Memory for one version after the other. `segment`: for other processes of the host, if it is
+    `shared`."""
 
     def __init__(self, nbytes: int, *, shared: bool) -> None:
-        """New. Raises OSError, MemoryError."""
+        """Raises OSError, MemoryError."""
         self.segment = Segment.create(nbytes, NAME) if shared else None
         self._memory = self.segment.memory if self.segment else np.empty(nbytes, np.uint8).data
-        self._forks = _Forks.count  # when the view was made
-        self._is_known = True  # who maps it
+        self._forks = _Forks.count  # the count of forks when the view was made
+        self._is_known = True  # whether all mappings are known
         self._view: weakref.ref[object] | None = None
 
     def __len__(self) -> int:
@@ -60,26 +60,26 @@ class Block:
 
     def view(self) -> memoryview:
         """All of it, for one version."""
-        # An object of its own, which all that is made of the view refers to. No view of an array:
-        # what is made of that refers to the first array alone.
+        # This array object is referred to by everything that is made of the view. An array view
+        # would not do, because numpy would refer to the first array alone.
         array = np.frombuffer(self._memory, np.uint8)
         self._view = weakref.ref(array)
         self._forks = _Forks.count
         return array.data
 
     def for_readers(self) -> Segment:
-        """What is passed on to others. Raises OSError."""
+        """The segment for other processes. Raises OSError."""
         assert self.segment is not None
         try:
             return self.segment.for_readers()
         except OSError:
-            # A system that has no /proc, or lets nobody open a file of it.
+            # This system has no /proc, or does not let us open its files.
             self._is_known = False
             return Segment(self.segment.memory, os.dup(self.segment.fd))
 
     @property
     def is_free(self) -> bool:
-        """Whether it is certain that nobody reads it."""
+        """Whether it is certain that it has no reader."""
         if self._view is not None and self._view() is not None:
             return False
         if self.segment is None:
@@ -87,13 +87,13 @@ class Block:
         return self._is_known and self._forks == _Forks.count and not self.segment.is_read
 
     def close(self) -> None:
-        """Use the block for no further version. Who has its memory keeps it."""
+        """Use the block for no further version. Its readers keep it."""
         if self.segment is not None:
             self.segment.close()
 
 
 class Spare:
-    """At most one block whose version is over, for the next one; none after `close`."""
+    """Keeps at most one block for the next version; none after `close`."""
 
     def __init__(self, *, keeps: bool = True) -> None:
         self._block: Block | None = None
@@ -104,7 +104,7 @@ class Spare:
         return 0 if self._block is None else len(self._block)
 
     def block(self, nbytes: int, *, shared: bool) -> Block:
-        """That one, if it fits and nobody reads it any more; else a new one. Raises OSError,
+        """The kept block, if it fits and has no reader; else a new one. Raises OSError,
         MemoryError."""
         kept = self._block
         if kept is not None:
@@ -117,7 +117,7 @@ class Spare:
         return Block(nbytes, shared=shared)
 
     def keep(self, block: Block) -> None:
-        """Its version is over."""
+        """Take back a block whose version is over."""
         kept = self._block
         is_better = kept is not None and len(kept) == len(block) and kept.is_free
         if self._keeps and not is_better:
@@ -132,17 +132,20 @@ class Spare:
             block.close()
 
     def close(self) -> None:
-        """Keep none from now on."""
+        """Keep no block from now on."""
         self._keeps = False
         self._drop()
 
 
 class VersionMemory:
-    """Memory of a version: own one, which others of the host can map (`shared`), or theirs, or
-    arrays of a user. `view` is all of it, empty for the last."""
+    """Memory of a version: own memory, which others on the host can map if it is `shared`; or
+    mapped memory of another process; or arrays of a user.
+
+    `view`: all of it; empty for arrays of a user.
+    """
 
     def __init__(self, nbytes: int, *, shared: bool, spare: Spare | None = None) -> None:
-        """Own one, from `spare`, to which it is given back. Raises OSError, MemoryError."""
+        """Get own memory from `spare`, and give it back there. Raises OSError, MemoryError."""
         spare = spare or Spare(keeps=False)
         block = spare.block(nbytes, shared=shared)
         self._set(block.view(), block.segment, block)
@@ -159,14 +162,14 @@ class VersionMemory:
 
     @classmethod
     def of(cls, segment: Segment) -> VersionMemory:
-        """The memory of a version in another process, which is mapped here."""
+        """The memory of a version in another process, mapped here."""
         memory = cls.__new__(cls)
         memory._set(segment.memory, segment)
         return memory
 
     @classmethod
     def lent(cls, arrays: Stretches) -> VersionMemory:
-        """The memory of a version that lies in arrays of a user."""
+        """The memory of a version in arrays of a user."""
         memory = cls.__new__(cls)
         memory._set(memoryview(b""))
         memory._lent = arrays
@@ -179,25 +182,24 @@ class VersionMemory:
 
     @property
     def is_steady(self) -> bool:
-        """Whether nobody writes it as long as anybody refers to it."""
+        """Whether it does not change as long as it is referred to."""
         return self._lent is None
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Some bytes of it."""
         return self.view[start:stop] if self._lent is None else self._lent.read(start, stop)
 
     def words(self) -> tuple[str, bytes] | None:
-        """With which others of the host fetch it; None: they cannot. Raises OSError."""
+        """What others on the host need to map it; None: they cannot. Raises OSError."""
         if self._segment is None:
             return None
         if self._offer is None:
-            # Of mapped memory they get the file that this process got.
+            # Mapped memory is passed on by the file that this process got.
             passed = self._segment if self._block is None else self._block.for_readers()
             self._offer = SegmentOffer(asyncio.get_running_loop(), len(self.view), NAME, passed)
         return self._offer.words
 
     def close(self) -> None:
-        """Nobody fetches it any more. Who has it, or a view of it, keeps it. Idempotent."""
+        """Offer it to no process any more. Views and mappings keep it. Idempotent."""
         if self._offer is not None:
             self._offer.close()
         elif self._segment is not None and self._block is None:

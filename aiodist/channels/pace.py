@@ -1,9 +1,9 @@
-"""How far one who hands a version on may be ahead of those who take it from him.
+"""How far a participant that forwards a version may be ahead of its receivers.
 
-What he has and they have not is sent again if he dies. So he takes a part when they have all but
-one of those that he has: then all links are in use at once, and a part or two are lost with him.
-He does not wait for long: whoever stands still is waited for once, for a fraction of `patience`,
-and those whose links are slow make the time that a version takes half as long again, at most.
+If it dies, all that it has and they have not is sent again. So it takes a part only when they have
+all but one of its parts. Then all links are in use at once, and its death costs a part or two. It
+does not wait for long: a receiver that stands still is waited for once, for a fraction of
+`patience`. Receivers with slow links prolong a version by at most half of its time.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Callable
 from aiodist.channels.holding import Coming
 
 AHEAD = 1
-"""How many parts more than the others who takes a version may have."""
+"""How many parts it may have more than its receivers."""
 
 GRACE = 1 / 8
-"""The part of the patience for which one who is behind is waited for."""
+"""The share of the patience for which a receiver that is behind is waited for."""
 
 
 class Pace:
-    """The pace of one who takes a version. `calls`: how many are at the door, who may want some of
-    what is here."""
+    """The pace of one participant. `calls`: how many others have called, which may want some of
+    this."""
 
     def __init__(self, coming: Coming, calls: Callable[[], int], patience: float) -> None:
         self._coming = coming
@@ -31,12 +31,12 @@ class Pace:
         self._clock = asyncio.get_running_loop().time
         self._begun = self._clock()
         self._held = 0.0
-        # What each of them had, and how long he was waited for since.
+        # For each receiver, the parts that it had, and how long it was waited for since.
         self._waited: dict[object, tuple[int, float]] = {}
-        self._is_deaf = False  # those at the door have been waited for
+        self._is_deaf = False  # the callers have been waited for
 
     async def keep(self, number: int) -> None:
-        """Before that part is taken: let those behind come near."""
+        """Before taking part `number`, wait for receivers that are behind."""
         begin = self._clock()
         try:
             async with asyncio.timeout(min(self._grace, self._left)):
@@ -57,7 +57,7 @@ class Pace:
 
     @property
     def _left(self) -> float:
-        """For how many seconds more others are waited for."""
+        """The seconds that are left for waiting."""
         taking = self._clock() - self._begun - self._held
         return self._grace + taking / 2 - self._held
 

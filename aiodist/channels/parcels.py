@@ -1,9 +1,9 @@
-"""Pieces of a version on their way from one participant to another, in a group of these two.
+"""Pieces of a version, sent from one participant to another in a group of two.
 
-The one who takes says which pieces it wants, in parcels, and the one who gives sends each parcel
-as soon as it has all of it, in whatever order: its number and its CRC-32, and then its bytes. On
-one host the memory of the one who gives is mapped, and only the numbers go. As for whole versions
-(`aiodist.channels.transfers`), who has to wait itself says so.
+The receiver asks for pieces in parcels. The sender sends each parcel as soon as it has all of it,
+in any order: its number and its CRC-32, then its bytes. On one host the sender's memory is mapped,
+and only the numbers are sent. As with whole versions (`aiodist.channels.transfers`), a sender that
+has to wait itself says so.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ async def give(
     *,
     maps: bool,
 ) -> None:
-    """Send the parcels that the other side has asked for, and return when all have been taken."""
+    """Send the parcels that the receiver has asked for; returns when all have been taken."""
     needed = [set[int]().union(*map(source.needed, parcel)) for parcel in parcels]
     waiting = list(range(len(parcels)))
     sending = Sending(AHEAD, patience)
-    leaves = pair.recv(src=TAKES, tag="leaves")  # nothing comes: it fails when the other one goes
+    # gets no message, but fails when the receiver leaves
+    leaves = pair.recv(src=TAKES, tag="leaves")
     news = News(pair, coming, leaves, patience)
     try:
         while maps and not coming.has_lasting_memory:
@@ -85,8 +86,10 @@ async def give(
 
 
 class Mirror(NamedTuple):
-    """What another one of the host has, whose memory of `nbytes` can be mapped: `over` makes a
-    source of that."""
+    """Memory of another participant on the host that can be mapped.
+
+    `over` makes a source of the mapped memory, which has `nbytes`.
+    """
 
     nbytes: int
     over: Callable[[VersionMemory], Source]
@@ -101,14 +104,16 @@ async def take(
     mirror: Mirror | None = None,
     who: str = "",
 ) -> None:
-    """Receive pieces of those that the other side has by the name `wants`: those that came are gone
-    from `parcels`. Where there is a `mirror`, they are copied from that, if it can be mapped; one
-    who has no memory yet wants the same as the other side, and gets its memory. `who`: this one.
-    Raises what `transfers.take` does."""
+    """Receive pieces that the sender has under the name `wants`, and remove them from `parcels`.
+
+    With a `mirror`, they are copied from that, if it can be mapped. If the receiver has no memory
+    yet, it wants the same slices as the sender, and uses the sender's memory. `who`: the id of the
+    receiver. Raises what `transfers.take` does.
+    """
     asked = [[(piece.key, piece.box) for piece in parcel] for parcel in parcels]
     await pair.send((lot.version, wants, asked, mirror is not None, who), GIVES, tag=PARTS)
     left = dict(enumerate(parcels))
-    checking: asyncio.Task[None] | None = None  # of the one before this one
+    checking: asyncio.Task[None] | None = None  # of the parcel before this one
     mapped: VersionMemory | None = None
     source: Source | None = None
 
@@ -138,7 +143,7 @@ async def take(
                 case (int(number), int(crc)) if number in left:
                     pass
                 case nonsense:
-                    raise ProtocolError(f"{nonsense!r} came where a parcel was next")
+                    raise ProtocolError(f"{nonsense!r} came instead of a parcel")
             if mapped is not None:
                 if source is not None:
                     await in_thread(partial(lots.copy, source, lot, left[number]))
@@ -160,13 +165,15 @@ async def take(
 
 
 async def give_manifests(pair: Group, packed: Sequence[bytes]) -> None:
-    """Send what is known of the shares of a version to the other one of a pair."""
+    """Send the known manifests of the shares of a version."""
     await pair.send(list(packed), TAKES, tag=PARTS)
 
 
 async def take_manifests(pair: Group, version: int, patience: float) -> list[bytes]:
-    """Ask the other one of a pair what is known of the shares of a version. Raises AiodistError,
-    ProtocolError, NotThereError."""
+    """Ask for the known manifests of the shares of a version.
+
+    Raises AiodistError, ProtocolError, NotThereError.
+    """
     await pair.send((version, "", [], False, ""), GIVES, tag=PARTS)
     match await pair.recv(src=GIVES, tag=PARTS, timeout=patience):
         case []:
@@ -174,4 +181,4 @@ async def take_manifests(pair: Group, version: int, patience: float) -> list[byt
         case [*packed] if all(isinstance(one, bytes) for one in packed):
             return packed
         case nonsense:
-            raise ProtocolError(f"a participant said {nonsense!r} where manifests were asked for")
+            raise ProtocolError(f"a participant said {nonsense!r} instead of manifests")

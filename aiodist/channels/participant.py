@@ -1,5 +1,5 @@
-"""Taking part in a channel: a group of one, the store that it has in common with the others, and
-what is said there."""
+"""Taking part in a channel: a group of one, the store that all share, and messages in that
+store."""
 
 from __future__ import annotations
 
@@ -54,50 +54,51 @@ T = TypeVar("T")
 R = TypeVar("R", bound=Release | Place | Seat)
 
 AWAY = (CollectiveTimeoutError, JoinTimeoutError)
-"""What is raised while the coordinator is away, and may come back."""
+"""Raised while the coordinator is away, and may come back."""
 
 BEAT = 1.0
 """Seconds between signs of life in the store of the channel."""
 
 GONE = 3.5 * BEAT
-"""Seconds without one after which a participant counts as gone."""
+"""Seconds without a sign of life after which a participant counts as gone."""
 
 SIGNS = 4
-"""So many signs of life prove that it lives: the first one may have lain unread when it died, and
-one that is just ending has time to do so."""
+"""The number of signs of life that prove that a participant lives. The first one may have waited
+unread when it died, and a participant that is ending needs time."""
 
 RING = 10.0
 """Seconds that a call at a door is kept."""
 
 TAKES, GIVES = 1, 0
-"""Ranks of those who meet."""
+"""Ranks in a group of two."""
 
 PATIENCE = 5.0
-"""Default of `patience`: seconds that a chunk may take."""
+"""The default of `patience`: seconds that a chunk may take."""
 
 LONGEST = 128
-"""Most characters of the name of a channel."""
+"""The most characters of the name of a channel."""
 
 LONGEST_PAUSE = 0.1
-"""Seconds before a record is written again that many write at once, at most."""
+"""The most seconds before a record is written again that many participants write at once."""
 
 _OWN = frozenset(
     {"group", "rank", "size", "min_size", "max_size", "join_window"}
     | {"op_timeout", "max_message_bytes", "allow_pickle"}
 )
-"""Options of `connect` that are the channel's affair."""
+"""Options of `connect` that the channel sets itself."""
 
 
 class Participant:
-    """One who publishes to a channel or takes from it: begun by `open`, ended by `close`.
+    """A publisher or subscriber: begun by `open`, ended by `close`.
 
-    `releases` is what the channel has, by version, as far as it is known here; `changed` is set
-    when there is something new of that, or this has failed. `holdings`: what is here of versions,
-    and `lots`, of slices of them, by version and name; `spare`: memory for the next one.
-    `met(name)` is called when another participant wants to meet this one in a group of that name;
-    `own()` are the releases that this one stands for, should the store have lost them; `stay()` is
-    called with each sign of life. `publishes` and `version()` are told with these to whoever
-    watches the coordinator: see `aiodist.wire.channels.Said`.
+    `releases`: the versions of the channel, as far as known here. `changed` is set when they
+    change, or when this participant has failed. `holdings`: versions that are here; `lots`: slices
+    of them, by version and name. `spare`: memory for the next version.
+
+    `met(name)` is called when another participant wants to meet this one in a group of that name.
+    `own()` returns the releases to list again if the store has lost them. `stay()` is called with
+    each sign of life. `publishes` and `version()` are reported to the coordinator: see
+    `aiodist.wire.channels.Said`.
     """
 
     def __init__(
@@ -115,14 +116,14 @@ class Participant:
         self.changed = asyncio.Event()
         self.holdings: dict[int, Holding] = {}
         self.spare = Spare()
-        self.calls = 0  # how many are at the door
-        self._moved = (0, 0)  # bytes to and from those whom it has left
+        self.calls = 0  # how many others have called and not yet said what they want
+        self._moved = (0, 0)  # bytes to and from participants that it has left
         self.publishes = False
         self.version: Callable[[], int | None] = lambda: None
         self.differences = Differences()
-        self.rate = 0.0  # bytes per second of the last version that came whole; 0: not known
+        self.rate = 0.0  # bytes per second of the last version that came whole; 0: unknown
         self.lots: dict[tuple[int, str], Lot] = {}
-        # Publishers: of each version that they have.
+        # For each version of a publisher.
         self.rations: WeakKeyDictionary[Coming, Ration] = WeakKeyDictionary()
         self.met: Callable[[str], Coroutine[Any, Any, None]]
         self.own: Callable[[], list[Release]] = list
@@ -131,21 +132,21 @@ class Participant:
             address = environment.settings_from(os.environ).address
         self._address = address
         self._options = options
-        self._timeout: float = options.get("timeout") or 30.0  # seconds to be let in
+        self._timeout: float = options.get("timeout") or 30.0  # seconds for joining
         self._group: Group | None = None
         self._opening = asyncio.Lock()
         self._failure: AiodistError | None = None
-        self._forgotten = asyncio.Event()  # what this one has said
+        self._forgotten = asyncio.Event()  # what this participant has said
         self._has_lost_store = False  # the coordinator was restarted without a state file
-        self.beaten = 0.0  # when the last sign of life was given
+        self.beaten = 0.0  # the time of the last sign of life
         self._lag = Lag()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._pairs: set[Group] = set()  # those that it is in
-        self._left = asyncio.Event()  # one of them is no more
+        self._pairs: set[Group] = set()  # groups of two that it is in
+        self._left = asyncio.Event()  # set when one of them ends
         self._closing: asyncio.Task[None] | None = None  # leaves; None: this takes part
         self.feed: Feed | None = None
 
-    # -- coming and going -------------------------------------------------------------------------
+    # Coming and going.
 
     async def open(self) -> None:
         """Become known. Raises what `aiodist.connect` does."""
@@ -157,7 +158,7 @@ class Participant:
             self.spawn(self._again(lambda store: self._listen(store, ready[0])), "door")
             self.spawn(self._again(lambda store: self._follow(store, ready[1])), "releases")
             await self.entering(lambda: asyncio.gather(*(self._until(event) for event in ready)))
-            # Only now: who is seen in the store is called at its door.
+            # Only now, because others call at the door of a participant that they see in the store.
             await self.entering(lambda: self.ask(self._beat))
             self._forgotten.clear()
             self.spawn(self._again(self._live), "beat")
@@ -166,8 +167,10 @@ class Participant:
             raise
 
     async def entering(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Do something without which nobody takes part; again, where the coordinator is away and
-        comes back. Raises JoinTimeoutError, and what that does."""
+        """Do something that is needed for taking part; again, if the coordinator is away.
+
+        Raises JoinTimeoutError, and what `work` does.
+        """
         try:
             async with asyncio.timeout(self._timeout):
                 await self.until_done(work)
@@ -180,7 +183,7 @@ class Participant:
             ) from None
 
     async def until_done(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do something; again, for as long as it fails because the coordinator is away."""
+        """Do something; again, while it fails because the coordinator is away."""
         while True:
             try:
                 return await work()
@@ -188,7 +191,7 @@ class Participant:
                 log.debug("channel %r: %s", self.channel, error)
 
     async def close(self) -> None:
-        """Leave. Idempotent. Whoever is cancelled meanwhile does not break it off."""
+        """Leave. Idempotent. A cancelled call does not stop it."""
         if self._closing is None:
             self._closing = self._loop.create_task(self._close(), name="aiodist channel close")
         await asyncio.shield(self._closing)
@@ -214,18 +217,20 @@ class Participant:
         self.spare.close()
         group, self._group = self._group, None
         if group is not None and not group.closed:
-            with suppress(AiodistError):  # it is gone, as it wants to be
+            with suppress(AiodistError):  # the coordinator may be gone
                 await group.store.delete(channels.at(self.id), timeout=self.patience)
             await group.close()
 
     def meeting(self, name: str, rank: int) -> Meeting:
-        """``async with participant.meeting(name, rank) as pair:`` the group `name` of this one and
-        another. Raises what `connect` does."""
+        """Meet in the group `name`: ``async with participant.meeting(name, rank) as pair``.
+
+        Raises what `connect` does.
+        """
         return Meeting(self, self._connecting(name, rank, 2, self.patience))
 
     @contextmanager
     def at_door(self) -> Iterator[None]:
-        """Somebody is, and it is not known yet what he wants."""
+        """Count a caller, as long as it has not said what it wants."""
         self.calls += 1
         try:
             yield
@@ -235,11 +240,11 @@ class Participant:
                 holding.tell()
 
     def met_in(self, pair: Group) -> None:
-        """This participant is in a group of two now."""
+        """Note that this participant is in a group of two."""
         self._pairs.add(pair)
 
     async def leave(self, pair: Group) -> None:
-        """Leave a group of two, also where who asks for that is cancelled meanwhile."""
+        """Leave a group of two, even if the caller is cancelled."""
         await asyncio.shield(self._loop.create_task(self._leave(pair), name="aiodist pair leave"))
 
     async def _leave(self, pair: Group) -> None:
@@ -253,11 +258,11 @@ class Participant:
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        """Bytes that this one has sent to others, and received from them."""
+        """Bytes that this participant has sent to others, and received from them."""
         return _sum([self._moved, *(pair.bytes_moved for pair in self._pairs)])
 
     def _connecting(self, name: str, rank: int, size: int, timeout: float) -> Connecting:
-        """To a group of this channel's participants."""
+        """Connect to a group of this channel's participants."""
         options = {"name": channels.store_of(self.channel), **self._options}
         options |= {"op_timeout": self.patience, "timeout": timeout}
         return connect(self._address, group=name, rank=rank, size=size, **options)
@@ -273,14 +278,14 @@ class Participant:
         self.place = Place(self.id, self.host)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """A task that ends with this participant. If it fails, the channel has."""
+        """Start a task that ends with this participant. If it fails, so does the participant."""
         task = self._loop.create_task(work, name=f"aiodist channel {self.channel}: {name}")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
     def adopt(self, task: asyncio.Task[Any]) -> None:
-        """Cancel it when this ends. Somebody else looks at how it ends, if he still wants to know:
-        see `outcome`."""
+        """Cancel a task when this participant ends. The caller looks at its result: see
+        `outcome`."""
 
         def ended(task: asyncio.Task[Any]) -> None:
             self._tasks.discard(task)
@@ -291,7 +296,8 @@ class Participant:
         task.add_done_callback(ended)
 
     async def outcome(self, task: asyncio.Task[T]) -> T:
-        """That of a task which was adopted. It goes on where this is cancelled."""
+        """Wait for an adopted task, and return its result. The task goes on if this is
+        cancelled."""
         await asyncio.wait({task})
         if task.cancelled():
             self.check()
@@ -313,7 +319,7 @@ class Participant:
         self.changed.set()
 
     def check(self) -> None:
-        """Raises the reason for which this takes part no more."""
+        """Raise the error of this participant, if it has failed."""
         if self._failure is not None:
             raise self._failure
 
@@ -328,11 +334,13 @@ class Participant:
                 for one in waits:
                     one.cancel()
 
-    # -- the store --------------------------------------------------------------------------------
+    # The store.
 
     async def ask(self, work: Callable[[Store], Awaitable[T]]) -> T:
-        """Do something with the store; again, if the coordinator was restarted meanwhile. Raises
-        CoordinatorLostError where that is gone for good, CollectiveTimeoutError."""
+        """Do something with the store; again, if the coordinator was restarted meanwhile.
+
+        Raises CoordinatorLostError if the coordinator is gone for good, CollectiveTimeoutError.
+        """
         while True:
             self.check()
             group = self._group
@@ -343,7 +351,7 @@ class Participant:
                 await self._recover(group, error)
 
     async def _again(self, work: Callable[[Store], Awaitable[None]]) -> None:
-        """Do something with the store, as `ask` does, again and again until it is done."""
+        """Do something with the store, as `ask` does, until it is done."""
         while True:
             await self.until_done(lambda: self.ask(work))
 
@@ -376,14 +384,14 @@ class Participant:
                 self._know(value)
 
     async def look(self) -> list[Release]:
-        """What the channel has now: `releases` may not have it yet. Waits for a coordinator that is
-        away."""
+        """The releases of the channel now, because `releases` may be old. Waits for the
+        coordinator."""
         asking = partial(Store.get, key=directory.RELEASES, timeout=self.patience)
         return directory.unpacked(Release, await self.until_done(lambda: self.ask(asking)))
 
     def _know(self, value: bytes | None) -> None:
         self.releases = directory.unpacked(Release, value)
-        if value is None:  # a coordinator that was restarted is told at once what it has forgotten
+        if value is None:  # tell a restarted coordinator at once what it has forgotten
             self._forgotten.set()
         there = [releases[0].version for releases in directory.versions(self.releases)]
         self._lag.hear(there, self._loop.time())
@@ -403,7 +411,7 @@ class Participant:
         await store.set(channels.at(self.id), said, ttl=GONE, timeout=self.patience)
         if self.stay is not None:
             await self.stay()
-        # A coordinator that was restarted has forgotten what the channel has.
+        # A restarted coordinator has forgotten the versions of the channel.
         if directory.restored(self.releases, self.own()) is not None:
             await self.change(
                 directory.RELEASES, Release, lambda known: directory.restored(known, self.own())
@@ -437,8 +445,11 @@ class Participant:
         work: Callable[[list[R]], list[R] | None],
         known: Sequence[R] | None = None,
     ) -> list[R]:
-        """Change the records of a key: what they are then. None: they are well as they are.
-        `known`: what they were last, as far as is known here, which saves a round trip."""
+        """Change the records of a key, and return them.
+
+        `work` returns the new records, or None to leave them. `known`: the last known records,
+        which save a round trip.
+        """
 
         async def attempt(store: Store) -> list[R]:
             pause = 0.001
@@ -456,7 +467,7 @@ class Participant:
                 if await store.compare_set(key, value, new, timeout=self.patience):
                     return after
                 value = None
-                # Where hundreds want the same, all would try again, and all but one in vain.
+                # If hundreds write at once, all but one fail, so try again after a random pause.
                 await asyncio.sleep(pause * chooser_on(self._loop).random())
                 pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -470,10 +481,10 @@ class Participant:
         return await self._at(who) is not None
 
     async def lives(self, who: str) -> bool:
-        """Whether a participant goes on giving signs of life. False: it is gone, or silent.
+        """Whether a participant goes on giving signs of life.
 
-        That its last one is in the store proves nothing: when that is over, the coordinator says,
-        who has no time for it where the machine is busy."""
+        Its last sign in the store proves nothing, because a busy coordinator may remove it late.
+        """
 
         async def hear(store: Store) -> bool:
             async with store.watch(channels.at(who), timeout=GONE) as signs:
@@ -489,15 +500,15 @@ class Participant:
         return False
 
     async def has_of(self, who: str, version: int) -> int | None:
-        """How many bytes of a version a participant has, by its last sign of life. None: it gives
-        none."""
+        """How many bytes of a version a participant has, by its last sign of life; None without
+        one."""
         said = channels.said_in(await self._at(who))
         if said is None:
             return None
         return said.here if said.newest == version else 0
 
     async def said_in_line(self, version: int) -> list[int]:
-        """How many bytes of a version those have who live and want all of it."""
+        """How many bytes of a version each living participant has that wants all of it."""
         line = [one for one in await self.line(version) if one.id != self.id and not one.wants]
         found = [await self.has_of(one.id, version) for one in line]
         return [here for here in found if here is not None]
@@ -506,8 +517,11 @@ class Participant:
         return await self.ask(lambda store: store.get(channels.at(who), timeout=self.patience))
 
     async def gone_behind(self, me: Place, coming: Coming, failed: Container[str]) -> bool:
-        """Nobody before me has what I lack of a version: go to the end of its line, if somebody
-        behind me has more of it than I. Then those who take it from me ask others."""
+        """Go to the end of the line of a version, if only one behind `me` can help.
+
+        That is so if none before it has what it lacks, and one behind it has more. Then its
+        receivers ask others.
+        """
         coming.starve()
         version = coming.version
         for one in directory.behind(await self.line(version), me):
@@ -520,23 +534,22 @@ class Participant:
 
     @property
     def is_restarted(self) -> bool:
-        """Whether the coordinator is known to have been restarted, which forgets who takes part."""
+        """Whether the coordinator was restarted, which forgets all participants."""
         assert self._group is not None
         return self._has_lost_store or self._group._actor.control.incarnation > 1
 
     async def seats(self) -> list[Seat]:
-        """Who publishes."""
         value = await self.ask(lambda store: store.get(directory.PUBLISHER, timeout=self.patience))
         return directory.unpacked(Seat, value)
 
     async def line(self, version: int) -> list[Place]:
-        """Who has a version, or wants it."""
+        """The participants that have a version, or want it."""
         key = directory.line(version)
         value = await self.ask(lambda store: store.get(key, timeout=self.patience))
         return directory.unpacked(Place, value)
 
     async def fed_by(self, source: Place) -> Feed:
-        """Meet another participant, and keep that up. Raises what `ask` and `connect` do."""
+        """Meet another participant, and keep the group. Raises what `ask` and `connect` do."""
         if self.feed is not None and self.feed.source == source:
             return self.feed
         if self.feed is not None:
@@ -546,8 +559,10 @@ class Participant:
         return feed
 
     async def called(self, who: str) -> Meeting:
-        """Call at the door of another participant: the group of two in which it is met. Raises what
-        `ask` does."""
+        """Call at the door of another participant, and return the group of two in which to meet.
+
+        Raises what `ask` does.
+        """
         nonce = chooser_on(self._loop).getrandbits(64)
         name = f"{directory.meetings(self.channel, who)}{nonce:016x}"
         await self.ask(
@@ -564,14 +579,16 @@ def _sum(moved: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 
 class Feed:
-    """The source of the last version, which is asked for the next one as well, because to look for
-    a source and to meet it takes round trips. It ends if it fails, or by `close`."""
+    """The source of the last version, which is asked for the next one, too.
+
+    Finding and meeting a new source would take round trips. A feed ends if it fails, or by `close`.
+    """
 
     def __init__(self, participant: Participant, source: Place, pair: Group) -> None:
         self.source = source
         self.pair = pair
         self._participant = participant
-        # Nothing comes: it fails when the other one goes.
+        # Gets no message, but fails when the source leaves.
         self._leaves = pair.recv(src=GIVES, tag="leaves", timeout=math.inf)
         self._leaves.add_done_callback(self._gone)
 
@@ -581,7 +598,7 @@ class Feed:
             self._participant.adopt(asyncio.ensure_future(self.close()))
 
     async def close(self, reason: str = "") -> None:
-        """End it. `reason`: why what is under way is broken off."""
+        """End it. `reason`: why a transfer is aborted."""
         if self._participant.feed is self:
             self._participant.feed = None
             self._leaves.cancel()
@@ -591,7 +608,7 @@ class Feed:
 
 
 class Meeting:
-    """A group of two, for as long as it takes."""
+    """A group of two, as long as the context lasts."""
 
     def __init__(self, participant: Participant, connecting: Connecting) -> None:
         self._participant = participant

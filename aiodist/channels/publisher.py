@@ -1,4 +1,4 @@
-"""`aiodist.publisher`: who has the weights."""
+"""`aiodist.publisher`: publishes versions of weights."""
 
 from __future__ import annotations
 
@@ -37,27 +37,29 @@ def publisher(
     deltas: bool | None = None,
     **options: Unpack[ChannelOptions],
 ) -> Publisher:
-    """``async with aiodist.publisher("policy", address=…) as out: await out.publish(params,
-    version=7)``: publish versions of weights to whoever subscribes to that channel.
+    """Publish versions of weights to all subscribers of a channel.
 
-    `address` is that of a coordinator, as for `aiodist.connect` (None: from the environment), and
-    `options` are options of that, such as `token`, `ssl` and `transports`. `keep`: how many
-    versions are kept for subscribers. `patience`: how many seconds a chunk may take before whoever
-    waits for it gives up on the other side.
+    Use it as ``async with aiodist.publisher("policy", address=…) as out: await out.publish(params,
+    version=7)``.
 
-    `part`: which one of how many this is, where several processes publish, each its share of a
-    version: ``part=(group.rank, group.size)``. Each may have other arrays, and parts of arrays
-    (`aiodist.Shard`, DTensors). A version is there when all of them have published theirs.
+    Args:
+        channel: its name. Publishers and subscribers give the same.
+        address: that of a coordinator, as for `aiodist.connect` (None: from the environment).
+        keep: how many versions are kept for subscribers.
+        part: which one of how many publishers this is, if several processes publish, each its share
+            of a version: ``part=(group.rank, group.size)``. Each may have other arrays, or parts of
+            arrays (`aiodist.Shard`, DTensors). A version is there when all have published theirs.
+        restart: let version numbers begin anew. Without it they only grow, even if publishers
+            restart or the channel is empty, because subscribers never go back.
+        patience: seconds that a chunk may take before a receiver gives up on its sender.
+        deltas: whether a version is also sent as its difference to the one before. None: if the
+            extra `weights` is installed, once a subscriber asks for differences, because its line
+            is slower than encoding and decoding.
+        options: options of `aiodist.connect`, such as `token`, `ssl` and `transports`.
 
-    `deltas`: whether a version travels as its difference to the one before, too. None: if the extra
-    `weights` is installed, to subscribers that take longer for the whole than both ends for the
-    encoding, and from the first one on that asks for it.
-
-    `restart`: numbers begin anew. Without it they only grow, over restarts of publishers and while
-    the channel is empty, because subscribers never go back.
-
-    Entering raises what `connect` does, and JoinError if another publisher of the channel is alive,
-    of this part or of another number of parts, or if `restart` is asked for while subscribers live.
+    Entering raises what `connect` does. It raises JoinError if another publisher of the channel is
+    alive, of this part or of another number of parts, or if you give `restart` while subscribers
+    live.
 
     For example::
 
@@ -101,14 +103,14 @@ class Publisher:
         self._keep = keep
         self._share, self._shares = part
         self._restart = restart
-        # Shares travel by slices, which have no differences.
+        # Shares are sent by slices, which have no differences.
         self._has_deltas = self._shares == 1 and (IS_FAST if deltas is None else deltas)
         self._always = deltas is True
         self._encoding = Encoding(participant.differences, self._is_encoded)
-        self._kept = -math.inf  # when a sign of life was given that kept the place
-        self._before: list[Release] = []  # what was published before this one came
+        self._kept = -math.inf  # the time of the last sign of life that kept the place
+        self._before: list[Release] = []  # what was published before this publisher came
         self._publishing = asyncio.Lock()
-        self._lent: dict[int, Holding] = {}  # those that somebody may be reading
+        self._lent: dict[int, Holding] = {}  # lent versions that may still have readers
         participant.met = lambda name: serving.meet(participant, name)
         participant.own = self._own
         participant.publishes = True
@@ -156,7 +158,7 @@ class Publisher:
             ) from error
         old = await participant.look()
         await participant.delete(directory.RELEASES)
-        # What this one knows comes after that: the old numbers are gone from here, too.
+        # Wait until the old numbers are gone from here, too.
         while {*old} & {*participant.releases}:
             participant.changed.clear()
             participant.check()
@@ -166,41 +168,52 @@ class Publisher:
         try:
             await self._participant.delete(directory.PUBLISHED)
         except JoinError:
-            # Publishers of other parts that are just entering have not said yet that they are no
-            # subscribers.
+            # Publishers of other parts that are just entering have not yet said that they publish.
             await asyncio.sleep(GONE)
             await self._participant.delete(directory.PUBLISHED)
 
     @property
     def newest(self) -> int | None:
-        """The highest version that was ever published in the channel, also by publishers before
-        this one, and if no participant has it any more; None: there was none."""
+        """The highest version that was ever published in the channel; None: there was none.
+
+        This includes versions of earlier publishers, and versions that no participant has any more.
+        """
         return directory.newest([*self._before, *self._participant.releases])
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes of versions that this process has sent to others so far: not what they map."""
+        """Bytes of versions that this process has sent to others so far, without mapped memory."""
         return self._participant.bytes_moved[0]
 
     async def publish(
         self, params: Any, *, version: int, lend: bool = False, timeout: float | None = None
     ) -> None:
-        """Publish `params`, a tree of arrays, as `version`, which has to be higher than all before
-        it, or has the same bytes as a version that was published under that number (a retry).
-        Returns as soon as `params` may change again: it is copied, from devices, too. Subscribers
-        are not waited for.
+        """Publish a tree of arrays as a version.
 
-        `lend`: arrays of the host are not copied. They may not be written, resized or freed until
-        `take_back` has returned, or this publisher is closed; what is written before that, others
-        find damaged, and nobody gets it.
+        Returns as soon as you may change `params` again, because they are copied, from devices,
+        too. It does not wait for subscribers. While the coordinator is away, it waits until that is
+        back.
 
-        While the coordinator is away, this waits until it is back, or for `timeout` seconds.
+        Args:
+            params: the tree of arrays.
+            version: a number higher than all before it. To retry, give the same number and the same
+                bytes again.
+            lend: do not copy arrays of the host. Do not write, resize or free them until
+                `take_back` has returned, or this publisher is closed. If you write to them before,
+                other participants detect the damage and drop the version.
+            timeout: seconds; None: no limit.
 
-        Raises ValueError for a version that is not higher, and for parts of arrays where there is
-        no other publisher; TypeError for a leaf that cannot travel, JoinError where another
-        publisher has taken this one's place, CoordinatorLostError, OSError or MemoryError where
-        there is no memory: nothing is published then. CollectiveTimeoutError (a TimeoutError) after
-        `timeout`: publish the same again to be sure that it is.
+        Raises:
+            ValueError: the version is not higher; or there are parts of arrays, and no other
+                publisher.
+            TypeError: a leaf cannot be sent.
+            JoinError: another publisher has taken this one's place.
+            CoordinatorLostError: the coordinator is gone for good.
+            OSError, MemoryError: there is no memory.
+            CollectiveTimeoutError: `timeout` is over (a TimeoutError). Publish the same again to be
+                sure.
+
+        After any other error than the last, nothing is published.
         """
         if type(version) is not int or not 0 <= version <= MAX_VERSION:
             raise ValueError(f"a version is an int from 0 on, not {version!r}")
@@ -222,7 +235,7 @@ class Publisher:
             known = [*self._before, *participant.releases]
             if not directory.may_be_again(known, version, self._share):
                 directory.check_higher(known, version, self._share)
-            # In threads, for arrays that are not contiguous are copied by this.
+            # In threads, because this copies arrays that are not contiguous.
             tree, extents = await in_thread(lambda: unwrapped(params, shares=self._shares))
             if await in_thread(lambda: has_device(tree)):
                 tree = await on_host(tree)
@@ -234,7 +247,7 @@ class Publisher:
             else:
                 nbytes, is_shared = writing.release.nbytes, bool(participant.host)
                 memory = VersionMemory(nbytes, shared=is_shared, spare=participant.spare)
-                release = writing.release  # but for its check, which comes with the bytes
+                release = writing.release  # without its check, which comes with the bytes
             try:
                 if not lend:
                     release = await in_thread(lambda: writing.write(memory.view))
@@ -246,10 +259,11 @@ class Publisher:
                 raise
 
     async def take_back(self, version: int) -> None:
-        """Have the arrays back that were lent as `version`: returns when nobody reads them any
-        more, within `patience`, and at once for one that is not lent. It is given to nobody from
-        here from now on: who lacks some of it takes it from other subscribers, if these have it,
-        else another version.
+        """Wait until the arrays that were lent as `version` have no reader any more.
+
+        This takes at most `patience`, and returns at once if the version is not lent. The version
+        is given to no participant from here any more. One that lacks some of it takes it from other
+        subscribers, if they have it, or else takes another version.
         """
         holding = self._lent.get(version)
         if holding is None:
@@ -262,8 +276,8 @@ class Publisher:
 
     async def _announce(self, release: Release, memory: VersionMemory) -> None:
         participant = self._participant
-        # No publisher can take the place of one that gives signs of life. We do not ask within this
-        # time, because that would be a round trip before each version.
+        # No publisher can take the place of one that gives signs of life. So we do not ask within
+        # this time, because that would be a round trip before each version.
         if asyncio.get_running_loop().time() > self._kept + GONE / 2:
             await participant.until_done(self._take_place)
         if (words := memory.words()) is not None:
@@ -279,7 +293,7 @@ class Publisher:
             release = replace(release, id=number.to_bytes(16), always=self._always)
         holding = Holding(release)
         holding.take(memory, release.parts)
-        holding.is_begun = not release.id  # else it is not known yet if it is encoded
+        holding.is_begun = not release.id  # else it is not yet known whether it will be encoded
         clock = asyncio.get_running_loop().time
         participant.rations[holding] = Ration(release.nbytes, clock, 2 * BEAT)
         participant.holdings[release.version] = holding
@@ -294,7 +308,7 @@ class Publisher:
                 )
             )
         except BaseException:
-            # Whether the coordinator has it is not known: then nobody finds it here.
+            # It is unknown whether the coordinator has it, so make sure that it is not found here.
             participant.holdings.pop(release.version).retire()
             await self.take_back(release.version)
             raise
@@ -305,24 +319,24 @@ class Publisher:
             participant.holdings.pop(old).retire()
         dropped = {one.version for one in participant.releases if one.version not in kept}
         participant.releases = known
-        # Published it is: whoever has called is not to wait for this.
+        # It is published, so the caller must not wait for this.
         participant.adopt(asyncio.ensure_future(self._forget_lines(dropped)))
 
     async def _forget_lines(self, dropped: set[int]) -> None:
         for version in dropped:
-            # A line that is left is a few bytes.
+            # A line that is left takes only a few bytes.
             with suppress(AiodistError):
                 await self._participant.delete(directory.line(version))
 
     async def _take_place(self, *, enters: bool = False) -> None:
-        """Be the one who publishes: there may have been another, who died."""
+        """Become the publisher, maybe after another one has died."""
         participant = self._participant
         while True:
             seats, me = await participant.seats(), self._seat()
             rivals = directory.rivals(seats, me)
             if enters and not rivals and participant.is_restarted:
                 enters = False
-                await asyncio.sleep(GONE)  # whoever publishes may not have come back yet
+                await asyncio.sleep(GONE)  # the old publisher may not have come back yet
                 continue
             if not rivals and me in seats:
                 return
@@ -347,7 +361,7 @@ class Publisher:
         return f"{what}: end it first, or use another name"
 
     async def _keep_place(self) -> None:
-        """A coordinator that was restarted has forgotten who publishes."""
+        """List this publisher again, because a restarted coordinator has forgotten it."""
         me, beaten = self._seat(), self._participant.beaten
         taking = partial(directory.seated, me=me, gone=[])
         if me in await self._participant.change(directory.PUBLISHER, Seat, taking):

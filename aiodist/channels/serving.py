@@ -1,4 +1,4 @@
-"""Giving versions to others who ask for them."""
+"""Gives versions to participants that ask for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger("aiodist.channels")
 
 
 KNOWN = 1 / 4
-"""Of `patience`: for so long it may take to begin with a version of which others know."""
+"""The share of `patience` to wait until this participant begins a version that others know."""
 
 
 async def meet(participant: Participant, name: str) -> None:
@@ -32,8 +32,7 @@ async def meet(participant: Participant, name: str) -> None:
         return
     patience = participant.patience
     try:
-        # What is read stays until the other one has it, or has been left: it may be memory of a
-        # user.
+        # The memory stays until the receiver has it, or has left, because it may belong to a user.
         with ExitStack() as read, ExitStack() as door:
             door.enter_context(participant.at_door())
             async with participant.meeting(name, GIVES) as pair:
@@ -41,14 +40,14 @@ async def meet(participant: Participant, name: str) -> None:
                 door.close()
                 while True:
                     await _answer(participant, pair, asked, read)
-                    # Links keep what was sent, and with it the memory of the version, until they
-                    # hear that it has come. The next thing that is said may be long in coming.
+                    # Links keep sent memory until they hear that it has arrived. The next message
+                    # may take long, so wait for that now.
                     await pair._actor.endpoint.delivered(patience)
                     read.close()
                     asked = await transfers.asked(pair, math.inf)
                     await _until_begun(participant, asked.version)
     except (AiodistError, OSError) as error:
-        # Its affair: it looks for another one, if it lives.
+        # The other participant will look for another source, if it lives.
         log.debug("channel %r: a subscriber is not served any more: %s", participant.channel, error)
 
 
@@ -58,7 +57,7 @@ async def _answer(
     asked: transfers.Rest | transfers.Parcels,
     read: ExitStack,
 ) -> None:
-    """Give what is asked for. It stays until `read` is closed."""
+    """Give what is asked for. Its memory stays until `read` is closed."""
     holding = participant.holdings.get(asked.version)
     if holding is not None:
         read.enter_context(holding)
@@ -75,8 +74,10 @@ async def _answer(
 
 
 async def _until_begun(participant: Participant, version: int) -> None:
-    """Wait until this participant takes the version, because another one may ask for it before this
-    one has heard of it, or before the program here asks for it."""
+    """Wait until this participant takes the version.
+
+    Another one may ask for it before this one has heard of it, or before the program here wants it.
+    """
     with suppress(TimeoutError):
         async with asyncio.timeout(KNOWN * participant.patience):
             while version not in participant.holdings and not participant.publishes:
@@ -138,13 +139,12 @@ async def _give_pieces(
 
 
 def _sent_by(pair: Group) -> Callable[[], int]:
-    """How many bytes were sent from now on."""
+    """A counter of the bytes that are sent from now on."""
     before, _ = pair.bytes_moved
     return lambda: pair.bytes_moved[0] - before
 
 
 def _manifests(participant: Participant, version: int) -> list[bytes]:
-    """What is known here of the shares of a version."""
     holding = participant.holdings.get(version)
     if holding is not None and holding.filled:
         return [bytes(holding.part(0))]
@@ -153,7 +153,7 @@ def _manifests(participant: Participant, version: int) -> list[bytes]:
 
 
 def _source(participant: Participant, version: int, wants: str) -> tuple[Coming, Source] | None:
-    """What is here by the name `wants`, and what pieces of it are cut out of."""
+    """The data here of the name `wants`, and the source of its pieces."""
     lot = participant.lots.get((version, wants))
     if lot is not None:
         return lot, lot

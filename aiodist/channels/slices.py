@@ -1,9 +1,8 @@
-"""Slices of the arrays of a version: what somebody wants of it, and what of all that there is may
-be cut out for others. No I/O in here.
+"""Slices of the arrays of a version: what a participant wants, and what it can give; no I/O.
 
-What one wants is a box of each array, as `aiodist.schedules.resharding` has it. What comes are
-pieces of these, from whoever has them, some of them together in one parcel. They are handed on by
-blocks of at most `manifest.CHUNK` bytes, each as soon as it is there.
+A participant wants a box of each array, as in `aiodist.schedules.resharding`. Pieces of these come
+from any participant that has them, several of them in one parcel. They are forwarded in blocks of
+at most `manifest.CHUNK` bytes, each as soon as it is there.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from aiodist.schedules import resharding
 from aiodist.schedules.resharding import Box, intersection, text, volume
 
 Want = Mapping[str, Box]
-"""A box of each array that is wanted, by where the array is in the tree."""
+"""A box of each wanted array, by the place of the array in the tree."""
 
 
 class Piece(NamedTuple):
-    """A box of the array that is at `key`."""
+    """A box of the array at `key`."""
 
     key: str
     box: Box
 
 
 Parcel = Sequence[Piece]
-"""What comes at once, with one check."""
+"""Pieces that are sent together, with one check."""
 
 
 def packed_want(want: Want) -> bytes:
@@ -56,12 +55,12 @@ def unpacked_want(packed: bytes) -> dict[str, Box]:
 
 
 def name_of(packed: bytes) -> str:
-    """The name of what is wanted: two who want the same have the same name for it."""
+    """A name for slices. Equal slices have the same name."""
     return hashlib.blake2b(packed, digest_size=16).hexdigest()
 
 
 def pieces_in(said: Any) -> list[Piece]:
-    """A parcel that somebody has asked for. Raises ProtocolError."""
+    """A parcel that another participant asked for. Raises ProtocolError."""
     try:
         return [Piece(str(key), _box(box)) for key, box in said]
     except (TypeError, ValueError) as error:
@@ -73,18 +72,21 @@ def _box(said: Any) -> Box:
 
 
 class Arrays:
-    """The arrays of a version, by where they are in its tree: `leaves`, of all its shares."""
+    """The arrays of a version, of all its shares: `leaves`, by their place in the tree."""
 
     def __init__(self, releases: tuple[Release, ...], packed: Sequence[bytes]) -> None:
-        """Of these shares, with their manifests. Raises ValueError where shares do not agree on an
-        array, ProtocolError for what is no manifest."""
+        """`packed`: the manifests of these shares.
+
+        Raises ValueError if shares do not agree on an array, ProtocolError if a manifest is
+        invalid.
+        """
         self.releases = releases
         self.packed = packed
         self.manifests = [
             Manifest.read(memoryview(one), release)
             for one, release in zip(packed, releases, strict=True)
         ]
-        self.leaves: dict[str, list[Leaf | None]] = {}  # by share; None where it has not got it
+        self.leaves: dict[str, list[Leaf | None]] = {}  # by share; None if a share lacks the array
         for share, one in enumerate(self.manifests):
             for leaf in manifest.leaves(one):
                 of_shares = self.leaves.setdefault(leaf.key, [None] * len(packed))
@@ -97,19 +99,16 @@ class Arrays:
                 of_shares[share] = leaf
 
     def leaf(self, key: str) -> Leaf:
-        """The array with that key, as any one of the shares describes it."""
+        """The array with that key, in the description of any share."""
         return next(leaf for leaf in self.leaves[key] if leaf is not None)
 
     def item(self, key: str) -> int:
-        """Bytes of an element."""
         return carrier(self.leaf(key).spec.name).itemsize
 
     def all(self) -> dict[str, Box]:
-        """All that there is."""
         return {key: whole(self.leaf(key).extent.shape) for key in self.leaves}
 
     def of_share(self, share: int) -> dict[str, Box]:
-        """What a share has."""
         return {
             key: leaf.extent.box
             for key, of_shares in self.leaves.items()
@@ -117,11 +116,11 @@ class Arrays:
         }
 
     def boxes(self, key: str) -> list[Box | None]:
-        """What each share has of an array."""
+        """For each share, its box of an array."""
         return [leaf and leaf.extent.box for leaf in self.leaves[key]]
 
     def check(self, want: Want) -> None:
-        """Raises ValueError where something is wanted that no share has."""
+        """Raise ValueError if no share has a wanted slice."""
         for key, box in want.items():
             shares = len(self.manifests)
             held = resharding.nearest_first(tuple(self.boxes(key)), (0,) * shares)
@@ -129,7 +128,7 @@ class Arrays:
             for share, missing in asked:
                 if share is None:
                     raise ValueError(
-                        f"{key}: {text(box)} is wanted, and nobody publishes {text(missing)}"
+                        f"{key}: {text(box)} is wanted, and no publisher has {text(missing)}"
                     )
 
 
@@ -138,10 +137,10 @@ def _described(leaf: Leaf) -> tuple[str, tuple[int, ...]]:
 
 
 class Source(Protocol):
-    """What pieces can be cut out of while it comes: a version, or what somebody has of one."""
+    """Data from which pieces can be cut while it comes: a version, or slices of one."""
 
     def needed(self, piece: Piece) -> set[int]:
-        """What has to be there for it. Raises ProtocolError where it will never be."""
+        """The blocks that a piece needs. Raises ProtocolError if they will never come."""
         ...
 
     def has(self, needed: set[int]) -> bool: ...
@@ -149,7 +148,7 @@ class Source(Protocol):
     def view(self, piece: Piece) -> Flat: ...
 
     def check(self, needed: set[int]) -> None:
-        """Raises ProtocolError where that is not what it was, for it lies in memory of a user."""
+        """Raise ProtocolError if data has changed, which can happen in memory of a user."""
         ...
 
 
@@ -157,7 +156,7 @@ class Whole:
     """A version, or a share of it, as a source of pieces."""
 
     def __init__(self, holding: Holding) -> None:
-        """Of one whose manifest is there."""
+        """The manifest of `holding` must be there."""
         self._holding = holding
         self._leaves = {leaf.key: leaf for leaf in manifest.leaves(holding.manifest)}
 
@@ -165,7 +164,7 @@ class Whole:
         leaf = self._leaves.get(piece.key)
         if leaf is None or not lies_in(piece.box, leaf.extent.box):
             raise _not_held(piece)
-        # From the first row of it that is needed to the last.
+        # From the first needed row to the last.
         item = self._item(piece.key)
         steps = [item]
         for length in reversed(leaf.spec.shape[1:]):
@@ -178,8 +177,11 @@ class Whole:
         return set(range(release.parts_to(first + 1) - 1, release.parts_to(last + item)))
 
     def around(self, pieces: Iterable[Piece]) -> tuple[list[tuple[str, Box, int]], int]:
-        """The least box of each array in which these lie, with the bytes of its elements, and how
-        many bytes these are. Raises ProtocolError."""
+        """The least boxes that contain these pieces, with their element sizes, and the bytes of the
+        pieces.
+
+        Raises ProtocolError.
+        """
         found: dict[str, Box] = {}
         nbytes = 0
         for piece in pieces:
@@ -209,7 +211,7 @@ class Whole:
 
 
 def _not_held(piece: Piece) -> ProtocolError:
-    return ProtocolError(f"{piece.key}{text(piece.box)} is nothing that is held here")
+    return ProtocolError(f"{piece.key}{text(piece.box)} is not held here")
 
 
 def lies_in(box: Box, held: Box) -> bool:
@@ -219,7 +221,7 @@ def lies_in(box: Box, held: Box) -> bool:
 def cut(array: Flat, held: Box, box: Box) -> Flat:
     ends = zip(box, held, strict=True)
     index: Any = (*[slice(start - at, stop - at) for (start, stop), (at, _) in ends], ...)
-    found: Flat = array[index]  # a view, even where there are no dimensions
+    found: Flat = array[index]  # a view, even without dimensions
     return found
 
 
@@ -233,13 +235,13 @@ def packed_parcel(source: Source, parcel: Parcel) -> tuple[Flat, int]:
         for view, place in zip(views, places(data, views), strict=True):
             np.copyto(place, view)
     check = crc32(data.data)
-    # After that, for what is lent may be written at any time.
+    # Check after the copy, because lent memory may be written at any time.
     source.check({part for piece in parcel for part in source.needed(piece)})
     return data, check
 
 
 def places(data: Flat, views: Sequence[Flat]) -> list[Flat]:
-    """Where arrays like `views` lie in `data`, one behind the other."""
+    """Views of `data` in the shapes of `views`, one behind the other."""
     found, start = [], 0
     for view in views:
         stretch = data[start : start + view.nbytes]
@@ -249,7 +251,7 @@ def places(data: Flat, views: Sequence[Flat]) -> list[Flat]:
 
 
 def parcels(pieces: Iterable[Piece], arrays: Arrays) -> list[list[Piece]]:
-    """Pieces in parcels of about a chunk."""
+    """Group pieces into parcels of about one chunk."""
     found: list[list[Piece]] = []
     room = 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Taking slices of a version: from all who have some of what is wanted, the nearest first."""
+"""Takes slices of a version from all participants that have some of them, the nearest first."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from aiodist.errors import AiodistError
 log = logging.getLogger("aiodist.channels")
 
 FAILURES = (AiodistError, OSError, MemoryError, NotThereError)
-"""What is raised where somebody else is to be asked."""
+"""Errors after which another source is asked."""
 
 WANT_TTL = 60.0
-"""Seconds that the store keeps what somebody wants who has gone."""
+"""Seconds that the store keeps the wanted slices of a participant that has gone."""
 
 MOST_WANTS = 1024
-"""Most different ones of others that are remembered."""
+"""The most slices of others that are remembered."""
 
 Shares = tuple[Release, ...]
 """A version: the releases of its shares."""
 
 
 class Ask(NamedTuple):
-    """What somebody is asked for: `held` is what it has, by its place, or of which share."""
+    """A request to another participant. `held`: what it has, by its place, or by its share."""
 
     place: Place
     share: int
@@ -46,22 +46,20 @@ class Ask(NamedTuple):
 
 
 class NobodyError(Exception):
-    """Nobody who is there could give a version."""
+    """No living participant could give a version."""
 
 
 class Slicing:
-    """How a participant gets slices."""
-
     def __init__(self, participant: Participant, feeding: Feeding) -> None:
         self._participant = participant
         self._feeding = feeding
-        self._wants: dict[str, Want] = {}  # what others want, by name
-        self._looks: tuple[Shares, asyncio.Task[Arrays]] | None = None  # for what there is
-        self._said = -math.inf  # when the store was last told of what is wanted here
+        self._wants: dict[str, Want] = {}  # slices that others want, by name
+        self._looks: tuple[Shares, asyncio.Task[Arrays]] | None = None  # the search for manifests
+        self._said = -math.inf  # when the store was last told of the slices that are wanted here
 
     async def attempt(self, releases: Shares, reading: Reading) -> Lot:
-        """Take what is wanted of a version from those who may have it. Raises NobodyError, and what
-        `reading.wanted` does."""
+        """Take the wanted slices of a version. Raises NobodyError, and what `reading.wanted`
+        does."""
         failed: set[str] = set()
         try:
             arrays = await self._arrays(releases, failed)
@@ -71,7 +69,7 @@ class Slicing:
             known = self._participant.lots.get((lot.version, lot.name))
             if known is not None and known.arrays.releases == releases:
                 lot = known
-            elif known is not None:  # of publishers that nobody remembers
+            elif known is not None:  # of publishers that are forgotten
                 known.retire()
             self._participant.lots[lot.version, lot.name] = lot
             reading.begin(lot)
@@ -82,7 +80,8 @@ class Slicing:
         return lot
 
     async def stay(self) -> None:
-        """A sign of life: the store keeps what is wanted here, for those who take it from here."""
+        """With a sign of life, renew the wanted slices in the store, for those that take them from
+        here."""
         now = asyncio.get_running_loop().time()
         if now - self._said > WANT_TTL / 3:
             self._said = now
@@ -98,7 +97,7 @@ class Slicing:
         )
 
     async def _arrays(self, releases: Shares, failed: set[str]) -> Arrays:
-        """What there is of a version. Raises NobodyError; ValueError where shares do not agree."""
+        """The arrays of a version. Raises NobodyError; ValueError if shares do not agree."""
         participant = self._participant
         for lot in participant.lots.values():
             if lot.arrays.releases == releases:
@@ -107,7 +106,7 @@ class Slicing:
             looks = asyncio.ensure_future(self._looked_up(releases, failed))
             participant.adopt(looks)
             self._looks = releases, looks
-        # Whoever is cancelled meanwhile, and asks again, does not begin anew.
+        # A call that is cancelled and made again does not begin anew.
         return await participant.outcome(self._looks[1])
 
     async def _looked_up(self, releases: Shares, failed: set[str]) -> Arrays:
@@ -189,17 +188,20 @@ class Slicing:
         return replace(self._participant.place, wants=lot.name)
 
     def _is_near(self, place: Place) -> bool:
-        """Whether it is on this host, so that its memory can be mapped."""
+        """Whether a participant is on this host, so that its memory can be mapped."""
         return bool(place.host) and place.host == self._participant.host
 
     def _is_mapped(self, lot: Lot, asks: list[Ask]) -> bool:
-        """Whether all comes from one of this host who wants the same: its memory is taken then."""
+        """Whether everything comes from one participant on this host with the same slices.
+
+        Then its memory is used.
+        """
         place = asks[0].place
         is_same = self._is_near(place) and place.wants == lot.name
         return lot.memory is None and len(asks) == 1 and is_same
 
     def _mirror(self, lot: Lot, ask: Ask) -> parcels.Mirror:
-        """What the other one has, as it lies in its memory."""
+        """The other participant's data, as it is in its memory."""
         if ask.place.wants:
             other = Lot(lot.arrays, ask.held)
 
@@ -219,10 +221,10 @@ class Slicing:
             await parcels.take(pair, lot, wants, ask.parcels, patience, mirror, participant.id)
 
     async def _asks(self, lot: Lot, failed: set[str]) -> list[Ask]:
-        """Of whom to ask what, for all that is to do; what nobody has stays to be done."""
+        """What to ask of which participant. Pieces that none has stay in `todo`."""
         participant = self._participant
         me = self._me(lot)
-        # Anew each time: a coordinator that was restarted has forgotten who stands in line.
+        # Ask again each time, because a restarted coordinator has forgotten the line.
         places = await participant.change(
             directory.line(lot.version), Place, lambda before: directory.in_line(before, me)
         )
@@ -258,7 +260,7 @@ class Slicing:
         ]
 
     async def _want_of(self, place: Place, arrays: Arrays) -> Want:
-        """What another one has of a version, or will have."""
+        """The slices that another participant has of a version, or will have."""
         if not place.wants:
             return arrays.all()
         if place.wants not in self._wants:

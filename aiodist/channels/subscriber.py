@@ -1,4 +1,4 @@
-"""`aiodist.subscriber`: who needs the weights."""
+"""`aiodist.subscriber`: takes versions of weights."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ def subscriber(
     patience: float = PATIENCE,
     **options: Unpack[ChannelOptions],
 ) -> Subscriber:
-    """``async with aiodist.subscriber("policy", address=…) as weights: version, tree = await
-    weights.latest()``: take versions of weights from a channel, at any time.
+    """Take versions of weights from a channel, at any time.
 
-    `address`, `patience` and `options` are those of `aiodist.publisher`. There need be no publisher
-    yet, or any more. Entering raises what `aiodist.connect` does.
+    Use it as ``async with aiodist.subscriber("policy", address=…) as weights: version, tree = await
+    weights.latest()``. A publisher need not exist yet, or any more.
+
+    `address`, `patience` and `options` are as for `aiodist.publisher`. Entering raises what
+    `aiodist.connect` does.
 
     For example::
 
@@ -45,11 +47,11 @@ def subscriber(
 
 
 class Subscriber:
-    """Takes versions, and hands them on to others. Made by `aiodist.subscriber`, for use by
-    ``async with``.
+    """Takes versions, and forwards them to others. Made by `aiodist.subscriber`, for ``async
+    with``.
 
-    ``async for version, tree in weights`` gives the newest version each time that one is asked for,
-    never the same twice; see `latest`.
+    ``async for version, tree in weights`` gives the newest version in each turn, never the same one
+    twice; see `latest`.
     """
 
     def __init__(self, participant: Participant) -> None:
@@ -57,7 +59,7 @@ class Subscriber:
         self._fetching = Fetching(participant)
         self._turn = asyncio.Lock()
         self._mixed: int | None = None
-        self._given = -1  # the newest that was given to the user
+        self._given = -1  # the newest version that was given to the user
         participant.version = lambda: self._given if self._given >= 0 else None
         participant.met = lambda name: serving.meet(participant, name)
         participant.own = self._own
@@ -72,12 +74,13 @@ class Subscriber:
 
     @property
     def newest(self) -> int | None:
-        """The newest version that the channel has, as far as is known here; None: it has none."""
+        """The newest version of the channel, as far as known here; None: it has none."""
         return directory.newest(self._participant.releases)
 
     async def wait(self, *, newer_than: int = -1, timeout: float | None = None) -> int:
-        """The number of the newest version, as soon as there is one over `newer_than`. Waits for as
-        long as it takes, or for `timeout` seconds; takes nothing of it.
+        """Wait for a version above `newer_than`, and return its number, without taking it.
+
+        Waits without a limit, or for `timeout` seconds.
 
         For example::
 
@@ -121,27 +124,28 @@ class Subscriber:
         in_place: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """The newest version over `newer_than` that can be had, once it is here as a whole: its
-        number, and its tree. Waits for one for as long as it takes, or for `timeout` seconds. It is
-        never older than one that was given before.
+        """Take the newest version above `newer_than`, and return its number and its tree.
 
-        Arrays of the tree are numpy arrays that cannot be written, in the one copy of the version
-        that this host has, or tensors, which are copies; they stay as they are whatever becomes
-        of the version. `into`: arrays to write to instead, in a tree like the one that was
-        published; then the number alone is given. They are written when all of the version is here
-        and has been checked, and then as a whole, even if this is cancelled meanwhile.
+        Returns when all of the version is here. It never returns an older version than before.
+        Arrays of the tree are read-only numpy arrays, in the one copy of the version on this host,
+        or tensors, which are copies. They stay valid whatever becomes of the version.
 
-        Where there are parts of arrays (`aiodist.Shard`, DTensors) in `into`, no more than these
-        come here, from those who have some of them, whatever parts these have; arrays that `into`
-        has not do not come. `convert`: floats may have another dtype in `into`, and are rounded.
+        Args:
+            newer_than: wait until there is a version above this.
+            into: arrays to write to, in a tree like the published one. Then only the number is
+                returned. They are written as a whole after all of the version was checked, even if
+                the call is cancelled meanwhile. If there are parts of arrays (`aiodist.Shard`,
+                DTensors), only these parts come here, from all participants that have some of them.
+                Arrays that are missing in `into` do not come.
+            convert: floats may have another dtype in `into`, and are rounded.
+            in_place: write each array as soon as it is here, which saves the time to write all of
+                them at the end. Until this returns, and after an error, `into` is a mix of
+                versions: see `mixed`.
+            timeout: seconds; None: no limit.
 
-        `in_place`: each array is written as soon as it is here, which saves the time that it takes
-        to write all of them in the end. Until this returns, and after an error, `into` is neither
-        the version before nor this one: see `mixed`, which the error notes, too.
-
-        Raises TypeError and ValueError, naming the place in `into`, where that does not fit, with
-        nothing written; CollectiveTimeoutError (a TimeoutError); CoordinatorLostError;
-        GroupClosedError. What has come of a version by then is kept for the next call.
+        Raises TypeError and ValueError, naming the place in `into`, if a part does not fit; then
+        nothing was written. Raises CollectiveTimeoutError (a TimeoutError), CoordinatorLostError,
+        GroupClosedError. Received parts are kept for the next call.
         """
         reading = Reading(into, converts=convert)
         with self._noted(reading), self._within(timeout, newer_than, "here"):
@@ -150,7 +154,7 @@ class Subscriber:
                 if in_place and into is not None:
                     return await self._in_place(least, reading)
                 found = await self._fetching.newest(least, reading)
-                # Before it is read, which goes on to the end if this is cancelled.
+                # Set before reading, which goes on to the end if this is cancelled.
                 self._given = found.version
                 with found:
                     value = await in_thread(lambda: reading.read(found))
@@ -158,7 +162,7 @@ class Subscriber:
 
     @contextmanager
     def _within(self, timeout: float | None, newer_than: int, what: str) -> Iterator[None]:
-        """Say what a deadline was for."""
+        """Say in the error what did not come in time."""
         try:
             yield
         except TimeoutError as error:
@@ -183,7 +187,7 @@ class Subscriber:
 
     @contextmanager
     def _noted(self, reading: Reading) -> Iterator[None]:
-        """Tell of arrays that are mixed in the end."""
+        """Note in an error that `into` is mixed."""
         try:
             yield
         except BaseException as error:
@@ -194,21 +198,25 @@ class Subscriber:
 
     @property
     def mixed(self) -> int | None:
-        """The version of which a call with ``in_place=True`` wrote some arrays to its `into`, and
-        failed; None: the last such call has written all of them."""
+        """The version of which a failed call with ``in_place=True`` wrote only some arrays to its
+        `into`.
+
+        None if the last such call has written all of them.
+        """
         return self._mixed
 
     def __aiter__(self) -> Versions:
         return Versions(self)
 
     async def stream(self, version: int) -> AsyncGenerator[tuple[str, Any], None]:
-        """``async for name, array in weights.stream(version)``: the arrays of a version in the
-        order of its tree, each as soon as it is here and has been checked, while others are on
-        their way. Its name are the keys on the way to it, joined by dots. As for `latest`,
-        arrays of numpy cannot be written, and tensors are copies.
+        """Yield the arrays of a version: ``async for name, array in weights.stream(version)``.
 
-        Raises ValueError for a version that the channel has not, or not any more, and for one that
-        is older than what was given before; and what `latest` does.
+        They come in the order of the tree, each as soon as it is here and was checked, while others
+        are in flight. A name is the keys of an array, joined by dots. As with `latest`, numpy
+        arrays are read-only, and tensors are copies.
+
+        Raises ValueError if the channel does not have the version, or if it is older than one that
+        was given before; and what `latest` does.
         """
         releases = await self._release(version)
         reading = Reading()
@@ -232,7 +240,7 @@ class Subscriber:
         releases = {one[0].version: one for one in there}
         if version < self._given or version not in releases:
             raise ValueError(
-                f"version {version!r} cannot be had: the channel has {sorted(releases)}, and"
+                f"version {version!r} is not available: the channel has {sorted(releases)}, and"
                 f" {self._given} was given already"
             )
         return releases[version]
@@ -247,7 +255,7 @@ class Versions:
 
     def __init__(self, weights: Subscriber) -> None:
         self._weights = weights
-        self._version = -1  # the last one
+        self._version = -1  # the last version
 
     def __aiter__(self) -> Versions:
         return self

@@ -1,10 +1,10 @@
-"""A version on its way from one participant to another, in a group of these two.
+"""A version, sent from one participant to another in a group of two.
 
-The one who takes (rank 1) says what it wants and how much it has; the one who gives (rank 0) sends
-part after part, each as soon as it has it itself, with its number before it. Where both are on one
-host, memory is mapped, and only the numbers go. If nothing comes for `patience` seconds, the one
-who gives counts as gone. One who has to wait itself says so in time: then those who take from it
-wait for as long again, instead of leaving all at once when the one at the head of them does.
+The receiver (rank 1) asks for a version and says how much of it it has. The sender (rank 0) sends
+part after part, each as soon as it has it itself, with its number before it. On one host, memory is
+mapped, and only the numbers are sent. If no message comes for `patience` seconds, the sender counts
+as gone. A sender that has to wait itself says so in time. Then its receivers wait as long again, so
+that they do not all leave when one source at the front is gone.
 """
 
 from __future__ import annotations
@@ -28,34 +28,36 @@ from aiodist.transports.handover import take_segment
 from aiodist.work import Work
 
 WAIT = -1
-"""Instead of the number of a part: it takes longer."""
+"""Sent instead of the number of a part: it takes longer."""
 
 MOST_WAITS = 16
-"""So often one is told that it takes longer, and nothing comes, before one looks for another
-source: one is told so twice in the time of `patience`."""
+"""How often a receiver is told to wait, without data, before it looks for another source. It is
+told twice in `patience`."""
 
 NOT_HERE = -2
-"""Instead of the number of a part: the source has not got that version, or not any more."""
+"""Sent instead of the number of a part: the source does not have that version, or no longer."""
 
 PARTS = "parts"
-"""The tag of what is said, such as numbers of parts."""
+"""The tag of messages, such as numbers of parts."""
 
 DATA = "data"
-"""That of the parts themselves."""
+"""The tag of the parts."""
 
 
 class NotThereError(Exception):
-    """Who was asked for a version has not got it."""
+    """The source does not have the version."""
 
 
 class UnwantedError(Exception):
-    """Nobody waits for it any more."""
+    """No call waits for the version any more."""
 
 
 class Rest(NamedTuple):
-    """What one who takes a version asks for: all behind the parts that it has. `maps`: it maps
-    memory, if it can. `base`: the id of a version that it has, too, and differences from there on
-    will do; none: they will not."""
+    """A request for all parts of a version after the first `has`.
+
+    `maps`: map memory, if possible. `base`: the id of a version from which differences can be
+    applied; empty: no differences.
+    """
 
     version: int
     has: int
@@ -64,8 +66,10 @@ class Rest(NamedTuple):
 
 
 class Parcels(NamedTuple):
-    """What one who takes slices asks for: parcels of what is here by the name `wants`; none: the
-    manifests. `maps`: it maps memory, if it can. `who`: its id."""
+    """A request for parcels of the slices named `wants`; without parcels: for the manifests.
+
+    `maps`: map memory, if possible. `who`: the id of the receiver.
+    """
 
     version: int
     wants: str
@@ -75,7 +79,7 @@ class Parcels(NamedTuple):
 
 
 async def asked(pair: Group, patience: float) -> Rest | Parcels:
-    """What the receiver wants. Raises ProtocolError; AiodistError when it has left."""
+    """Receive a request. Raises ProtocolError; AiodistError when the receiver has left."""
     match await pair.recv(src=TAKES, tag=PARTS, timeout=patience):
         case (int(version), int(has), bool(maps), bytes(base)) if has >= 0:
             return Rest(version, has, maps, base)
@@ -86,15 +90,16 @@ async def asked(pair: Group, patience: float) -> Rest | Parcels:
 
 
 async def refuse(pair: Group) -> None:
-    """Say that what was asked for is not here."""
+    """Say that the requested data is not here."""
     await pair.send(NOT_HERE, TAKES, tag=PARTS)
 
 
 async def give(pair: Group, holding: Holding, has: int, patience: float, *, maps: bool) -> None:
-    """Send the parts from `has` on, and return when all have been taken."""
+    """Send the parts from `has` on; returns when all have been taken."""
     window = Window(pair, holding.release.chunk)
     sending = Sending(window.messages, patience)
-    leaves = pair.recv(src=TAKES, tag="leaves")  # nothing comes: it fails when the other one goes
+    # gets no message, but fails when the receiver leaves
+    leaves = pair.recv(src=TAKES, tag="leaves")
     news = News(pair, holding, leaves, patience)
     try:
         while maps and not holding.has_lasting_memory:
@@ -115,7 +120,7 @@ async def give(pair: Group, holding: Holding, has: int, patience: float, *, maps
             sending.add(pair.send(has, TAKES, tag=PARTS, timeout=NO_DEADLINE))
             if not maps:
                 assert holding.memory is not None
-                # A user may write again what he has lent, once it was taken back.
+                # Lent memory may be written after it was taken back, so it is not steady.
                 send = partial(send_steady, pair) if holding.memory.is_steady else pair.send
                 works = [
                     send(data, TAKES, tag=DATA, timeout=NO_DEADLINE)
@@ -133,7 +138,7 @@ async def give(pair: Group, holding: Holding, has: int, patience: float, *, maps
 
 
 class News:
-    """What becomes of a version that somebody else is given as it comes."""
+    """Watches a version that is given to another participant while it comes."""
 
     def __init__(self, pair: Group, coming: Coming, leaves: Work[None], patience: float) -> None:
         self._pair = pair
@@ -144,14 +149,17 @@ class News:
         self._starved = coming.starved
 
     def given(self, parts: int, sent: Work[None]) -> None:
-        """The other one has so many parts, if that was sent."""
+        """Note that the receiver has so many parts, if the message was sent."""
         if self in self._coming.given and not (sent.cancelled() or sent.exception()):
             self._coming.given[self] = parts
             self._coming.tell()
 
     async def more(self) -> bool:
-        """Wait until something has changed, and tell the other one where it takes longer. False: no
-        more will come, and it is told. Raises AiodistError where the other one has gone."""
+        """Wait for a change, and tell the receiver if it takes longer.
+
+        Returns False if no more will come, after the receiver was told. Raises AiodistError if the
+        receiver has gone.
+        """
         coming = self._coming
         if coming.is_abandoned or coming.starved != self._starved:
             await refuse(self._pair)
@@ -173,39 +181,40 @@ class News:
         return True
 
     def close(self) -> None:
-        """Nothing is sent any more."""
+        """End it, because no more is sent."""
         give_up([self._leaves])
         self._coming.given.pop(self, None)
         self._coming.tell()
 
 
 async def ask(pair: Group, holding: Holding, *, maps: bool) -> None:
-    """Say what is missing."""
     await pair.send((holding.version, holding.filled, maps, b""), GIVES, tag=PARTS)
 
 
 async def take(pair: Group, holding: Holding, patience: float, pace: Pace, *, maps: bool) -> None:
-    """Receive what was asked for. Raises AiodistError where the other one fails or is silent,
-    ProtocolError where what it sends is damaged, OSError where its memory cannot be mapped,
-    NotThereError."""
+    """Receive what was asked for.
+
+    Raises AiodistError if the sender fails or is silent, ProtocolError if its data is damaged,
+    OSError if its memory cannot be mapped, NotThereError.
+    """
     release = holding.release
     words = await word(pair, holding, patience) if maps else None
     if words is not None:
         async with asyncio.timeout(patience):
             segment = await take_segment(words, release.nbytes, keep=True)
         holding.take(VersionMemory.of(segment))
-    elif maps:  # it is memory that was lent to it
+    elif maps:  # memory that was lent to the sender
         await holding.make_own(shared=True)
     maps = words is not None
     window = Window(pair, release.chunk)
-    coming: deque[list[Work[Any]]] = deque()  # of each part, behind those that are here
-    end = holding.filled  # so far they are waited for
-    landed = holding.filled  # so far they have come
+    coming: deque[list[Work[Any]]] = deque()  # for each part after those that are here
+    end = holding.filled  # the end of the parts that are waited for
+    landed = holding.filled  # the end of the parts that have come
     checking: asyncio.Task[None] | None = None  # of those
 
     async def check() -> None:
-        """What has come meanwhile is checked together: on a busy machine a thread waits for its
-        turn, and then the loop does."""
+        """Check all parts that have come together, because a thread may wait for its turn on a busy
+        machine."""
         while holding.filled < landed:
             numbers = range(holding.filled, landed)
             await in_thread(partial(holding.check_all, numbers))
@@ -217,7 +226,7 @@ async def take(pair: Group, holding: Holding, patience: float, pace: Pace, *, ma
             if not holding.wanted:
                 raise UnwantedError
             if not maps:
-                # What is on its way would be sent again anyhow: it is taken when it comes.
+                # Data in flight would be sent again anyhow, so take it when it comes.
                 while end < min(number + 1 + window.ahead, release.parts):
                     if end == number:
                         await pace.keep(end - window.ahead)
@@ -227,7 +236,7 @@ async def take(pair: Group, holding: Holding, patience: float, pace: Pace, *, ma
                     end += 1
             said = await word(pair, holding, patience)
             if said != number:
-                raise ProtocolError(f"part {said!r} came where {number} was next")
+                raise ProtocolError(f"part {said!r} came instead of part {number}")
             if maps:
                 if number == 0:
                     holding.check(0)
@@ -250,7 +259,6 @@ async def take(pair: Group, holding: Holding, patience: float, pace: Pace, *, ma
 
 
 def _received(pair: Group, window: Window, part: memoryview) -> list[Work[Any]]:
-    """Wait for what brings a part."""
     return [
         pair.recv(src=GIVES, tag=DATA, out=data, timeout=NO_DEADLINE)
         for data in window.slices(part)
@@ -258,8 +266,10 @@ def _received(pair: Group, window: Window, part: memoryview) -> list[Work[Any]]:
 
 
 async def take_offered(holding: Holding, patience: float) -> None:
-    """Map the publisher's memory, which is on this host: there is nothing to wait for, and nobody
-    to meet. Raises OSError where it is not there any more, ProtocolError."""
+    """Map the publisher's memory on this host, without meeting it.
+
+    Raises OSError if the memory is gone, ProtocolError.
+    """
     release = holding.release
     async with asyncio.timeout(patience):
         words = release.offer, release.key
@@ -273,7 +283,7 @@ async def take_offered(holding: Holding, patience: float) -> None:
 
 
 async def word(pair: Group, coming: Coming, patience: float) -> Any:
-    """What comes next that is not to wait."""
+    """Receive the next message that is not WAIT."""
     for _ in range(MOST_WAITS):
         said = await pair.recv(src=GIVES, tag=PARTS, timeout=patience)
         if type(said) is not int or said >= 0:
@@ -283,5 +293,5 @@ async def word(pair: Group, coming: Coming, patience: float) -> Any:
         if not coming.wanted:
             raise UnwantedError
         coming.stir()
-    # It may be waiting for us: a coordinator that was restarted has forgotten who came first.
+    # The source may be waiting for us, because a restarted coordinator has forgotten the order.
     raise NotThereError

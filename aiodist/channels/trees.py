@@ -1,4 +1,4 @@
-"""Trees of users whose leaves may be parts of arrays: what is published, and what is wanted."""
+"""Trees of users whose leaves may be parts of arrays, to publish or to write to."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from aiodist.schedules.resharding import Box, text
 
 
 class Extent(NamedTuple):
-    """Which part of an array somebody has."""
-
     box: Box
     shape: tuple[int, ...]
-    """Of the whole array."""
+    """The shape of the whole array."""
 
     def __str__(self) -> str:
         return f"{text(self.box)} of an array of shape {self.shape}"
@@ -27,14 +25,16 @@ def whole(shape: Sequence[int]) -> Box:
 
 
 def mapped(tree: Any, work: Callable[[Any, Where], Any], where: Where = "", depth: int = 0) -> Any:
-    """The tree with what `work` makes of each leaf, given where that is. Raises ValueError where it
-    is too deep: one that contains itself would never end."""
+    """The tree with what `work` returns for each leaf and its place.
+
+    Raises ValueError if it is too deep, because a tree that contains itself would never end.
+    """
     if depth > MAX_DEPTH:
         raise ValueError(TOO_DEEP)
     below = depth + 1
     if isinstance(tree, dict):
         return {key: mapped(item, work, Path(where, key), below) for key, item in tree.items()}
-    # A named tuple does not travel, and is told so by who encodes it.
+    # The encoder refuses named tuples.
     if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
         kind = list if isinstance(tree, list) else tuple
         return kind(mapped(item, work, Path(where, at), below) for at, item in enumerate(tree))
@@ -42,9 +42,11 @@ def mapped(tree: Any, work: Callable[[Any, Where], Any], where: Where = "", dept
 
 
 def unwrapped(params: Any, *, shares: int) -> tuple[Any, dict[str, Extent]]:
-    """A tree that is published, with the arrays of its parts instead of these; and which parts
-    these are, by where they are in it. Raises TypeError for DTensors that are not one part, and
-    ValueError where there is one share and a part is not the whole."""
+    """A tree to publish, with the arrays of its parts, and the extents of these parts by place.
+
+    Raises TypeError for DTensors that are not one part, and ValueError if the only publisher has a
+    part that is not the whole.
+    """
     found: dict[str, Extent] = {}
 
     def work(leaf: Any, where: Where) -> Any:
@@ -63,8 +65,10 @@ def unwrapped(params: Any, *, shares: int) -> tuple[Any, dict[str, Extent]]:
 
 
 def parts_wanted(into: Any) -> dict[str, Shard]:
-    """The arrays that are to be written to, by where they are in the tree `into`: parts, and whole
-    ones. Numbers and strings are not wanted."""
+    """The arrays to write to, by their place in the tree `into`: parts, and whole arrays.
+
+    Numbers and strings are ignored.
+    """
     found: dict[str, Shard] = {}
 
     def work(leaf: Any, where: Where) -> None:
@@ -76,15 +80,17 @@ def parts_wanted(into: Any) -> dict[str, Shard]:
 
 
 def has_parts(tree: Any) -> bool:
-    """Whether there are parts among its leaves."""
+    """Whether some of its leaves are parts."""
     found: list[Any] = []
     mapped(tree, lambda leaf, where: found.append(is_part(leaf)))
     return any(found)
 
 
 def joined(trees: Sequence[Any]) -> Any:
-    """One tree that has all that any of these has: trees of shares, of which each may have some of
-    the arrays alone. Lists and tuples are as long as the longest one."""
+    """Join the trees of shares, each of which may have only some of the arrays.
+
+    Lists and tuples are as long as the longest one.
+    """
     first = next((tree for tree in trees if tree is not None), None)
     if isinstance(first, dict):
         dicts = [tree for tree in trees if isinstance(tree, dict)]

@@ -13,11 +13,13 @@ from aiodist.codecs.base import Bytes, Codec, Floats
 class ErrorFeedback:
     """What the codings of one array have lost so far: add it to the next values, and code these.
 
-    Without it, small values are lost each time. With it they are only late: after any number of
-    codings, the sum of what was decoded differs from the sum of the values by no more than
-    `residual` (Seide et al., "1-bit stochastic gradient descent", 2014; Karimireddy et al., "Error
-    feedback fixes SignSGD", 2019). Where a value was not finite, `residual` is 0 afterwards, so
-    that one NaN does not stay for ever.
+    Without error feedback, small values are lost each time. With it they are only late: after any
+    number of codings, the sum of the decoded values differs from the sum of the values by at most
+    `residual`. If a value is not finite, its `residual` becomes 0, so that one NaN does not stay
+    for ever.
+
+    Sources: Seide et al., "1-bit stochastic gradient descent", 2014; Karimireddy et al., "Error
+    feedback fixes SignSGD", 2019.
 
     Args:
         count: how many values the array has.

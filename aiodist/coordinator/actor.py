@@ -1,7 +1,7 @@
 """The coordinator actor: the membership state machine behind a listening socket.
 
-It carries control messages only; bulk data goes straight between members. One loop owns it, and
-nothing in here is called from elsewhere.
+It carries control messages only, because bulk data goes straight between members. One event loop
+owns it, and nothing in here is called from another thread.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from aiodist.wire.returning import Rejoin, ViewWanted
 logger = logging.getLogger("aiodist.coordinator")
 
 GOODBYE_SECONDS = 1.0
-"""How long `stop` waits for members to read the goodbye."""
+"""Seconds that `stop` waits for members to read the goodbye."""
 
 _COUNTS_REQUEST = encode_message(CountsRequest())
 
@@ -73,25 +73,26 @@ _LEVELS = {
 
 
 class Coordinator:
-    """Keeps track of who is a member of which group. An async context manager.
+    """Keep track of the members of all groups. Use it as an async context manager.
 
-    `address`: where to listen: ``tcp://host:port`` (port 0 picks a free one), ``tls://``,
-    ``unix:///path``, ``inproc://name``. `token`: what members have to prove to have (None:
-    AIODIST_TOKEN, if it is set, as in `connect`; it is never sent). `ssl`: a server-side context;
-    makes ``tcp://`` the same as ``tls://``.
+    Args:
+        address: where to listen: ``tcp://host:port`` (port 0 picks a free one), ``tls://``,
+            ``unix:///path``, ``inproc://name``.
+        token: the secret that members have to prove (None: AIODIST_TOKEN if set, as in `connect`).
+            It is never sent.
+        ssl: a server-side context; makes ``tcp://`` the same as ``tls://``.
+        state: a file that keeps groups, epochs and stores over restarts, because everything is on
+            disk before a member is told. The file is made if it does not exist, readable for this
+            user only. Two coordinators cannot share one. Without it, the next coordinator learns
+            of groups from their members, but their stores are lost.
+        force: start even if the last acknowledged writes in that file are lost.
+        returns: whether members look for another coordinator at the same address when this one goes
+            away.
+        recovery: seconds after the start in which no group forms, so that members of earlier groups
+            can come back first.
 
-    `state`: a file (made if need be, for this user only) that keeps groups, epochs and stores over
-    restarts: what a member was told is on disk before it is told. Two coordinators cannot share
-    one. Without it, a coordinator that takes the place of this one learns of the groups from their
-    members; what was in their stores is lost. `force`: start also where the last writes in that
-    file, which were acknowledged, are lost.
-
-    `returns`: whether members are to look for another coordinator at the same address when this
-    one goes away. `recovery`: seconds after the start in which no group forms, so that members of
-    groups that were served here before can come back first.
-
-    Bad bytes, a wrong token, a client that does not read: that connection is closed and logged to
-    the logger ``aiodist.coordinator``; the others do not notice.
+    A connection is closed and logged to ``aiodist.coordinator`` if it sends bad bytes or a wrong
+    token, or does not read. Other connections do not notice.
 
     For example::
 
@@ -125,43 +126,47 @@ class Coordinator:
         self._state = None if state is None else Path(state)
         self._force = force
         self.returns = returns
-        # The same over restarts with one state file, where it is kept.
+        # The state file keeps the name over restarts.
         self.name = secrets.token_hex(16)
-        self.incarnation = 1  # which start with that state file this is
+        self.incarnation = 1  # the number of starts with that state file
         self._recovery = recovery
-        self._journal: Journal | None = None  # writes the state file; None: there is none
-        self._failure: asyncio.Future[OSError]  # done, with the error, once that cannot be written
-        self._stopping = False  # events are not told to the machine any more
-        self.totals = totals = Totals()  # since it was made, for who watches it over time
-        self.sparing = Sparing(logger)  # warns of what strangers do, but not each time
-        # They hear what is worth a line in a log.
+        self._journal: Journal | None = None  # writes the state file, if there is one
+        # done, with the error, if the state file cannot be written
+        self._failure: asyncio.Future[OSError]
+        self._stopping = False  # the machine gets no more events
+        self.totals = totals = Totals()  # counts since this object was made
+        self.sparing = Sparing(logger)  # warns of strangers, but not each time
+        # They get each event that may be logged.
         self.observers: list[Callable[[Note], None]] = [self._log, totals.note]
-        self._machine: Membership  # decides all; this and the next three are made by `start`
-        self._loop: asyncio.AbstractEventLoop  # the loop of `start`, on which all is done
-        self._entrance: Entrance  # listens
+        self._machine: Membership  # decides everything; `start` makes this and the next three
+        self._loop: asyncio.AbstractEventLoop  # the loop of `start`, on which everything runs
+        self._entrance: Entrance
         self._alarm: Alarm  # rings when the machine has something due
         self.stops_ranks = False
-        """Whether a launcher stops the ranks just now: then losses are logged at DEBUG, because
-        they are no news to it."""
-        # Whether the launcher that serves it is stopping its ranks: their loss is no news then.
+        """Whether a launcher stops the ranks now: then losses are logged at DEBUG, because the
+        launcher expects them."""
+        # Whether the launcher is stopping its ranks: then it expects their loss.
         self.is_run_over = False
         self._connections: dict[int, Connection] = {}  # by number; those with a transport
-        # By the number of the connection that each pretends to be.
+        # By the number of the connection that each stands for.
         self._surveys: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
-        # Of connections and surveys alike, so that no two are the same.
+        # Connections and surveys take their numbers from one sequence.
         self._numbers = itertools.count(1)
-        self._changed = asyncio.Event()  # set after every event: `stop` looks again
+        self._changed = asyncio.Event()  # set after every event, so that `stop` looks again
 
     @property
     def address(self) -> str:
-        """Where it listens, with the port it got. Raises RuntimeError before `start`."""
+        """The listening address, with the port. Raises RuntimeError before `start`."""
         if self._address is None:
             raise RuntimeError("the coordinator does not listen: call start() first")
         return str(self._address)
 
     async def start(self) -> None:
-        """Listen. Raises OSError (EADDRINUSE, EWOULDBLOCK for a state file that another coordinator
-        has), ValueError for a state file that is none, or damaged."""
+        """Listen.
+
+        Raises OSError (EADDRINUSE; EWOULDBLOCK if another coordinator has the state file), and
+        ValueError if the state file is damaged or no state file.
+        """
         if self._address is not None:
             raise RuntimeError(f"the coordinator listens already, on {self._address}")
         self._loop = asyncio.get_running_loop()
@@ -191,7 +196,7 @@ class Coordinator:
         )
 
     def _recall(self, file: StateFile, now: float) -> None:
-        """Take up what the coordinator before has written down."""
+        """Read what an earlier coordinator has written."""
         with closed_on_error(file):
             if file.saved is not None:
                 self.name = file.saved.coordinator
@@ -207,21 +212,25 @@ class Coordinator:
             )
 
     async def failed(self) -> OSError:
-        """Wait until this coordinator cannot serve any more, for what it must keep cannot be
-        written: then it has closed all connections, and is to be stopped."""
+        """Wait until the state cannot be written, and return the error.
+
+        By then this coordinator has closed all connections. Stop it.
+        """
         return await asyncio.shield(self._failure)
 
     async def emptied(self) -> None:
-        """Wait until there is no group, or this coordinator has stopped. For who serves one as long
-        as it is used."""
-        # Not longer where what the groups do cannot be written any more.
+        """Wait until there is no group, or until this coordinator has stopped."""
+        # If the state cannot be written, groups do not end here any more.
         while not (self._address is None or self._stopping or self._machine.is_empty):
             self._changed.clear()
             await self._changed.wait()
 
     async def stop(self, drain: float = 0.0) -> None:
-        """Take no more joins, wait until all groups have ended but at most `drain` seconds, say
-        goodbye and close. Idempotent; a second call while one waits does not wait."""
+        """Take no more joins, wait at most `drain` seconds for all groups to end, say goodbye, and
+        close.
+
+        Idempotent. A second call while the first waits returns at once.
+        """
         if self._address is None:
             return
         if drain > 0 and not self._stopping:
@@ -232,18 +241,18 @@ class Coordinator:
             except TimeoutError:
                 pass
         address, self._address = self._address, None
-        if address is None:  # a second call was faster
+        if address is None:  # another call was faster
             return
-        # The end, in this order, so that nobody hears less than was decided::
+        # The order matters, so that every member hears what was decided::
         #
-        #     nobody new comes in
+        #     no new connection comes in
         #     what waits for the disk is written, and then carried out
         #     all are told Goodbye; their connections end, or are ended after a second
         #     the state file is let go of
         #
-        # A coordinator that starts on the same file meanwhile is refused until the last step
-        # (`_locked`), so there are never two that tell members something.
-        # From here on nobody new comes, so what is left can be counted.
+        # A coordinator that starts with the same file is refused until the last step (`_locked`),
+        # so there are never two that tell members something. No new connection comes from here on,
+        # so what is left can be counted.
         self._entrance.shut()
         self._alarm.cancel()
         await self._close_connections()
@@ -265,29 +274,30 @@ class Coordinator:
         await self.stop()
 
     def status(self) -> dict[str, Any]:
-        """Groups with their epochs, members and who waits, as plain data.
+        """Describe groups with their epochs and members, in plain data.
 
         Keys: "address", "draining"; "groups", a list of dicts with "name", "run_id", "wanted"
-        (size), "epoch", "size", "members", "waiting", "lost", "left", "absent", "store",
-        "channel", "averager"; "channels", see `aiodist.membership.channels.status`; and
-        "averagers", see `aiodist.membership.averagers.Room.status`.
+        (size), "epoch", "size", "members", "waiting", "lost", "left", "absent", "store", "channel",
+        "averager". For "channels", see `aiodist.membership.channels.status`, and for "averagers",
+        see `aiodist.membership.averagers.Room.status`.
         """
         return {"address": self.address, **self._machine.status()}
 
     async def survey(self, *, counts: bool = False) -> dict[str, Any]:
-        """What `status` tells, and what the members are doing: each has a second to answer.
+        """Return what `status` does, and what the members are doing.
 
-        Every member has "silent" and "doing", and every group "findings", as in ``aiodist status
-        --json``. `counts`: have them say as well what they have counted, for `totals`, and measure
-        their operations from the first such time on. Raises CoordinatorLostError where the
-        coordinator stops meanwhile.
+        Each member has a second to answer. Members have "silent" and "doing", and groups have
+        "findings", as in ``aiodist status --json``. `counts`: also ask members for their counts,
+        for `totals`, and let them measure their operations from the first such call on. Raises
+        CoordinatorLostError if the coordinator stops meanwhile.
         """
         if self._address is None or self._stopping:
-            raise CoordinatorLostError("the coordinator does not listen: nobody can be asked")
-        # To the state machine this is one more connection that asks, and then goes: the limits of
-        # others are its limits, and it is forgotten as they are.
+            raise CoordinatorLostError("the coordinator does not listen: call start() first")
+        # For the state machine this is one more connection that asks and then closes, so the same
+        # limits apply to it.
         if counts:
-            # Before they are asked what they do: so who has said that has said this, too.
+            # Ask for counts first, so that a member that has answered the survey has sent its
+            # counts, too.
             for connection in list(self._connections.values()):
                 if connection.is_welcome:
                     connection.send(_COUNTS_REQUEST)
@@ -302,15 +312,20 @@ class Coordinator:
 
     @property
     def state_health(self) -> tuple[float, int] | None:
-        """Seconds since the state file was written last, and how often it could not be made
-        shorter for want of files; None: there is none. (Where it cannot be written: `failed`.)"""
+        """Seconds since the last write of the state file, and how often it could not be made
+        shorter.
+
+        None if there is no state file. If the file cannot be written, see `failed`.
+        """
         if self._journal is None:
             return None
         return max(0.0, self._loop.time() - self._journal.written_at), self._journal.failures
 
     def close_fds_after_fork(self) -> None:
-        """To be called in a forked child: gives up the child's copies of all sockets, so that
-        neither the port nor a connection outlives the parent."""
+        """Close all sockets that a forked child inherited. Call it in the child.
+
+        Else the port and the connections would outlive the parent.
+        """
         null = os.open(os.devnull, os.O_RDWR)
         for connection in self._connections.values():
             connection.detach_after_fork(null)
@@ -319,7 +334,7 @@ class Coordinator:
         if self._journal is not None:
             self._journal.close_after_fork()
 
-    # What connections call.
+    # Called by connections.
 
     def opened(self, connection: Connection) -> None:
         connection.adopting = None
@@ -329,7 +344,7 @@ class Coordinator:
         self._entrance.let_in(connection)
 
     def received(self, connection: Connection, request: int, message: Message) -> None:
-        if isinstance(message, ClockRequest):  # the time is no state, nor does it wait for the disk
+        if isinstance(message, ClockRequest):  # the time is no state and does not wait for the disk
             connection.send(encode_message(Clock(exact_time(self._loop)), request))
             return
         if isinstance(message, Counts):
@@ -340,19 +355,19 @@ class Coordinator:
         self._step(Received(connection.number, request, message))
 
     def closed(self, connection: Connection, reason: str) -> None:
-        # The loop and the `Entrance` may both say that it has ended: the machine hears it once.
+        # The loop and the `Entrance` may both report the end. The machine must hear it once.
         if self._connections.pop(connection.number, None) is None:
             return
         self._entrance.let_in(connection)
         self.totals.gone(connection.number)
         self._step(Disconnected(connection.number, reason))
 
-    # Inside.
+    # Helpers.
 
     def _step(self, event: Event) -> None:
         if self._stopping:
             self._changed.set()
-            return  # who goes now comes back to the next coordinator
+            return  # a member that goes now comes back to the next coordinator
         effects = self._machine.step(event, self._loop.time())
         if self._journal is None:
             self._carry_out(effects)
@@ -362,7 +377,7 @@ class Coordinator:
         self._changed.set()
 
     def _cannot_write(self, error: OSError) -> None:
-        """What is not on disk must not be told: all that is left is to end."""
+        """Close all connections, because no member may be told what is not on disk."""
         logger.critical(
             "cannot write %s: %s; closing all connections",
             self._state,
@@ -379,9 +394,9 @@ class Coordinator:
             self._failure.set_result(error)
 
     def _carry_out(self, effects: list[Effect]) -> None:
-        # What the machine has decided is its state already: an effect that is left out would be a
-        # member that was not told. So who cannot be sent to is closed (`Connection.send`), and the
-        # end of that connection is the next event.
+        # The machine's state already contains these effects, so a skipped message would be a member
+        # that was not told. If a message cannot be sent, `Connection.send` closes the connection,
+        # and its end is the next event.
         encoder = Encoder()
         for effect in effects:
             if isinstance(effect, Note):
@@ -392,7 +407,7 @@ class Coordinator:
                 continue
             connection = self._connections.get(effect.conn)
             if connection is None:
-                # Nobody is there any more; or it is the connection that a survey pretends to be.
+                # The connection is gone, or it stands for a survey.
                 answer = self._surveys.get(effect.conn)
                 match effect:
                     case Send(message=Status(status)) if answer is not None and not answer.done():
@@ -413,8 +428,8 @@ class Coordinator:
         elif averager_of(name) and level < logging.WARNING:
             level = min(level, logging.DEBUG)  # each member of an averager is a group of one
         elif channel_of(name) and not (participant_in(name) and level >= logging.WARNING):
-            # Participants of a channel meet and part all the time, in groups that are no program's.
-            # But one that is lost is worth a line.
+            # Participants of a channel connect and leave all the time, in small groups of our own.
+            # But the loss of one is worth a line.
             level = _BELOW_DEBUG
         if logger.isEnabledFor(level):
             said = ", ".join(f"{key}={value}" for key, value in note.fields.items())
@@ -427,7 +442,7 @@ class Coordinator:
                 answer.set_exception(CoordinatorLostError(reason))
 
     def _arm(self) -> None:
-        """See to it that a tick comes in time. One that comes too early does no harm."""
+        """Set the timer for the next tick. A tick that comes too early does no harm."""
         when = self._machine.deadline()
         if when is not None and self._address is not None:
             self._alarm.ring_by(when)
@@ -438,7 +453,7 @@ class Coordinator:
             await self._journal.idle()
         self._stopping = True
         self._end_surveys("the coordinator stopped")
-        # Effects that wait for the disk were waited for: a goodbye is never ahead of an answer.
+        # A goodbye must not overtake an answer, so effects that wait for the disk come first.
         goodbye = encode_message(Goodbye())
         for connection in list(self._connections.values()):
             connection.send(goodbye)

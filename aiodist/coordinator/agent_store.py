@@ -1,7 +1,7 @@
-"""Meeting through the TCPStore that torchrun keeps at MASTER_ADDR:MASTER_PORT.
+"""Finding the coordinator by the TCPStore that torchrun keeps at MASTER_ADDR:MASTER_PORT.
 
-That port is not free for a coordinator. So rank 0 serves on another one, and says which in the
-store. The store's client blocks: it runs in a thread.
+The store occupies that port. So rank 0 serves the coordinator on another port, and publishes it in
+the store. The client of the store blocks, so it runs in a thread.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from aiodist.errors import JoinError, JoinTimeoutError
 
 
 async def publish(host: str, port: int, key: str, address: str, timeout: float) -> None:
-    """Say at the store that the coordinator for `key` is at `address`. Raises JoinError."""
+    """Publish the address of the coordinator for `key`. Raises JoinError."""
     store = await _open(host, port, timeout)
     await asyncio.to_thread(store.set, key, address)
 
 
 async def look_up(host: str, port: int, key: str, timeout: float) -> str:
-    """What rank 0 has published for `key`; waits for it at most `timeout` seconds.
+    """Return the address that rank 0 has published for `key`; wait at most `timeout` seconds.
 
     Raises JoinTimeoutError, JoinError.
     """

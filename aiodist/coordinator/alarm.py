@@ -1,4 +1,4 @@
-"""The coordinator's timer, which grants time after it was late itself."""
+"""The coordinator's timer, which grants extra time if it fires late itself."""
 
 from __future__ import annotations
 
@@ -8,29 +8,31 @@ from collections.abc import Callable
 
 LATE_SECONDS = 0.25
 GRACE_SECONDS = 1.0
-"""A timer that fires LATE_SECONDS too late shows that this loop was busy, so that signs of life may
-lie unread: leases are judged GRACE_SECONDS later."""
+"""If a timer fires LATE_SECONDS too late, this loop was busy, and signs of life may lie unread. So
+leases are judged GRACE_SECONDS later."""
 
 GRACES = (GRACE_SECONDS, 0.0)
-"""What a timer is granted that is late, and late again: the second time it is enough to read what
-has come. After that it rings, or a loop that is always late would never judge anybody."""
+"""The extra time for the first and the second late timer in a row. After the second, one turn of
+the loop is enough to read what has come. Then it rings, because a loop that is always late must
+judge at some time."""
 
 
 class Alarm:
-    """Calls `ring` in time, or up to GRACE_SECONDS later. One that rings too early does no harm."""
+    """Calls `ring` in time, or up to GRACE_SECONDS later. A ring that comes too early does no
+    harm."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._loop = loop
         self._ring = ring
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
-        self._graces = 0  # so many were granted since it rang
-        self._granted = -math.inf  # it does not ring before
+        self._graces = 0  # the number of graces since it rang
+        self._granted = -math.inf  # it does not ring before this time
 
     def ring_by(self, when: float) -> None:
-        """Ring at the time `when` of the loop, or before, or when what was granted is over."""
-        # With each message the coordinator says when it wants to judge: a time that is over, while
-        # time is granted. Taken at its word, it would be late again each time, and never ring.
+        """Ring at the time `when` of the loop, or before; during a grace, at its end."""
+        # During a grace, each message may ask for a time that has passed. Setting that time would
+        # make the timer late again, and it would never ring.
         when = max(when, self._granted)
         if self._timer is None or when < self._due:
             self.cancel()
@@ -45,10 +47,9 @@ class Alarm:
 
     def _on_timer(self) -> None:
         self._timer = None
-        # A lease that is over by the clock may have been renewed: the sign of life lies in a socket
-        # that this loop has had no time to read. So one that was late itself reads first, for a
-        # second, and judges then. Members would be ruled lost in crowds otherwise, whenever the
-        # machine stood still.
+        # A lease that seems to be over may have been renewed by a message that this loop had no
+        # time to read. So after a late timer the loop reads for a second and judges then. Else
+        # members would be ruled lost in crowds whenever the machine stood still.
         now = self._loop.time()
         if now - self._due > LATE_SECONDS and self._graces < len(GRACES):
             self._granted = now + GRACES[self._graces]

@@ -1,4 +1,4 @@
-"""One connection of the coordinator: greeting, limits, framing. What it says is for its owner."""
+"""One connection of the coordinator: greeting, limits, framing. Its owner handles the messages."""
 
 from __future__ import annotations
 
@@ -26,32 +26,29 @@ from aiodist.wire.proof import NONCE_BYTES, check_proof, make_proof
 from aiodist.wire.returning import Rejoin
 
 HANDSHAKE_SECONDS = 10.0
-"""A connection that has not said and proved who it is by then is closed."""
+"""Seconds after which a connection is closed if it has not proved its identity."""
 
 MAX_BACKLOG = 8 * 1024 * 1024
-"""A connection that has so many bytes still to read when more is sent to it is closed."""
+"""A connection is closed if so many bytes wait to be read by it when more is sent."""
 
 CLOSE_SECONDS = 5.0
-"""How long a connection that is being closed may take to read its last messages."""
+"""Seconds that a closing connection has to read its last messages."""
 
 
 TLS_HANDSHAKE = 0x16
 TLS_REFUSED = b"\x15\x03\x01\x00\x02\x02\x46"
-"""The first byte of who wants to speak TLS, and what tells it that this is not spoken here: a fatal
-alert, protocol_version."""
+"""The first byte of a TLS client, and the answer if TLS is not spoken here: a fatal alert,
+protocol_version."""
 
 _BUSY = encode_message(
     Failed(
         Failure.BUSY,
-        "too many connect to this coordinator at the same time and do not say who they are yet: "
-        "come again in a moment",
+        "too many new connections to this coordinator at the same time: try again in a moment",
     )
 )
 
 
 class Owner(Protocol):
-    """Who the connections belong to."""
-
     token: bytes | None
     name: str
     incarnation: int
@@ -69,37 +66,38 @@ class Owner(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """From accept to close. `number` is unique to the owner; `adopting` is what makes a transport
-    for it (and TLS, where asked for), until `connection_made` is called.
+    """A connection, from accept to close.
 
-    Before it is let in, a connection may say two things, of little more than 1 KiB each.
+    `number` is unique to the owner. `adopting` makes its transport (and TLS, if wanted), until
+    `connection_made` is called. Before the greeting is complete, a connection may send two messages
+    of little more than 1 KiB each.
     """
 
     def __init__(self, owner: Owner, number: int, sock: socket.socket) -> None:
-        """Raises OSError where `sock` is gone already."""
+        """Raises OSError if `sock` is already closed by the peer."""
         self.number = number
-        self.host = "127.0.0.1"  # where the other end is; this for unix and inproc
+        self.host = "127.0.0.1"  # the peer's host; this value is for unix and inproc
         self.peer = f"a local process (#{number})"
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             host, port = sock.getpeername()[:2]
-            self.host = str(host).removeprefix("::ffff:")  # the IPv4 address where it is one
+            self.host = str(host).removeprefix("::ffff:")  # the IPv4 address, if it is one
             self.peer = f"{self.host}:{port}"  # with the port
         self.adopting: asyncio.Task[None] | None = None
         self._owner = owner
-        # Before the greeting it may say 1 KiB at a time, for anybody may connect; a member 2 MiB,
-        # as a compare_set has two values; and a view, 64 MiB, who was asked for it, once.
-        # Its limits grow with what the other end has shown.
+        # The limits grow with what the peer has proved. Before the greeting it is 1 KiB, because
+        # anyone may connect. A member may send 2 MiB, because a compare_set has two values. A
+        # member that was asked for its view may send 64 MiB, once.
         self._decoder = Decoder(max_header=MAX_CONTROL_HEADER, max_payload=MAX_BODY_BEFORE_WELCOME)
-        self._hello: Hello | None = None  # what it said first; None: nothing yet
-        # What its proof must be made of: fresh, so that no old proof will do.
+        self._hello: Hello | None = None  # its first message; None: not yet
+        # The proof must include this fresh nonce, so that no old proof can be replayed.
         self._nonce = secrets.token_bytes(NONCE_BYTES)
-        self.is_welcome = False  # it has shown that it may ask
-        self._reason = ""  # why it ends, by whoever ends it first; "": nobody here has
+        self.is_welcome = False  # whether it may send requests
+        self._reason = ""  # why this side ended it; "": it has not
         self._transport: asyncio.Transport  # from `connection_made` on
         # Ends a greeting, and later a close, that takes too long.
         self._deadline: asyncio.TimerHandle
 
-    # What the loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
@@ -113,9 +111,8 @@ class Connection(asyncio.Protocol):
                     return
                 self._take(frame)
         except (ProtocolError, AuthenticationError) as error:
-            # Who speaks TLS to a listener without it begins with a byte that is no frame. It is
-            # answered by an alert of TLS, as its library shows that to the user; an error of ours
-            # it could not read.
+            # A TLS client begins with a byte that is no frame. Answer with a TLS alert, because its
+            # TLS library shows that to the user.
             wants_tls = self._hello is None and data[0] == TLS_HANDSHAKE
             self.fail(f"{type(error).__name__}: {error}", TLS_REFUSED if wants_tls else b"")
 
@@ -124,15 +121,16 @@ class Connection(asyncio.Protocol):
         reason = self._reason or (f"its connection broke: {exc}" if exc else "it disconnected")
         self._owner.closed(self, reason)
 
-    # What the owner calls.
+    # Called by the owner.
 
     def send(self, data: bytes) -> None:
-        """Send one encoded message, unless the other side is far behind with reading."""
+        """Send one encoded message, or close the connection if the peer is far behind with
+        reading."""
         if self._transport.is_closing():
             return
-        # What was there before this message counts, not the message: a single view may be larger.
-        # A member that does not read would otherwise hold as much of the coordinator's memory as
-        # others choose to write.
+        # Only earlier bytes count, because a single view may be larger than the limit. Without a
+        # limit, a member that does not read would hold as much memory here as others choose to
+        # write.
         backlog = self._transport.get_write_buffer_size()
         if backlog > MAX_BACKLOG:
             self.fail(f"it does not read: {backlog} bytes wait for it, the limit is {MAX_BACKLOG}")
@@ -140,7 +138,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def close(self, reason: str) -> None:
-        """Close once what was sent is out, or after a while."""
+        """Close after the last message is sent, or after a while."""
         self._reason = self._reason or reason
         if not self._transport.is_closing():
             self._transport.close()
@@ -149,24 +147,23 @@ class Connection(asyncio.Protocol):
             self._deadline = loop.call_later(CLOSE_SECONDS, self._transport.abort)
 
     def expect_view(self) -> None:
-        """The member was asked for its view: take it, whatever its size, and that message only."""
-        # A view may have thousands of members. Who was not asked stays within the smaller limit: a
-        # member must not choose how much of the memory here it takes.
+        """Accept one large message: the view that this member was asked for."""
+        # A view may have thousands of members. Other connections keep the smaller limit, because a
+        # member must not choose how much memory it takes here.
         self._decoder.max_payload = MAX_REPLY
 
     def abort(self) -> None:
-        """Close at once."""
         self._transport.abort()
 
     def drop(self) -> None:
-        """Close at once, adopted or not."""
+        """Close at once, with or without a transport."""
         if self.adopting is not None:
             self.adopting.cancel()
         else:
             self._transport.abort()
 
     def fail(self, reason: str, answer: bytes = b"") -> None:
-        """Close, at once or with a last `answer`, and say why in the log."""
+        """Close, at once or with a last `answer`, and log the reason."""
         self._reason = self._reason or reason
         if not self.is_welcome:
             self._owner.totals.refused["protocol"] += 1
@@ -184,7 +181,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def detach_after_fork(self, null: int) -> None:
-        """In a forked child: put the null device in the place of the socket."""
+        """In a forked child, replace the socket by the null device."""
         sock: socket.socket | None = self._transport.get_extra_info("socket")
         if sock is not None and sock.fileno() >= 0:
             os.dup2(null, sock.fileno())
@@ -193,7 +190,7 @@ class Connection(asyncio.Protocol):
 
     def _take(self, frame: Frame) -> None:
         request, message = decode_message(frame, rows=False)
-        if isinstance(message, Rejoin):  # with the view, if it was to bring one
+        if isinstance(message, Rejoin):  # with the view, if it was asked for one
             self._decoder.max_payload = MAX_BODY
         if self.is_welcome:
             self._owner.received(self, request, message)
@@ -243,7 +240,7 @@ class Connection(asyncio.Protocol):
                 self.close(reason)
                 return
             mac = make_proof(token, "coordinator", hello.nonce, self._nonce)
-        # Only now may it say more than 1 KiB at a time.
+        # Only now may it send more than 1 KiB at a time.
         self.is_welcome = True
         self._deadline.cancel()
         self._decoder.max_payload = MAX_BODY
@@ -257,9 +254,9 @@ class Connection(asyncio.Protocol):
 
 
 def turn_away(sock: socket.socket, *, encrypted: bool) -> None:
-    """Close a new connection for which there is no place, and say so where that can be said: who
-    wants TLS understands nothing before its handshake."""
+    """Close a new connection because there are too many. Say so unless TLS is wanted, because such
+    a client reads nothing before its handshake."""
     with sock, contextlib.suppress(OSError):
         if not encrypted:
             sock.send(_BUSY)
-            sock.recv(MAX_BODY_BEFORE_WELCOME)  # what lies unread would take the answer away
+            sock.recv(MAX_BODY_BEFORE_WELCOME)  # unread input would discard the answer

@@ -1,4 +1,4 @@
-"""Messages of the coordinator as frames."""
+"""Encodes messages of the coordinator as frames."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from aiodist.wire.messages import Message
 
 
 class Encoder:
-    """Encodes once what is sent to many, one after the other: a view to all its members, a loss to
-    all others, a change of a key to all who watch it."""
+    """Encode a message once if it is sent to many connections in a row.
+
+    Examples are a view for all its members, or a loss.
+    """
 
     def __init__(self) -> None:
         self._message: Message | None = None
@@ -17,7 +19,6 @@ class Encoder:
         self._body = self._frame = b""
 
     def frame(self, message: Message, request: int) -> bytes:
-        """The frame of `message`, in reply to `request`."""
         is_new = message is not self._message
         if is_new:
             self._message, self._body = message, encode_body(message, max_body=MAX_REPLY)

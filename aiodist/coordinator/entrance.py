@@ -1,6 +1,4 @@
-"""Where connections come in to the coordinator: its listening socket, and all that have not shown
-yet who they are.
-"""
+"""The listening socket of the coordinator, and connections that have not proved their identity."""
 
 from __future__ import annotations
 
@@ -22,34 +20,35 @@ from aiodist.wire.address import Address
 logger = logging.getLogger("aiodist.coordinator")
 
 MOMENT_SECONDS = 1.0
-"""Who connects has so long to say who it is, however many do so at the same time."""
+"""The seconds that each new connection surely has for its greeting, however many come at once."""
 
 
 class Entrance:
-    """Listens, and makes a `Connection` of each that comes; the `owner` hears of those that have a
-    transport. `ssl`: the context of a listener that speaks TLS."""
+    """Listen, and make a `Connection` of each new socket.
+
+    The `owner` hears of connections that have a transport. `ssl`: the context of a listener that
+    speaks TLS.
+    """
 
     def __init__(self, owner: Owner, ssl: tls.SSLContext | None, numbers: Iterator[int]) -> None:
-        """`numbers`: those of the connections."""
+        """`numbers`: the numbers for new connections."""
         self._owner = owner
         self._ssl = ssl
         self._numbers = numbers
-        # On which all of this runs; connections of inproc come from other threads.
+        # All of this runs on this loop; inproc connections come from other threads.
         self._loop = asyncio.get_running_loop()
-        self._at: Address | None = None  # where it listens; None: nobody is let in
-        self._acceptor: Acceptor | None = None  # None where it does not listen, or is at inproc
-        # A connection goes through three hands. Until it has a transport (and TLS, which takes a
-        # while) it is a task here, in `_adopting`; then it is the owner's, who is told of its end;
-        # and until it has shown who it is, in both of them, it is in `_unproven` as well, from
-        # which it may be dropped for another one at any moment.
-        # Those who have not shown who they are: only so many at a time.
+        self._at: Address | None = None  # the listening address; None: closed
+        self._acceptor: Acceptor | None = None  # None if it does not listen, or for inproc
+        # A connection is first a task in `_adopting`, until it has a transport (and TLS, which
+        # takes a while). Then it belongs to the owner, which hears of its end. Until its identity
+        # is proved it is also in `_unproven`, which has a limit and may drop it for a newer one.
         self._unproven: UnprovenConnections[Connection] = UnprovenConnections(
             logger, moment=MOMENT_SECONDS
         )
         self._adopting: dict[asyncio.Task[None], Connection] = {}  # without a transport yet
 
     async def open(self, wanted: Address) -> Address:
-        """Listen; returns the address with the port that it got. Raises OSError."""
+        """Listen, and return the address with its port. Raises OSError."""
         if wanted.scheme == "inproc":
             inproc_names.register(wanted.host, self._take_from_anywhere)
             self._at = wanted
@@ -63,7 +62,7 @@ class Entrance:
         return address
 
     def shut(self) -> None:
-        """Let nobody in any more. Those who are in stay. Idempotent."""
+        """Accept no more connections. Existing ones stay. Idempotent."""
         address, self._at = self._at, None
         if self._acceptor is not None:
             self._acceptor.close()
@@ -74,23 +73,23 @@ class Entrance:
             Path(address.path).unlink(missing_ok=True)
 
     async def clear(self) -> None:
-        """Turn away all that have no transport yet, and wait until none is on its way."""
+        """Drop all connections that have no transport yet, and wait until there are none."""
         for connection in self._adopting.values():
             if connection.adopting is not None:  # else it is about to end by itself
                 connection.drop()
         await asyncio.gather(*self._adopting, return_exceptions=True)
 
     def let_in(self, connection: Connection) -> None:
-        """It has shown who it is, or is gone. Idempotent."""
+        """The connection has proved its identity, or is gone. Idempotent."""
         self._unproven.discard(connection)
 
     def close_in_child(self) -> None:
-        """After a fork, in the child: give up its copy of the socket."""
+        """In a forked child, close its copy of the socket."""
         if self._acceptor is not None:
             self._acceptor.close_in_child()
 
     def _take_from_anywhere(self, sock: socket.socket) -> None:
-        """A connection has come in this process, perhaps from another thread."""
+        """Take a connection of this process, perhaps from another thread."""
         try:
             self._loop.call_soon_threadsafe(self._take, sock)
         except RuntimeError as error:  # the loop was closed without stopping the coordinator
@@ -98,7 +97,7 @@ class Entrance:
             raise ConnectionRefusedError(f"the coordinator's loop is closed: {error}") from None
 
     def _take(self, sock: socket.socket) -> None:
-        """A connection has come. Raises OSError where it is gone already."""
+        """Take a new connection. Raises OSError if the peer has closed it already."""
         if self._at is None:
             sock.close()
             return
@@ -131,8 +130,8 @@ class Entrance:
         if isinstance(error, OSError):
             logger.debug("no connection with %s: %s", connection.peer, error)
         elif error is not None:
-            raise error  # nobody foresaw that: the loop tells of it
+            raise error  # unexpected: the loop logs it
         elif connection.adopting is None:
-            # It was dropped, or the coordinator stops, and it was made just then. uvloop closes it,
-            # too, and tells nobody.
+            # It was dropped at the moment when it got a transport. uvloop closes the transport,
+            # too, but calls nothing.
             connection.connection_lost(None)

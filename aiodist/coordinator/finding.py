@@ -1,4 +1,4 @@
-"""Finding the coordinator, or serving it: what rank 0 does with an address of the environment."""
+"""Finding the coordinator, or serving it: how rank 0 uses an address of the environment."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ from aiodist.wire.address import Address, parse_address
 log = logging.getLogger("aiodist.session")
 
 _NOT_OURS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
-"""Binding fails so where the address is another's: then there is a coordinator to be found."""
+"""The errors of binding if the address belongs to another process or host."""
 
 _PAUSE = 0.2
-"""Seconds before a name that is not known is looked up again: that of a container that has just
-started may become known a moment later."""
+"""Seconds before an unknown name is looked up again, because the name of a new container may become
+known a moment later."""
 
 
 _LOOK_UP = 2.0
-"""Seconds for looking up a name, of which only the text of an error depends."""
+"""Seconds for looking up a name if only the text of an error depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """`address`: where the coordinator is to be found. `serve`: where to listen for it, if this
-    rank may serve it ("": it may not). `through_agent`: torchrun's own store is at `address`, and
-    says under `key` where the coordinator is. `ssl`: the server-side context of a coordinator that
-    this rank serves. `guard`: what keeps strangers from it. `one_host`: all ranks are on this host.
-    `hint`: what to look at if the ranks do not meet."""
+    """How to find the coordinator.
+
+    `address`: where it is. `serve`: where to listen for it if this rank may serve it ("": it may
+    not). `through_agent`: torchrun's own store is at `address`, and has the coordinator's address
+    under `key`. `ssl`: the server-side context if this rank serves. `guard`: what keeps strangers
+    out. `one_host`: all ranks are on this host. `hint`: what to check if the ranks do not meet.
+    """
 
     address: str
     serve: str = ""
@@ -52,10 +54,10 @@ class Wanted:
 
 
 async def find(wanted: Wanted, timeout: float) -> tuple[str, Coordinator | None]:
-    """The coordinator's address, and the coordinator if this rank serves it.
+    """Return the coordinator's address, and the coordinator if this rank serves it.
 
-    Nobody is asked first whether there is a coordinator: who can bind the address serves it.
-    Raises JoinError, JoinTimeoutError, OSError; ValueError where pickles are allowed and strangers
+    A rank that can bind the address serves it, without asking first whether there is a coordinator.
+    Raises JoinError, JoinTimeoutError, OSError; ValueError if pickles are allowed and strangers
     could send some.
     """
     if wanted.through_agent:
@@ -74,8 +76,8 @@ async def _through_agent(wanted: Wanted, timeout: float) -> tuple[str, Coordinat
         waiting = f"rank 0 has published no coordinator in torchrun's store at {at.host}:{at.port}"
         with _told(waiting, timeout):
             return await agent_store.look_up(at.host, at.port, wanted.key, timeout), None
-    # The agent's store has MASTER_PORT already. So the coordinator takes a free port, and the store
-    # is where the other ranks read which one.
+    # The agent's store occupies MASTER_PORT. So the coordinator takes a free port, and other ranks
+    # read it from the store.
     host = parse_address(wanted.serve).host
     coordinator = await _serve(str(Address("tcp", host, 0)), wanted, timeout)
     if coordinator is None:
@@ -90,7 +92,6 @@ async def _through_agent(wanted: Wanted, timeout: float) -> tuple[str, Coordinat
 
 
 def _reached_at(address: str, coordinator: Coordinator) -> str:
-    """`address` with the port that the coordinator got."""
     wanted, served = parse_address(address), parse_address(coordinator.address)
     if served.scheme not in ("tcp", "tls"):
         return coordinator.address
@@ -98,10 +99,10 @@ def _reached_at(address: str, coordinator: Coordinator) -> str:
 
 
 async def _serve(address: str, wanted: Wanted, timeout: float) -> Coordinator | None:
-    """A coordinator at `address`; None where the address is another's."""
-    # Nobody is asked first: between the answer and what is done about it another one may begin to
-    # listen, a daemon or the rank 0 of another job. The system gives an address to one socket
-    # alone, so whoever binds it is the coordinator, and all others find that one.
+    """Serve a coordinator at `address`; None if the address is another's."""
+    # A question whether there is a coordinator would be outdated at once: a daemon or the rank 0 of
+    # another job may begin to listen. The system gives an address to one socket only, so binding it
+    # decides.
     named = parse_address(address)
     here = named
     if named.scheme in ("tcp", "tls"):
@@ -113,7 +114,7 @@ async def _serve(address: str, wanted: Wanted, timeout: float) -> Coordinator | 
         if here.is_loopback and not (named.is_loopback or wanted.one_host):
             here = _for_others(named, here, wanted.guard)
     wanted.guard.check(str(here))
-    # It ends with this process: nobody is to look for another one.
+    # It ends with this process, so members must not look for another one.
     coordinator = Coordinator(str(here), token=wanted.token, ssl=wanted.ssl, returns=False)
     try:
         await coordinator.start()
@@ -127,8 +128,10 @@ async def _serve(address: str, wanted: Wanted, timeout: float) -> Coordinator | 
 
 
 def _for_others(named: Address, here: Address, guard: Guard) -> Address:
-    """Where to serve `named`, a name that means the loopback address `here` on its own host, as in
-    Debian's /etc/hosts, and the address of that host elsewhere."""
+    """Where to serve `named` if that name means the loopback address `here` on its own host.
+
+    Debian's /etc/hosts has such names. Other hosts resolve them to a real address.
+    """
     if guard.keeps_out:
         return Address(here.scheme, "::" if ":" in here.host else "0.0.0.0", here.port)
     log.warning(
@@ -143,7 +146,7 @@ def _for_others(named: Address, here: Address, guard: Guard) -> Address:
 
 
 async def hint(wanted: Wanted) -> str:
-    """What to look at where the ranks did not meet."""
+    """What to check if the ranks did not meet."""
     named = parse_address(wanted.address)
     if wanted.serve and named.scheme == "tcp" and not wanted.through_agent:
         with contextlib.suppress(OSError):  # the name is not known, or not in time
@@ -154,8 +157,10 @@ async def hint(wanted: Wanted) -> str:
 
 
 async def _own(named: Address, timeout: float) -> Address | None:
-    """See `own_address`; waits at most `timeout` seconds for the name to be known. Raises
-    JoinTimeoutError."""
+    """Call `own_address`, and wait at most `timeout` seconds for the name to be known.
+
+    Raises JoinTimeoutError.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     with _told(f"rank 0 is to serve {named}, and does not know that host", timeout):

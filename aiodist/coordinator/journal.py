@@ -1,7 +1,7 @@
-"""Effects of the membership machine in their order, each once what has to be kept is on disk.
+"""Carries out effects of the membership machine in order, each after its records are on disk.
 
-What comes while a write is under way is written together, by the next one: the disk is asked once
-for all that waits (group commit), and the event loop never waits for it.
+Records that come during a write are written together by the next one (group commit). So the disk is
+asked once for all of them, and the event loop never waits for it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ log = logging.getLogger("aiodist.coordinator")
 
 
 class Journal:
-    """`records()` gives all that is known, for snapshots; `carry_out` gets effects whose records,
-    and those of all effects before, are on disk; `failed` is called, once, when nothing can be
-    written any more: then no further effect is carried out."""
+    """`records()` returns all records, for snapshots.
+
+    `carry_out` gets effects after their records, and those of all earlier effects, are on disk.
+    `failed` is called once if nothing can be written any more; no effect is carried out after that.
+    """
 
     def __init__(
         self,
@@ -34,22 +36,22 @@ class Journal:
         carry_out: Callable[[list[Effect]], None],
         failed: Callable[[OSError], None],
     ) -> None:
-        """Writes the first snapshot. Raises OSError, also where there can be no thread."""
+        """Write the first snapshot. Raises OSError, also if no thread can be started."""
         self._file = file
-        self._who = coordinator, incarnation  # each snapshot says whose it is
+        self._who = coordinator, incarnation  # each snapshot names its coordinator
         self._records = records
         self._carry_out = carry_out
         self._failed = failed
-        self._loop = asyncio.get_running_loop()  # on which effects are carried out
+        self._loop = asyncio.get_running_loop()  # the loop on which effects are carried out
         self._waiting: list[Effect] = []  # submitted, and not in a write
-        # The write under way; None: there is none.
+        # The write in flight, if any.
         self._writing: asyncio.Future[None] | None = None
-        self._idle = asyncio.Event()  # nothing is under way, and nothing waits
+        self._idle = asyncio.Event()  # no write in flight, and no effect waits
         self._idle.set()
         self._broken = False  # no effect is carried out any more
-        self.written_at = self._loop.time()  # when the file was written last
-        self.failures = 0  # how often it could not be made shorter
-        self._thread = _started_thread()  # the one that writes
+        self.written_at = self._loop.time()  # the time of the last write
+        self.failures = 0  # how often the file could not be made shorter
+        self._thread = _started_thread()  # the thread that writes
         try:
             file.write_snapshot(*self._who, records())
         except BaseException:
@@ -57,40 +59,41 @@ class Journal:
             raise
 
     def submit(self, effects: list[Effect]) -> None:
-        """Carry out `effects` in time: at once, if nothing of them or before them is to be kept."""
+        """Carry out `effects`: at once, if no record of them or of earlier ones has to be
+        written."""
         if self._broken:
             return
-        # Also what needs no disk waits while a write is under way: effects are carried out in the
-        # order in which they were decided. An answer could otherwise overtake one that it rests on.
+        # Effects without records wait for a write, too, because effects keep their order. Else an
+        # answer could overtake another one that it depends on.
         self._waiting += effects
         if self._writing is None:
             self._next()
 
     async def idle(self) -> None:
-        """Wait until all is on disk and carried out."""
+        """Wait until everything is on disk and carried out."""
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Wait until all is on disk and carried out, then let go of the file."""
+        """Wait until everything is on disk and carried out, then close the file."""
         await self._idle.wait()
         self._thread.shutdown()
         self._file.close()
 
     def close_after_fork(self) -> None:
-        """In a forked child: give up its copy of the file, and of the lock."""
+        """In a forked child, close its copy of the file and of the lock."""
         self._broken = True
         self._file.close()
 
     def _next(self) -> None:
         """Carry out what waits, and begin the next write if there is one."""
-        # One write is under way at a time, and the next one takes all that has come by then::
+        # There is one write at a time, and the next one takes all that has come by then::
         #
         #     steps    a  b  c  d  e                   f
         #     disk     ├── a ────────┤ ├── b c d e ───┤ ├── f ──
         #     told                    a                b c d e
         #
-        # So an answer is delayed by two writes at most, however many there are; and the loop serves
-        # all others meanwhile.
+        # So an answer is delayed by two writes at most, however many there are, and the loop serves
+        # others meanwhile.
         effects, self._waiting = self._waiting, []
         kept = [effect.record for effect in effects if isinstance(effect, Keep)]
         if not kept:
@@ -100,7 +103,7 @@ class Journal:
             return
         self._idle.clear()
         if self._file.is_due:
-            # It holds what is to be kept now, and what waits for it is what is carried out.
+            # The snapshot contains the new records, so only the other effects remain.
             snapshot = list(self._records())
             self._writing = self._loop.run_in_executor(
                 self._thread, self._write_anew, snapshot, kept
@@ -111,8 +114,11 @@ class Journal:
         self._writing.add_done_callback(lambda writing: self._written(writing, rest))
 
     def _write_anew(self, snapshot: list[Record], kept: list[Record]) -> None:
-        """In the thread: make the file shorter, or, where no file can be opened for that now, make
-        it longer by what is to be kept, and try again later."""
+        """In the thread, make the file shorter.
+
+        If no file can be opened for that now, append the records to the old one, and try again
+        later.
+        """
         try:
             self._file.write_snapshot(*self._who, snapshot)
         except NoFilesError as error:
@@ -125,22 +131,24 @@ class Journal:
         error = writing.exception()
         if error is not None:
             self._broken = True
-            # What waits was decided on top of what could not be written. Told now, it would be a
-            # promise that no later coordinator knows of.
+            # Waiting effects were decided on top of records that could not be written. Telling them
+            # would be a promise that no later coordinator knows of.
             self._waiting.clear()
             self._idle.set()
             self._failed(error if isinstance(error, OSError) else OSError(errno.EIO, repr(error)))
             return
         self.written_at = self._loop.time()
-        # To carry out what waited may bring new effects, and begin the next write by itself.
+        # This may bring new effects and begin the next write by itself.
         self._carry_out(effects)
         if self._writing is None:
             self._next()
 
 
 def _started_thread() -> ThreadPoolExecutor:
-    """An executor whose only thread runs already: a later write must not be the first to find that
-    there can be none. Raises OSError."""
+    """Return an executor whose only thread runs already, so that no later write fails to start it.
+
+    Raises OSError.
+    """
     executor = ThreadPoolExecutor(1, thread_name_prefix="aiodist-state")
     try:
         executor.submit(int).result()

@@ -18,16 +18,18 @@ BACKLOG = 1024
 
 
 Resolved = tuple[int, tuple[Any, ...]]
-"""A family, and an address of it as sockets take it."""
+"""(family, address), as sockets take them."""
 
 
 async def own_address(address: Address) -> Address | None:
-    """`address` by number, where its host is this one: of several numbers, one that other hosts can
-    reach if there is one, IPv4 first. None: it is another host's. Raises OSError for a name that
-    cannot be resolved."""
+    """Return `address` by number if its host is this one; None if it is another host's.
+
+    Of several numbers, prefer one that other hosts can reach, IPv4 first. Raises OSError if the
+    name cannot be resolved.
+    """
     found = await _resolved(address)
     for family, target in sorted(found, key=lambda one: is_loopback(str(one[1][0]))):
-        with contextlib.suppress(OSError):  # another host's, or there is none of that family here
+        with contextlib.suppress(OSError):  # another host's, or a family that this host lacks
             probe = new_socket(family)
             try:
                 probe.bind((target[0], 0, *target[2:]))
@@ -38,21 +40,21 @@ async def own_address(address: Address) -> Address | None:
 
 
 async def _resolved(address: Address) -> list[Resolved]:
-    """What the host of `address` resolves to, IPv4 first. Raises OSError."""
+    """Resolve the host of `address`, IPv4 first. Raises OSError."""
     found = await look_up(address.host, address.port, socket.AI_PASSIVE)
     ordered = sorted(found, key=lambda info: info[0] != socket.AF_INET)
     return [(int(family), target) for family, _, _, _, target in ordered]
 
 
 async def bind_tcp(address: Address) -> socket.socket:
-    """A socket bound to the first address that the host of `address` resolves to, IPv4 first."""
+    """Bind a socket to the first address that the host of `address` resolves to, IPv4 first."""
     with _naming(address):
         family, target = (await _resolved(address))[0]
         sock = new_socket(family)
         with closed_on_error(sock):
-            # Where a coordinator ended a moment ago, connections of it still linger in the kernel,
-            # and the next one must not be kept from its port by them.
-            if sys.platform != "win32":  # there it would let a second listener share the port
+            # Connections of an earlier coordinator may linger in the kernel, and must not keep this
+            # one from its port.
+            if sys.platform != "win32":  # on Windows a second listener could share the port
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(target)
             sock.listen(BACKLOG)
@@ -61,15 +63,14 @@ async def bind_tcp(address: Address) -> socket.socket:
 
 
 def bind_unix(path: str) -> socket.socket:
-    """A socket bound to `path`, for this user only. A socket file whose listener is gone is
-    replaced."""
+    """Bind a socket to `path`, for this user only. Replace a socket file without a listener."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with _naming(Address("unix", path=path)), closed_on_error(sock):
         try:
             sock.bind(path)
         except OSError as error:
-            # The file outlives a coordinator that was killed. Whether anybody listens is shown by
-            # connecting: nothing else tells a live socket from a dead one.
+            # The file outlives a coordinator that was killed. Only connecting shows whether there
+            # is a listener.
             if error.errno != errno.EADDRINUSE or not _is_stale(path):
                 raise
             Path(path).unlink()
@@ -95,7 +96,7 @@ def _is_stale(path: str) -> bool:
 
 @contextlib.contextmanager
 def _naming(address: Address) -> Iterator[None]:
-    """Whatever fails says where."""
+    """Name the address in any OSError."""
     try:
         yield
     except OSError as error:

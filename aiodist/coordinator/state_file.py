@@ -1,21 +1,26 @@
 """The state file of a coordinator: an append-only log that starts with a snapshot.
 
-The file starts with 8 bytes that say what it is, and 8 random bytes that belong to it. Then come
-two slots, written in turn, that say which frame was the last one to be on disk when somebody was
-told of it: its number (8 bytes), and a CRC-32 (4). Then come frames: marker (4 bytes), number of
-the frame (8), length of the payload (4), CRC-32 of the payload (4), CRC-32 of these fields (4), all
-big-endian and seeded with the random bytes; payload. Frame 0 is the snapshot: a msgpack array
-[coordinator, incarnation], and records (see `aiodist.membership.records`). Each further frame is
-what one write has added.
+The file has, in this order, all numbers big-endian:
 
-A write is on disk before the next one begins, so only the last frame can be torn: then nobody was
-told of it, the slots do not speak of it, and it is dropped. Where a frame is missing that they do
-speak of, acknowledged writes are lost, and the file is refused, unless that is asked for. Anything
-else that does not fit is damage, and is refused. A slot is written after its frame is on disk and
-before anybody is told of that, and is on disk itself with the frame after it: so it outlives the
-process at once, and the machine one write later, and costs no wait for the disk of its own.
+- 8 bytes that name the format, and 8 random bytes of this file, which seed all checksums.
+- Two slots, written in turn. Each has the number (8 bytes) of the last frame that was acknowledged,
+  and a CRC-32 (4).
+- Frames. Each has a marker (4 bytes), its number (8), the length of its payload (4), the CRC-32 of
+  the payload (4), the CRC-32 of these fields (4), and the payload.
 
-Files of version 1 have no slots: there a lost frame at the end cannot be told from a torn one.
+Frame 0 is the snapshot: a msgpack array [coordinator, incarnation], and records (see
+`aiodist.membership.records`). Each further frame has the records of one write.
+
+A write is on disk before the next one begins, so a crash can tear only the last frame. If no slot
+names that frame, it was not acknowledged and is dropped. If a slot names a missing frame,
+acknowledged writes are lost, and the file is refused unless the caller forces it. All other errors
+are damage, and the file is refused.
+
+A slot is written after its frame is on disk and before any member is told. The slot itself reaches
+the disk with the next frame. So it survives the end of the process at once and a power failure one
+write later, and costs no extra wait for the disk.
+
+Files of version 1 have no slots, so a lost last frame looks like a torn one.
 """
 
 from __future__ import annotations
@@ -56,16 +61,17 @@ _CRC = struct.Struct(">I")
 HEAD_BYTES = _HEAD.size + _CRC.size
 
 COMPACT_BYTES = 4 * 1024 * 1024
-"""A log is written anew, as a snapshot, when so many bytes, and as many as the snapshot had, were
-added to it."""
+"""A snapshot replaces the log after so many bytes were appended, and at least as many as the last
+snapshot had."""
 
 RETRY_SHARE = 8
-"""Where no file can be had for that, it is tried again after this part of these bytes."""
+"""If no file can be opened for a snapshot, it is tried again after this part of those bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a state file holds: who wrote it, for which time it was started, and what it knew."""
+    """The contents of a state file: its coordinator, the number of that coordinator's start, and
+    the records."""
 
     coordinator: str
     incarnation: int
@@ -73,35 +79,34 @@ class Saved:
 
 
 class NoFilesError(OSError):
-    """The process, or the system, has as many files open as it may."""
+    """The process or the system has as many open files as it may."""
 
 
 class LostWritesError(ValueError):
-    """A state file lacks writes at its end that somebody was told of."""
+    """A state file lacks acknowledged writes at its end."""
 
 
 class StateFile:
-    """The open, locked file. `saved` is what it held (None: there was none). `force`: go on with
-    what there is of a file whose last writes are lost.
+    """The open, locked file.
 
-    Where `path` is a symbolic link, the file is the one that it leads to now, and so is the lock.
-
-    Not thread-safe: one call at a time. `write_snapshot` comes first, then `append` may be called.
+    `saved`: what it held (None: it did not exist). `force`: go on with a file whose last writes are
+    lost. If `path` is a symbolic link, file and lock are at its present target. Not thread-safe.
+    Call `write_snapshot` before the first `append`.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Raises OSError where the file cannot be had (EWOULDBLOCK: another coordinator has it),
-        ValueError where it is none, or damaged, LostWritesError."""
+        """Raises OSError if the file cannot be opened (EWOULDBLOCK: another coordinator has it),
+        ValueError if it is damaged or no state file, LostWritesError."""
         self.path = Path(os.path.realpath(path))
         self._force = force
-        # The file, to be added to; -1 before the first snapshot and after `close`.
+        # The file, for appending; -1 before the first snapshot and after `close`.
         self._fd = self._folder = -1
         self._lock = _locked(self.path)  # the descriptor that holds the lock
         with closed_on_error(self):
             self.saved = self._read()
-            # Synchronized after a rename; -1: cannot be.
+            # Synchronized after a rename; -1 if that is impossible.
             self._folder = _opened_folder(self.path.parent)
-        self._salt = b""  # what belongs to this file, and seeds its checksums
+        self._salt = b""  # the random bytes of this file, which seed its checksums
         self._number = 0  # of the last frame
         self._added = 0  # bytes of frames since the snapshot
         self._snapshot = 0  # bytes of the snapshot
@@ -112,15 +117,16 @@ class StateFile:
         return self._added > max(COMPACT_BYTES, self._snapshot)
 
     def write_snapshot(self, coordinator: str, incarnation: int, records: Iterable[Record]) -> None:
-        """Replace all that the file holds, or nothing of it. It is on disk on return. Raises
-        NoFilesError, with nothing changed, where the process may open no more files: then it is
-        due again once the file has grown a while."""
+        """Replace the whole contents of the file. They are on disk on return.
+
+        Raises NoFilesError, with nothing changed, if the process may open no more files. Then a
+        snapshot is due again after the file has grown.
+        """
         new = self.path.with_name(self.path.name + ".new")
         try:
             fd = _made(new)
         except NoFilesError:
-            # Not due at once, or every write would try again: the log grows by a part of the limit
-            # first.
+            # Let the log grow by a part of the limit first, so that not every write tries again.
             self._added -= max(COMPACT_BYTES, self._snapshot) // RETRY_SHARE
             raise
         try:
@@ -129,9 +135,8 @@ class StateFile:
             frame = _frame(salt, 0, b"".join((who, *map(encode_record, records))))
             _write_all(fd, MAGIC + salt + 2 * _slot(salt, 0))
             _write_all(fd, frame)
-            # In this order: the new file is on disk before it has the name, and the name is on disk
-            # before anybody is told. A crash at any point leaves the old file whole, or the new
-            # one.
+            # The new file is on disk before it gets the name, and the name is on disk before any
+            # member is told. So a crash leaves either file whole.
             os.fsync(fd)
             os.replace(new, self.path)
             if self._folder != -1:
@@ -145,11 +150,13 @@ class StateFile:
         self._added, self._snapshot = 0, len(frame)
 
     def append(self, records: Iterable[Record]) -> None:
-        """Add records, all or none of them. They are on disk on return. After an OSError nothing
-        is known of what the file holds: it must not be used any more."""
-        # Frame, disk, slot, in this order (see the module): a slot that speaks of a frame which is
-        # not on disk would make the next start refuse the file. The two slots are written in turn,
-        # so that one that is torn leaves the other.
+        """Append records, all or none of them. They are on disk on return.
+
+        After an OSError the contents of the file are unknown: do not use it any more.
+        """
+        # The slot comes after its frame is on disk (see the module), because a slot that names a
+        # missing frame makes the next start refuse the file. The slots are written in turn, so that
+        # a torn one leaves the other.
         self._number += 1
         frame = _frame(self._salt, self._number, b"".join(map(encode_record, records)))
         _write_all(self._fd, frame)
@@ -160,7 +167,7 @@ class StateFile:
         self._added += len(frame)
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Close the file and release its lock. Idempotent."""
         for fd in (self._fd, self._folder, self._lock):
             if fd != -1:
                 os.close(fd)
@@ -195,13 +202,13 @@ class StateFile:
                 "%s: dropping %d bytes of a write that was cut off%s",
                 self.path,
                 rest,
-                "; nobody was told of it" if start == FRAMES_AT else "",
+                "; it was not acknowledged" if start == FRAMES_AT else "",
                 extra={"event": "state file cut off", "bytes": rest},
             )
         return saved
 
     def _check_last(self, found: int, told: int) -> None:
-        """Whether all writes are there that somebody was told of. Raises LostWritesError."""
+        """Check that all acknowledged writes are there. Raises LostWritesError."""
         if found >= told:
             return
         text = f"the state file {self.path} lacks its last {told - found} acknowledged writes"
@@ -227,13 +234,12 @@ def _frame(salt: bytes, number: int, payload: bytes) -> bytes:
 
 
 def _slot(salt: bytes, number: int) -> bytes:
-    """Says that frame `number` is on disk."""
     data = number.to_bytes(8, "big")
     return data + _CRC.pack(zlib.crc32(data, zlib.crc32(salt)))
 
 
 def _last_told(data: bytes) -> int:
-    """The last frame that somebody may have been told of. Raises ValueError for damage."""
+    """The last frame that may have been acknowledged. Raises ValueError for damage."""
     salt = data[len(MAGIC) : SLOTS_AT]
     slots = [data[at : at + _SLOT.size] for at in range(SLOTS_AT, FRAMES_AT, _SLOT.size)]
     said: dict[bytes, int] = {slot: _SLOT.unpack(slot)[0] for slot in slots}
@@ -244,18 +250,21 @@ def _last_told(data: bytes) -> int:
 
 
 def _frames(data: bytes, at: int) -> tuple[list[bytes], int]:
-    """The payloads of the frames of a file, which begin at byte `at`, and how many bytes of a torn
-    one are behind them. Raises ValueError for damage."""
+    """Return the payloads of the frames from byte `at` on, and the number of bytes of a torn frame
+    after them.
+
+    Raises ValueError for damage.
+    """
     seed = zlib.crc32(data[len(MAGIC) : SLOTS_AT])
     frames: list[bytes] = []
-    # Where the file does not go on, that is one of two things, which look alike at that place::
+    # If the next frame is not whole, what follows tells a torn write from damage::
     #
-    #     │ frame 7 │ frame 8, half      the write was cut off: nobody was told, it is dropped
+    #     │ frame 7 │ frame 8, half      the write was cut off: not acknowledged, dropped
     #     │ frame 7 │ ##### │ frame 9    a later frame is whole: 8 was on disk before 9 began,
     #                                    so this is damage, and what is behind it was told
     #
-    # Frames have the number and the random bytes of the file in their checksums: what is left of an
-    # older file on the same blocks is not taken for a later frame.
+    # The checksums include the frame's number and the random bytes of the file, so parts of an
+    # older file on the same blocks never count as a later frame.
     while at < len(data):
         payload = _payload_at(data, at, len(frames), seed)
         if payload is None:
@@ -283,8 +292,8 @@ def _payload_at(data: bytes, at: int, number: int, seed: int) -> bytes | None:
 
 
 def _has_later_frame(data: bytes, at: int, number: int, seed: int) -> bool:
-    """Whether a frame that was written after `number` is anywhere behind `at`: then `number` was
-    on disk, and what is there now is damage."""
+    """Whether a later frame than `number` is anywhere after `at`: then `number` was on disk and is
+    damaged now."""
     while (at := data.find(MARKER, at)) != -1:
         if at + _HEAD.size <= len(data):
             later = _HEAD.unpack_from(data, at)[1]
@@ -300,9 +309,9 @@ def _saved(frames: list[bytes]) -> Saved:
     try:
         coordinator, incarnation = unpacker.unpack()
     except Exception as error:  # msgpack raises half a dozen unrelated types
-        raise ValueError(f"it does not say whose it is ({error})") from None
+        raise ValueError(f"it does not name its coordinator ({error})") from None
     if type(coordinator) is not str or type(incarnation) is not int:
-        raise ValueError("it does not say whose it is")
+        raise ValueError("it does not name its coordinator")
     records = decode_records(frames[0][unpacker.tell() :])
     for payload in frames[1:]:
         records += decode_records(payload)
@@ -310,7 +319,7 @@ def _saved(frames: list[bytes]) -> Saved:
 
 
 def _locked(path: Path) -> int:
-    """Lock `path` for this process: by a file beside it, for `path` itself is replaced."""
+    """Lock `path` for this process, by a file beside it, because `path` itself is replaced."""
     flags = os.O_RDWR | os.O_CREAT | _NO_FOLLOW | _BINARY
     fd = os.open(path.with_name(path.name + ".lock"), flags, 0o600)
     try:
@@ -335,9 +344,9 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _sync_data(fd: int) -> None:
-    """Have what was written on disk."""
+    """Wait until the data is on disk."""
     if sys.platform == "darwin":
-        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # there fsync leaves it in the cache of the disk
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # fsync of macOS leaves it in the cache of the disk
     elif hasattr(os, "fdatasync"):
         os.fdatasync(fd)
     else:
@@ -345,13 +354,15 @@ def _sync_data(fd: int) -> None:
 
 
 def _opened_folder(folder: Path) -> int:
-    """For having the names in `folder` on disk; -1 where the system has no such thing."""
+    """Open `folder` to synchronize names in it; -1 if the system cannot do that."""
     return -1 if sys.platform == "win32" else os.open(folder, os.O_RDONLY)
 
 
 def _made(path: Path) -> int:
-    """A new file for this user only, in place of what a coordinator that crashed may have left: it
-    is never somebody else's, nor elsewhere. Raises OSError, NoFilesError."""
+    """Make a new file for this user only, and remove what a crashed coordinator left there.
+
+    It never opens another user's file or follows a link. Raises OSError, NoFilesError.
+    """
     path.unlink(missing_ok=True)
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW | _BINARY, 0o600)
@@ -362,7 +373,8 @@ def _made(path: Path) -> int:
 
 
 def _contents(path: Path) -> bytes | None:
-    """What a file holds; None: there is none. Raises OSError, ValueError for what is no file."""
+    """Read a file; None if it does not exist. Raises OSError, and ValueError if it is no regular
+    file."""
     try:
         fd = os.open(path, os.O_RDONLY | _NO_WAIT | _BINARY)
     except FileNotFoundError:

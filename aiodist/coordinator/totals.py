@@ -1,8 +1,8 @@
-"""What has happened at a coordinator since it started: of all members, also those that are gone.
+"""Counts at a coordinator since its start, including members that are gone.
 
-Members say what they have counted since they joined; what is new of that is added here. So a total
-never goes back, whoever comes and goes. And what it is told by is bounded, whatever members say:
-there are as many totals after a thousand groups as after one.
+Members report their counts since they joined, and the increase is added here. So a total never
+decreases. Names that members report are limited to known ones, so the number of totals does not
+grow with the groups.
 """
 
 from __future__ import annotations
@@ -25,27 +25,25 @@ OPS = frozenset(
 """The operations that have totals of their own."""
 TRANSPORTS = frozenset(["memory", "inproc", "shm", "unix", "tcp"])
 OTHER = "other"
-"""The name of whatever has another one."""
+"""The name for all other operations and transports."""
 
 EVENTS = ("formed", "lost", "aborted", "left", "restored", "join refused", "return refused")
-"""The events of groups that are counted, by the names that they have in the log."""
+"""The events of groups that are counted, by their names in the log."""
 
 REFUSALS = ("protocol", "token", "version", "crowded")
-"""Why connections are refused: what they say is no greeting, or they say it too slowly; no token,
-or a wrong one; another version; too many at a time."""
+"""Why connections are refused: a bad or slow greeting; a missing or wrong token; another version;
+too many new connections at once."""
 
 
 @dataclass(slots=True)
 class Latency:
-    """Of operations of one name and size: how many took how long, and the sum in seconds."""
+    """Operations of one name and size: their number by duration, and the sum in seconds."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
     seconds: float = 0.0
 
 
 class Totals:
-    """The totals of one coordinator."""
-
     def __init__(self) -> None:
         self.events: Counter[str] = Counter(dict.fromkeys(EVENTS, 0))
         self.refused: Counter[str] = Counter(dict.fromkeys(REFUSALS, 0))
@@ -53,25 +51,24 @@ class Totals:
         self.sent: Counter[str] = Counter()  # bytes, by transport
         self.received: Counter[str] = Counter()
         self.latencies: defaultdict[tuple[str, int], Latency] = defaultdict(Latency)
-        self._last: dict[int, Counts] = {}  # what was said last over each connection
+        self._last: dict[int, Counts] = {}  # the last report of each connection
 
     def note(self, note: Note) -> None:
-        """What happened to a group."""
         if note.event in self.events:
             self.events[note.event] += 1
 
     def returns(self, conn: int) -> None:
-        """A member comes back over `conn`: what it says first was counted already, here or by the
-        coordinator before this one."""
+        """A member comes back over `conn`. Its first report was already counted, here or by an
+        earlier coordinator."""
         self._last[conn] = _UNKNOWN
 
     def heard(self, conn: int, said: Counts) -> None:
-        """A member has said what it has counted."""
+        """Add the increase since the last report of a member."""
         before = self._last.get(conn, Counts())
         self._last[conn] = said
         if before is _UNKNOWN:
             return
-        # What a member of an odd mind says may go back: then it adds nothing.
+        # A faulty member may report lower counts: they add nothing.
         for name, count in zip(FAILURES, _more(said.failures, before.failures), strict=False):
             self.failures[name] += count
         known = {one.transport: one for one in before.payload}
@@ -89,7 +86,7 @@ class Totals:
             latency.seconds += max(0.0, row.seconds - (past.seconds if past else 0.0))
 
     def gone(self, conn: int) -> None:
-        """Nothing comes over `conn` any more."""
+        """Forget the last report of a closed connection."""
         self._last.pop(conn, None)
 
 
@@ -97,7 +94,7 @@ _UNKNOWN = Counts()
 
 
 def _more(now: Iterable[int], before: Iterable[int]) -> list[int]:
-    """By how much each count has grown; those that were not told are 0."""
+    """The increase of each count; a count that is missing is 0."""
     length = max(len(FAILURES), len(SECONDS) + 1)
     padded = [(*counts, *[0] * length)[:length] for counts in (now, before)]
     return [max(0, one) for one in map(sub, *padded)]

@@ -1,4 +1,4 @@
-"""`Group.share`: other ranks map arrays on a device where they lie; those of the host see
+"""`Group.share` for arrays on a device, which other ranks map in place. For arrays of the host, see
 `host_loans`."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aiodist.phases.base import Call, Place, as_rank, share
 
 
 class _Mapper:
-    """Has the arrays of a value, in order: a `Taker`."""
+    """Provides the arrays of a value in order: a `Taker`."""
 
     def __init__(self, arrays: list[Any]) -> None:
         self._arrays = iter(arrays)
@@ -41,11 +41,11 @@ class _Mapper:
 
 
 _ON_HOST = b"host"
-"""The first words of an owner whose arrays are of the host."""
+"""The first message of an owner whose arrays are on the host."""
 
 
 def loan(place: Place, x: Any, src: int) -> Call:
-    """`x` of rank `src`, an array or a tree of them; elsewhere the same memory."""
+    """Return `x` of rank `src`, an array or a tree of them; on other ranks the same memory."""
     src = as_rank(src, place.size, "src")
     here = place.rank == src
     if not here and x is not None:
@@ -62,8 +62,8 @@ def loan(place: Place, x: Any, src: int) -> Call:
 
     def program(on_lane: bool) -> Program:
         blob = b"" if own is None else pack_offers(place, transfer, [own], ROOM)
-        # One round in which all take part, and the owner alone has something to say: so all hear of
-        # it, and of a rank that is lost, before anything is mapped.
+        # A round of all ranks in which only the owner gives something. So all ranks hear of it, or
+        # of a lost rank, before they map memory.
         blobs = yield from share(place, blob, on_lane)
         if blobs[src] == _ON_HOST:
             return (yield from host_loans.borrow(place, src, on_lane))
@@ -89,7 +89,7 @@ def loan(place: Place, x: Any, src: int) -> Call:
 
 
 def _of_host(place: Place, x: Any, src: int) -> Call:
-    """The owner's call where its arrays are of the host."""
+    """The owner's call if its arrays are on the host."""
     own = encode(x)
     lent = host_loans.Lent(place, own)
 
@@ -101,7 +101,8 @@ def _of_host(place: Place, x: Any, src: int) -> Call:
 
 
 def _is_on_device(x: Any) -> bool:
-    """Whether the arrays of `x` are on a device. Raises for what cannot be mapped."""
+    """Whether the arrays of `x` are on a device. Raises TypeError or ValueError if they cannot be
+    mapped."""
     on_device = on_host = False
     for leaf in leaves_of(x):
         if isinstance(leaf, (str, bytes, bool, int, float, complex)):

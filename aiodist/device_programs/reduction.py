@@ -1,10 +1,10 @@
-"""One reduction of arrays on a device: what is checked when it is called, and which way it goes.
+"""One reduction of arrays on a device: the checks of its call, and the choice of its way.
 
-When a roll call has found that all ranks' arrays are on devices (`aiodist.engine.roll_call`), and
-the ranks can read each other's (`aiodist.collectives.device_transfer`), the program that the
-reduction was made with does it there. Else it is done by the ranks' hosts, on copies: in sections
-if all arrays are on devices, so that the copies of one section go on while the one before is on its
-way between the ranks; as a whole if some are of the host, for the plans of these are made for that.
+A roll call finds whether all ranks' arrays are on devices (`aiodist.engine.roll_call`). If they
+are, and the ranks can read each other's (`aiodist.collectives.device_transfer`), the reduction runs
+on the devices. Else the hosts reduce copies. If all arrays are on devices, this goes by sections,
+so that copies and transfers overlap. If some are on the host, it goes as a whole, because their
+plans expect that.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ from aiodist.wire.frames import MAX_PAYLOAD
 class Joined:
     """A user's arrays of one dtype as one flat array on the device, and back.
 
-    Where they are one contiguous array, and the result goes there, that is the array itself; else
-    it is a copy, made in stream order.
+    One contiguous array that also takes the result is used itself. Else a copy is made in stream
+    order.
     """
 
     def __init__(self, work: DeviceWork, name: str, xs: Sequence[Any], outs: Sequence[Any]) -> None:
         device = work.device
         self._work = work
         self._outs = outs  # where the result goes
-        self._parts: list[Any] = []  # of `flat`: what each array was copied to, if it was
+        self._parts: list[Any] = []  # parts of `flat` that arrays were copied to
         self.name = name  # the dtype
         self.itemsize = carrier(name).itemsize  # bytes of an element
-        self.flat: Any = None  # all elements; the result is to be written there
+        self.flat: Any = None  # all elements; also the place for the result
         if len(xs) == 1:
             target = outs[0] if outs else xs[0]
-            # The array itself is used where the result goes there and it is contiguous (None: it is
-            # not). A rank that only gives has no `outs`: then it is the input, which nobody writes.
+            # Use the array itself if it takes the result and is contiguous (else `flat` returns
+            # None). A rank that only gives has no `outs`, and its input is only read.
             self.flat = device.flat(target)
             if self.flat is not None and target is not xs[0]:
                 self._copy(self.flat.reshape(device.describe(xs[0])[1]), xs[0])
         if self.flat is None:
             lengths = [count(device, x) for x in xs]
-            # Else one array is made for all of them: one reduction does then, and the others have
-            # one array to open.
+            # Copy all arrays into one, so that one reduction is enough and the others open one
+            # array.
             self.flat = device.flat(device.empty(work.stream, name, (sum(lengths),)))
             at = 0
             for x, length in zip(xs, lengths, strict=True):
@@ -65,7 +65,7 @@ class Joined:
                 self._parts.append(part)
                 self._copy(part, x)
                 at += length
-        self.length = count(device, self.flat)  # elements, over all arrays
+        self.length = count(device, self.flat)  # elements of all arrays
         work.kept += [self.flat, *xs, *outs]
 
     def _copy(self, into: Any, x: Any) -> None:
@@ -73,7 +73,7 @@ class Joined:
         self._work.mark.busy = True
 
     def give_back(self) -> None:
-        """Copy the result to where it goes, where it is not there already."""
+        """Copy the result to its places, if it is not there already."""
         for part, out in zip(self._parts, self._outs, strict=False):
             self._copy(out, part)
 
@@ -88,7 +88,7 @@ class Reduction:
         described = [device.describe(item) for item in items]
         if op.function is None:
             for dtype, _ in described:
-                Kernel.of(op, dtype)  # raises where it has no meaning
+                Kernel.of(op, dtype)  # raises if the operator has no meaning for the dtype
         if outs:
             if len(outs) != len(items):
                 raise ValueError(f"out: expected {len(items)} arrays, as x is, got {len(outs)}")
@@ -99,9 +99,10 @@ class Reduction:
         self.name = name
         self.x = x  # an array, or a list of them
         self.op = op
-        self.result = result  # where it goes, as `x` is; None where it goes nowhere here
-        self.transfer = DeviceTransfer(place)  # how the ranks read each other's
-        # What this collective has queued on the device.
+        # where the result goes, in the form of `x`; None if it goes nowhere here
+        self.result = result
+        self.transfer = DeviceTransfer(place)  # how the ranks read each other's arrays
+        # This collective's work on the device.
         self.work = self.transfer.sources.work_on(device)
         self.work.kept += [x, result]
         lengths = [math.prod(shape) for _, shape in described]
@@ -112,14 +113,15 @@ class Reduction:
         sizes = [carrier(dtype).itemsize for dtype, _ in described]
         # Bytes of the arrays of this rank.
         self.nbytes = sum(n * size for n, size in zip(lengths, sizes, strict=True))
-        # The same on all ranks; whether they see each other's devices they have to agree on.
+        # The same on all ranks. Whether they can read each other's devices is agreed on later.
         self._on_device = all(device.reduces(op, dtype) for dtype, _ in described)
-        self.joined: list[Joined] = []  # the arrays of each dtype, if they may be reduced there
+        # the arrays of each dtype, if they may be reduced on the device
+        self.joined: list[Joined] = []
         if self._on_device and not place.device_memory.problem:
             self._join([dtype for dtype, _ in described], items, outs)
 
     def _join(self, dtypes: Sequence[str], items: Sequence[Any], outs: Sequence[Any]) -> None:
-        """Have one flat array for each dtype; what is copied for that is copied by now."""
+        """Make one flat array for each dtype, and queue the copies for that."""
         self.work.follow()
         for dtype in dict.fromkeys(dtypes):
             chosen = [index for index, other in enumerate(dtypes) if other == dtype]
@@ -135,13 +137,12 @@ class Reduction:
         run: Callable[[Reduction, bool], Part[None]],
         host: Callable[..., Call],
     ) -> Call:
-        """The call to launch. `run`: what is done on the device; `host`: the same collective of
-        arrays of the host."""
+        """The call to launch. `run`: the reduction on the device; `host`: the same collective on
+        the host."""
 
-        # What all ranks have to decide alike, in this order, since each answer is a branch of what
-        # they send each other: are all arrays on devices (the roll call tells), and has each device
-        # the operator (by dtype)? Then, can each read all others (`_meet`)?
-        # Only if all of that holds for all is it done on the devices.
+        # All ranks must decide alike, because each answer is a branch in what they send. Are all
+        # arrays on devices (the roll call tells)? Does each device have the operator (by dtype)?
+        # Can each read all others (`_meet`)? Only then the reduction runs on the devices.
         def program(on_lane: bool) -> Program:
             roll = RollCall(self.place)
             yield roll
@@ -174,7 +175,7 @@ class Reduction:
             if [count(self.device, array) for array in found.arrays] != lengths:
                 raise ProtocolError(f"rank {rank} has arrays of other lengths than it announced")
 
-    # -- by way of the host -----------------------------------------------------------------------
+    # Through the host.
 
     def _whole(self, host: Callable[..., Call], on_lane: bool) -> Part[None]:
         work = self.work
@@ -193,7 +194,7 @@ class Reduction:
 
     @property
     def _has_sections(self) -> bool:
-        """Whether it can be done section by section, and is large enough. The same on all ranks."""
+        """Whether it can go by sections, and is large enough. The same on all ranks."""
         elementwise = self.op.function is None or self.op.elementwise
         return elementwise and self.nbytes > sections.SECTION and self.name != "reduce_scatter"
 
@@ -201,8 +202,8 @@ class Reduction:
         work = self.work
         outs = [] if self.result is None else items_of(self.result)
         into = [flat_place(work, out) for out in outs]
-        # Section n is copied back before n + 2 is fetched; that n + 2 is there is known when n + 4
-        # is.
+        # Section n is copied back before n + 2 is fetched. That n + 2 is complete is known when n +
+        # 4 is.
         fetched = sections.Sections(work, [work.flat(x) for x in items_of(self.x)], 4)
         section, after = fetched.fetch(), fetched.fetch()
         while section is not None:
@@ -217,7 +218,7 @@ class Reduction:
         yield self.settled(last=True)
 
     def settled(self, *, last: bool = False) -> Settled:
-        """Until all that was queued is done here; see `Pause.last`."""
+        """A pause until all queued work is done here; see `Pause.last`."""
         return Settled(self.place.loop, self.work.done(), last=last)
 
 
@@ -226,12 +227,11 @@ def items_of(x: Any) -> list[Any]:
 
 
 def count(device: Device, array: Any) -> int:
-    """Its elements."""
     return math.prod(device.describe(array)[1])
 
 
 def flat_place(work: DeviceWork, target: Any) -> Any:
-    """Memory for what goes to `target`, flat: its own where it is contiguous."""
+    """Flat memory for what goes to `target`: its own if it is contiguous."""
     flat = work.device.flat(target)
     if flat is None:
         flat = work.device.flat(work.device.empty(work.stream, *work.device.describe(target)))
@@ -240,7 +240,7 @@ def flat_place(work: DeviceWork, target: Any) -> Any:
 
 
 def put_back(work: DeviceWork, target: Any, flat: Any) -> None:
-    """What was written to its `flat_place` goes to `target`, if it is not there."""
+    """Copy from the `flat_place` to `target`, if they differ."""
     if work.device.flat(target) is None:
         shape = work.device.describe(target)[1]
         work.device.copy(work.stream, target, flat.reshape(shape))

@@ -1,7 +1,7 @@
-"""Reductions of arrays on devices: in the order of the ranks, on the device.
+"""Reductions of arrays on devices, in the order of the ranks.
 
-Each rank queues what it reads of others behind their events READY, and says that it has recorded
-its own before others wait for that.
+Each rank queues its reads of other ranks after their events READY. It reports that it has recorded
+its own events before others wait for them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from aiodist.schedules.cuts import even_bounds, pieces
 from aiodist.types import Op, ReduceOp
 
 PIECE = 8 << 20
-"""Bytes that are reduced at once where there are results in between: these stay in cache."""
+"""Bytes that are reduced at once if there are intermediate results, so that these stay in cache."""
 
 
-# -- what the group calls -------------------------------------------------------------------------
+# Called by the group.
 
 
 def all_reduce(place: Place, x: Any, op: Op, out: Any) -> Call:
-    """The reduction of `x`, on every rank."""
+    """Reduce `x` on every rank."""
     op, host = operator(op), partial(reductions.all_reduce, place)
     device = _device_of_all(x, out)
     if device is None:
@@ -48,7 +48,7 @@ def all_reduce(place: Place, x: Any, op: Op, out: Any) -> Call:
 
 
 def reduce(place: Place, x: Any, dst: int, op: Op, out: Any) -> Call:
-    """The reduction of `x`, at `dst`."""
+    """Reduce `x` at `dst`."""
     dst = as_rank(dst, place.size, "dst")
     op, host = operator(op), partial(reductions.reduce, place, dst=dst)
     device = _device_of_all(x, out)
@@ -61,12 +61,12 @@ def reduce(place: Place, x: Any, dst: int, op: Op, out: Any) -> Call:
 
 
 def scan(place: Place, x: Any, op: Op, out: Any) -> Call:
-    """The reduction of `x` of the ranks up to this one."""
+    """Reduce `x` of the ranks up to this one."""
     return _scan(place, x, operator(op), out, exclusive=False)
 
 
 def exscan(place: Place, x: Any, op: Op, out: Any) -> Call:
-    """The reduction of `x` of the ranks before this one."""
+    """Reduce `x` of the ranks before this one."""
     return _scan(place, x, operator(op), out, exclusive=True)
 
 
@@ -82,7 +82,7 @@ def _scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> C
 
 
 def reduce_scatter(place: Place, xs: Any, op: Op, out: Any) -> Call:
-    """The reduction of slot `rank` of `xs`: arrays, or one array that is split."""
+    """Reduce slot `rank` of `xs`: arrays, or one array that is split."""
     op, host = operator(op), partial(reductions.reduce_scatter, place)
     device = _device_of_all(xs, out)
     if device is None:
@@ -106,8 +106,10 @@ def reduce_scatter(place: Place, xs: Any, op: Op, out: Any) -> Call:
 
 
 def _device_of_all(x: Any, out: Any) -> Device | None:
-    """The device that all arrays are on; None where they are on the host. Raises TypeError where
-    they are not together."""
+    """The device that all arrays are on; None if they are on the host.
+
+    Raises TypeError if they are not together.
+    """
     device = device_among(x, out)
     if device is not None and any(device_of(leaf) is None for leaf in leaves_of([x, out])):
         raise several()
@@ -124,7 +126,7 @@ def _slots(place: Place, device: Device, xs: Any) -> list[Any]:
     return [xs[start:stop] for start, stop in pairwise(bounds)]
 
 
-# -- what is done on the device -------------------------------------------------------------------
+# Run on the device.
 
 
 def _all_reduce(call: Reduction, on_lane: bool) -> Part[None]:
@@ -133,10 +135,10 @@ def _all_reduce(call: Reduction, on_lane: bool) -> Part[None]:
     _wait(call, READY)
     for index, joined in enumerate(call.joined):
         start, stop = bounds[index][place.rank : place.rank + 2]
-        # In place: of each array the others read the slices that they reduce themselves, so nobody
-        # else reads this one before it is RECORDED.
+        # In place is safe, because the others read only the slices that they reduce themselves
+        # until this one is RECORDED.
         _fold(call, index, size, joined.flat[start:stop], start, stop, size)
-    # Recorded before it is said: who hears of it may have its device wait for the event at once.
+    # Recorded before it is told, because a rank that hears of it may wait for the event at once.
     work.stream.record(work.events[RECORDED])
     yield from share(place, b"", on_lane)
     _wait(call, RECORDED)
@@ -161,13 +163,12 @@ def _reduce(call: Reduction, on_lane: bool, *, dst: int) -> Part[None]:
 
 
 def _prefix(call: Reduction, on_lane: bool, *, stop: int) -> Part[None]:
-    """The reduction of the arrays of the ranks before `stop`; of none: that of this rank."""
+    """Reduce the arrays of the ranks before `stop`; of none: that of this rank."""
     device, work = call.device, call.work
     _wait(call, READY)
     results: list[tuple[Joined, Any]] = []
     for index, joined in enumerate(call.joined if stop else ()):
-        # Not into the array itself: ranks behind this one read all of it, until `land` says that
-        # they have.
+        # Not in place, because higher ranks read the whole array until `land`.
         result = device.flat(device.empty(work.stream, joined.name, (joined.length,)))
         work.kept.append(result)
         results.append((joined, result))
@@ -181,7 +182,7 @@ def _prefix(call: Reduction, on_lane: bool, *, stop: int) -> Part[None]:
 
 
 def _slot(call: Reduction, on_lane: bool, *, start: int, stop: int) -> Part[None]:
-    """The reduction of these elements of all ranks' arrays."""
+    """Reduce these elements of all ranks' arrays."""
     into, size = flat_place(call.work, call.result), call.place.size
     _wait(call, READY)
     _fold(call, 0, size, into, start, stop, size)
@@ -190,7 +191,7 @@ def _slot(call: Reduction, on_lane: bool, *, start: int, stop: int) -> Part[None
 
 
 def _wait(call: Reduction, which: int) -> None:
-    """What is queued from here on comes after that event of all ranks."""
+    """Order later work after that event of all ranks."""
     call.work.mark.busy = True
     for other in call.transfer.found.values():
         call.work.stream.wait(other.events[which])
@@ -199,9 +200,12 @@ def _wait(call: Reduction, which: int) -> None:
 def _fold(
     call: Reduction, index: int, ranks: int, into: Any, start: int, stop: int, size: int
 ) -> None:
-    """Queue the reduction of elements `start` to `stop` of array `index` of the first so many
-    ranks. `size`: by which AVG divides."""
-    # In the order of the ranks, so that the result is the same, bit for bit, wherever it is made.
+    """Queue the reduction of elements `start` to `stop` of array `index` of the first `ranks`
+    ranks.
+
+    `size`: the divisor of AVG.
+    """
+    # In the order of the ranks, so that the result is the same on every rank, bit for bit.
     operands = [call.transfer.found[rank].arrays[index] for rank in range(ranks)]
     most = max(1, PIECE // call.joined[index].itemsize) if ranks > 2 else max(1, stop - start)
     for a, b in pieces(start, stop, most):

@@ -1,30 +1,31 @@
-"""Memory of devices: what a device has to offer, which devices there are, and how ranks of a host
-read each other's.
+"""Memory of devices: what a device offers, and how ranks of a host read each other's arrays.
 
-`base` says what is asked of a device, so that another kind is one more module beside `cuda`. Beside
-that there is a stand-in for tests, over shared memory, whose streams are queues that a thread works
-off (`tests/shared/standin.py`). What an operation queues is in `work`; what ranks tell each other
-of their arrays, once, in `handles`; who may read what, and until when it is kept, in `memory`.
+`base` says what a device must offer, so that another kind is one more module beside `cuda`. For
+tests there is a stand-in over shared memory, whose streams are queues of a thread
+(`tests/shared/standin.py`). `work` has what an operation queues. `handles` has what ranks tell each
+other about their arrays, once. `memory` decides which ranks may read an array, and how long it is
+kept.
 
-Collectives and messages of arrays on devices are like all others: they have the same matching,
-deadlines and verdicts. **Reductions** of arrays on devices have programs of their own
-(`aiodist.device_programs`), which begin with a roll call, since ranks that give arrays of the host
-never know of devices (`aiodist.engine.roll_call`). **Values** have one program, whatever is in
-them: the codec leaves arrays on devices out (`aiodist.buffers.foreign`), and offers say where they
-lie. Both then agree in one way whether arrays are read where they lie, or go through the host
-(`aiodist.collectives.device_transfer`, which says why that is safe). A **message** with such arrays
-is announced, however small it is: its receiver reads what is on the device before it pulls the
-rest, and has the message when the sender says that all was right.
+Collectives and messages of arrays on devices have the same matching, deadlines and verdicts as all
+others. **Reductions** of such arrays have programs of their own (`aiodist.device_programs`). These
+begin with a roll call, because ranks with arrays of the host do not know of devices
+(`aiodist.engine.roll_call`).
 
-**Each rank reads** the arrays of the others where they lie, and writes its own alone. Where one
-rank cannot read the device of another, arrays go through pinned memory of the host (`sections`).
+**Values** have one program for all contents. The codec leaves arrays on devices out
+(`aiodist.buffers.foreign`), and offers say where they are. Then the ranks agree whether to read
+arrays in place or to send them through the host (`aiodist.collectives.device_transfer` says why
+that is safe). A **message** with such arrays is always announced, even a small one. Its receiver
+reads the arrays on the device first, and then pulls the rest. It has the message when the sender
+confirms it.
 
-**Events order the streams, words order the events.** A wait for the event of another rank is queued
-when that rank has said that it recorded the event. So no stream waits for a stream that waits for
-it.
+**Each rank reads** the arrays of the others in place, and writes only its own. If a rank cannot
+read the device of another, arrays go through pinned memory of the host (`sections`).
 
-**A Work is done when the device is.** The loop looks whether it is, and never waits for it
-(`waiting`).
+**Events order the streams, and messages order the events.** A rank queues a wait for another rank's
+event only after that rank has said that it recorded the event. So no two streams wait for each
+other.
+
+**A Work is done when the device is.** The loop polls the device and never blocks on it (`waiting`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from aiodist.devices.base import Device
 
 
 def device_of(value: Any) -> Device | None:
-    """The device that holds an array; None for arrays of the host, and for what is no array.
+    """The device that holds an array; None for arrays of the host and for other values.
 
     Arrays other than CUDA tensors name their device themselves, as ``__aiodist_device__``.
     """
@@ -48,8 +49,7 @@ def device_of(value: Any) -> Device | None:
 
 
 def default(kind: str) -> Device | None:
-    """This process' device of that kind, where there is one that needs no naming: torch's current
-    CUDA device."""
+    """This process' default device of a kind, if there is one: torch's current CUDA device."""
     if kind != "cuda":
         return None
     from aiodist.devices import cuda

@@ -1,7 +1,7 @@
-"""What collectives need of a device. There is a stand-in for tests: `tests/shared/standin.py`.
+"""What collectives need of a device. `tests/shared/standin.py` has a stand-in for tests.
 
-Memory of a device is seen through *arrays* of its own kind, and read by work that is queued on
-*streams*, which the host never waits for. *Events* order streams, those of other processes, too.
+The memory of a device is seen through *arrays* of its own kind. Work is queued on *streams*, and
+the host never waits for them. *Events* order streams, including those of other processes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from aiodist.types import ReduceOp
 
 
 class Location(NamedTuple):
-    """Where an array lies: `offset` bytes into an allocation of this process.
+    """Where an array is: `offset` bytes into an allocation of this process.
 
-    `allocation` is never the number of another one, even after it was freed. `handle`: with which
-    other processes `open` it.
+    The number `allocation` is never used again, even after the allocation was freed. Other
+    processes `open` the allocation with `handle`.
     """
 
     allocation: int
@@ -25,19 +25,19 @@ class Location(NamedTuple):
 
 
 class Event(Protocol):
-    """A point in a stream of this process, or of another one.
+    """A point in a stream of this process or of another one.
 
-    Events are recorded again and again; whoever waits waits for the last record that was asked for
-    when the wait was. One that was never recorded is complete.
+    Events are recorded again and again. A wait is for the last record before the wait was queued.
+    An event that was never recorded is complete.
     """
 
     @property
     def handle(self) -> bytes:
-        """With which other processes open it."""
+        """What other processes open it with."""
         ...
 
     def done(self) -> bool:
-        """Whether the stream has come to it. Does not block."""
+        """Whether the stream has reached it. Does not block."""
         ...
 
 
@@ -47,23 +47,23 @@ class Stream(Protocol):
     def record(self, event: Event) -> None: ...
 
     def wait(self, event: Event) -> None:
-        """What is queued from here on comes after `event`. Does not block."""
+        """Let later work on this stream start after `event`. Does not block."""
         ...
 
 
 class Device(Protocol):
-    """One device, as used by this process.
+    """One device, as this process uses it.
 
-    An array `a` of it has the shape and dtype that `describe` tells; one that is *flat* (made by
-    `flat`, `at`) has one dimension, is contiguous, and can be sliced.
+    An array `a` has the shape and dtype that `describe` returns. A *flat* array (made by `flat` or
+    `at`) has one dimension, is contiguous, and can be sliced.
     """
 
     kind: str
-    """What texts call it: "cuda"."""
+    """Its name in texts: "cuda"."""
 
     def describe(self, array: Any) -> tuple[str, tuple[int, ...]]:
-        """Dtype name (as in `aiodist.buffers.dtypes`) and shape. Raises TypeError for an array
-        that does not travel."""
+        """The dtype name (as in `aiodist.buffers.dtypes`) and shape. Raises TypeError for an array
+        that cannot be sent."""
         ...
 
     def can_write(self, array: Any) -> bool:
@@ -71,61 +71,64 @@ class Device(Protocol):
         ...
 
     def flat(self, array: Any) -> Any | None:
-        """The memory of an array, flat, as it is; None where it is not contiguous."""
+        """The memory of an array, flat and without a copy; None if it is not contiguous."""
         ...
 
     def empty(self, stream: Stream, name: str, shape: Sequence[int]) -> Any:
-        """A new array, for work on `stream`, and then on the current one."""
+        """Make a new array, for work on `stream` first, and then on the current stream."""
         ...
 
     def host(self, name: str, shape: Sequence[int]) -> Any:
-        """A new array of the host, which copies go to and come from without a detour."""
+        """Make a new array of the host in pinned memory."""
         ...
 
     def written(self, array: Any) -> None:
-        """A user's array was written: tell autograd."""
+        """Tell autograd that a user's array was written."""
         ...
 
     def current(self) -> Stream:
-        """Where the user's work is queued at present."""
+        """The stream of the user's present work."""
         ...
 
-    def stream(self) -> Stream:
-        """A new stream."""
-        ...
+    def stream(self) -> Stream: ...
 
     def event(self) -> Event:
-        """A new event that other processes can open."""
+        """Make an event that other processes can open."""
         ...
 
     def open_event(self, handle: bytes) -> Event:
-        """Raises OSError where that cannot be had."""
+        """Raises OSError if it cannot be opened."""
         ...
 
     def locate(self, flat: Any) -> Location:
-        """Where a flat array lies. Raises OSError where other processes cannot see it."""
+        """Where a flat array is. Raises OSError if other processes cannot see it."""
         ...
 
     def holds(self, allocation: int) -> bool:
-        """Whether an allocation that was located is still there."""
+        """Whether an allocation that was located still exists."""
         ...
 
     def open(self, handle: bytes) -> Any:
-        """The allocation of another process (or of this one), until the result is dropped.
+        """Open the allocation of another process (or of this one), until the result is dropped.
 
-        Raises OSError where that cannot be had: on another host, or freed."""
+        Raises OSError if it is on another host, or was freed.
+        """
         ...
 
     def at(
         self, memory: Any, offset: int, name: str, length: int, owner: object | None = None
     ) -> Any:
-        """A flat array in an opened allocation. It and its views keep `owner` alive. Raises
-        ValueError where the allocation ends before."""
+        """A flat array in an opened allocation. It and its views keep `owner` alive.
+
+        Raises ValueError if it does not fit into the allocation.
+        """
         ...
 
     def copy(self, stream: Stream, into: Any, source: Any) -> None:
         """Queue a copy between arrays of one shape and dtype, of this device or of its `host`.
-        The caller keeps both until it is done."""
+
+        Keep both until it is done.
+        """
         ...
 
     def reduces(self, op: ReduceOp, name: str) -> bool:
@@ -135,6 +138,8 @@ class Device(Protocol):
     def reduce(
         self, stream: Stream, op: ReduceOp, operands: Sequence[Any], into: Any, size: int
     ) -> None:
-        """Queue the reduction of flat arrays, in their order. `into` may be one of them. The caller
-        keeps them until it is done. `size`: by which AVG divides."""
+        """Queue the reduction of flat arrays, in their order. `into` may be one of them.
+
+        Keep them until it is done. `size`: the divisor of AVG.
+        """
         ...

@@ -1,4 +1,5 @@
-"""CUDA tensors of torch. torch is imported already where this is: a tensor has shown up."""
+"""CUDA tensors of torch. A tensor has shown up before this module is imported, so torch is
+loaded."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from aiodist.devices.driver import HANDLE_BYTES, Context
 from aiodist.types import ReduceOp
 
 _PROCESS = secrets.token_bytes(16)
-"""CUDA does not open what the same process has exported: that is found by this."""
+"""Identifies this process, because CUDA does not open handles that the same process has
+exported."""
 
 _OPERATORS = {
     "SUM": "add",
@@ -40,7 +42,7 @@ _REDUCED = frozenset(
     {"float16", "bfloat16", "float32", "float64", "complex64", "complex128"}
     | {"uint8", "int8", "int16", "int32", "int64"}
 )
-"""What torch has all operators of on the device; bool has the logical ones."""
+"""dtypes that have all operators of torch on the device; bool has only the logical ones."""
 _HALF = frozenset({"float16", "bfloat16"})
 
 _events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
@@ -60,9 +62,9 @@ class Event:
     @property
     def handle(self) -> bytes:
         if not self._handle:
-            # Before it is first recorded it is made for the current device. And it is exported
-            # once: other processes open the event, not a point in time, and each record moves that
-            # for all of them.
+            # Until it is first recorded, an event belongs to the current device, so set that.
+            # Export it once: other processes open the event, and each later record is visible to
+            # them.
             with sys.modules["torch"].cuda.device(self._device):
                 ipc = bytes(self.event.ipc_handle())
             self._handle = msgpack.packb([_PROCESS, self._number, ipc])
@@ -86,8 +88,10 @@ class Stream:
 
 
 class Mapping:
-    """Memory of an allocation, of another process or of this one, as torch takes it: kept by the
-    tensors made of it. With `context` it is unmapped with the last of them."""
+    """Memory of an allocation of this or another process, in the form that torch takes.
+
+    Tensors made of it keep it alive. With `context`, it is unmapped with the last of them.
+    """
 
     def __init__(
         self, context: Context | None, base: int, nbytes: int, keeps: object | None = None
@@ -105,12 +109,11 @@ class Mapping:
 
 
 def of(tensor: Any) -> Device:
-    """The device of a CUDA tensor."""
     return _device(tensor.device.index)
 
 
 def current() -> Device | None:
-    """torch's current device; None where torch or a GPU is missing."""
+    """torch's current device; None if torch or a GPU is missing."""
     torch = tensors.require()
     if torch is None or not torch.cuda.is_available():
         return None
@@ -140,7 +143,7 @@ class Device:
             self._context = Context(self._index)
         return self._context
 
-    # -- arrays -----------------------------------------------------------------------------------
+    # Arrays.
 
     def describe(self, array: Any) -> tuple[str, tuple[int, ...]]:
         name = tensors.dtype_name(array.dtype)
@@ -165,10 +168,9 @@ class Device:
 
     def empty(self, stream: Any, name: str, shape: Sequence[int]) -> Any:
         torch = self._torch
-        # torch's allocator hands out memory again as soon as the tensor is gone, to the next who
-        # asks on the same stream: in stream order that is safe. Two streams use this array. So it
-        # belongs to the pool of `stream`, which writes it first, and is given back to that only
-        # when the current one is through, too.
+        # torch's allocator reuses memory as soon as its tensor is gone, in the order of one stream.
+        # This array is used on two streams. So it comes from the pool of `stream`, which writes it
+        # first, and is given back when the current stream is done with it, too.
         with torch.cuda.stream(stream.stream):
             array = tensors.new(torch, name, tuple(shape), device=self._device)
         array.record_stream(torch.cuda.current_stream(self._device))
@@ -180,7 +182,7 @@ class Device:
     def written(self, array: Any) -> None:
         tensors.mark_written(array)
 
-    # -- order ------------------------------------------------------------------------------------
+    # Order.
 
     def current(self) -> Stream:
         return Stream(self._torch.cuda.current_stream(self._device))
@@ -199,13 +201,13 @@ class Device:
             event = self._torch.cuda.Event.from_ipc_handle(self._device, ipc)
             return Event(event, self._device, handle)
         except RuntimeError as error:
-            raise OSError(f"an event of another process cannot be had: {error}") from error
+            raise OSError(f"cannot open an event of another process: {error}") from error
 
-    # -- memory of others -------------------------------------------------------------------------
+    # Memory of other processes.
 
     def locate(self, flat: Any) -> Location:
         pointer = flat.data_ptr()
-        if not pointer:  # an empty one lies nowhere
+        if not pointer:  # an empty array has no address
             flat = self._torch.empty(1, dtype=self._torch.uint8, device=self._device)
             pointer = flat.data_ptr()
         driver = self._driver()
@@ -223,14 +225,14 @@ class Device:
         return held
 
     def _whole(self, memory: Mapping) -> Any:
-        # Without a device, torch would copy it to the host. Memory of another GPU has this device,
-        # too: it is mapped for work on this one.
+        # Name the device, because torch would copy to the host otherwise. Memory of another GPU
+        # also gets this device, because it is mapped for work on this one.
         return self._torch.as_tensor(memory, device=self._device)
 
     def open(self, handle: bytes) -> Any:
         process, host, base, nbytes, ipc = msgpack.unpackb(handle)
-        # The ranks of one process, as tests have them, see the same addresses: there is nothing to
-        # map, and the driver would refuse to.
+        # In tests several ranks share one process and its addresses. The driver would refuse to map
+        # them.
         if process == _PROCESS:
             return self._whole(Mapping(None, base, nbytes))
         if host != _host():
@@ -251,7 +253,7 @@ class Device:
             memory = self._whole(Mapping(None, memory.data_ptr(), memory.nbytes, (memory, owner)))
         return memory[offset:stop].view(dtype)
 
-    # -- work -------------------------------------------------------------------------------------
+    # Work.
 
     def copy(self, stream: Any, into: Any, source: Any) -> None:
         with self._torch.cuda.stream(stream.stream), self._torch.no_grad():
@@ -267,7 +269,8 @@ class Device:
     ) -> None:
         torch = self._torch
         combine = getattr(torch, _OPERATORS[op.name])
-        # torch adds and multiplies two of half precision in float32, and rounds once, by itself.
+        # torch combines two operands of half precision in float32 and rounds once. For more
+        # operands we do that here.
         several = len(operands) > 2 or op.name in ("AVG", "PREMUL_SUM")
         summed = several and combine in (torch.add, torch.mul)
         half = summed and tensors.dtype_name(into.dtype) in _HALF
@@ -279,7 +282,7 @@ class Device:
                 operand = operand != 0
             return operand * op.factor if op.name == "PREMUL_SUM" else operand
 
-        # `into` may be one of the operands: it is written when all others were read.
+        # `into` may be one of the operands, so it is written after all others are read.
         with torch.cuda.stream(stream.stream), torch.no_grad():
             total = load(operands[0])
             for operand in operands[1:-1]:
@@ -297,7 +300,7 @@ class Device:
 
 @functools.lru_cache(maxsize=1)
 def _host() -> str:
-    """Which kernel this is: handles are good under the same one."""
+    """Identifies the kernel, because handles are valid under one kernel only."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()

@@ -1,7 +1,7 @@
 """The part of the CUDA driver that shares allocations between processes, by ctypes.
 
-torch has the same behind its own reference counts, which a killed reader never gives back; here a
-reader may die at any time. Source: CUDA driver API reference, "Memory Management", "Unified
+torch can share, too, but counts references, and a killed reader never gives its reference back.
+Here a reader may die at any time. Source: CUDA driver API reference, "Memory Management", "Unified
 Addressing" and "Primary Context Management".
 """
 
@@ -17,7 +17,7 @@ HANDLE_BYTES = 64
 """CU_IPC_HANDLE_SIZE"""
 _LAZY_ENABLE_PEER_ACCESS = 1
 _BUFFER_ID = 7
-"""CU_POINTER_ATTRIBUTE_BUFFER_ID: unique in the process, also after the allocation was freed."""
+"""CU_POINTER_ATTRIBUTE_BUFFER_ID: unique in the process, even after the allocation was freed."""
 
 
 class _IpcHandle(ctypes.Structure):
@@ -63,9 +63,10 @@ def _call(name: str, *arguments: Any) -> None:
 
 
 class Context:
-    """The primary context of the device with that ordinal, the one that torch uses.
+    """The primary context of the device with that ordinal, which torch uses.
 
-    All methods raise OSError."""
+    All methods raise OSError.
+    """
 
     def __init__(self, ordinal: int) -> None:
         _call("cuInit", 0)
@@ -83,7 +84,7 @@ class Context:
             _call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def allocation(self, pointer: int) -> tuple[int, int, int]:
-        """The allocation that `pointer` is in: its number, its first address, its bytes."""
+        """The allocation that contains `pointer`: its number, its first address, its bytes."""
         base, nbytes, number = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64()
         with self._current():
             _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(nbytes), pointer)
@@ -91,7 +92,7 @@ class Context:
         return number.value, base.value, nbytes.value
 
     def number(self, pointer: int) -> int | None:
-        """The number of the allocation that is at `pointer` now; None where there is none."""
+        """The number of the allocation that is at `pointer` now; None if there is none."""
         number = ctypes.c_uint64()
         try:
             with self._current():
@@ -108,7 +109,8 @@ class Context:
         return bytes(handle)
 
     def open(self, handle: bytes) -> int:
-        """Map the allocation of another process, which may be on another device: its address."""
+        """Map the allocation of another process, maybe of another device, and return its
+        address."""
         pointer = ctypes.c_uint64()
         given = _IpcHandle.from_buffer_copy(handle)
         with self._current():
@@ -116,6 +118,6 @@ class Context:
         return pointer.value
 
     def close(self, pointer: int) -> None:
-        """Unmap it. Nothing that is queued may need it."""
+        """Unmap an allocation. No queued work may need it."""
         with self._current():
             _call("cuIpcCloseMemHandle", pointer)

@@ -1,13 +1,13 @@
-"""What ranks tell each other of their devices, once: the handles of allocations and of events.
+"""What ranks tell each other about their devices, once: handles of allocations and of events.
 
-A rank names its allocations and events by numbers that it never gives twice. As long as it does not
-know that the others have one open, it adds the handle with which they can; from then on the number
-is enough. It knows that (`told`) of a collective when all have said what they could not open, and
-of a message when its receiver, who has read what lay on the device, asks for the rest.
+A rank numbers its allocations and events, and never uses a number twice. It adds the handle to the
+number until it knows that the others have opened it. It knows that (`told`) after a collective in
+which all ranks have said what they could not open. For a message, it knows that when the receiver
+has read from the device and asks for the rest.
 
-An allocation of another rank stays open here until its owner has noticed that it was freed, and
-says so, or the rank is lost, or the group ends. An owner looks for that whenever it speaks of a new
-one, and now and then.
+An allocation of another rank stays open here until its owner reports that it was freed, or the
+owner is lost, or the group ends. An owner checks for freed allocations at each new one, and from
+time to time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from aiodist.devices.work import TOLD, DeviceWork
 from aiodist.errors import ProtocolError
 
 REVIEW = 2.0
-"""Seconds between two looks whether allocations that others have opened were freed."""
+"""Seconds between two checks whether shown allocations were freed."""
 
 NEWS: Final = b"+"
 KNOWN: Final = b"="
-"""How the words of a rank begin: there is something in them that others have not opened, or not."""
+"""The first byte of a description: whether it contains handles that others have not opened."""
 
 T = TypeVar("T")
 Number = tuple[int, int]
@@ -35,28 +35,33 @@ Number = tuple[int, int]
 
 
 class Found(NamedTuple):
-    """What a rank has for an operation: its events READY and RECORDED, and its arrays (flat)."""
+    """What a rank shows for an operation: its events READY and RECORDED, and its flat arrays."""
 
     events: Sequence[Event]
     arrays: list[Any]
 
 
 class Handles:
-    """The handles of one rank, and those of others that are open here. `freed` tells all others
-    that an allocation is gone."""
+    """The handles of one rank, and those of others that are open here.
+
+    `freed` tells all other ranks that an allocation is gone.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, freed: Callable[[int], None]) -> None:
         self._loop = loop
         self._freed = freed
-        self._told: set[tuple[str, int, int | None]] = set()  # what who has open (None: all others)
-        self._shown: dict[int, Device] = {}  # the allocations that others were told of
-        self._timer: asyncio.TimerHandle | None = None  # until the next review of these
-        self._memories: dict[Number, Any] = {}  # allocations of others that are open here
-        self._events: dict[Number, Event] = {}  # events of others that are
+        # what each rank has open (None: all others)
+        self._told: set[tuple[str, int, int | None]] = set()
+        self._shown: dict[int, Device] = {}  # the allocations that others know
+        self._timer: asyncio.TimerHandle | None = None  # until the next check of these
+        self._memories: dict[Number, Any] = {}  # open allocations of other ranks
+        self._events: dict[Number, Event] = {}  # open events of other ranks
 
     def describe(self, work: DeviceWork, arrays: Sequence[Any], peer: int | None = None) -> bytes:
-        """What `peer` needs to read flat arrays (None: what all others do). Raises OSError where
-        other processes cannot see them."""
+        """What `peer` (None: all others) needs to read flat arrays.
+
+        Raises OSError if other processes cannot see them.
+        """
 
         def new(what: str, number: int, handle: bytes) -> bytes:
             told = (what, number, None) in self._told or (what, number, peer) in self._told
@@ -64,14 +69,14 @@ class Handles:
 
         events = [[n, new("event", n, event.handle)] for n, event in work.numbered[:TOLD]]
         places = []
-        # A handle opens a whole allocation, not an array: torch cuts many tensors from one of some
+        # A handle opens a whole allocation. torch cuts many tensors from one allocation of some
         # MiB, so a few handles are enough for all arrays of a program. Between processes that is
         #
-        #     locate(array)                              -->   open(handle), once
-        #     = number of the allocation, handle, offset       at(offset) in what is open by number
+        #   locate(array)                                 -->   open(handle), once
+        #   = number of the allocation, handle, offset          at(offset) in what is open by number
         #
-        # The number stays the name of the allocation when the handle is left out. The driver never
-        # gives it twice, which cannot be said of the address: freed memory is handed out again.
+        # Later descriptions leave the handle out. The driver never gives a number twice. An address
+        # would not do, because freed memory is used again.
         for array in arrays:
             name, (length,) = work.device.describe(array)
             number, handle, offset = work.device.locate(array)
@@ -84,7 +89,7 @@ class Handles:
         return (NEWS if news else KNOWN) + packed
 
     def told(self, words: bytes, peer: int | None = None) -> None:
-        """`peer`, or all others, have opened what `describe` gave."""
+        """Note that `peer`, or all others, have opened what `describe` returned."""
         _, events, places = msgpack.unpackb(words[1:])
         self._told.update(("event", event[0], peer) for event in events)
         self._told.update(("memory", place[0], peer) for place in places if place[0] in self._shown)
@@ -92,8 +97,11 @@ class Handles:
     def open(
         self, find: Callable[[str], Device | None], peer: int, words: bytes, owner: object
     ) -> Found:
-        """What `peer` described, on the device that `find` gives for its kind; the arrays and their
-        views keep `owner` alive. Raises ProtocolError, and OSError where it cannot be had."""
+        """Open what `peer` described, on the device that `find` returns for its kind.
+
+        The arrays and their views keep `owner` alive. Raises ProtocolError, and OSError if it
+        cannot be opened.
+        """
         try:
             kind, events, places = msgpack.unpackb(words[1:])
             device = find(kind)
@@ -119,15 +127,14 @@ class Handles:
             )
         except (ValueError, TypeError, KeyError) as error:
             raise ProtocolError(
-                f"malformed words of rank {peer} about devices: {error!r}"
+                f"malformed message of rank {peer} about devices: {error!r}"
             ) from None
 
     def review(self) -> None:
-        """Tell the others of allocations that are gone: they need not have them open."""
-        # Memory that another process has open may not be given back by the driver when its owner
-        # frees it. So a program that trains model after model would run out of memory that nobody
-        # uses, if the others were not told. Nobody calls us when memory is freed: it is found by
-        # looking.
+        """Tell other ranks of allocations that were freed, so that they close them."""
+        # The driver may keep freed memory while another process has it open. A program that trains
+        # one model after another would then run out of memory. No callback reports that memory was
+        # freed, so we check.
         gone = [number for number, device in self._shown.items() if not device.holds(number)]
         for number in gone:
             del self._shown[number]
@@ -141,7 +148,7 @@ class Handles:
         self.review()
 
     def drop(self, peer: int, number: int) -> None:
-        """An allocation of `peer` is gone."""
+        """Close an allocation that `peer` has freed."""
         self._memories.pop((peer, number), None)
 
     def rank_lost(self, peer: int) -> None:
@@ -150,7 +157,6 @@ class Handles:
                 del kept[key]
 
     def close(self) -> None:
-        """The group ends."""
         self._memories.clear()
         self._events.clear()
         if self._timer is not None:

@@ -1,5 +1,4 @@
-"""Arrays of a device that go to the host in sections: the copies of one section go on while the one
-before is on its way between the ranks."""
+"""Arrays of a device that go to the host in sections, so that copies and transfers overlap."""
 
 from __future__ import annotations
 
@@ -12,11 +11,11 @@ from aiodist.devices.base import Event
 from aiodist.devices.work import DONE, RECORDED, DeviceWork
 
 SECTION = 8 << 20
-"""Bytes of a section. Not measured on a GPU: enough for copies and links to be at their speed."""
+"""Bytes of a section, enough for copies and links to reach their speed. Not measured on a GPU."""
 
 
 class Cut(NamedTuple):
-    """A part of an array: its number, and its elements from and to."""
+    """A part of an array: the number of the array, and its first and last element."""
 
     array: int
     start: int
@@ -24,8 +23,10 @@ class Cut(NamedTuple):
 
 
 def cuts(lengths: Sequence[int], sizes: Sequence[int], most: int) -> deque[list[Cut]]:
-    """Cut arrays of so many elements, of these sizes in bytes, in sections of `most` bytes, or an
-    element that has more; at least one section."""
+    """Cut arrays of these lengths and element sizes into sections of at most `most` bytes.
+
+    A larger element gets a section of its own. There is at least one section.
+    """
     made: deque[list[Cut]] = deque([[]])
     room = most
     for array, (length, size) in enumerate(zip(lengths, sizes, strict=True)):
@@ -42,7 +43,7 @@ def cuts(lengths: Sequence[int], sizes: Sequence[int], most: int) -> deque[list[
 
 
 class Section(NamedTuple):
-    """Parts of arrays, their copies on the host, and the event with which these are there."""
+    """Parts of arrays, their copies on the host, and the event when these are complete."""
 
     cuts: list[Cut]
     copies: list[Any]
@@ -50,10 +51,10 @@ class Section(NamedTuple):
 
 
 class Sections:
-    """Flat arrays of a device, by sections. The copies of so many of them are `kept`.
+    """Flat arrays of a device, in sections. The last `kept` copies are kept.
 
-    A section is fetched when the one before the last one is done with on the device: there are two
-    events.
+    There are two events, so fetch a section only when the device is done with the one before the
+    last.
     """
 
     def __init__(self, work: DeviceWork, flats: Sequence[Any], kept: int) -> None:
@@ -72,7 +73,6 @@ class Sections:
 
     @property
     def is_last(self) -> bool:
-        """Whether all sections were fetched."""
         return not self._left
 
     def fetch(self) -> Section | None:

@@ -1,8 +1,8 @@
-"""Arrays on devices in values that travel: what is shown of them, and where they go.
+"""Arrays on devices inside values: what is shown of them, and where they go.
 
-The receiver of an array copies it from where it lies in the sender's memory, if it can; else the
-sender copies it to the host, from where it travels as others do. Where an array is on a device on
-one side alone, it goes through pinned memory of the host on that side.
+The receiver copies an array directly from the sender's memory if it can. Else the sender copies it
+to the host, and it is sent like any other array. If only one side has the array on a device, that
+side uses pinned memory of the host.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from aiodist.devices.work import READY, TOLD, DeviceWork
 _NOTHING: Flat = np.empty(0, np.uint8)
 
 MOST_SHOWN = 1024
-"""Most arrays of one value that others read where they lie; more of them go through the host."""
+"""The most arrays of one value that others read in place; if there are more, all go through the
+host."""
 
 
 def host_bytes(array: Any) -> Flat:
@@ -41,8 +42,10 @@ def host_bytes(array: Any) -> Flat:
 
 
 def device_among(*values: Any) -> Device | None:
-    """The device of those arrays that are on one; None where none is. Raises TypeError where they
-    are on several, ValueError where a value is too deep."""
+    """The device of all arrays that are on one; None if none is.
+
+    Raises TypeError if they are on several devices, and ValueError if a value is too deep.
+    """
     found = {id(d): d for value in values for leaf in leaves_of(value) if (d := device_of(leaf))}
     if len(found) > 1:
         raise several()
@@ -56,8 +59,8 @@ def several() -> TypeError:
 def check_place(
     device: Device, out: Any, what: str, due: tuple[str, tuple[int, ...]], where: Where
 ) -> None:
-    """Raise TypeError or ValueError unless `out` can be written, and has dtype and shape as `what`,
-    which are `due`."""
+    """Raise TypeError or ValueError unless `out` can be written, and has the `due` dtype and
+    shape."""
     got = device.describe(out)
     if got != due:
         raise arrays.misfit(what, *due, *got, where)
@@ -69,9 +72,9 @@ def check_place(
 
 
 class Sources:
-    """The arrays on devices of values that a rank gives: a `Giver`.
+    """The arrays on devices in values that a rank gives: a `Giver`.
 
-    `device_work`: what the operation has of its device, made with the first such array.
+    `device_work`: the operation's work on its device, made with the first such array.
     """
 
     def __init__(self, device_memory: DeviceMemory) -> None:
@@ -91,7 +94,7 @@ class Sources:
         return described
 
     def work_on(self, device: Device) -> DeviceWork:
-        """What the operation has of `device`. Raises TypeError if it is on another one."""
+        """The operation's work on `device`. Raises TypeError if it is on another device."""
         if self.device_work is None:
             self.device_work = self.device_memory.begin(device)
         elif self.device_work.device is not device:
@@ -99,7 +102,7 @@ class Sources:
         return self.device_work
 
     def words(self, peer: int | None = None) -> bytes:
-        """With which `peer` (None: all others) can read them; b"" where it cannot."""
+        """What `peer` (None: all others) needs to read them; b"" if they go through the host."""
         if self.device_work is None or self.device_memory.problem or len(self.flats) > MOST_SHOWN:
             return b""  # nothing, or through the host
         try:
@@ -114,18 +117,18 @@ class Sources:
         return Found(self.device_work.events[:TOLD], self.flats)
 
     def finished(self) -> None:
-        """Nobody reads them any more."""
+        """No rank reads the arrays any more."""
         if self.device_work is not None:
             self.device_work.finished()
             self.device_work = None
 
     def abandon(self, peers: Sequence[int] | None = None) -> None:
-        """The operation has failed: `peers` (None: all) may be reading them."""
+        """The operation has failed, and `peers` (None: all) may be reading the arrays."""
         if self.device_work is not None:
             self.device_memory.abandon(self.device_work, peers)
 
     def to_host(self) -> list[memoryview]:
-        """Queue copies to memory of the host: their bytes, there when the device is done."""
+        """Queue copies to the host. The bytes are valid when the device is done."""
         assert self.device_work is not None
         self.device_work.begin()
         copies = []
@@ -143,24 +146,23 @@ class Leaf:
         self, device: Device, spec: Spec, value: Any, out: Array | None, source: Any | None
     ) -> None:
         self._device = device
-        self._shape = spec.shape  # of the array
+        self._shape = spec.shape
         self._length = math.prod(spec.shape)  # its elements
         self._itemsize = carrier(spec.name).itemsize  # bytes of an element
-        self._passed = 0  # so many elements were queued to be copied from the host
+        self._passed = 0  # elements whose copies from the host were queued
         self._out = out  # the user's array on the host, filled when the device is done; or None
         self.value = value  # the user's array, or a new one
         self.source = source  # what is read of another rank; None: its bytes come to the host
-        self.staging: Any = None  # memory of the host on the way, where there is any
+        self.staging: Any = None  # memory of the host on the way, if needed
         if source is None or out is not None:
-            # From device to device there is nothing in between.
+            # Arrays from device to device need none.
             self.staging = device.host(spec.name, spec.shape)
-        self.into = value if out is None else self.staging  # where the device puts it
+        self.into = value if out is None else self.staging  # where the device writes it
 
     def stage(self) -> tuple[Flat, Flat | None]:
         return (host_bytes(self.staging) if self.source is None else _NOTHING), None
 
     def queue(self, device_work: DeviceWork) -> None:
-        """Queue what is to be done on the device, and was not queued yet."""
         if self._passed:
             self.pass_on(device_work, self._length * self._itemsize)
             return
@@ -169,9 +171,10 @@ class Leaf:
         device_work.device.copy(device_work.stream, self.into, source)
 
     def pass_on(self, device_work: DeviceWork, nbytes: int) -> None:
-        """Its first `nbytes` have come to the host (or more, of others): queue the copies of those
-        elements that were not queued yet. Nothing happens where they do not lie one behind the
-        other on the device."""
+        """Queue the copies of the elements in its first `nbytes`, which have come to the host.
+
+        Does nothing if the array is not contiguous on the device.
+        """
         flat = self._device.flat(self.into)
         count = min(nbytes // self._itemsize, self._length)
         if flat is None or count == self._passed:
@@ -195,8 +198,8 @@ class Leaf:
 class Places:
     """Where the arrays of one value go that are on a device on either side: a `Taker`.
 
-    `holder`: has the `device_work` of the operation. `found`: where they lie, in the order of the
-    value; None: all bytes come to the host.
+    `holder`: has the `device_work` of the operation. `found`: where the arrays are, in the order of
+    the value; None: all bytes come to the host.
     """
 
     def __init__(self, device_memory: DeviceMemory, holder: Sources, found: Found | None) -> None:
@@ -212,23 +215,23 @@ class Places:
 
     @property
     def reads(self) -> bool:
-        """Whether anything is read of another rank."""
+        """Whether an array of another rank is read in place."""
         return any(leaf.source is not None for leaf in self.leaves)
 
     def is_foreign(self, value: Any) -> bool:
         return device_of(value) is not None
 
     def take(self, spec: Spec, out: Any, where: Where) -> Target | None:
-        # Four cases, by where the array was and where it is to go:
+        # There are four cases, by where the array was and where it goes::
         #
-        #     from      to        how
-        #     device    device    copied from where it lies, by this rank's device
-        #     device    host      the same, into pinned memory, and from there to the user's array
-        #     host      device    its bytes come to pinned memory, and are copied from there
-        #     host      host      nothing for here: as any other array
+        #   from   to      how
+        #   device device  copied in place by this rank's device
+        #   device host    the same, into pinned memory, and from there to the user's array
+        #   host   device  its bytes come to pinned memory, and are copied from there
+        #   host   host    like any other array, not handled here
         #
-        # Where this rank cannot read the sender's device (`found` is None), the sender has copied
-        # to the host, and the first two cases are like the last two.
+        # If this rank cannot read the sender's device (`found` is None), the sender has copied to
+        # the host. Then the first two cases are like the last two.
         source = None
         if spec.kind == "device" and self._found is not None:
             source = self._found.arrays[self._next]
@@ -243,7 +246,7 @@ class Places:
         assert device is not None
         device_work = self._holder.work_on(device)
         if source is not None and device.describe(source) != (spec.name, (math.prod(spec.shape),)):
-            raise ValueError(f"{where}: what its rank shows is not what it describes")
+            raise ValueError(f"{where}: its rank shows another array than it describes")
         host: Array | None = None
         array = out
         if out is None:
@@ -272,8 +275,7 @@ class Places:
             leaf.queue(device_work)
 
     def pass_on(self, come: Sequence[tuple[Leaf, int]]) -> None:
-        """So many bytes, from the first on, have come to the host for these: have them where they
-        go."""
+        """Queue copies of the first bytes of these arrays, which have come to the host."""
         device_work = self.device_work
         assert device_work is not None
         device_work.begin()
@@ -281,7 +283,7 @@ class Places:
             leaf.pass_on(device_work, nbytes)
 
     def take_over(self, other: Places | None) -> None:
-        """Queue copies of what `other`, of the same value, has read of another rank."""
+        """Queue copies of what `other`, for the same value, has read from another rank."""
         if other is None:
             return
         read = [leaf for leaf in other.leaves if leaf.source is not None]
@@ -297,17 +299,15 @@ class Places:
             device_work.device.copy(device_work.stream, leaf.into, theirs.into)
 
     def let_go(self) -> None:
-        """Nothing is written to the user's arrays any more that is not queued before what the user
-        queues from here on."""
+        """Order the user's later work after all writes to the user's arrays."""
         if self.device_work is not None:
             self.device_work.let_go()
 
     def finished(self) -> None:
-        """All that was queued is complete."""
         self._holder.finished()
 
     def when_done(self, then: Callable[[], None]) -> None:
-        """Call `then` when all that was queued is complete."""
+        """Call `then` when all queued work is complete."""
         if self.device_work is None:
             then()
         else:

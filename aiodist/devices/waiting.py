@@ -1,4 +1,4 @@
-"""How the loop finds that a device has come to an event: it looks, and never waits."""
+"""How the loop finds that a device has reached an event: it polls, and never blocks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from aiodist.devices.base import Event
 from aiodist.engine.operation import Pause
 
 CLOSELY = 3e-3
-"""Seconds for which every turn of the loop has a look whether the device is done."""
+"""Seconds for which every turn of the loop polls the device."""
 LOOK = 1e-3
-"""Seconds between two looks after that."""
+"""Seconds between two polls after that."""
 
 
 class Looks:
-    """Looks at events until the device has come to them: every turn of the loop at first, since no
-    timer is as fine as that, then by a timer."""
+    """Poll events until the device has reached them.
+
+    At first every turn of the loop polls, because no timer is as fine as that; then a timer does.
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, events: Sequence[Event], then: Callable[[], None]
@@ -30,7 +32,7 @@ class Looks:
         self._next: asyncio.Handle | None = None
 
     def look(self) -> bool:
-        """Whether it has. If not, `then` is called when it has."""
+        """Whether the device has reached them. If not, `then` is called later."""
         self.stop()
         if all(event.done() for event in self._events):
             return True
@@ -47,14 +49,13 @@ class Looks:
             self._then()
 
     def stop(self) -> None:
-        """Never call `then`."""
         if self._next is not None:
             self._next.cancel()
             self._next = None
 
 
 class Settled(Pause):
-    """Until the device has come to an event."""
+    """A pause until the device has reached an event."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, event: Event, *, last: bool = False

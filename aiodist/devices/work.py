@@ -1,7 +1,7 @@
-"""What one operation has of its rank's device: a stream to queue work on, and events to order it.
+"""One operation's work on a device: a stream to queue it on, and events to order it.
 
-Two of the events are told to other ranks, whose streams wait for them: READY, from which on the
-arrays may be read, and RECORDED, with which the first half of an operation of two halves is done.
+Other ranks' streams wait for two of the events: READY, after which the arrays may be read, and
+RECORDED, after the first half of an operation of two halves.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 from aiodist.devices.base import Device, Event, Stream
 
 READY, RECORDED, DONE, CALLED = range(4)
-"""The events of an operation: arrays may be read; the first half was queued; all was; and what was
-queued on the user's stream when it was called."""
+"""The events of an operation: its arrays may be read; its first half was queued; all of it was; the
+user's work before the call."""
 EVENTS = 4
 TOLD = 2
-"""So many of them, from the first on, are told to the others."""
+"""The first so many events are told to the others."""
 
 
 class Mark:
-    """Whether an operation has queued anything that is not known to be complete."""
+    """Whether an operation has queued work that is not known to be complete."""
 
     busy = False
 
@@ -28,8 +28,8 @@ class Mark:
 class DeviceWork:
     """A stream of aiodist's own, and events. See `DeviceMemory.begin`.
 
-    It is made when the operation is called: what is queued on the current stream by then is what
-    the operation comes after.
+    It is made when the operation is called. The operation comes after all work on the current
+    stream.
     """
 
     def __init__(
@@ -37,39 +37,39 @@ class DeviceWork:
     ) -> None:
         self.device = device
         self.stream = stream
-        self.numbered = numbered  # its events, and by which numbers others know them
+        self.numbered = numbered  # its events, with the numbers by which others know them
         self.events = [event for _, event in numbered]  # by READY, RECORDED, DONE and CALLED
         self.kept: list[Any] = []  # arrays that work on the device reads and writes
-        self.mark = Mark()  # whether there is anything to wait for
-        # Two streams, and who waits for whom:
+        self.mark = Mark()  # whether there is work to wait for
+        # Two streams that wait for each other's events::
         #
         #     the user's   x.mul_(2)  ·CALLED ·READY                    x.add_(1)
         #                                 |                                 ^
         #     aiodist's                   '-> copies, reductions ... DONE --'
         #
-        # The host waits for none of this. READY is recorded here, before anything is known of the
-        # others: they may have it as soon as they hear its number. If the array has to be copied
-        # first, it is recorded again (`shown_later`), and not told before.
+        # The host waits for none of this. READY is recorded here, before the other ranks are known,
+        # so that they may use it as soon as they hear its number. If the array has to be copied
+        # first, READY is recorded again (`shown_later`), and told only after that.
         self._user = device.current()  # the user's stream
         self._user.record(self.events[CALLED])
         self._user.record(self.events[READY])
 
     def follow(self) -> None:
-        """What is queued from here on comes after what was when the operation was called."""
+        """Order later work after the user's work before the call."""
         self.stream.wait(self.events[CALLED])
 
     def begin(self) -> None:
-        """Something is queued from here on, which comes after what was when it was called."""
+        """Begin to queue work, after the user's work before the call."""
         self.mark.busy = True
         self.follow()
 
     def shown_later(self) -> None:
-        """The arrays that others may read are made by what is queued by now."""
+        """Let others read the arrays after the work that is queued by now."""
         self.mark.busy = True
         self.stream.record(self.events[READY])
 
     def flat(self, array: Any) -> Any:
-        """The array, flat: itself where it is contiguous, else a copy, which is queued."""
+        """The array, flat: itself if it is contiguous, else a copy, which is queued."""
         self.kept.append(array)
         flat = self.device.flat(array)
         if flat is None:
@@ -82,25 +82,26 @@ class DeviceWork:
         return flat
 
     def to_host(self, array: Any) -> Any:
-        """Queue a copy of the array in memory of the host."""
         copy = self.device.host(*self.device.describe(array))
         self.device.copy(self.stream, copy, array)
         return copy
 
     def let_go(self) -> None:
-        """What the user queues from here on comes after all that is queued here: on the stream that
-        was current when the operation was called, and on the one that is now."""
+        """Order the user's later work after all that is queued here.
+
+        That holds on the stream at the call, and on the current one.
+        """
         if self.mark.busy:
             done = self.done()
             self._user.wait(done)
             self.device.current().wait(done)
 
     def done(self) -> Event:
-        """The event of all that is queued by now."""
+        """The event after all that is queued by now."""
         self.stream.record(self.events[DONE])
         return self.events[DONE]
 
     def finished(self) -> None:
-        """All that was queued is complete, here and on all ranks that read the arrays."""
+        """All queued work is complete, here and on all ranks that read the arrays."""
         self.mark.busy = False
         self.kept.clear()

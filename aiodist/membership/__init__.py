@@ -1,1 +1,1 @@
-"""Who is a member of which group: a state machine without I/O, clock or randomness."""
+"""The members of each group, decided by a state machine without I/O, clock or randomness."""

@@ -1,6 +1,6 @@
-"""An averager, as the coordinator knows it: its members, and the rounds of its parts.
+"""The data of one averager in the coordinator: its members, and the rounds of its parts.
 
-What is done with these is in `aiodist.membership.averaging`.
+`aiodist.membership.averaging` works on this data.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ SHOWN = 32
 
 @dataclass(slots=True)
 class Seen:
-    """A round for `status`: when its first contribution came, when it was decided and recorded; and
-    the names of members that were late, with the seconds by which they were."""
+    """A round for `status`: the times of its first contribution, its decision and its record.
+
+    `late`: by the name of a member, the seconds by which its contribution came too late.
+    """
 
     opened: float
     decided: float
@@ -40,12 +42,13 @@ class Rounds:
     text: str = ""
     outcomes: OrderedDict[int, tuple[Outcome, list[str]]] = field(default_factory=OrderedDict)
     seen: OrderedDict[int, Seen] = field(default_factory=OrderedDict)
-    opened: float = 0.0  # when the first contribution of the open round came
+    opened: float = 0.0  # the time of the first contribution to the open round
 
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """What one member gives another: the result of a round of `part`, or (None) the state."""
+    """A transfer from one member to another: the result of a round of `part`, or (None) the
+    state."""
 
     part: str | None
     round: int
@@ -55,7 +58,7 @@ class Loan:
 
 @dataclass(slots=True)
 class Member:
-    """A member: its group of one has the key `group`."""
+    """A member. `group`: the key of its group of one."""
 
     group: GroupKey
     info: MemberInfo
@@ -66,7 +69,10 @@ class Member:
 
 @dataclass(slots=True)
 class Room:
-    """One averager. `infos`: of all members that a decision may name, also those that are gone."""
+    """One averager.
+
+    `infos`: all members that a decision may name, including those that are gone.
+    """
 
     name: str
     run_id: str
@@ -76,9 +82,9 @@ class Room:
     order: dict[str, int] = field(default_factory=dict)
     parts: dict[str, Rounds] = field(default_factory=dict)
     loans: dict[bytes, Loan] = field(default_factory=dict)
-    elected: str = ""  # the member that gives the state
+    elected: str = ""  # the member that provides the state
     has_state: bool = False
-    lent: int = 0  # how many loans there were
+    lent: int = 0  # the number of loans so far
     patient_until: float | None = None
 
     @property
@@ -87,12 +93,10 @@ class Room:
 
     @property
     def keep(self) -> int:
-        """How many results members keep for others."""
         return max((member.keep for member in self.members.values()), default=0)
 
     @property
     def any_group(self) -> GroupKey:
-        """The group of one of any member."""
         return next(iter(self.members.values())).group
 
     def name_of(self, member: str) -> str:
@@ -113,21 +117,24 @@ class Room:
         self.order.setdefault(member, len(self.order))
 
     def remember(self, outcome: Outcome, holders: list[str]) -> None:
-        """A round is recorded."""
         known = self.rounds(outcome.part).outcomes
         known[outcome.round] = (outcome, holders)
         while len(known) > max(1, self.keep):
             known.popitem(last=False)
 
     def status(self) -> dict[str, Any]:
-        """Plain data: "name" and "run_id"; the rules: "quorum", "grace" (None: "auto"), "codec" and
-        "op"; "members", each with "id", "name", "host", "pid" and "parts"; and "parts".
+        """Describe the averager in plain data.
 
-        Each part has its name, "part"; "round", the last one that is recorded; "grace" in seconds;
-        its "state", "open" or "moving"; the names of members that have "contributed" to the present
-        round, and of those that are "missing"; and its last "rounds". Each of these has "round";
-        "seconds" from the first contribution to the record; "contributors" and their "weights"; and
-        "late", the seconds by which members were late, by name.
+        "name", "run_id", and the rules "quorum", "grace" (None: "auto"), "codec" and "op".
+        "members": each with "id", "name", "host", "pid" and "parts".
+
+        "parts": each with its name, "part", the last recorded "round", "grace" in seconds, and the
+        "state", "open" or "moving". "contributed" and "missing" are the names of members that have
+        contributed to the present round or not. "rounds" are the last rounds.
+
+        Each of "rounds" has its number, "round", and the "seconds" from its first contribution to
+        its record. "contributors" have "weights". "late": by name, the seconds by which members
+        were late.
         """
         rules = self.rules
         return {

@@ -1,9 +1,9 @@
-"""Averagers, as the coordinator decides for them: members, what they are told, and what is kept.
+"""The coordinator's decisions about averagers: members, messages to them, and records.
 
-Each member is a group of one, so its lease, its loss and its return are those of any group. What is
-in here begins when such a member says AverageEnter. The rounds of each part are decided by
-`aiodist.membership.rounds`; this turns messages into calls of that, and what it decides into
-messages and records.
+Each member is a group of one, so that leases, losses and returns work as in any group. This module
+starts to work for a member when it sends AverageEnter. `aiodist.membership.rounds` decides the
+rounds of each part. This module turns messages into its calls, and its decisions into messages and
+records.
 """
 
 from __future__ import annotations
@@ -65,8 +65,6 @@ may still come back."""
 
 
 class Averaging:
-    """All averagers of one coordinator."""
-
     def __init__(self, seating: Seating) -> None:
         self._seating = seating
         self._books = seating.books
@@ -84,14 +82,13 @@ class Averaging:
             AverageWantState: self._on_want_state,
         }
 
-    # What members say.
+    # Messages of members.
 
     def handle(
         self, group: Group | None, conn: int, request: int, message: AveragingRequest
     ) -> None:
-        """A member says something."""
         if group is None or conn not in group.members:
-            text = "an averager is for members of it: join it first"
+            text = "only members can use an averager: join it first"
             self._seating.send(conn, request, Failed(Failure.NOT_A_MEMBER, text))
         elif isinstance(message, AverageEnter):
             self._on_enter(group, conn, request, message)
@@ -99,8 +96,8 @@ class Averaging:
             room, who = self._of_group[group.key]
             self._handlers[type(message)](room, who, conn, request, message)
         elif isinstance(message, AverageWithdraw):
-            # The coordinator was restarted: the member has not entered again, but says its requests
-            # again. What it offers, it will offer anew.
+            # The coordinator was restarted, and the member repeats its requests before it has
+            # entered again. Answer "not decided", because the member will offer its values anew.
             self._seating.send(conn, request, AverageWithdrawn(False, 0, ()))
         elif isinstance(message, AverageElect):
             self._seating.send(conn, request, AverageElected(False))
@@ -164,7 +161,7 @@ class Averaging:
             room.rounds(part).part.enter(info.id)
 
     def _learn(self, room: Room, message: AverageEnter) -> None:
-        """A member comes back to a coordinator that may have lost what it had decided."""
+        """Take over what a returning member knows, because this coordinator may have lost it."""
         now = self._books.now
         for outcome in message.outcomes:
             rounds = self._part_of(room, outcome.part)
@@ -188,7 +185,7 @@ class Averaging:
             for info in decision.members:
                 room.number(info.id, info)
             part.restore(_moving(decision), decision.round - 1, decision.attempt)
-            # A member that has not come back by then is gone.
+            # Members that have not come back by then count as gone.
             room.patient_until = part.patient_until = now + RETURN_WINDOW
             self._books.timers.set(RoundDue(room.key), now + RETURN_WINDOW)
 
@@ -198,7 +195,7 @@ class Averaging:
         return room.rounds(part)
 
     def _tell_again(self, room: Room, who: str) -> None:
-        """What a member may have missed while it had no connection."""
+        """Repeat what a member may have missed while it had no connection."""
         for name in room.members[who].parts:
             rounds = room.rounds(name)
             moving = rounds.part.moving
@@ -211,7 +208,7 @@ class Averaging:
     def _on_offer(self, room: Room, who: str, conn: int, request: int, offer: AverageOffer) -> None:
         member = room.members[who]
         if offer.part not in member.parts:
-            text = f"the part {offer.part!r} is none of those that this member takes part in"
+            text = f"the part {offer.part!r} is not among the parts of this member"
             self._tell(room, who, AverageRefused(offer.part, offer.call, text[:MAX_TEXT]))
             return
         rounds = room.rounds(offer.part)
@@ -243,8 +240,8 @@ class Averaging:
 
     def _refuse_stale(self, room: Room, who: str, part: str, call: int, last: int) -> None:
         text = (
-            f"the part {part!r} is at round {last}, and what this member has missed is not kept:"
-            " take the state of another member (`state`), and go on from there"
+            f"the part {part!r} is at round {last}, and the results that this member missed are no"
+            " longer kept: take the state of another member (`state`), and go on from there"
         )
         self._tell(room, who, AverageRefused(part, call, text[:MAX_TEXT], stale=last))
 
@@ -284,10 +281,10 @@ class Averaging:
         part.report(who, message.round, message.attempt, got)
         self._settle(room)
 
-    # Results for members that were not in a round, and the state.
+    # Results for members that missed a round, and the state.
 
     def _pay(self, room: Room, part: str, owed: Owed, call: int = 0) -> None:
-        """Have a member get a result that it was not in."""
+        """Let a member fetch the result of a round that it missed."""
         if owed.member not in room.members:
             return
         known = room.rounds(part).outcomes.get(owed.round)
@@ -336,7 +333,7 @@ class Averaging:
                 known[1].append(who)
 
     def _lend_again(self, room: Room, loan: Loan, but: str) -> None:
-        """A member did not get what it was to get."""
+        """Find another source for a member whose transfer failed."""
         if loan.target not in room.members:
             return
         if loan.part is None:
@@ -378,14 +375,14 @@ class Averaging:
             if member.wants_state and who not in served:
                 self._lend(room, None, 0, [room.elected], who, None)
 
-    # What is decided.
+    # Decisions.
 
     def _settle(self, room: Room) -> None:
         now = self._books.now
         due: list[float] = []
         alive = set(room.members)
         if room.patient_until is not None:
-            if now < room.patient_until:  # those of a decision may still come back
+            if now < room.patient_until:  # members that a decision names may still come back
                 alive |= room.infos.keys()
                 due.append(room.patient_until)
             else:
@@ -402,7 +399,6 @@ class Averaging:
             self._books.timers.cancel(timer)
 
     def tick(self, key: GroupKey) -> None:
-        """A deadline of an averager has come."""
         room = self._rooms.get(key)
         if room is not None:
             self._settle(room)
@@ -478,10 +474,10 @@ class Averaging:
                 self._seating.note(event, group, **fields)
                 return
 
-    # Who goes.
+    # Losses.
 
     def _gone(self, group: Group, ids: Sequence[str], *, replays: bool) -> None:
-        """The member of a group of one is lost, or has left."""
+        """The member of a group of one was lost, or has left."""
         if group.key not in self._of_group:
             return
         room, who = self._of_group.pop(group.key)
@@ -510,7 +506,7 @@ class Averaging:
         self._settle(room)
 
     def accused(self, group: Group, other: str) -> Group | None:
-        """The group of one of a member that a member of `group` cannot reach any more."""
+        """Return the group of one of a member that a member of `group` cannot reach."""
         if group.key not in self._of_group:
             return None
         room, _ = self._of_group[group.key]
@@ -519,8 +515,10 @@ class Averaging:
         return self._books.groups.get(room.members[other].group)
 
     def others_are_heard(self, group: Group) -> bool:
-        """Whether other members of the averager of `group` were heard in time, so that its silence
-        is its own. See `aiodist.membership.silence`."""
+        """Whether other members of the same averager were heard in time.
+
+        If they were, the silence of `group` is its own. See `aiodist.membership.silence`.
+        """
         if group.key not in self._of_group:
             return False
         room, _ = self._of_group[group.key]
@@ -534,10 +532,10 @@ class Averaging:
                     return True
         return False
 
-    # Over restarts.
+    # Restarts.
 
     def records(self) -> Iterator[Record]:
-        """All that a coordinator after this one has to know."""
+        """Yield all that the next coordinator needs to know."""
         for room in self._rooms.values():
             group: GroupKey | None = None
             for who, member in room.members.items():
@@ -583,7 +581,7 @@ class Averaging:
                 raise AssertionError(record)
 
     def status(self) -> list[dict[str, Any]]:
-        """Plain data, for each averager: see `Room.status`."""
+        """Describe each averager in plain data: see `Room.status`."""
         return [room.status() for room in self._rooms.values()]
 
 

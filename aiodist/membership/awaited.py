@@ -1,7 +1,7 @@
-"""What a member waits for at the coordinator: votes of others, members to join, keys of the store.
+"""What a member waits for at the coordinator: votes, joining members, or keys of the store.
 
-The coordinator knows that itself, so it can tell of members whose event loop does not turn, too.
-Seconds count from when it was asked; anew after a restart.
+The coordinator knows this itself. So it can tell even if the event loop of the member is blocked.
+Seconds count from the member's request, and start again after a restart of the coordinator.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from aiodist.wire.activity import bits_of
 from aiodist.wire.recovery import Purpose
 
 MOST_KEYS = 3
-"""So many keys of one wait are named."""
+"""The number of keys of one wait that a text names."""
 MOST_TEXT = 64
-"""Most characters of a key that are shown."""
+"""The number of characters of a key that a text shows."""
 
 
 def waits_of(group: Group, conn: int, now: float) -> Iterator[Waiting]:
-    """What `conn`, a member of `group`, waits for."""
+    """Yield what `conn`, a member of `group`, waits for."""
     for ballot in group.ballots.of(conn):
         _, vote = ballot.votes[conn]
         yield Waiting(
@@ -31,13 +31,13 @@ def waits_of(group: Group, conn: int, now: float) -> Iterator[Waiting]:
             missing=bits_of(_not_voted(group, ballot)),
             lacking=_joiners_text(group, ballot),
         )
-    # No rank is known to owe a key, and who sets it need not be a rank at all.
+    # No rank is known to owe a key, because any process may set it.
     for since, keys in group.store.waits(conn):
         yield Waiting((b"", "store.wait", None), "store.wait", now - since, 0, _keys_text(keys))
 
 
 def _not_voted(group: Group, ballot: Ballot) -> list[int]:
-    """The ranks of those who have not voted; also who may come back to do so."""
+    """The ranks that have not voted, including absent ones that may come back to do so."""
     conns = group.ballots.missing(group.members, ballot.key)
     return [
         *[group.members[conn].rank for conn in conns],
@@ -46,7 +46,7 @@ def _not_voted(group: Group, ballot: Ballot) -> list[int]:
 
 
 def _joiners_text(group: Group, ballot: Ballot) -> str:
-    """How many have to join a rendezvous that all members have called; else ""."""
+    """How many more processes have to join a rendezvous that all members have called; else ""."""
     if ballot.purpose is not Purpose.RENDEZVOUS or _not_voted(group, ballot):
         return ""
     least, _ = group.bounds(ballot)
@@ -57,7 +57,7 @@ def _joiners_text(group: Group, ballot: Ballot) -> str:
 
 
 def _keys_text(keys: Sequence[str]) -> str:
-    """ "key 'weights' is not set"."""
+    """For example "key 'weights' is not set"."""
     named = [repr(key if len(key) <= MOST_TEXT else f"{key[:MOST_TEXT]}...") for key in keys]
     if len(named) == 1:
         return f"key {named[0]} is not set"

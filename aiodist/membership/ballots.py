@@ -1,45 +1,44 @@
-"""The ballots of one group: votes of members that agree, or go on without those that are lost.
+"""The ballots of one group: votes by which members agree, or go on after a loss.
 
-A ballot is known by a context (a group in one epoch, or one made of it) and a number, and has one
-outcome. It is decided once all of its voters that are alive have voted. Who is alive is for the
-coordinator to say, so that the outcome is the same for all, whoever dies meanwhile. Who may still
-come back to a coordinator that was away is waited for: it may have heard of an outcome.
+A ballot has a context (a group in one epoch, or a subgroup), a number, and one outcome. It is
+decided when all of its living voters have voted. The coordinator alone says which voters live, so
+that all members get the same outcome, even if some die meanwhile. After a restart, the coordinator
+also waits for voters that may come back, because they may have heard an outcome before.
 
-Outcomes are remembered, for those who did not hear them before their connection broke, and for
-those who vote late on what is void.
+Outcomes are remembered for members that lost their connection before they heard one, and for
+members that vote late on a void ballot.
 
-**What makes an outcome the only one.** Members must never hear different ones, or one goes on in a
-next epoch of which another knows nothing. In the order of what may happen:
+**Why an outcome is unique.** If two members heard different outcomes, one would go on in an epoch
+of which the other knows nothing. These cases could break that:
 
-* *Nothing happens.* All votes come to one coordinator, which takes one event after the other. The
-  event that completes a ballot closes it, so there is no second one that could. The number is each
-  member's count of its own votes in that context: so all mean the same call, and where they do not
-  (other words, other voters), the ballot is void, for all.
-* *A voter dies.* Its vote goes with it, and it is not waited for: it was ruled lost, which is final
-  (`returning.judge` refuses it for good). All who are left are judged by the same list of members.
-* *A voter gives up*, by its deadline or a cancel. The ballot is void if that comes while it is
-  open; else nothing happens, and the outcome is on its way. Which of the two is first is for the
-  coordinator to see, and so a voter whose deadline is over waits a moment for the answer.
-* *A voter votes late*, or again, as its connection broke. The outcome is there: it gets that one.
-* *The coordinator restarts*. Ballots are not on disk, since those who voted know of them. Members
-  vote again, under the same number; and before that they say which outcomes they have heard, which
-  are the outcomes of all (`learn`). B did not hear this one::
+* *No failure.* One coordinator gets all votes and handles one event after the other. The event that
+  completes a ballot also closes it. The number of a ballot is each member's own count of votes in
+  that context, so that equal numbers mean the same call. If calls or voters differ, the ballot is
+  void for all.
+* *A voter dies.* Its vote is dropped and the ballot no longer waits for it. The loss is final,
+  because `returning.judge` refuses that member from then on.
+* *A voter gives up*, by its deadline or a cancel. An open ballot becomes void. If the ballot is
+  closed, nothing happens, because its outcome is already in flight. The coordinator alone sees
+  which came first, so a voter waits a moment for the answer after its deadline.
+* *A voter votes late*, or again after its connection broke. It gets the outcome that there is.
+* *The coordinator restarts*. Ballots are not written to disk, because their voters know them.
+  Members vote again under the same number. Before that they report the outcomes that they have
+  heard, which become the outcomes of all (`learn`). In this example B did not hear the outcome::
 
       before    A votes   B votes   decided ──> A hears: yes    the coordinator ends
       after     B is back, votes again    ...   A is back, says: yes          B hears: yes
                                            │
                                            └─ no decision while A is absent: it may have heard one
 
-  So the coordinator that comes back decides nothing while a voter may come back (`waits_for`):
-  until then it cannot know whether there is an outcome. Who does not come back within its lease is
-  lost, and what it has heard is heard by nobody who is left.
-* *The outcome is a view.* It is no entry here, but the group's (`close` with None): the view is on
-  disk before anybody hears of it, or, without a state file, the member that has the highest epoch
-  brings it along. Whoever votes in a view that is over missed the next one, and is given that
+  So a coordinator that comes back decides nothing while a voter is absent (`waits_for`). A voter
+  that does not come back within its lease is lost, and then its outcome binds no living member.
+* *The outcome is a view.* The group keeps it, not this module (`close` with None). The view is on
+  disk before any member hears of it. Without a state file, the member with the highest epoch brings
+  it back. A member that votes in an older view has missed the next one, and gets it
   (`Recovery._answer_late`).
 
-What is not covered is in the guarantees: a voter that heard an outcome, acted on it where others
-see it, and died while the coordinator was away; and more outcomes than are remembered.
+Two cases are not covered, as the guarantees say. A voter may hear an outcome, act on it in public,
+and die while the coordinator is away. And a group may have more outcomes than are remembered.
 """
 
 from __future__ import annotations
@@ -56,21 +55,24 @@ BallotKey = tuple[bytes, int]
 """(context, number)."""
 
 Members = Seats[MemberInfo]
-"""Living members, by connection; those who may come back, by rank."""
+"""Living members by connection, or absent members by rank."""
 
 Outcome = BallotResult | Void
 
 REMEMBERED = 1024
-"""Outcomes that are remembered for each group."""
+"""The number of outcomes that are remembered for each group."""
 
 _DIFFER = "the ranks called different things, or differ in who they are"
 
 
 @dataclass(slots=True)
 class Ballot:
-    """`voters`: the ids of all, in their order (empty: the whole group). `call`: what each of them
-    has called. `votes`: by connection, the request and the vote, of those who are alive; `since`:
-    when each has voted. The first `passed` voters have voted, or never will."""
+    """One open ballot.
+
+    `voters`: their ids in order (empty: the whole group). `call`: what each of them has called.
+    `votes`: by connection, the request and the vote of each living voter. `since`: when it voted.
+    The first `passed` voters have voted, or never will.
+    """
 
     key: BallotKey
     voters: tuple[str, ...]
@@ -80,20 +82,21 @@ class Ballot:
     passed: int = 0
 
     def electorate(self, members: Members) -> list[int]:
-        """The connections of the voters that are alive, in their order."""
+        """The connections of the living voters, in their order."""
         if not self.voters:
             return sorted(members, key=lambda conn: members[conn].rank)
         return [conn for one in self.voters if (conn := members.of_id(one)) is not None]
 
     def waits_for(self, absent: Members) -> list[str]:
-        """The ids of its voters among members that may come back."""
+        """The ids of absent voters, which may come back."""
         return [one.id for one in absent.values() if not self.voters or one.id in self.voters]
 
     def is_complete(self, members: Members, absent: Members) -> bool:
         """Whether all voters have voted that are alive, or may come back.
 
-        This is asked after each vote, so it counts. Of a part of the group it looks for a single
-        voter that is missing, and goes on from that one the next time: all n votes take n steps.
+        This is asked after each vote, so it must be cheap. For the whole group it compares two
+        counts. For a subgroup it looks for the first missing voter, and starts from that one the
+        next time: all n votes together take n steps.
         """
         if not self.voters:
             return len(self.votes) == len(members) and not absent
@@ -107,12 +110,11 @@ class Ballot:
 
     @property
     def vote(self) -> Vote:
-        """What is called, as any one voter says it: the others have called the same."""
+        """The call, in the words of any one voter, because all voters have called the same."""
         return next(iter(self.votes.values()))[1]
 
     @property
     def purpose(self) -> Purpose:
-        """What is voted on."""
         return self.vote.purpose
 
     @property
@@ -122,50 +124,46 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The outcome for one voter that has nothing to wait for."""
-
     conn: int
     request: int
     reply: Outcome | Failed
 
 
 class Ballots:
-    """All ballots of one group that somebody waits for, and what came of those before."""
+    """The open ballots of one group, and the outcomes of earlier ones."""
 
     def __init__(self) -> None:
         self._ballots: dict[BallotKey, Ballot] = {}
         self.voted: dict[int, dict[BallotKey, Ballot]] = {}
-        """The ballots in which each connection has voted."""
+        """The open ballots in which each connection has voted."""
         self._outcomes: dict[BallotKey, tuple[tuple[str, ...] | None, Outcome]] = {}
-        """With the voters of each; None: not known, it was heard of from a member."""
+        """Each outcome with its voters; None if a member reported it and the voters are unknown."""
 
     def cast(
         self, members: Members, conn: int, request: int, vote: Vote, now: float = 0.0
     ) -> list[Answer]:
-        """Member `conn` votes: who hears what of it now."""
+        """Count a vote of member `conn`, and return the answers that this causes."""
         wrong = self._refuse(members, conn, vote)
         if wrong is not None:
             return [Answer(conn, request, wrong)]
         key, own = (vote.context, vote.number), members[conn].id
         voters, known = self._outcomes.get(key, (None, None))
         if known is not None:
-            if voters is not None and voters != vote.members:  # it was decided among others
+            if voters is not None and voters != vote.members:  # it was decided with other voters
                 known = Void(Cause.MISMATCH, _DIFFER, own, {own: vote.call})
             return [Answer(conn, request, known)]
         ballot = self._ballots.get(key)
         if ballot is None:
             ballot = self._ballots[key] = Ballot(key, vote.members, vote.call)
         differs = vote.members != ballot.voters
-        if not differs:  # one list of them is kept, not one of each voter
+        if not differs:  # keep one list of voters, not one for each vote
             vote = replace(vote, members=ballot.voters)
         ballot.votes[conn] = (request, vote)
         ballot.since.setdefault(conn, now)
         self.voted.setdefault(conn, {})[key] = ballot
-        # Voters need not all be there when the first one votes, and the first may even vote in
-        # vain: it loses its connection, and votes for something else when it is back. So the ballot
-        # takes its words from whoever is in it alone, and all who come later are measured by these.
-        # All votes in a ballot call the same, or it would be void: so one text stands for all. A
-        # voter that is alone in it may have voted before, over this connection, for something else.
+        # All votes in a ballot must call the same, or it is void, so one text describes all. A
+        # voter that is alone in the ballot sets that text. This includes a voter that voted here
+        # before, lost its connection, and now votes for something else.
         if len(ballot.votes) == 1:
             ballot.call = vote.call
         if differs or vote.call != ballot.call:
@@ -184,12 +182,15 @@ class Ballots:
         text: str,
         seen: Mapping[str, str] | None = None,
     ) -> list[Answer]:
-        """`conn`, which has voted, waits no more. Nothing happens where there is nothing to void:
-        the outcome is on its way. `seen`: what members are doing, by id."""
+        """Stop waiting: `conn` gives up a ballot in which it has voted.
+
+        Return nothing if no open ballot can become void, because its outcome is already in flight.
+        `seen`: what members are doing, by id.
+        """
         ballot = self._ballots.get(key)
-        # Two words of one voter may cross with the outcome. If the ballot is closed, its outcome
-        # was sent before this word was read, and stands. If this one has not voted (its vote came
-        # over another connection that broke), it cannot give up what it has not begun.
+        # A message to give up may cross with the outcome. If the ballot is closed, its outcome was
+        # sent before and stands. If this connection has not voted, its vote came over another
+        # connection that broke, so there is nothing to give up.
         if ballot is None or conn not in ballot.votes:
             return []
         missing = [members[one].id for one in ballot.electorate(members) if one not in ballot.votes]
@@ -199,7 +200,7 @@ class Ballots:
         return self.close(ballot, void)
 
     def of(self, conn: int) -> list[Ballot]:
-        """The ballots in which it has voted, and that are not decided."""
+        """The open ballots in which `conn` has voted."""
         return list(self.voted.get(conn, {}).values())
 
     def missing(self, members: Members, key: BallotKey) -> list[int]:
@@ -210,39 +211,39 @@ class Ballots:
         return [one for one in ballot.electorate(members) if one not in ballot.votes]
 
     def gone(self, conn: int) -> None:
-        """Nothing comes over `conn` any more: its member is lost, or votes again over another."""
+        """Drop the votes of a connection, because its member is lost or will vote over another
+        one."""
         for key, ballot in self.voted.pop(conn, {}).items():
             del ballot.votes[conn]
             del ballot.since[conn]
-            ballot.passed = 0  # its voter may be alive, and is waited for again
+            ballot.passed = 0  # its voter may be alive, so the ballot waits for it again
             if not ballot.votes:
                 del self._ballots[key]
 
     def new_view(self) -> None:
-        """Others are members now, maybe voters that were not known until now."""
+        """Look at all voters again, because some may have become members."""
         for ballot in self._ballots.values():
             ballot.passed = 0
 
     def decided(
         self, members: Members, absent: Members, key: BallotKey | None = None
     ) -> Iterator[Ballot]:
-        """The ballots in which all living voters have voted, or of them that with this `key`; each
-        is to be taken by `close`."""
+        """Yield the complete ballots, or of these the one with `key`. The caller closes each."""
         return (one for one in self._open(key) if one.is_complete(members, absent))
 
     def of_another_view(self, context: bytes, key: BallotKey | None = None) -> Iterator[Ballot]:
-        """The ballots of the whole group that are not of the view that `context` names, or of them
-        that with this `key`."""
+        """Yield the ballots of the whole group in another view than `context`, or of these the one
+        with `key`."""
         return (one for one in self._open(key) if not one.voters and one.key[0] != context)
 
     def _open(self, key: BallotKey | None) -> Iterator[Ballot]:
         for one in list(self._ballots) if key is None else [key]:
-            ballot = self._ballots.get(one)  # maybe closed with one before it
+            ballot = self._ballots.get(one)  # it may have been closed together with an earlier one
             if ballot is not None:
                 yield ballot
 
     def close(self, ballot: Ballot, outcome: Outcome | None) -> list[Answer]:
-        """The ballot is over, with this outcome (None: a view, which is the group's)."""
+        """Close a ballot with an outcome (None: a view, which the group keeps)."""
         del self._ballots[ballot.key]
         for conn in ballot.votes:
             del self.voted[conn][ballot.key]
@@ -252,7 +253,7 @@ class Ballots:
         return [Answer(conn, request, outcome) for conn, (request, _) in ballot.votes.items()]
 
     def learn(self, key: BallotKey, outcome: Outcome) -> list[Answer]:
-        """A member has heard that outcome: so it is that of all."""
+        """Take over an outcome that a member has heard, because it must be the outcome of all."""
         ballot = self._ballots.get(key)
         if ballot is not None:
             return self.close(ballot, outcome)
@@ -268,7 +269,7 @@ class Ballots:
     def _refuse(self, members: Members, conn: int, vote: Vote) -> Failed | None:
         own = members[conn].id
         if vote.members and own not in vote.members:
-            return Failed(Failure.INVALID, "a vote among others: the sender is none of the voters")
+            return Failed(Failure.INVALID, "the sender is not among the voters of this ballot")
         if vote.purpose is Purpose.RENDEZVOUS and vote.members:
             return Failed(Failure.INVALID, "a rendezvous is of the whole group")
         if len(self.voted.get(conn, ())) >= MAX_BALLOTS:

@@ -1,4 +1,4 @@
-"""What the coordinator knows of its groups, and how that outlives it: as records of a log."""
+"""What the coordinator knows of its groups, and the records that carry it over a restart."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import MemberInfo, Result, View
 
 REMEMBERED = 4096
-"""Groups that ended and are remembered, so that none of their members brings them back."""
+"""The number of ended groups that are remembered, so that no late member brings them back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A member, or joiner, has been silent for too long."""
+    """The lease of a member or joiner has ended."""
 
     conn: int
 
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """An absent member has not come back."""
+    """An absent member has not come back in time."""
 
     group: GroupKey
     rank: int
@@ -52,27 +52,27 @@ class Return:
 
 @dataclass(frozen=True, slots=True)
 class JoinWindow:
-    """Nobody has joined for a while."""
+    """The join window has passed without a new joiner."""
 
     group: GroupKey
 
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """Members had time to say whom they cannot reach."""
+    """Members have had time to report links that are broken."""
 
     group: GroupKey
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Members had time to say what they are doing."""
+    """Members have had time to say what they are doing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ttl:
-    """A key of a store has lived its time: of that of `group`, or of the `shared` one of that name
-    and run id."""
+    """The ttl of a key has ended, in the store of `group` or in the `shared` store of that name and
+    run id."""
 
     group: GroupKey
     key: str
@@ -87,38 +87,41 @@ class RoundDue:
 
 
 class _Shared(NamedTuple):
-    """A store that groups have in common, and which they are."""
+    """A store that several groups share."""
 
     store: KeyValueStore
     users: set[GroupKey]
 
 
 class OnGone(Protocol):
-    """Hears that members of a group are lost, or have left. `replays`: long ago."""
+    """Called when members of a group are lost or have left. `replays`: this comes from the log."""
 
     def __call__(self, group: Group, ids: Sequence[str], *, replays: bool) -> None: ...
 
 
 class Books:
-    """Groups, epochs and timers; `now` is the time of the present step. `keep` is called with what
-    has to be written down (None: nothing has). `wall_offset`: see `Membership`."""
+    """Groups, epochs and timers. `now` is the time of the present step.
+
+    `keep` is called with each record for the log (None: there is no log). `wall_offset`: see
+    `Membership`.
+    """
 
     def __init__(self, wall_offset: float, keep: Callable[[Record], None] | None) -> None:
         self.now = 0.0
-        self.epochs = Epochs()  # the last epoch of each name of a group
-        # Those that wait for members, and those that are formed.
+        self.epochs = Epochs()  # the last epoch of each group name
+        # Groups that wait for members, and groups that are formed.
         self.groups: dict[GroupKey, Group] = {}
-        # Stores that groups have in common, by their name and the run id of those groups.
+        # Shared stores, by their name and the run id of their groups.
         self._shared: dict[GroupKey, _Shared] = {}
-        # Of each of these that is a channel's, also while it is empty: what was published last.
+        # For each channel, what was published last. This outlives the shared store of the channel.
         self.published: dict[GroupKey, bytes] = {}
-        # The last epoch of groups that have ended, the longest ended first.
+        # The last epochs of ended groups; the group that ended first comes first.
         self.ended: dict[GroupKey, int] = {}
-        # What is due when; each kind says of whom.
+        # All deadlines. The kind of a key says what is due.
         self.timers: Timers[Lease | Return | JoinWindow | Ruling | Answers | Ttl | RoundDue] = (
             Timers()
         )
-        # What averagers do of members that are gone, and of their own records: `Averaging`.
+        # Called for members that are gone, and for records of averagers: both by `Averaging`.
         self.on_gone: OnGone = lambda group, ids, *, replays: None
         self.on_record: Callable[[Record], None] = _no_record
         self._wall_offset = wall_offset
@@ -126,11 +129,10 @@ class Books:
 
     @property
     def wall_time(self) -> float:
-        """Seconds since the Unix epoch."""
         return max(0.0, self.now + self._wall_offset)
 
     def open(self, key: GroupKey, size: Size, opener: str) -> Group:
-        """A new group, that forms."""
+        """Create a group that begins to form."""
         store = self._new_store(partial(Ttl, key))
         if self._keep is not None:
             store.changed = partial(self._on_stored, key)
@@ -139,12 +141,13 @@ class Books:
         return group
 
     def share(self, group: Group, name: str) -> None:
-        """From now on the group has the store `name` in common with all that ask for it, instead of
-        one of its own ("": it keeps what it has). It lives as long as one of them does."""
-        # It is not written down, but for what was published last: what is in it tells of members
-        # that live, who say it again to a coordinator that comes back, and who may be others by
-        # then. Which store a group shares is not written down, either: each of its members says it
-        # when it comes back.
+        """Let a group use the shared store `name` instead of its own ("": it keeps its own).
+
+        The shared store lives as long as one of its groups.
+        """
+        # A shared store is not written to the log, except for what was published last. Its contents
+        # describe living members, which repeat them to a coordinator that comes back. Each member
+        # also repeats which store its group shares.
         if not name or group.shares:
             return
         key = (name, group.run_id)
@@ -158,23 +161,22 @@ class Books:
         users.add(group.key)
 
     def sharing(self, group: Group) -> list[Group]:
-        """All that have their store in common with a group, itself included."""
+        """The groups that share a store with `group`, including itself."""
         key = (group.shares, group.run_id)
         return [self.groups[user] for user in self._shared[key].users] if group.shares else [group]
 
     def expire(self, ttl: Ttl) -> list[Send]:
-        """A key has lived its time: who is told."""
-        # The last that had the store may have been lost by the same tick of the clock.
+        """Delete a key whose ttl is over, and return the messages about it."""
+        # The last group that used the store may have been lost by the same tick.
         stores = self._shared if ttl.shared else self.groups
         return stores[ttl.group].store.expire(ttl.key) if ttl.group in stores else []
 
     def formed(self, group: Group, view: View) -> None:
-        """The group has a view that it did not have before."""
         self.epochs.observe(view.group, view.epoch)
         self.write(_formed(group, view))
 
     def gone(self, group: Group, members: Sequence[MemberInfo], reason: str | None) -> None:
-        """Members of the view are lost for `reason`, or (None) have left."""
+        """Record that members of the view are lost for `reason`, or (None) have left."""
         ranks = []
         for member in members:
             group.store.forget(member.id)
@@ -183,12 +185,12 @@ class Books:
         self.on_gone(group, [member.id for member in members], replays=False)
 
     def end(self, group: Group) -> None:
-        """Delete a group, and its store."""
+        """Delete a group and its store."""
         del self.groups[group.key]
         if group.shares:
             self._unshare(group)
         else:
-            # That the group ended says that its keys are gone: a record of each would say it again.
+            # The record of the group's end covers its keys, so a record for each key is not needed.
             group.store.changed = lambda key, value: None
             group.store.clear()
         if group.view is not None:
@@ -196,7 +198,7 @@ class Books:
             self.write(Ended(*group.key, group.view.epoch))
 
     def _unshare(self, group: Group) -> None:
-        """The group has ended. Who was the last to have a store in common leaves nothing of it."""
+        """Remove a group from its shared store. Delete the store with its last group."""
         key = (group.shares, group.run_id)
         store, users = self._shared[key]
         users.discard(group.key)
@@ -206,12 +208,12 @@ class Books:
             del self._shared[key]
 
     def expect(self, group: Group, view: View) -> None:
-        """`view` is that of the group, and its members are to come back."""
+        """Install `view`, and wait for all of its members to come back."""
         for rank in group.absent:
             self.timers.cancel(Return(group.key, rank))
-        # Nobody is a member by what is written down: all are absent, each with a lease to show that
-        # it lives. So a coordinator that comes back rules nobody lost for what happened while it
-        # was away, and whoever died meanwhile is found out one lease later.
+        # The log makes no process a member: all are absent, and each has one lease to come back. So
+        # a coordinator that was away rules no member lost for that time. A member that died
+        # meanwhile is found out one lease later.
         group.install(view)
         group.lost, group.left, group.cut_off = {}, set(), False
         group.absent = Seats({member.rank: member for member in view.members})
@@ -219,44 +221,43 @@ class Books:
             self.timers.set(Return(group.key, member.rank), self.now + member.lease)
 
     def is_cut_off(self, group: Group) -> bool:
-        """Whether nobody of a group is heard any more, members or joiners."""
+        """Whether the coordinator hears no member or joiner of a group any more."""
         dues = ((lease, self.timers.get(Lease(conn))) for conn, lease in group.leases.items())
         return is_cut_off((lease, 0.0 if due is None else due - self.now) for lease, due in dues)
 
     def time_left(self, conn: int) -> float:
-        """Seconds until the lease of a connection is over."""
+        """The seconds until the lease of a connection is over."""
         due = self.timers.get(Lease(conn))
         return 0.0 if due is None else due - self.now
 
     def await_word(self, group: Group) -> None:
-        """Nobody of a group is heard: the leases in which its members have to come back begin with
-        the first sign of life."""
+        """Wait for a group that is silent as a whole: its leases to return begin with its first
+        sign of life."""
         group.cut_off = True
         for rank in group.absent:
             self.timers.set(Return(group.key, rank), self.now + RETURN_SECONDS)
 
     def got_word(self, group: Group) -> None:
-        """Somebody of a group is heard, or wants to be of it: if nobody was before, its members
-        have a lease to come back from now on."""
+        """Note a sign of life of a group. If the group was silent as a whole, its leases to return
+        begin now."""
         if group.cut_off:
             group.cut_off = False
             for rank, member in group.absent.items():
                 self.timers.set(Return(group.key, rank), self.now + member.lease)
 
     def take_absent(self, group: Group, rank: int) -> MemberInfo | None:
-        """A member is not waited for any more: it came back, or is gone. None: it was not."""
+        """Stop waiting for an absent member, and return it; None if it was not absent."""
         self.timers.cancel(Return(group.key, rank))
         return group.absent.pop(rank, None)
 
-    # Over restarts.
+    # Restarts.
 
     def records(self) -> Iterator[Record]:
-        """All that there is to know, as it is while this is iterated."""
-        # Replayed from the top, each record finds what it builds on: epochs before the groups that
-        # take them, groups before what happened to their members and stores. Ttls go as times of
-        # the wall clock, for the clock of the loop begins anew with each process. Joiners, votes
-        # and leases are not here: joiners ask again, voters vote again, and everybody has a new
-        # lease to come back.
+        """Yield all records that describe the present state, lazily."""
+        # Each record builds on earlier ones: epochs come before groups, groups before their members
+        # and stores. Ttls are written as wall-clock times, because the clock of the event loop
+        # starts anew in each process. Joiners, votes and leases are left out, because members
+        # repeat them.
         yield EpochGiven("", self.epochs.floor)
         for name, epoch in self.epochs.last.items():
             yield EpochGiven(name, epoch)
@@ -284,15 +285,15 @@ class Books:
                 yield Answered(*key, member, request, result)
 
     def replay(self, records: Iterable[Record]) -> None:
-        """Take in what another coordinator has written down. Raises ValueError where it makes no
-        sense."""
-        # What is read from the log must not be written to it again.
+        """Take in the records of an earlier coordinator. Raises ValueError if they are
+        inconsistent."""
+        # Records that are read from the log must not be written to it again.
         keep, self._keep = self._keep, None
         try:
             for record in records:
                 self._replay(record)
         except KeyError as error:
-            raise ValueError(f"a record of a group that there is not: {error}") from None
+            raise ValueError(f"a record of an unknown group: {error}") from None
         self._keep = keep
         if keep is not None:
             for key, group in self.groups.items():
@@ -362,7 +363,7 @@ class Books:
             self.write(Published(*shared, value))
 
     def write(self, record: Record) -> None:
-        """Have `record` written down, if anything is."""
+        """Write `record` to the log, if there is one."""
         if self._keep is not None:
             self._keep(record)
 
@@ -395,7 +396,7 @@ class Books:
 
 
 def _no_record(record: Record) -> None:
-    raise ValueError(f"a record of an averager where there is none: {record!r:.100}")
+    raise ValueError(f"a record of an unknown averager: {record!r:.100}")
 
 
 def _formed(group: Group, view: View) -> Formed:

@@ -1,5 +1,7 @@
-"""Channels of weights, as far as the coordinator knows of them: by what their participants say in
-the store that they have in common (`aiodist.wire.channels`)."""
+"""Status of channels of weights, read from the shared store of their participants.
+
+`aiodist.wire.channels` defines what participants write there.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,20 @@ from aiodist.wire import channels
 
 
 def status(groups: Iterable[Group]) -> list[dict[str, Any]]:
-    """Plain data, for each channel: "name" and "run_id"; "newest", the newest version that anybody
-    knows of (None: there is none), and its "nbytes"; and "participants", in the order in which they
-    came. Each of those has "id", "name", "host" and "pid" of the member; whether it "publishes";
-    and "said": None if it gives no sign of life, else the other fields of `channels.Said`, with
-    "lag", by how much the number of its version is lower than the newest (None: it has none)."""
+    """Describe each channel in plain data.
+
+    "name", "run_id"; "newest", the newest version that any participant knows of (None: there is
+    none), and its "nbytes". "participants": in the order in which they came, each with "id",
+    "name", "host" and "pid", whether it "publishes", and "said".
+
+    "said" is None if the participant gives no sign of life. Else it has the other fields of
+    `channels.Said` and "lag", by how much its version number is lower than the newest (None: it has
+    no version).
+    """
     found: dict[GroupKey, list[dict[str, Any]]] = {}
     for group in groups:
         known = channels.participant_in(group.name)
-        # Anybody may give a group of many such a name.
+        # Any group may have such a name, but a participant is a group of one.
         if known is not None and group.view is not None and len(group.view.members) == 1:
             channel, who = known
             found.setdefault((channel, group.run_id), []).append(_participant(group, who))
@@ -28,7 +35,7 @@ def status(groups: Iterable[Group]) -> list[dict[str, Any]]:
 
 
 def subscribers(groups: Iterable[Group]) -> list[Group]:
-    """Those of the participants of a channel that do not publish, and are connected."""
+    """The connected participants of a channel that do not publish."""
     return [
         group
         for group in groups
@@ -43,7 +50,7 @@ def _at(group: Group, who: str) -> bytes | None:
 
 
 def _publishes(group: Group, who: str, said: channels.Said | None) -> bool:
-    # One that is silent has said before that it publishes.
+    # A silent participant has said before whether it publishes.
     publishers = channels.publishers_in(group.store.values.get(channels.PUBLISHER))
     return who in publishers if said is None else said.publishes
 

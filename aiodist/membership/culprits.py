@@ -1,13 +1,13 @@
-"""Who holds up the others: a decision on what the members of a group say that they are doing.
+"""Find the ranks that hold up others, from what all members say that they are doing.
 
-Members answer one after the other while the program goes on, so a wait counts only once it is
-longer than `LEAST`. A rank waits for those that have not entered its collective, or for the other
-end of its message. Who is waited for and waits for nobody is a culprit; so is who does not answer,
-and whose event loop does not turn. Ranks that wait for each other and for no culprit are in a
-deadlock. Who waits for what no rank is known to owe, such as a key of the store that nobody has
-set, is told beside them.
+A rank waits for the ranks that have not entered its collective, or for the peer of its message. A
+rank is a culprit if others wait for it and it waits for no other rank. A rank that does not answer,
+or whose event loop is blocked, is a culprit, too. Ranks that wait for each other and for no culprit
+are in a deadlock. Waits that no rank is known to owe, such as a missing key of the store, are
+reported separately.
 
-Sets of ranks are bits of an int: there may be thousands of ranks that wait for thousands.
+A wait counts only after `LEAST` seconds, because answers come at different times while the program
+goes on. Sets of ranks are bits of an int, because thousands of ranks may wait for thousands.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from typing import NamedTuple
 from aiodist.wire.activity import bits_of, ranks_in
 
 LEAST = 1.0
-"""Seconds after which an operation that waits is taken for held up."""
+"""Seconds after which a waiting operation counts as held up."""
 
 Key = tuple[bytes, str, int | None]
-"""What an operation is known by on all of its ranks: context, tag, number (None: a message)."""
+"""The identity of an operation on all ranks: context, tag, number (None: a message)."""
 
 
 class Waiting(NamedTuple):
-    """An operation that is pending, `what` in words. `missing`, as bits: the ranks that it waits
-    for, as far as its own rank knows. `lacking`: what else it waits for, in words."""
+    """A pending operation; `what` describes it.
+
+    `missing`: as bits, the ranks that it waits for, as far as its own rank knows. `lacking`: in
+    words, what else it waits for.
+    """
 
     key: Key
     what: str
@@ -37,7 +40,7 @@ class Waiting(NamedTuple):
 
 
 class Doing(NamedTuple):
-    """What a rank says. `is_stuck`: its event loop does not turn."""
+    """What a rank says. `is_stuck`: its event loop is blocked."""
 
     waits: tuple[Waiting, ...] = ()
     is_stuck: bool = False
@@ -54,8 +57,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`culprits` hold up others, by way of these operations; in a `deadlock`: each other. There are
-    none where it is something else that is `lacking`."""
+    """`culprits` hold up others in the operations `held`; in a `deadlock` they hold up each other.
+
+    There are no culprits if something else is `lacking`.
+    """
 
     culprits: tuple[int, ...]
     held: tuple[Held, ...]
@@ -64,10 +69,13 @@ class Finding:
 
 
 def find(doings: Mapping[int, Doing | None]) -> list[Finding]:
-    """What is wrong with a group, by rank: those who hold up the most first. None: no answer.
-    Ranks that are gone are not among them."""
-    # As bits, of ranks 0 to 5, where 3 computes, 0 and 1 wait for it, 2 waits for 1, 4 and 5 for
-    # each other::
+    """Find what is wrong with a group, the worst culprits first.
+
+    `doings`: by rank, what each rank says (None: it did not answer). Ranks that are gone are left
+    out.
+    """
+    # In this example of ranks 0 to 5, rank 3 computes, 0 and 1 wait for 3, and 2 waits for 1. Ranks
+    # 4 and 5 wait for each other::
     #
     #     waiting   0: 001000  1: 001000  2: 000010  4: 100000  5: 010000
     #     by_mask   001000: {0, 1}   000010: {2}   100000: {4}   010000: {5}
@@ -75,21 +83,22 @@ def find(doings: Mapping[int, Doing | None]) -> list[Finding]:
     #                         way of 1
     #     stuck & ~reached  = {4, 5}: they wait, and for nobody who is to blame: a deadlock
     #
-    # Ranks that wait for the same others are one entry of `by_mask`: of thousands of ranks there
-    # are a handful of masks, and the walk over them takes that many steps.
+    # Ranks that wait for the same others share one entry of `by_mask`. Thousands of ranks have only
+    # a few masks, so the walk over them is short.
     held_up = _held_up(doings)
-    waiting: dict[int, int] = {}  # rank -> those it waits for
+    waiting: dict[int, int] = {}  # rank -> the ranks it waits for
     for rank, waits in held_up.items():
         for _, missing in waits:
             waiting[rank] = waiting.get(rank, 0) | missing
-    by_mask: dict[int, int] = {}  # those that are waited for -> who waits for just those
+    # ranks that are waited for -> the ranks that wait for exactly these
+    by_mask: dict[int, int] = {}
     for rank, mask in waiting.items():
         by_mask[mask] = by_mask.get(mask, 0) | 1 << rank
     awaited = 0
     for mask in by_mask:
         awaited |= mask
     stuck = bits_of(waiting)
-    behind: dict[int, int] = {}  # who waits for a culprit, by whatever way -> the culprits
+    behind: dict[int, int] = {}  # ranks that wait for a culprit, directly or not -> the culprits
     reached = 0
     for culprit in ranks_in(awaited & ~stuck):
         followers = _behind(1 << culprit, by_mask)
@@ -108,7 +117,7 @@ def find(doings: Mapping[int, Doing | None]) -> list[Finding]:
 
 
 def entered(doings: Mapping[int, Doing | None]) -> dict[Key, int]:
-    """Who has entered which operation, as bits."""
+    """The ranks that have entered each operation, as bits."""
     found: dict[Key, int] = {}
     for rank, doing in doings.items():
         for wait in doing.waits if doing is not None else ():
@@ -117,7 +126,7 @@ def entered(doings: Mapping[int, Doing | None]) -> dict[Key, int]:
 
 
 def _lacking(doings: Mapping[int, Doing | None]) -> list[Finding]:
-    """What ranks wait for that no rank is known to owe: what most of them wait for first."""
+    """Waits that no rank is known to owe; the wait of most ranks comes first."""
     by_text: dict[str, HeldUp] = {}
     for rank, doing in doings.items():
         for wait in doing.waits if doing is not None else ():
@@ -128,7 +137,7 @@ def _lacking(doings: Mapping[int, Doing | None]) -> list[Finding]:
 
 
 HeldUp = dict[int, list[tuple[Waiting, int]]]
-"""rank -> its operations that are held up, and by whom."""
+"""rank -> its operations that are held up, each with the ranks it waits for."""
 
 
 def _held_up(doings: Mapping[int, Doing | None]) -> HeldUp:
@@ -142,7 +151,7 @@ def _held_up(doings: Mapping[int, Doing | None]) -> HeldUp:
         for wait in doing.waits:
             missing = wait.missing & there
             if wait.key[2] is not None:
-                # Where all have entered, it goes on when the loops of all turn.
+                # If all ranks have entered, only ranks whose loop is blocked hold it up.
                 missing = missing & ~known[wait.key] or mute
             missing &= ~(1 << rank)
             if missing and wait.seconds >= LEAST:
@@ -151,7 +160,7 @@ def _held_up(doings: Mapping[int, Doing | None]) -> HeldUp:
 
 
 def _behind(culprit: int, by_mask: Mapping[int, int]) -> int:
-    """Who waits for `culprit`, or for somebody who does."""
+    """The ranks that wait for `culprit`, directly or through others."""
     behind, waited_for = 0, culprit
     while waited_for:
         more = 0
@@ -164,7 +173,7 @@ def _behind(culprit: int, by_mask: Mapping[int, int]) -> int:
 
 
 def _held(held_up: HeldUp, ranks: Iterable[int]) -> tuple[Held, ...]:
-    """The operations of `ranks`, those of most of them first."""
+    """The operations of `ranks`; the operation of most ranks comes first."""
     by_key: dict[tuple[Key, str], dict[int, float]] = {}
     for rank in ranks:
         for wait, _ in held_up[rank]:

@@ -1,6 +1,6 @@
-"""What goes into the membership state machine, and what comes out.
+"""The inputs and outputs of the membership state machine.
 
-A connection is known by a number that the caller chose and never uses again.
+The caller numbers connections, and never uses a number again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aiodist.wire.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message came from connection `conn`, with this request number."""
+    """A message with this request number came from connection `conn`."""
 
     conn: int
     request: int
@@ -24,8 +24,6 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """A connection is gone."""
-
     conn: int
     reason: str
 
@@ -37,7 +35,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Take no more joins, and turn those away that wait."""
+    """Take no more joins, and refuse those that wait."""
 
 
 Event = Received | Disconnected | Tick | Drain
@@ -54,7 +52,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Close `conn` once what was sent before is out. The machine has already forgotten it."""
+    """Close `conn` after all earlier messages to it are sent. The machine has forgotten it."""
 
     conn: int
     reason: str
@@ -62,7 +60,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something worth a line in a log."""
+    """An event for the log file of people."""
 
     event: str
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -70,7 +68,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Write `record` to the log, before what comes behind it is carried out."""
+    """Write `record` to the state log before the next effect is carried out."""
 
     record: Record
 

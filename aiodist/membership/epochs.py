@@ -1,11 +1,11 @@
-"""Epoch numbers: for one group name they only ever grow, also after the group was deleted."""
+"""Epoch numbers, which only grow for each group name, even after the group was deleted."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 REMEMBERED = 4096
-"""Names whose last epoch is kept. The oldest beyond these raise the floor for all new names."""
+"""The number of names whose last epoch is kept. Older names raise the floor for all new names."""
 
 
 class Epochs:
@@ -18,25 +18,24 @@ class Epochs:
 
     @property
     def last(self) -> Mapping[str, int]:
-        """The last epoch of each name that is remembered, the longest unused first."""
+        """The last epoch of each remembered name; the name that was unused longest comes first."""
         return self._last
 
     def take(self, name: str) -> int:
-        """The next epoch of `name`."""
         epoch = self._last.get(name, self.floor) + 1
         self.observe(name, epoch)
         return epoch
 
     def observe(self, name: str, epoch: int) -> None:
-        """`name` has had `epoch`: later ones are above. The empty name raises the floor."""
-        # Frames of one epoch must never be taken for those of another, so a number that was given
-        # once is never given again, also after the group has ended, and under whatever coordinator.
+        """Note that `name` has had `epoch`, so that later epochs are higher. The empty name raises
+        the floor."""
+        # Frames of one epoch must never be taken for frames of another. So a number is never given
+        # twice, even after the group has ended or under another coordinator.
         if not name:
             self.floor = max(self.floor, epoch)
             return
         self._last[name] = max(epoch, self._last.pop(name, 0))
-        # A name that is forgotten may come back: the floor sees to it that no epoch of it is given
-        # twice.
+        # A forgotten name may come back. The floor makes sure that it gets no old epoch.
         if len(self._last) > self._remembered:
             oldest = next(iter(self._last))
             self.floor = max(self.floor, self._last.pop(oldest))

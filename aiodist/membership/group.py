@@ -1,8 +1,8 @@
-"""One group: who waits to join, who is a member, who was lost; who may come in, and when it forms.
+"""One group: its joiners, its members and its losses; when it forms, and which joiners it admits.
 
-A group forms, has a view, and is deleted when the last member of the view is gone. While members
-of a view are lost or have left, joiners wait: until the others take them in by a rendezvous, or
-all are gone: then the joiners form the group anew.
+A group forms, has a view, and is deleted when the last member of the view is gone. Joiners that
+come while members of the view are missing wait. Either the other members take them in by a
+rendezvous, or all members go and the joiners form the group anew.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GroupKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a group wants to be. Fixed groups have least == most."""
+    """The size that a group asks for. Fixed groups have least == most."""
 
     fixed: bool
     least: int
@@ -34,7 +34,7 @@ class Size:
 
     @staticmethod
     def of(ask: JoinRequest) -> Size | Failed:
-        """What a joiner asks for, or what is wrong with it."""
+        """Read the size from a request to join, or say what is wrong with it."""
         if ask.size is not None:
             if ask.min_size is not None or ask.max_size is not None:
                 return Failed(
@@ -63,7 +63,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Joiner:
-    """Someone who asked to join and has no answer yet. `since`: seconds since the Unix epoch."""
+    """A process that asked to join and has no answer yet. `since`: seconds since the Unix epoch."""
 
     conn: int
     request: int
@@ -76,24 +76,25 @@ class Joiner:
 
     @property
     def rank(self) -> int | None:
-        """The rank that it asks for."""
         return self.ask.rank
 
 
 @dataclass(slots=True)
 class Group:
-    """The state of one group. Decisions only: effects are the machine's.
+    """The state of one group, and decisions about it. The machine carries them out.
 
-    `opener` is who was first.
-    `joiners`, `members` and `leases` (seconds) are by connection, joiners in order of arrival.
-    `gave_up`: member id → rank of those who ran out of time since the group began to form.
-    `absent`, by rank: members of the view that have not come back since the coordinator started,
-    or since the whole group fell silent: then it is `cut_off` until the first of them is heard.
-    `gathering`: the ballot of a rendezvous that all have called, and that waits for joiners.
-    `shares`: the name of its store, where other groups have it, too.
-    `broken`: pairs of members, by id, without a link between them, and why. `watchers`: the
-    requests of those who are told how many joiners wait, by connection. `ranks`: those of the view,
-    by id.
+    `opener`: the first process that asked for the group. `joiners`, `members`, `leases` (seconds):
+    by connection, joiners in order of arrival. `gave_up`: member id → rank, of processes that
+    stopped waiting since the group began to form.
+
+    `absent`: by rank, members of the view that have not come back since the coordinator started, or
+    since the whole group fell silent. After such a silence the group is `cut_off` until one of them
+    is heard.
+
+    `gathering`: the ballot of a rendezvous that all members have called, and that waits for
+    joiners. `shares`: the name of the store that it shares with other groups. `broken`: by the ids
+    of two members, why the link between them failed. `watchers`: by connection, the requests to be
+    told how many joiners wait. `ranks`: by id, the ranks of the view.
     """
 
     name: str
@@ -122,7 +123,7 @@ class Group:
         return self.name, self.run_id
 
     def refuse(self, ask: JoinRequest, size: Size) -> Failed | None:
-        """Why this joiner cannot even wait; None: it can."""
+        """Why a joiner cannot even wait; None if it can."""
         if not size.matches(self.size):
             return refusal(
                 Failure.SIZE_MISMATCH,
@@ -140,8 +141,8 @@ class Group:
                 Failure.SIZE_MISMATCH,
                 f"rank {ask.rank} is outside of a group with {size}: expected 0 to {size.most - 1}",
             )
-        # A fixed group that has lost somebody lets joiners wait: the others may take them in by a
-        # rendezvous, or all end, and the group forms anew.
+        # A fixed group with a loss lets joiners wait. The members may take them in by a rendezvous,
+        # or all members end and the group forms anew.
         if self.size.fixed and self._is_complete:
             return refusal(
                 Failure.COMPLETE,
@@ -171,7 +172,7 @@ class Group:
 
     @property
     def _is_complete(self) -> bool:
-        """Whether the view has all the members that the group wants, and all of them live."""
+        """Whether the view has all members that the group asks for, and all of them live."""
         return self.view is not None and len(self.members) >= self.size.most
 
     @property
@@ -181,11 +182,11 @@ class Group:
 
     @property
     def may_form(self) -> bool:
-        """Whether the group forms once nobody joins for the join window."""
+        """Whether the group forms if no process joins during the join window."""
         return self.view is None and len(self.joiners) >= self.size.least
 
     def add(self, joiner: Joiner) -> None:
-        """Let a joiner wait that `refuse` had nothing against."""
+        """Let a joiner wait after `refuse` has returned None for it."""
         self.joiners[joiner.conn] = joiner
         self.leases[joiner.conn] = joiner.ask.lease
         for other_id, rank in list(self.gave_up.items()):
@@ -195,14 +196,15 @@ class Group:
     def form(self, epoch: int) -> View:
         """Make the joiners the members of `epoch`.
 
-        Ranks that were asked for are honoured where they are below the size (in an elastic group
-        they may not be); the others get the lowest free ranks, in order of arrival.
+        Requested ranks are given if they are below the size (in an elastic group they may not be).
+        The other joiners get the lowest free ranks, in order of arrival.
         """
         count = len(self.joiners)
-        # Of four joiners, A asks for rank 2, B for none, C for 0, D for 9: A is 2, C is 0, and B
-        # and D take what is left in the order in which they came, 1 and 3.
-        # An elastic group may form with fewer members than the highest rank that was asked for. Who
-        # asked for that gets a free one then, as ranks have no gaps.
+        # Example of four joiners: A asks for rank 2, B for none, C for 0, D for 9. A gets 2 and C
+        # gets 0. B and D get what is left in the order in which they came, 1 and 3.
+        #
+        # An elastic group may form with fewer members than the highest requested rank. A joiner
+        # that asked for such a rank gets a free one, because ranks have no gaps.
         free = iter([rank for rank in range(count) if self.joiners.of_rank(rank) is None])
         for conn, joiner in self.joiners.items():
             ask = joiner.ask
@@ -212,8 +214,8 @@ class Group:
         return self._of_members(epoch)
 
     def go_on(self, epoch: int, survivors: Iterable[int], admitted: Iterable[int]) -> View:
-        """Make the next view: the connections `survivors`, which are all the members, in that
-        order, then of the joiners those that are `admitted`."""
+        """Make the next view: all members in the order of `survivors`, then the `admitted`
+        joiners."""
         self.members = Seats(
             {conn: replace(self.members[conn], rank=rank) for rank, conn in enumerate(survivors)}
         )
@@ -228,7 +230,6 @@ class Group:
         return self.install(View(self.name, epoch, ranked))
 
     def install(self, view: View) -> View:
-        """Make `view` that of the group."""
         self.view = view
         self.ranks = view.ranks
         self.ballots.new_view()
@@ -237,7 +238,7 @@ class Group:
         return view
 
     def place_of(self, member_id: str) -> int | None:
-        """The rank that the view gives to this member; None where it has none, or is gone."""
+        """The rank of a member in the view; None if it has none, or is gone."""
         rank = self.ranks.get(member_id)
         return None if rank in self.lost or rank in self.left else rank
 
@@ -247,24 +248,24 @@ class Group:
         return dict(sorted(self.members.items(), key=lambda item: item[1].rank))
 
     def bounds(self, rendezvous: Ballot) -> tuple[int, int]:
-        """How many members the next epoch has, at least and at most."""
+        """The least and the greatest number of members of the next epoch."""
         vote = rendezvous.vote
         return vote.least or self.size.least, vote.most or self.size.most
 
     def remove(self, conn: int, *, gave_up: bool) -> Joiner:
-        """A joiner waits no more. Of those who gave up, the others are told that they had come."""
+        """Remove a joiner. `gave_up`: remember that it had come."""
         joiner = self.joiners.pop(conn)
-        # So that the texts of the next ones who give up say that it had come: it was not missing.
+        # Later error texts then do not list its rank as missing.
         if gave_up and self.view is None and len(self.gave_up) < MAX_MEMBERS:
             self.gave_up[joiner.ask.id] = joiner.ask.rank
         return joiner
 
     def forget(self, conn: int) -> None:
-        """Nothing of a connection that is neither a member's nor a joiner's any more is left."""
+        """Forget all about a connection that is no longer a member or joiner."""
         del self.leases[conn]
         self.store.drop(conn)
         if self.gathering is not None and conn in self.gathering.votes:
-            self.gathering = None  # until what is left of it is reviewed
+            self.gathering = None  # until the remaining votes are reviewed
         self.ballots.gone(conn)
         self.watchers.pop(conn, None)
 
@@ -284,10 +285,12 @@ class Group:
         )
 
     def status(self) -> dict[str, Any]:
-        """Plain data. `epoch` and `size` are None while the group forms for the first time;
-        `waiting`: who asked to join and has no answer yet, in order of arrival; `channel`: the
-        channel of weights whose participants are its members, or "". `averager`: the averager that
-        its one member is of, or ""."""
+        """Describe the group in plain data.
+
+        `epoch` and `size` are None while the group forms for the first time. `waiting`: in order of
+        arrival, the processes that asked to join and have no answer. `channel` and `averager`: the
+        channel or averager whose participants are its members, or "".
+        """
         return {
             "name": self.name,
             "run_id": self.run_id,
@@ -308,15 +311,15 @@ class Group:
 
     @property
     def _asked(self) -> list[int | None]:
-        """The ranks that were asked for by those who have come since the group began to form."""
+        """The requested ranks of all processes that have come since the group began to form."""
         return [one.ask.rank for one in self.joiners.values()] + list(self.gave_up.values())
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The ranks of a fixed group that have not come yet, where each asks for its own."""
+        """The ranks of a fixed group that have not come yet, if each process asks for a rank."""
         asked = self._asked
-        # Who gave up counts as having come: it is not the one that the others wait for, and a
-        # launcher that reads this looks for the machine that never started.
+        # A joiner that gave up counts as having come. A launcher that reads this looks for the
+        # machine that never started.
         if self.view is not None or not self.size.fixed or None in asked:
             return ()
         return tuple(sorted(set(range(self.size.most)) - {*asked}))
@@ -332,7 +335,7 @@ class Group:
         return None
 
     def _progress(self) -> str:
-        """How many of how many have joined, and which ranks are missing."""
+        """How many processes have joined, of how many, and which ranks are missing."""
         if self.view is not None:
             return (
                 f"epoch {self.view.epoch} has {len(self.members)} of {len(self.view.members)} "
@@ -360,7 +363,7 @@ def _member(joiner: Joiner, rank: int) -> MemberInfo:
         pid=ask.pid,
         name=ask.name,
         metadata=ask.metadata,
-        joined_at=round(joiner.since, 2),  # finer, it would take more bytes of a view than a port
+        joined_at=round(joiner.since, 2),  # more digits would make views larger
         host_id=ask.host_id,
         addresses=ask.addresses,
         lease=ask.lease,
@@ -372,18 +375,17 @@ def _who(one: JoinRequest | MemberInfo) -> dict[str, Any]:
 
 
 def refusal(kind: Failure, text: str) -> Failed:
-    """A Failed whose text is short enough to be sent, whatever names it was made from."""
+    """Make a Failed whose text is short enough to be sent, whatever names it contains."""
     return Failed(kind, text[:MAX_TEXT])
 
 
 def describe(who: JoinRequest | MemberInfo) -> str:
-    """A process, for people."""
     name = f"{who.name!r} " if who.name else ""
     return f"{name}(pid {who.pid} on {who.host or 'an unknown host'})"
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """``rank 3``, ``ranks 0-2, 5``; "" for none; at most sixteen stretches are listed."""
+    """``rank 3``, ``ranks 0-2, 5``; "" for none. At most sixteen stretches are listed."""
     stretches: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if stretches and stretches[-1][1] == rank - 1:

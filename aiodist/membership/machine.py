@@ -1,11 +1,11 @@
 """The membership of all groups of one coordinator: ``step(event, now) -> effects``.
 
-No I/O, no clock, no randomness: the caller brings events and the time, and carries out the
-effects in their order. The same events at the same times give the same effects.
+The machine has no I/O, no clock and no randomness. The caller brings events and the time, and
+carries out the effects in their order. The same events at the same times give the same effects.
 
-A coordinator that comes back learns of its groups from the log of the one before (`restore`), or
-from their members, who say of which view they are. Whoever of a view does not come back within
-its lease is lost.
+A restarted coordinator learns of its groups from the log of the one before (`restore`), or from
+members, which say what their view is. A member of a view that does not come back within its lease
+is lost.
 """
 
 from __future__ import annotations
@@ -57,33 +57,33 @@ from aiodist.wire.recovery import Cause, GiveUpVote, Unreachable
 from aiodist.wire.returning import Rejoin
 
 MAX_REASON = 512
-"""Most characters that are kept of why a connection ended."""
+"""The number of characters that are kept of why a connection ended."""
 
 
 class Membership:
-    """The state machine. `wall_offset`: what to add to `now` for seconds since the Unix epoch.
+    """The state machine.
 
-    `keep`: emit `Keep` effects. `form_after`: no group forms before that time, so that members of
-    groups that a coordinator before this one served can come back first.
+    `wall_offset`: what to add to `now` for seconds since the Unix epoch. `keep`: emit `Keep`
+    effects. `form_after`: no group forms before that time, so that members of groups of an earlier
+    coordinator can come back first.
 
-    A connection is of at most one group, as one member. Messages of the greeting are not for this
-    machine: it sees a connection from its first request on.
+    A connection is of at most one group, as one member. The greeting is done elsewhere: the machine
+    sees a connection from its first request on.
     """
 
     def __init__(
         self, *, wall_offset: float = 0.0, keep: bool = False, form_after: float = -inf
     ) -> None:
-        # Has the state; the next three, and the survey, are parts of it.
+        # Holds the state. Recovery, rejoining and the survey work on it.
         self._seating = Seating(wall_offset, keep, form_after)
         self._books = self._seating.books  # what is kept over restarts, and the timers
         self._groups = self._books.groups  # by name and run id
-        self._places = self._seating.places  # the group of each connection that has one
-        self._recovery = Recovery(self._seating)  # going on after a loss: ballots, and epochs
+        self._places = self._seating.places  # connection -> its group
+        self._recovery = Recovery(self._seating)  # ballots and epochs
         self._survey = self._seating.survey  # what members say that they are doing
         self._averaging = Averaging(self._seating)
-        # Claims to be a member still.
         self._rejoining = Rejoining(self._seating, self._recovery)
-        # Of each message that a connection may send; called with (connection, request, message).
+        # By type of message; called with (connection, request, message).
         self._handlers: dict[type[Message], Callable[[int, int, Any], None]] = {
             JoinRequest: self._on_join,
             Withdraw: self._on_withdraw,
@@ -101,7 +101,7 @@ class Membership:
         self._handlers[Rejoin] = self._rejoining.handle
 
     def step(self, event: Event, now: float) -> list[Effect]:
-        """Take in one event at time `now` (seconds, never going back)."""
+        """Handle one event at time `now` (seconds, never going back)."""
         self._books.now = now
         effects: list[Effect] = []
         self._seating.effects = effects
@@ -117,27 +117,28 @@ class Membership:
         return effects
 
     def restore(self, records: Iterable[Record], now: float) -> None:
-        """Take in what the machine before wrote down. To be called once, before the first step.
-        Raises ValueError for records that make no sense."""
+        """Take in the records of an earlier machine. Call this once, before the first step.
+
+        Raises ValueError if the records are inconsistent.
+        """
         self._books.now = now
         self._books.replay(records)
 
     def records(self) -> Iterator[Record]:
-        """All that a machine after this one has to know. No step may come while it is iterated."""
+        """Yield all that a later machine needs to know. Do not call `step` during the iteration."""
         yield from self._books.records()
         yield from self._averaging.records()
 
     def deadline(self) -> float | None:
-        """When a Tick is wanted next; None: not before something else happens."""
+        """When the next Tick is due; None: not before another event."""
         return self._books.timers.next()
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no group at all."""
         return not self._groups
 
     def status(self) -> dict[str, Any]:
-        """What there is, as plain data (for each group: see `Group.status`)."""
+        """Describe everything in plain data (for each group, see `Group.status`)."""
         return {
             "draining": self._seating.draining,
             "groups": [group.status() for group in self._groups.values()],
@@ -150,21 +151,19 @@ class Membership:
     def _on_message(self, conn: int, request: int, message: Message) -> None:
         handler = self._handlers.get(type(message))
         if handler is None:
-            # Whoever says what no member says cannot be trusted to follow the rest, either.
+            # A peer that breaks the protocol cannot be trusted with the rest of it.
             reason = f"a member does not send {type(message).__name__} messages"
             self._on_disconnected(conn, reason)
             self._seating.effects.append(Close(conn, reason))
             return
-        # Whatever a member says is a sign of life, also what is refused below: it is not the
-        # machine's business to judge by what somebody says whether he lives.
+        # Every message is a sign of life, even one that is refused below.
         self._seating.renew(conn)
         handler(conn, request, message)
 
     def _on_disconnected(self, conn: int, reason: str) -> None:
-        # A connection is in one of three places, and its end means something else in each: it may
-        # have been asked for a view, which now another member has to bring; it may be a joiner, who
-        # merely stops waiting; or a member, for whom it is death. (A member that closes a
-        # connection in order has said Leave before, and is in none of them any more.)
+        # What the end of a connection means depends on its role. If it was asked for a view,
+        # another member must bring that. If it is a joiner, it just stops waiting. If it is a
+        # member, it is lost, because a member that closes in order has said Leave before.
         self._rejoining.gone(conn)
         group = self._places.get(conn)
         if group is None:
@@ -176,10 +175,9 @@ class Membership:
             self._seating.lose(group, {conn: reason[:MAX_REASON]})
 
     def _on_tick(self) -> None:
-        # In this order. Whoever is lost is lost before anything is decided: else a group would form
-        # with a joiner, or go on with a member, that is ruled lost in the same breath. And all of
-        # one group go together, so that the others are told once, and it is seen when it is all of
-        # them that are silent.
+        # The order matters. Losses come first, so that no group forms or goes on with a member that
+        # is lost in the same tick. All losses of one group come together, so that the others are
+        # told once, and a group that is silent as a whole is recognized.
         due = self._books.timers.pop_due(self._books.now)
         silent: dict[GroupKey, dict[int, str]] = {}
         for timer in due:
@@ -202,7 +200,7 @@ class Membership:
                 missed.setdefault(timer.group, {})[timer.rank] = reason
         for key, ranks in missed.items():
             self._seating.give_up(self._groups[key], ranks)
-        # From here on a timer's group may be gone, deleted with its last member just now.
+        # From here on the group of a timer may have been deleted with its last member.
         for timer in due:
             if isinstance(timer, Answers):
                 self._survey.over()
@@ -243,13 +241,13 @@ class Membership:
         group = self._places.get(conn)
         if group is None or conn not in group.joiners:
             return
-        # Said before it is forgotten: the text counts it among those who have come.
+        # Make the text first, because it counts this joiner among those that have come.
         withdrawn = Withdrawn(group.waiting_text()[:MAX_TEXT], group.missing)
         self._seating.forget_joiner(group, conn, "gave up waiting", gave_up=True)
         self._seating.send(conn, request, withdrawn)
 
     def _on_leave(self, conn: int, request: int, message: Leave | Abort) -> None:
-        # First of all: whoever waited for its place may be let in by what follows.
+        # Answer first, because what follows may admit a joiner that waited for this place.
         self._seating.send(conn, request, Left())
         group = self._places.get(conn)
         if group is not None and conn in group.joiners:
@@ -262,7 +260,7 @@ class Membership:
             self._seating.left(group, conn)
 
     def _on_renew(self, conn: int, request: int, _: Renew) -> None:
-        """Every message renews the lease. That its loop is busy, another one would have said."""
+        """Forget that the loop was blocked: a blocked member sends another message to renew."""
         self._survey.forget(conn)
 
     def _on_status(self, conn: int, request: int, message: StatusRequest) -> None:
@@ -276,7 +274,7 @@ class Membership:
         if group is not None and conn in group.members:
             self._survey.ask_some(conn, request, group, message)
         else:
-            self._not_a_member(conn, request, "what others are doing is said to members")
+            self._not_a_member(conn, request, "only members may ask what other ranks are doing")
 
     def _on_stalled(self, conn: int, request: int, message: Stalled) -> None:
         group = self._places.get(conn)
@@ -287,8 +285,8 @@ class Membership:
 
     def _on_store(self, conn: int, request: int, message: StoreMessage) -> None:
         group = self._places.get(conn)
-        # One message ends waits and watches of the store, and watches of how many wait to join:
-        # their numbers are of one sequence.
+        # StoreCancel ends waits and watches of the store, and watches of joiners, because all of
+        # them take their numbers from one sequence.
         if group is not None and isinstance(message, StoreCancel):
             group.watchers.get(conn, set()).discard(message.request)
         if group is not None and conn in group.members:
@@ -321,14 +319,15 @@ class Membership:
         self._averaging.handle(self._places.get(conn), conn, request, message)
 
     def _ask_before_void(self, group: Group, conn: int, request: int, message: GiveUpVote) -> None:
-        """Ask those who have not voted what they are doing: then the vote is void, unless it is
-        decided by then."""
-        # The error text of a timeout names who has not voted, and what they do instead. The voter
-        # waits for that (`LAST_WORD_SECONDS`) longer than they have to answer (`ANSWER_SECONDS`).
+        """Ask the missing voters what they are doing. After their answers the vote is void, unless
+        it was decided meanwhile."""
+        # The error text of a timeout names the ranks that have not voted, and what they do instead.
+        # The voter waits for that (`LAST_WORD_SECONDS`) longer than they may take to answer
+        # (`ANSWER_SECONDS`).
         key = (message.context, message.number)
         missing = group.ballots.missing(group.members, key)
 
-        def give_up() -> None:  # not called once `conn` is no member any more
+        def give_up() -> None:  # not called if `conn` is no longer a member
             self._recovery.handle(group, conn, request, message, self._survey.words(group))
 
         self._survey.ask(conn, missing, give_up)

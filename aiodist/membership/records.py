@@ -1,7 +1,7 @@
-"""What has to outlive the coordinator, as records of a log: `Membership` emits them, and a machine
-that is given all of them again (`Membership.restore`) knows what the one before knew.
+"""Records of the log of a coordinator.
 
-Waiting joiners are not among them: they ask again.
+`Membership` emits them. A machine that reads all of them (`Membership.restore`) knows what the
+earlier one knew. Waiting joiners are left out, because they ask again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Size = Annotated[int, schema.integer(1, MAX_MEMBERS)]
 
 
 class EpochGiven(schema.Struct):
-    """The last epoch of a name. With the empty name: a floor for all that are not named."""
+    """The last epoch of a name. An empty name: the floor for all names that are not listed."""
 
     name: Annotated[str, schema.text(MAX_NAME)]
     epoch: Annotated[int, schema.integer(0, 2**62)]
@@ -42,7 +42,7 @@ class Formed(schema.Struct):
 
 
 class Gone(schema.Struct):
-    """`ranks` are members no more: lost for `reason`, or (None) they left."""
+    """`ranks` are no longer members: lost for `reason`, or (None) they left."""
 
     group: NonEmptyName
     run_id: Name
@@ -69,7 +69,7 @@ class Stored(schema.Struct):
 
 
 class Answered(schema.Struct):
-    """What request `request` of a member gave, in case that it asks again."""
+    """The result of a member's request `request`, in case the member asks again."""
 
     group: NonEmptyName
     run_id: Name
@@ -79,8 +79,10 @@ class Answered(schema.Struct):
 
 
 class Published(schema.Struct):
-    """What was published last in a channel, whose store has this name (None: it begins anew). See
-    `aiodist.wire.channels.PUBLISHED`."""
+    """What was published last in the channel with this store (None: the channel begins anew).
+
+    See `aiodist.wire.channels.PUBLISHED`.
+    """
 
     store: NonEmptyName
     run_id: Name
@@ -136,15 +138,15 @@ _CODES = {cls: code for code, cls in enumerate(_CLASSES)}
 
 
 def encode_record(record: Record) -> bytes:
-    """A record as bytes that `decode_records` can tell from those behind it."""
+    """Encode a record. Encoded records may be joined without lengths."""
     return schema.pack([_CODES[type(record)], record])
 
 
 def decode_records(data: bytes) -> list[Record]:
-    """The records that were encoded one behind the other. Raises ValueError."""
-    # Records stand behind each other without lengths, as msgpack says itself where a value ends.
-    # What is read here has passed a checksum, so it is what some coordinator wrote. The bounds are
-    # for damage that a checksum does not see: no length in it reserves memory that no record needs.
+    """Decode joined records. Raises ValueError if they are damaged."""
+    # Records have no lengths, because a msgpack value says where it ends. A checksum has been
+    # checked before. The limits are for damage that it missed: no length may reserve more memory
+    # than a record needs.
     unpacker = msgpack.Unpacker(max_array_len=MAX_MEMBERS, max_buffer_size=max(len(data), 1))
     unpacker.feed(data)
     records: list[Record] = []

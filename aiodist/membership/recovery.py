@@ -1,4 +1,4 @@
-"""Going on after a loss, as the coordinator does it: ballots, the next epoch, broken links."""
+"""Recovery from a loss, in the coordinator: ballots, the next epoch, broken links."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from aiodist.wire.recovery import (
 )
 
 RULING_SECONDS = 0.5
-"""After a report of a broken link, how long others may say which of theirs are broken."""
+"""Seconds that members have to report broken links after the first report."""
 
 MOST_WATCHING = 64
-"""Most watches of one member."""
+"""The number of watches that a member may have."""
 
 RecoveryMessage = Vote | GiveUpVote | WatchWaiting | Unreachable
 
 
 class Recovery:
-    """The part of the state machine that keeps no state of its own: that is the groups'."""
+    """The recovery part of the state machine. It keeps no state, because the groups do."""
 
     def __init__(self, seating: Seating) -> None:
         self._seating = seating
         self._timers = seating.books.timers
-        # Whoever comes or goes may be what a ballot, or a rendezvous, has waited for.
+        # A ballot or a rendezvous may have waited for the process that comes or goes.
         seating.review, seating.joiners_changed = self.review, self.joiners_changed
 
     def handle(
@@ -48,7 +48,7 @@ class Recovery:
         message: RecoveryMessage,
         seen: Mapping[str, str] | None = None,
     ) -> None:
-        """A member of `group` says something. `seen`: what members are doing, by id."""
+        """Handle a message of a member of `group`. `seen`: what members are doing, by id."""
         match message:
             case Vote():
                 now = self._seating.now
@@ -59,8 +59,8 @@ class Recovery:
                 self._tell(
                     group.ballots.give_up(group.members, group.absent, conn, key, cause, text, seen)
                 )
-                # All had voted, and the ballot was waiting for joiners: the end of the join window
-                # must not decide it any more.
+                # If the ballot was waiting for joiners, the end of the join window must not decide
+                # it now.
                 if group.gathering is not None and group.gathering.key == key:
                     group.gathering = None
                     self._timers.cancel(JoinWindow(group.key))
@@ -75,39 +75,40 @@ class Recovery:
     # Ballots.
 
     def review(self, group: Group, key: BallotKey | None = None) -> None:
-        """Somebody has voted in the ballot with this `key`; or (None) somebody is back, or gone:
-        carry out what is decided now."""
+        """Carry out what is decided now: after a vote in the ballot with `key`, or (None) after a
+        member came back or was lost."""
         if group.view is None:
             return
-        # In this order. A vote in a view that is over must not count in the present one, though it
-        # may be the last that is missing there: it is answered first, and taken out. Then each
-        # ballot that is complete is carried out; that may begin the next epoch, which makes void
-        # what else is open, so the ballots are looked up one by one (`Ballots.decided`), and not
-        # all at the beginning.
+        # The order matters. First answer votes in older views, because they must not count in the
+        # present one. Then carry out complete ballots one at a time, because one may begin the next
+        # epoch and make the other open ballots void.
         self._answer_late(group, group.view.context, key)
         for ballot in group.ballots.decided(group.members, group.absent, key):
-            # Who goes on together must reach each other: what is known of broken links is ruled on
-            # first, for a member that is turned out later would cost them one more epoch.
+            # Members that go on together must reach each other. Rule on broken links first, because
+            # a later ruling would cost one more epoch.
             if ballot.purpose is not Purpose.AGREE and group.broken:
                 self.rule(group)  # which reviews the rest
                 return
             self._carry_out(group, ballot)
 
     def learn(self, group: Group, heard: Iterable[Heard]) -> None:
-        """What a member was told by the coordinator before."""
+        """Take over outcomes that a member heard from an earlier coordinator."""
         for one in heard:
             if one.outcome is not None:
                 self._tell(group.ballots.learn((one.context, one.number), one.outcome))
 
     def _answer_late(self, group: Group, context: bytes, key: BallotKey | None) -> None:
-        """Who votes in a view that is over, and not that of `context`, has not heard of the next
-        one, of which it is a member: the coordinator was away when it was told. It is told now."""
+        """Answer votes in another view than that of `context`.
+
+        Their voters have missed the next view, because the coordinator was away when it was
+        announced.
+        """
         for ballot in group.ballots.of_another_view(context, key):
             if ballot.purpose is not Purpose.AGREE:
                 group.ballots.close(ballot, None)
                 for conn, (request, _) in ballot.votes.items():
                     self._seating.give_view(group, conn, request)
-            elif not group.absent:  # who may know the verdict
+            elif not group.absent:  # no absent member may know the verdict
                 self._void(group, ballot, "the group went on")
 
     def _carry_out(self, group: Group, ballot: Ballot) -> None:
@@ -126,14 +127,14 @@ class Recovery:
             self._tell(group.ballots.close(ballot, BallotResult(ballot.flag, ids, epoch)))
 
     def _go_on(self, group: Group, ballot: Ballot, admitted: Sequence[int]) -> None:
-        # All members have voted, or the ballot would not be decided: so nobody is left behind.
+        # All members have voted, so none is left behind.
         survivors = {conn: ballot.votes[conn][0] for conn in ballot.electorate(group.members)}
         group.ballots.close(ballot, None)
         assert group.view is not None
         over = f"epoch {group.view.epoch} is over: the group went on"
         for other in group.ballots.of_another_view(b""):
             self._void(group, other, over)
-        if admitted:  # before the view: who has that sees only those who wait for the next one
+        if admitted:  # before the view, because admitted members count only the remaining joiners
             self._tell_waiting(group, len(group.joiners) - len(admitted))
         self._seating.go_on(group, survivors, admitted)
 
@@ -144,18 +145,18 @@ class Recovery:
     # Rendezvous.
 
     def joiners_changed(self, group: Group) -> None:
-        """Somebody waits to join, or does not any more."""
+        """Note that a process waits to join, or no longer does."""
         if group.view is None:
             return
         self._tell_waiting(group, len(group.joiners))
-        # A rendezvous that all members have called, and for which too few wait, stands open until::
+        # A rendezvous that all members have called waits for joiners as follows::
         #
         #     joiners  ──1────2──────3────────────── join window ──────┐
-        #              too few       as few as may be: the window       │ nobody came: go on
+        #              too few       as few as may be: the window       │ none came: go on
         #                            opens, with each further one anew  ▼
         #              ──1────2──────3──4──5───────6 as many as may be: go on at once
         #
-        # It closes again where one of those who wait goes away and too few are left.
+        # The window closes again if a joiner goes and too few are left.
         if (ballot := group.gathering) is None:
             return
         least, most = group.bounds(ballot)
@@ -168,12 +169,12 @@ class Recovery:
             self._timers.cancel(JoinWindow(group.key))
 
     def window_over(self, group: Group) -> None:
-        """Nobody has joined for the join window."""
+        """Go on with the joiners that there are, if they are enough."""
         if (ballot := group.gathering) is not None and self._are_enough(group, ballot):
             self._take_in(group, ballot)
 
     def _gather(self, group: Group, ballot: Ballot) -> None:
-        """All members have called rendezvous: take in who waits, or wait for more."""
+        """All members have called rendezvous: take in the joiners, or wait for more."""
         if group.gathering is ballot:
             return
         if self._are_enough(group, ballot):
@@ -186,7 +187,7 @@ class Recovery:
         return len(group.members) + len(group.joiners) >= least
 
     def _take_in(self, group: Group, ballot: Ballot) -> None:
-        """Go on with those who wait, in order of arrival, as far as there is room."""
+        """Go on with the joiners in order of arrival, as far as there is room."""
         _, most = group.bounds(ballot)
         self._go_on(group, ballot, list(group.joiners)[: max(0, most - len(group.members))])
 
@@ -203,14 +204,14 @@ class Recovery:
         rank = group.place_of(report.id)
         if rank is None or report.id == own:
             return
-        # What is certain is not weighed: the process that has ended is lost. Of a link that is
-        # broken between two who live, one has to go, and which of them is seen from the others'
-        # links::
+        # A process that has ended is lost at once. If a link is broken between two living members,
+        # one must go, and the other links show which::
         #
         #     rank 2's host is cut off: 0-2, 1-2, 3-2 are broken  ──> 2 has three, the others one
         #     the link 1-2 alone is broken                        ──> a draw: the higher rank goes
-        # Both ends of a link may report it, and one report does not tell which of them is at fault.
-        # Half a second later there are the reports of others, too, and most of them name one rank.
+        #
+        # Both ends of a link may report it, and one report does not tell which end is at fault. So
+        # the ruling waits half a second for other reports.
         if not report.ended:
             if not group.broken:
                 self._timers.set(Ruling(group.key), self._seating.now + RULING_SECONDS)
@@ -221,12 +222,12 @@ class Recovery:
             self._seating.give_up(group, {rank: report.reason})
 
     def rule(self, group: Group) -> None:
-        """Turn out as few as can be, so that the rest can reach each other."""
-        if group.absent:  # who may be gone, and may have more to report
+        """Remove as few members as possible, so that the others can reach each other."""
+        if group.absent:  # absent members may be gone, or have more to report
             self._timers.set(Ruling(group.key), self._seating.now + RULING_SECONDS)
             return
         self._timers.cancel(Ruling(group.key))
-        # Links of those who are gone meanwhile are nobody's concern any more.
+        # Ignore links of members that are gone.
         broken, group.broken = group.broken, {}
         here = group.members.of_id
         pairs = [pair for pair in broken if None not in map(here, pair)]

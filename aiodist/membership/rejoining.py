@@ -1,5 +1,4 @@
-"""Members that come back, to a coordinator that was away or over a new connection, as the
-coordinator takes them in."""
+"""Members that come back: to a coordinator that was away, or over a new connection."""
 
 from __future__ import annotations
 
@@ -13,10 +12,10 @@ from aiodist.wire.messages import Failed, Failure, JoinRequest, View
 from aiodist.wire.returning import Later, Rejoin, Rejoined, ViewWanted
 
 ANSWER_SECONDS = 2.0
-"""How long a member that was asked for its view may take before another one is asked."""
+"""Seconds that a member has to send its view before another one is asked."""
 
 MAX_ASKED = 4096
-"""Most groups at once whose view a member was asked for."""
+"""The number of groups for which a member may be asked at once."""
 
 
 class Rejoining:
@@ -29,7 +28,7 @@ class Rejoining:
         self._asked: dict[GroupKey, tuple[int, float]] = {}
 
     def gone(self, conn: int) -> None:
-        """`conn` is closed: it will not say what it was asked."""
+        """Forget that `conn` was asked for a view, because it is closed."""
         for key, (asked, _) in list(self._asked.items()):
             if asked == conn:
                 del self._asked[key]
@@ -37,14 +36,14 @@ class Rejoining:
     def handle(self, conn: int, request: int, claim: Rejoin) -> None:
         key = (claim.ask.group, claim.ask.run_id)
         group = self._books.groups.get(key)
-        # What a member that comes back may find::
+        # The cases of a returning member::
         #
         #     the group here             its epoch       then
         #     ─────────────────────────  ──────────────  ──────────────────────────────────────────
         #     there is none              above the last  its view is taken over (RESTORE)
         #                                that ended
         #     of the same epoch          the same view   it takes its seat, and hears who is gone
-        #     of an older epoch          higher          its view is taken over; who is not in that
+        #     of an older epoch          higher          its view is taken over; members not in it
         #                                                missed that the group went on: evicted
         #     of a newer one, with it    lower           it takes its seat; its vote gets the view
         #     of a newer, without it     lower           evicted
@@ -70,23 +69,21 @@ class Rejoining:
         self._books.share(group, claim.ask.store)
         rank = group.place_of(claim.ask.id)
         assert rank is not None
-        # The seat comes before all that can be said to a member, and what it has heard before the
-        # seat: from then on votes are counted with it, and an outcome that it knows of must be
-        # found by then.
-        # What it was told counts before its vote does: the outcome of a ballot may be among it.
+        # Outcomes that the member has heard come first, because its votes must find them. Then it
+        # takes its seat, and only then hears anything as a member.
         self._recovery.learn(group, claim.heard)
         self._seating.take_seat(group, conn, rank, claim.ask.lease)
         if claim.epoch == group.view.epoch:
             self._learn(group, conn, claim)
             lost, left = tuple(sorted(group.lost)), tuple(sorted(group.left))
             self._seating.send(conn, request, Rejoined(lost, left))
-        else:  # it votes to go on, and gets the view that it missed
+        else:  # it will vote to go on, and get the view that it missed
             self._seating.send(conn, request, Rejoined((), ()))
         self._seating.judge_joiners(group)
         self._recovery.review(group)
 
     def _has_view(self, conn: int, request: int, claim: Rejoin) -> bool:
-        """Whether a claim brings the view that it is about; else one member is asked for it."""
+        """Whether a claim brings its view. If not, ask one member of the group for it."""
         key = (claim.ask.group, claim.ask.run_id)
         if claim.view is not None:
             wrong = check_view(claim, claim.view)
@@ -99,9 +96,9 @@ class Rejoining:
         #     0: Rejoin ──> ViewWanted ──> Rejoin with the view ──> adopted       Rejoined
         #     1: Rejoin ──> Later ...... (a moment) ...... Rejoin ──────────────> Rejoined
         #     2: Rejoin ──> Later ...... (a moment) ...... Rejoin ──────────────> Rejoined
-        # All members of a group come back at once, each with the same view of up to 60 MiB: one is
-        # asked for it, and the others come again when it is there. Should that one not say it, the
-        # next that comes is asked.
+        #
+        # Each member could send the same view of up to 60 MiB. So one is asked, and the others try
+        # again later. If that one does not send it, the next that comes is asked.
         asked, until = self._asked.get(key, (conn, 0.0))
         if asked == conn or until <= self._books.now:
             self._asked[key] = (conn, self._books.now + ANSWER_SECONDS)
@@ -113,7 +110,7 @@ class Rejoining:
         return False
 
     def _adopt(self, key: GroupKey, size: Size, view: View, ask: JoinRequest) -> Group:
-        """Take over the view of a member, newer than what is known of its group."""
+        """Take over the view of a member, which is newer than what is known of its group."""
         self._asked.pop(key, None)
         stay: dict[str, tuple[int, float]] = {}
         group = self._books.groups.get(key)
@@ -130,18 +127,22 @@ class Rejoining:
             if member.id in stay:
                 conn, lease = stay[member.id]
                 self._seating.take_seat(group, conn, member.rank, lease)
-        # Joiners who asked this coordinator, while another one, or the one before, had let them in.
+        # Joiners of this coordinator may be members of that view: another coordinator admitted
+        # them.
         for joiner in list(group.joiners.values()):
             rank = group.place_of(joiner.ask.id)
-            if rank is not None:  # it missed that it was let in
+            if rank is not None:  # it missed that it was admitted
                 del group.joiners[joiner.conn]
                 self._seating.take_seat(group, joiner.conn, rank, joiner.ask.lease)
                 self._seating.give_view(group, joiner.conn, joiner.request)
         return group
 
     def _part(self, group: Group, view: View) -> dict[str, tuple[int, float]]:
-        """The members of an older view leave their seats, until those who are of `view`, too, take
-        theirs: connection and lease of these, by id. The others missed that the group went on."""
+        """Unseat the members of an older view.
+
+        Return the connection and lease, by id, of those that are also in `view`. The others missed
+        that the group went on.
+        """
         ids = {member.id for member in view.members}
         stay: dict[str, tuple[int, float]] = {}
         reason = f"its group goes on in epoch {view.epoch}, of which it is no member"
@@ -152,16 +153,15 @@ class Rejoining:
             else:
                 self._seating.turn_away(conn, reason)
                 self._seating.unseat(group, conn)
-        # A coordinator may have served the group in an older epoch, while another one, at the same
-        # address in another part of a network that was cut, went on with it. Those who were in both
-        # carry their seats over. But the store here was written by those who stayed behind.
-        # Nobody of the newer view was here: what is in the store was written by others.
+        # In a partitioned network two coordinators with one address may have served this group.
+        # Members of both views keep their seats. If there are none, the store was written by others
+        # and is cleared.
         if not stay and not group.shares:
             group.store.clear()
         return stay
 
     def _learn(self, group: Group, conn: int, claim: Rejoin) -> None:
-        """Take over what a member knows of others that are gone: it was told by a coordinator."""
+        """Take over losses that a member heard of from an earlier coordinator."""
         for rank in sorted({*claim.lost} - {*group.lost} - group.left - {claim.rank}):
             if rank in group.absent:
                 self._seating.give_up(group, {rank: BEFORE})

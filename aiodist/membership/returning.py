@@ -11,33 +11,33 @@ from aiodist.wire.returning import Rejoin
 
 
 class Way(enum.Enum):
-    """What a claim to be a member leads to."""
+    """What to do with a claim to be a member."""
 
     TAKE_SEAT = enum.auto()
-    """The claim is of a member of the view that is known here, which may be later than its own."""
+    """The claimant is a member of the view that is known here, which may be newer than its own."""
 
     RESTORE = enum.auto()
-    """The view of the claim is newer than what is known here: it becomes the group's."""
+    """The view of the claim is newer than what is known here, and replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Who claims to be a member is none any more, and the reason."""
+    """The claimant is no longer a member, for this reason."""
 
     reason: str
 
 
 def judge(group: Group | None, ended: int | None, claim: Rejoin) -> Way | Refused:
-    """What becomes of `claim`, given what is known: the group of that name and run, and the last
-    epoch of the one before it that ended (None: of none).
+    """Judge `claim`. `group`: the group of that name and run; `ended`: the last epoch of an earlier
+    one that ended (None: there was none).
 
-    The higher epoch wins: who says the lower one missed that the group went on, with it or without
-    it.
+    The higher epoch wins. A claim with a lower epoch missed that the group went on, with or without
+    the claimant.
     """
-    # The epoch decides, and not who comes first, or how many: an epoch begins only when all who
-    # live have voted for it, or none of the one before is left. So the higher one has the consent
-    # of all who matter, and a lower one is the past. Two views of one epoch cannot come of one
-    # coordinator; here the first to come is right, as there is nothing to tell them apart by.
+    # The epoch decides, not the order or number of claims. An epoch begins only if all living
+    # members have voted for it, or none of the epoch before is left. So the higher epoch has the
+    # consent of all. One coordinator never makes two views of one epoch. If two coordinators did,
+    # the first claim wins, because nothing tells the views apart.
     if group is None or group.view is None:
         if ended is not None and claim.epoch <= ended:
             return Refused(f"its group ended with epoch {ended}")
@@ -63,7 +63,7 @@ def judge(group: Group | None, ended: int | None, claim: Rejoin) -> Way | Refuse
 
 
 def check_view(claim: Rejoin, view: View) -> str | None:
-    """What is wrong with the view of a claim; None: nothing."""
+    """Say what is wrong with the view of a claim; None if nothing is."""
     if (view.group, view.epoch, view.digest) != (claim.ask.group, claim.epoch, claim.digest):
         return "the view is not the one that was announced"
     if [member.rank for member in view.members] != list(range(len(view.members))):

@@ -7,11 +7,11 @@ A round goes through three states::
       └────────(fewer than the quorum remain)────────────┘   └── a contributor is gone, or behind:
                                                                  another attempt without it
 
-While a round moves, its contributors exchange slices: each reduces one, and sends the mean of it to
-the others. They report what they have, so this machine knows which pairs still wait. A round is
-recorded when no pair does. From then on it never changes.
+While a round moves, its contributors exchange slices: each reduces one slice, and sends its mean to
+the others. They report what they have, so that this machine knows which pairs still wait. A round
+is recorded when no pair waits. From then on it never changes.
 
-No I/O, clock or randomness in here. Members are known by id; `order` says which came first.
+The machine has no I/O, clock or randomness. Members are known by id; `order` says which came first.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ class Moving:
     late_since: float | None = None
 
     def decided(self, left_out: Mapping[str, str]) -> Decided:
-        """What is told of it."""
         remaining = tuple(self.remaining)
         return Decided(self.round, self.begun, self.attempt, self.offers, remaining, left_out)
 
@@ -78,7 +77,7 @@ class Moving:
         return [one for one in self.remaining if self.offers[one].weight > 0]
 
     def missing(self) -> list[tuple[str, str]]:
-        """The pairs (member, source) of which the member waits for something of the source."""
+        """The pairs (member, source) in which the member waits for data of the source."""
         sources = self.sources
         full = frozenset(sources)
         reduced = {
@@ -97,7 +96,7 @@ class Moving:
 
     @property
     def is_held(self) -> bool:
-        """Whether every remaining member has said that it has the whole result."""
+        """Whether every remaining member has reported the whole result."""
         full = frozenset(self.sources)
         return all(
             one in self.got and full <= self.got[one].means | frozenset([one])
@@ -123,8 +122,11 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A round is decided, or decided anew: all of its `remaining` members are to be told, and those
-    that were `left_out` now, for these reasons. See `Moving` for the other fields."""
+    """A round was decided, or decided anew.
+
+    Tell all of its `remaining` members, and those that were `left_out` now, with these reasons. For
+    the other fields, see `Moving`.
+    """
 
     round: int
     begun: int
@@ -136,7 +138,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Reopened:
-    """Too few members remain in a round, so that it is open again. `members` had heard of it."""
+    """Too few members remain in a round, so it is open again. `members` had heard of it."""
 
     round: int
     members: tuple[str, ...]
@@ -154,8 +156,10 @@ Outcome = Decided | Recorded | Reopened | Owed
 
 
 class Part:
-    """The rounds of one part. `quorum`: the fewest members that must contribute. `grace`: seconds;
-    None: "auto". Each method that changes something is followed by `settle`."""
+    """The rounds of one part. Call `settle` after each method that changes something.
+
+    `quorum`: the fewest members that must contribute. `grace`: seconds; None: "auto".
+    """
 
     def __init__(self, quorum: int, grace: float | None) -> None:
         self.quorum = quorum
@@ -192,15 +196,16 @@ class Part:
             return min(due, self.patient_until)
         return due
 
-    # What happens.
+    # Changes.
 
     def enter(self, member: str) -> None:
-        """A member takes part."""
         self.present.add(member)
 
     def offer(self, member: str, offer: Offer, after: int | None) -> Owed | None:
-        """A member has called. `after`: the round of its last result; None: it had none. Returns
-        what it is owed at once."""
+        """Note the call of a member, and return what it is owed at once.
+
+        `after`: the round of its last result; None: it had none.
+        """
         moving = self.moving
         if after is not None and after < self.round:
             self._forget(member)
@@ -224,7 +229,6 @@ class Part:
         return True
 
     def report(self, member: str, round: int, attempt: int, got: Got) -> None:
-        """What a member has of the moving round."""
         moving = self.moving
         if moving is None or (moving.round, moving.attempt) != (round, attempt):
             return
@@ -232,7 +236,7 @@ class Part:
             moving.got[member] = got
 
     def gone(self, members: Iterable[str]) -> None:
-        """Members are lost, or have left."""
+        """Remove members that are lost or have left."""
         for member in members:
             self.present.discard(member)
             self._forget(member)
@@ -241,11 +245,14 @@ class Part:
         self.offers.pop(member, None)
         self.late.pop(member, None)
 
-    # What follows.
+    # Decisions.
 
     def settle(self, now: float, alive: Iterable[str], order: Mapping[str, int]) -> list[Outcome]:
-        """Decide what can be decided. `alive`: the members that are not gone; `order`: the place of
-        each member, also of those that are gone."""
+        """Decide what can be decided.
+
+        `alive`: the members that are not gone. `order`: the place of each member, including those
+        that are gone.
+        """
         outcomes: list[Outcome] = []
         living = set(alive)
         while True:
@@ -298,14 +305,14 @@ class Part:
         order: Mapping[str, int],
         outcomes: list[Outcome],
     ) -> bool:
-        """Whether the moving round has come to another state."""
+        """Whether the moving round has changed its state."""
         left_out = {one: "it is gone" for one in moving.remaining if one not in living}
         left_out |= self._behind(moving, now, living, order)
         if left_out:
             counted = any(moving.offers[one].weight > 0 for one in left_out)
             moving.remaining = [one for one in moving.remaining if one not in left_out]
             for one in left_out:
-                if one in living:  # its call is owed the result
+                if one in living:  # it will get the result for its call
                     self.late[one] = moving.offers[one]
             if len(moving.sources) < self.quorum:
                 outcomes.append(self._reopen(moving, left_out))
@@ -356,10 +363,10 @@ class Part:
         recorded = Recorded(moving.round, contributors, tuple(moving.remaining))
         return [recorded, *(Owed(one, moving.round) for one in late)]
 
-    # Over restarts.
+    # Restarts.
 
     def restore(self, moving: Moving | None, round: int, attempts: int) -> None:
-        """Take up what a machine before this one had decided."""
+        """Take up the decisions of an earlier machine."""
         self.moving = moving
         self.round = max(self.round, round)
         self.attempts = max(self.attempts, attempts)

@@ -1,9 +1,9 @@
-"""Who is lost, where members that are alive cannot reach each other.
+"""Decide which members to remove if living members cannot reach each other.
 
-The pure problem: members are the vertices of a graph, and each broken link is an edge. Those who
-are turned out have to be a vertex cover, so that no edge is left between two who stay. A smallest
-cover is NP-hard to find, and would be no better a ruling: what counts is that the culprit goes. A
-host whose network has failed has the most broken links, so the rule is the greedy one, by degree.
+Members are the vertices of a graph, and broken links are its edges. The members to remove must be a
+vertex cover, so that no edge is left between two others. The smallest cover is NP-hard to find, and
+no better for users: the culprit has to go. A host with a broken network has the most broken links,
+so the greedy rule by degree finds it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ K = TypeVar("K", bound=Hashable)
 
 
 def losers(broken: Iterable[tuple[K, K]], rank: Callable[[K], int]) -> list[K]:
-    """Whom to turn out, in that order, so that no link between two of the rest is broken.
+    """The members to remove, in order, so that no broken link is left between two others.
 
-    Whoever has the most broken links goes first. Among equals the highest `rank` goes.
+    The member with the most broken links goes first; among equals, the highest `rank`.
 
-    The time is that of sorting the links. When somebody goes, the others' numbers of links can only
-    fall, so the heap is not touched then. An entry that has become too large is put right when it
-    comes to the top: nothing below it can be larger than what it says.
+    The time is that of sorting the links. Removing a member only lowers the counts of others, so
+    the heap is corrected lazily: an entry that is too large is put right when it comes to the top.
     """
     links: dict[K, set[K]] = {}
     for one, other in broken:

@@ -1,8 +1,8 @@
-"""Who has which seat: joiners are taken in, members leave or are lost, and the others are told.
+"""Seats: joiners are admitted, members leave or are lost, and the others are told.
 
-This is the part of the state machine that changes groups. What asks for a change is in `machine`
-(requests, ends of connections, time) and in `recovery` and `rejoining` (what members decide, and
-who comes back). Each change ends with `settle`, for it may be what others waited for.
+Only this part of the state machine changes groups. `machine` asks it to (for requests, closed
+connections, time), and so do `recovery` and `rejoining` (for decisions of members, and for
+returns). Each change ends with `settle`, because other members may have waited for it.
 """
 
 from __future__ import annotations
@@ -38,35 +38,33 @@ BEFORE = "it was ruled lost before it came back, or before the coordinator did"
 
 
 class Seating:
-    """The groups, and who is in them.
+    """The groups, and the seats of their members.
 
-    `places`: the group that a connection is of, as a member or as a joiner. `effects`: those of the
-    present step, in their order. `draining`: no more joins. For `wall_offset`, `keep` and
-    `form_after`, see `Membership`.
+    `places`: the group of each connection, of members and joiners. `effects`: of the present step,
+    in order. `draining`: no more joins. For `wall_offset`, `keep` and `form_after`, see
+    `Membership`.
     """
 
     def __init__(self, wall_offset: float, keep: bool, form_after: float) -> None:
-        # The groups, as they are kept.
         written = (lambda record: self.effects.append(Keep(record))) if keep else None
         self.books = Books(wall_offset, written)
         self.places: dict[int, Group] = {}
         self.effects: list[Effect] = []
         self.draining = False
-        # What is done of members who have come or gone, and of joiners: both by `Recovery`.
+        # Called after members or joiners came or went; set by `Recovery`.
         self.review: Callable[[Group], None]
         self.joiners_changed: Callable[[Group], None]
         self.survey = Survey(self.send, self.books)  # what members say that they are doing
         self.stalls = Stalls(self.send, self.note, self.books, self.survey)
-        self._timers = self.books.timers  # those of the books
+        self._timers = self.books.timers
         self._form_after = form_after
 
     @property
     def now(self) -> float:
-        """The time of the present step."""
         return self.books.now
 
     def admit(self, joiner: Joiner) -> None:
-        """Refuse a joiner, or let it wait; form the group if it is the last that was missing."""
+        """Refuse a joiner or let it wait. Form the group if no one else is missing."""
         conn, ask = joiner.conn, joiner.ask
         key = (ask.group, ask.run_id)
         size = Size.of(ask)
@@ -98,8 +96,8 @@ class Seating:
         self.places[joiner.conn] = group
         self.renew(joiner.conn)
         self.note("waiting", group, rank=joiner.ask.rank, who=describe(joiner.ask))
-        # A coordinator that has just started may have served this group before, and its members
-        # may be about to say so: until `form_after`, the window is kept open for them.
+        # A coordinator that has just started may have served this group before. Keep the window
+        # open until `form_after`, because members may be about to come back.
         if group.is_full and self.now >= self._form_after:
             self.form(group)
         elif group.may_form:
@@ -109,14 +107,16 @@ class Seating:
             self.joiners_changed(group)
 
     def _joins_again(self, group: Group, joiner: Joiner) -> bool:
-        """Whether it had joined over a connection that broke, maybe with the coordinator before:
-        then it gets the view that it missed. While it still waits, it begins anew."""
+        """Whether the joiner had joined before, over a connection that broke.
+
+        If it was admitted, it gets the view that it missed. If it still waits, it starts anew.
+        """
         member_id = joiner.ask.id
         waiting = group.joiners.of_id(member_id)
         if waiting is not None:
             self._replace(waiting, group)
             return False
-        # It was let in, and its connection broke before it was told: it asks as if it were new.
+        # It was admitted, but its connection broke before it heard that.
         rank = group.place_of(member_id)
         if rank is None:
             return False
@@ -127,7 +127,7 @@ class Seating:
         return True
 
     def give_view(self, group: Group, conn: int, request: int) -> None:
-        """Tell a member the view that it missed, and who of it is gone."""
+        """Send a member the view that it missed, and the losses since."""
         assert group.view is not None
         epoch = group.view.epoch
         self.send(conn, request, group.view)
@@ -147,11 +147,11 @@ class Seating:
             self.send(joiner.conn, joiner.request, view)
 
     def go_on(self, group: Group, survivors: Mapping[int, int], admitted: Sequence[int]) -> None:
-        """The next epoch of `group`: its members `survivors`, in that order, with the requests to
-        answer, then the joiners `admitted`.
+        """Begin the next epoch of `group`.
 
-        The survivors have the view that was: the context of the vote that they have cast is its
-        digest. So they are told what has changed, and only the joiners the view itself.
+        `survivors`: its members in their new order, with the requests to answer. `admitted`:
+        joiners. The survivors have the last view, because the context of their vote is its digest.
+        So they get only the changes. Joiners get the view itself.
         """
         self._timers.cancel(JoinWindow(group.key))
         before = group.view
@@ -178,7 +178,7 @@ class Seating:
     def evict(self, group: Group, reasons: dict[int, str]) -> None:
         """Rule connections of one group lost, and close them."""
         for conn, reason in reasons.items():
-            # First of all, as in `_on_leave`.
+            # Tell it first, as in `_on_leave`.
             self.turn_away(conn, reason)
             if conn in group.joiners:
                 self.forget_joiner(group, conn, reason)
@@ -187,7 +187,7 @@ class Seating:
             self.lose(group, members)
 
     def lose(self, group: Group, reasons: dict[int, str], event: str = "lost") -> None:
-        """Members are lost, by connection; `event` is how that is noted."""
+        """Members are lost, by connection. `event`: the name of this event in the log."""
         gone = []
         for conn, reason in reasons.items():
             member = group.members.pop(conn)
@@ -203,8 +203,7 @@ class Seating:
             assert member is not None
             gone.append((member, reason))
         self._lost(group, gone)
-        # Those who were lost may have been the last: then the group was deleted, and who waited is
-        # in a new one of that name already.
+        # If these were the last members, the group was deleted, and its joiners are in a new group.
         if self.books.groups.get(group.key) is group:
             self.judge_joiners(group)
 
@@ -213,10 +212,8 @@ class Seating:
         for member, reason in gone:
             group.lost[member.rank] = reason
             self.note(event, group, rank=member.rank, who=describe(member), reason=reason)
-        # Everybody's state is changed before anybody is told, and each is told of all who went:
-        # whoever reads the message decides with what is in it, and a second message for the same
-        # cause would have it go on twice.
-        # One message for all of them, with each reason once: where a host goes down, its ranks go
+        # Change all state before any member is told, and tell all losses in one message, because a
+        # receiver acts on it at once. Each reason appears once: if a host fails, its ranks are lost
         # for one reason, and thousands of others are told.
         text = "; ".join(dict.fromkeys(reason for _, reason in gone))[:MAX_TEXT]
         self.books.gone(group, [member for member, _ in gone], text)
@@ -235,7 +232,6 @@ class Seating:
         self.settle(group)
 
     def have_left(self, group: Group, members: Sequence[MemberInfo], but: int = -1) -> None:
-        """Members have left: write that down, and tell the others, `but` for one connection."""
         assert group.view is not None
         ranks = tuple([member.rank for member in members])
         group.left.update(ranks)
@@ -246,14 +242,15 @@ class Seating:
                 self.send(other, 0, told)
 
     def settle(self, group: Group) -> None:
-        """Delete the group if nobody is left, and let those who waited for that form it anew.
-        Else the rest may have waited for the word of those who are gone."""
-        # The end of every change, since whoever went may be what others waited for. The order is:
-        # first the votes of those who are left, as a ballot that is decided now may change the
-        # group once more. Only a group of which nobody is left is deleted; its joiners, who waited
-        # for just that, form it anew. A group whose members are all absent is not empty: they may
-        # come back, and must find their seats.
-        # Too few are left to form it when the window is over.
+        """Finish a change: review the votes of the members that are left, or delete an empty group.
+
+        Joiners of a deleted group form it anew.
+        """
+        # Votes are reviewed after every change, because the ballot may have waited for a member
+        # that is gone. A group whose members are all absent is not empty: they may come back and
+        # need their seats.
+        #
+        # If too few joiners are left, the end of the join window must not form the group.
         if group.view is None and not group.may_form:
             self._timers.cancel(JoinWindow(group.key))
         if group.members or group.absent or (group.view is None and group.joiners):
@@ -270,19 +267,16 @@ class Seating:
         self.survey.gone(conn)
         self.stalls.gone(group, conn)
 
-    # Coming back.
+    # Returns.
 
     def take_seat(self, group: Group, conn: int, rank: int, lease: float) -> None:
-        """`conn` is the connection of the member with this rank from now on."""
-        # Who sits where may change while both connections are open::
+        # The old connection may still be open when the member comes over a new one::
         #
         #     old connection  ──── a member ────────┐ its end has not been seen yet
         #     new connection           Rejoin ──────┴──> takes the seat; the old one is closed by us
         #
-        # Were the old one merely left to end, its end would be taken for the death of the member,
-        # who would be ruled lost over a connection that it has given up itself.
-        # It was absent; or it has come over a new connection before the end of its old one was
-        # seen, which must not count as its death any more.
+        # We close the old connection ourselves. If we waited for its end, that would count as the
+        # death of the member. If the member was absent, there is no old connection.
         member = self.books.take_absent(group, rank)
         if member is None:
             before = group.members.of_rank(rank)
@@ -297,22 +291,23 @@ class Seating:
         self.note("back", group, rank=rank, who=describe(member))
 
     def cut_off(self, group: Group) -> None:
-        """Nobody of a group is heard any more, as if this coordinator had gone away, and maybe it
-        has: all may come back, over other connections. Nobody is told that it was evicted, for
-        that may be read when it is back."""
+        """A whole group has fallen silent, maybe because this coordinator is unreachable.
+
+        Its members become absent and may come back over new connections. No one is told of an
+        eviction, because members may read that message when the network is back.
+        """
         self.note("silent", group, ranks=len(group.members), waiting=len(group.joiners))
         for conn in list(group.leases):
-            self.effects.append(Close(conn, "nobody of its group was heard any more"))
+            self.effects.append(Close(conn, "all of its group fell silent"))
             if conn in group.members:
                 member = group.members.pop(conn)
                 group.absent[member.rank] = member
                 self.unseat(group, conn)
-        # First all seats, then the timers of the absent, and the joiners last: to forget one of
-        # these settles the group, which must find its members absent and not gone, or it would be
-        # deleted.
+        # Joiners come last. Forgetting one settles the group, and the group would be deleted if its
+        # members were not marked absent by then.
         self.books.await_word(group)
         for conn in list(group.joiners):
-            self.forget_joiner(group, conn, "nobody of its group was heard any more")
+            self.forget_joiner(group, conn, "all of its group fell silent")
 
     def _replace(self, conn: int, group: Group) -> None:
         """Forget a connection whose member has come over another one."""
@@ -321,21 +316,19 @@ class Seating:
         self.effects.append(Close(conn, "its member has come over another connection"))
 
     def judge_joiners(self, group: Group) -> None:
-        """Once it is clear who has come back: may those who waited for that still wait?"""
+        """Ask joiners again once all members have come back or are lost."""
         if not group.absent:
             self._admit_again(group)
 
     def _admit_again(self, group: Group) -> None:
-        """Whoever waits asks anew."""
-        # All are unseated before the first is admitted: the same name may be a new group from here
-        # on, and none of them may be found in the old one.
+        # Unseat all before the first is admitted, because the same name may now be a new group.
         waiting, group.joiners = list(group.joiners.values()), Seats()
         for joiner in waiting:
             self.unseat(group, joiner.conn)
         for joiner in waiting:
             self.admit(joiner)
 
-    # Small things.
+    # Helpers.
 
     def renew(self, conn: int) -> None:
         group = self.places.get(conn)
@@ -343,15 +336,15 @@ class Seating:
             self._timers.set(Lease(conn), self.now + group.leases[conn])
 
     def turn_away(self, conn: int, reason: str) -> None:
-        """Tell who came over a connection that it is a member no more, and close it."""
-        self.send(conn, 0, Evicted(reason[:MAX_TEXT]))  # it may hold what a member has said
+        """Tell a process that it is no longer a member, and close its connection."""
+        self.send(conn, 0, Evicted(reason[:MAX_TEXT]))  # the reason may quote a member
         self.effects.append(Close(conn, reason))
 
     def send(self, conn: int, request: int, message: Message) -> None:
         self.effects.append(Send(conn, request, message))
 
     def refused(self, event: str, ask: JoinRequest, **fields: Any) -> None:
-        """Note that somebody was not let in."""
+        """Note that a process was refused."""
         who = describe(ask)
         self.effects.append(Note(event, {"group": ask.group, **fields, "who": who}))
 

@@ -1,7 +1,7 @@
-"""Members, or joiners, of one group by connection; found by member id and by rank as well.
+"""Members or joiners of one group, found by connection, member id or rank.
 
-Whoever joins is compared with all who are there, and every report and vote names members by their
-ids. Where that took a search, n ranks that do so at once cost n² steps.
+Each join is compared with all members, and each report and vote names members by id. With a search
+for each, n ranks that come at once would cost n² steps.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 
 class Seated(Protocol):
-    """Who can have a seat. `rank` is None where it is not known yet."""
+    """A member or joiner. `rank` is None if it is not known yet."""
 
     @property
     def id(self) -> str: ...
@@ -24,7 +24,7 @@ S = TypeVar("S", bound=Seated)
 
 
 class Seats(MutableMapping[int, S]):
-    """A dict, in order of arrival. No two in it have one id, or one rank."""
+    """A dict in order of arrival. No two entries have the same id or the same rank."""
 
     __slots__ = ("_by_id", "_by_rank", "_there")
 
@@ -35,11 +35,12 @@ class Seats(MutableMapping[int, S]):
         self.update(there or {})
 
     def of_id(self, member_id: str) -> int | None:
-        """The connection of whoever has this id; None: nobody here."""
+        """The connection of the member with this id; None if there is none."""
         return self._by_id.get(member_id)
 
     def of_rank(self, rank: int) -> int | None:
-        """The connection of whoever has this rank, or has asked for it; None: nobody here."""
+        """The connection of the member that has this rank, or asked for it; None if there is
+        none."""
         return self._by_rank.get(rank)
 
     def __getitem__(self, conn: int) -> S:
@@ -67,8 +68,8 @@ class Seats(MutableMapping[int, S]):
     def __len__(self) -> int:
         return len(self._there)
 
-    # A group of thousands is told of a loss, or of who is in it, by a walk over all of its seats.
-    # Those of MutableMapping look up one after the other.
+    # Messages to thousands of members walk over all seats. The methods of MutableMapping would look
+    # up each key.
 
     def items(self) -> ItemsView[int, S]:
         return self._there.items()

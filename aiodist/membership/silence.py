@@ -1,14 +1,13 @@
-"""Whose silence it is: a member's own, or the coordinator's, which nobody reaches any more.
+"""Whether a silent member has failed, or the coordinator is cut off from its whole group.
 
-A member whose lease ends without a word of it is lost, and its group goes on without it. But if a
-cable of the coordinator is pulled, it hears nothing of anybody, and its word would end groups that
-are well: the members talk to each other, and would be told that they were evicted as soon as the
-cable is back. The coordinator cannot see the difference in one member. It can in a group: its
-members do not fail all at once, or if they do, nobody is left whom it hurts to wait.
+A member whose lease ends is lost, and its group goes on without it. But if the cable of the
+coordinator is pulled, it hears no member at all. It must not end groups that work well. One silent
+member does not show the difference, but a group does: its members do not all fail at once, and if
+they do, waiting hurts no one.
 
-**When it is taken for the coordinator's own.** Members say a word three times a lease. If all of
-them fall silent at one moment, the last word of each is at most a third of its lease older than
-that moment. So when the first lease ends, no other one has more than a third of it left::
+**When is the coordinator cut off?** Members send a message three times a lease. If all fall silent
+at one moment, the last message of each is at most a third of its lease older than that moment. So
+when the first lease ends, no other has more than a third of it left::
 
               one lease = 6 s: words of A, B and C            left when that of A ends, at 9 s
     A   at 1  at 3  ───────────────────────────> 9            none
@@ -16,18 +15,17 @@ that moment. So when the first lease ends, no other one has more than a third of
     C        at 2.9  at 4.9  ────────────────────────> 10.9   1.9 s   overdue, too: all are silent
     C, if it is well: at 4.9  at 6.9  at 8.9  ...            5.9 s   so A is silent on its own
 
-Half a lease (`OVERDUE`) lies between that third, with room for a word that is late, and the two
-thirds or more that are left to a member that is well. One member that was heard in time is enough
-to show that words get through, and then the rule is the usual one. (A member whose lease is many
-times that of another one says its words more rarely, and so it may count as heard for longer than
-the short lease lasts: then the other one is evicted.)
+The limit is half a lease (`OVERDUE`). It lies between that third, with room for a late message, and
+the two thirds that a healthy member has left. One member that was heard in time is enough to show
+that messages get through; then the silent ones are evicted. (A member with a much longer lease
+sends more rarely, and may count as heard for longer than the short lease lasts.)
 
-**What happens then.** Nobody is evicted. All members are absent, as after a restart of the
-coordinator, and may come back over new connections, which they do by themselves. They are not told
-anything, for what is written to their connections now may be read when the cable is back. Their
-leases to return begin with the first that is heard (`Books.got_word`), for until then it is still
-nobody's fault. If they really all died, nobody waits for them but who wants to join: and that is
-such a word, so it takes one lease. Else the group is listed for `RETURN_SECONDS`.
+**What happens then?** No member is evicted. All become absent, as after a restart of the
+coordinator, and come back over new connections by themselves. They are not told anything, because
+they could read it only when the cable is back. Their leases to return begin when the first of them
+is heard (`Books.got_word`). If they all died, only a process that wants to join waits for them. Its
+request counts as a sign of life, so it waits one lease. Without one, the group stays listed for
+`RETURN_SECONDS`.
 """
 
 from __future__ import annotations
@@ -35,17 +33,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 RETURN_SECONDS = 600.0
-"""How long a group that fell silent as a whole may stay so before its members are lost. Nobody
-waits for them meanwhile: whoever does, begins their lease."""
+"""Seconds that a silent group may stay before its members are lost. No process waits for them
+meanwhile: a joiner would start their leases."""
 
 OVERDUE = 0.5
-"""A member that is well is heard three times a lease: after this part of one it is overdue."""
+"""The part of a lease after which a member is overdue. A healthy member is heard three times a
+lease."""
 
 
 def is_cut_off(lives: Iterable[tuple[float, float]]) -> bool:
-    """Whether all of a group are overdue, given the lease of each and what is left of it.
+    """Whether all members of a group are overdue, given the lease of each and what is left of it.
 
-    A single one that was heard in time shows that the coordinator can be reached: then the others
-    are silent on their own account.
+    If one was heard in time, the coordinator can be reached, and the others have failed.
     """
     return all(left <= OVERDUE * lease for lease, left in lives)

@@ -1,8 +1,8 @@
-"""Stalls: ranks say that they wait for long, and the coordinator notes when that begins and ends.
+"""Stalls: the coordinator notes when ranks of a group begin to wait for long, and when that ends.
 
-A stall of a group begins with the first of its ranks that says so. It is over once none of them
-waits for long any more, or the group has formed. So the log has two lines for it, however many
-ranks wait, and however many operations.
+A stall begins with the first rank that reports a long wait. It is over when no rank of the group
+waits any more, or the group has formed. So the log has two lines for it, however many ranks and
+operations wait.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import Message, Withdrawn
 
 MOST_TOLD = 4
-"""So many of the ranks that are waited for are told with what they are doing."""
+"""The number of awaited ranks whose activity the log line shows."""
 
 
 class Noting(Protocol):
-    """Has what happened to a group noted."""
+    """Writes an event of a group to the log."""
 
     def __call__(self, event: str, group: Group, **fields: Any) -> None: ...
 
 
 @dataclass(slots=True)
 class _Stall:
-    """`conns`: the connections whose ranks wait, `since` the time that the first of them named.
-    `is_noted`: what it waits for is known, and noted."""
+    """One stall. `conns`: the connections of its waiting ranks. `since`: the time that the first of
+    them named. `is_noted`: the log has its first line."""
 
     since: float
     conns: set[int] = field(default_factory=set)
@@ -40,8 +40,6 @@ class _Stall:
 
 
 class Stalls:
-    """Those of all groups."""
-
     def __init__(
         self,
         send: Callable[[int, int, Message], None],
@@ -56,7 +54,7 @@ class Stalls:
         self._stalls: dict[GroupKey, _Stall] = {}
 
     def heard(self, group: Group, conn: int, request: int, message: Stalled) -> None:
-        """A rank that is a member, or waits to join, says that it waits, or no longer."""
+        """Handle the report of a member or joiner that it waits, or no longer does."""
         if not message.seconds:
             self.gone(group, conn)
             return
@@ -90,11 +88,10 @@ class Stalls:
             )
             self._send(conn, request, Seen(missing, texts))
 
-        # What they are doing may take a second to find out, and belongs into the note.
+        # The note needs what they are doing, which may take a second to find out.
         self._survey.ask_ranks(conn, group, missing, reply)
 
     def gone(self, group: Group, conn: int) -> None:
-        """The rank of `conn` waits no more, or is gone."""
         stall = self._stalls.get(group.key)
         if stall is not None:
             stall.conns.discard(conn)
@@ -108,7 +105,7 @@ class Stalls:
             self._note("stall over", group, seconds=round(self._books.now - stall.since, 1))
 
     def _begins(self, stall: _Stall, group: Group, message: Stalled, **fields: Any) -> None:
-        # It may be over by now, and so it is not told as one that begins.
+        # It may be over by now. Then the log must not say that it begins.
         if not stall.is_noted and self._stalls.get(group.key) is stall:
             stall.is_noted = True
             known = {name: value for name, value in fields.items() if value not in ("", None)}
@@ -117,7 +114,7 @@ class Stalls:
     def _awaited(
         self, group: Group, conn: int, message: Stalled
     ) -> tuple[str, tuple[int, ...], str]:
-        """What a member waits in, for which ranks of the view, and for what else."""
+        """The operation that a member waits in, the ranks that it waits for, and what else."""
         for wait in message.waits:
             there = {member.rank for member in group.members.values()}
             missing = [rank for rank in ranks_in(unpacked(wait.missing)) if rank in there]

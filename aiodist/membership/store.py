@@ -1,9 +1,8 @@
 """The key-value store of one group.
 
-A ttl is counted from the last write of its key; a write without one keeps the key for good.
-
-What a member's last writes gave is remembered: one that is asked for again, since the answer was
-lost with the connection, is not carried out again.
+A ttl counts from the last write of its key; a write without a ttl keeps the key for good. The store
+remembers the results of each member's last writes. If an answer was lost with the connection, the
+member asks again, and the write is not carried out twice.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ class _Refused(Exception):
 
 @dataclass(slots=True)
 class _Listener:
-    """A wait (`missing`: keys that do not exist yet) or a watch (`missing` is None), from the time
-    `since` on."""
+    """A wait (`missing`: the keys that do not exist yet) or a watch (None), since the time
+    `since`."""
 
     conn: int
     request: int
@@ -62,11 +61,11 @@ class _Listener:
 
 @dataclass(slots=True)
 class KeyValueStore:
-    """Values, and who waits for them.
+    """Keys, values, and the requests that wait for them.
 
-    `set_ttl(key, seconds)` is called to have `expire(key)` called that much later; None calls
-    that off. `changed(key, value)` is called after each change (None: deleted), and `answered`
-    with what a write gave that changed something. `now()` is the time.
+    `set_ttl(key, seconds)` has `expire(key)` called that much later; None cancels it. `changed(key,
+    value)` is called after each change (None: deleted), and `answered` with the result of each
+    write that changed something. `now()` is the time.
     """
 
     set_ttl: Callable[[str, float | None], None]
@@ -86,9 +85,9 @@ class KeyValueStore:
     def handle(
         self, conn: int, request: int, message: StoreMessage, member: str = ""
     ) -> list[Send]:
-        """Carry out one request; the reply comes first, then what others are told of it.
+        """Carry out one request. The reply comes first, then messages to others about the change.
 
-        `member`: who asks, for requests that may be asked again.
+        `member`: the sender, for requests that it may repeat.
         """
         sends: list[Send] = []
         reply: Message | None
@@ -104,9 +103,9 @@ class KeyValueStore:
     def _write_once(
         self, conn: int, request: int, message: StoreWrite, member: str, sends: list[Send]
     ) -> Message | None:
-        # Numbers of requests are the member's own and outlive its connection, so the same number
-        # means the same write, said again. Only what changed something is remembered: a write that
-        # failed, or a compare_set that did not match, may as well be tried again.
+        # Request numbers outlive the connection of their member, so the same number means the same
+        # write. Only writes that changed something are remembered, because others can safely be
+        # tried again.
         known = self.answers.get(member, {}).get(request)
         if known is not None:
             return known
@@ -118,18 +117,17 @@ class KeyValueStore:
         return reply
 
     def remember(self, member: str, request: int, result: Result) -> None:
-        """What a write gave. No member has more than MAX_WRITES of them under way."""
+        """Remember the result of a write. No member has more than MAX_WRITES in flight."""
         answers = self.answers.setdefault(member, {})
         answers[request] = result
         if len(answers) > MAX_WRITES:
             del answers[next(iter(answers))]
 
     def forget(self, member: str) -> None:
-        """`member` is gone for good."""
         self.answers.pop(member, None)
 
     def restore(self, key: str, value: bytes | None) -> None:
-        """A change from the log: nobody is told."""
+        """Apply a change from the log, and tell no member."""
         old = self.values.pop(key, None)
         if old is not None:
             self.nbytes -= _size(key, old)
@@ -138,13 +136,13 @@ class KeyValueStore:
             self.nbytes += _size(key, value)
 
     def expire(self, key: str) -> list[Send]:
-        """The ttl of `key` is over."""
+        """Delete `key`, because its ttl is over."""
         sends: list[Send] = []
         self._delete(key, sends)
         return sends
 
     def waits(self, conn: int) -> list[tuple[float, list[str]]]:
-        """The waits of a connection: since when, and for which keys, which do not exist."""
+        """The waits of a connection: when each began, and its missing keys."""
         return [
             (one.since, sorted(one.missing))
             for one in self._listeners.get(conn, {}).values()
@@ -152,12 +150,10 @@ class KeyValueStore:
         ]
 
     def drop(self, conn: int) -> None:
-        """Forget the waits and watches of a connection."""
         for request in list(self._listeners.get(conn, ())):
             self._unlisten(conn, request)
 
     def clear(self) -> None:
-        """Forget everything, the ttls included."""
         for key in self.values:
             self.set_ttl(key, None)
             self.changed(key, None)
@@ -200,8 +196,8 @@ class KeyValueStore:
                 return None
             case StoreWatch(key, again):
                 self._listen(_Listener(conn, request, (key,), None, self.now()))
-                # The connection was away: what has changed meanwhile was told to nobody. The value
-                # that there is now stands for all of it.
+                # The connection was away and missed changes. The present value stands for all of
+                # them.
                 if again:
                     sends.append(Send(conn, request, StoreChanged(key, self.values.get(key))))
                 return Result(None)
@@ -233,7 +229,7 @@ class KeyValueStore:
                 f"setting {key!r} to {len(value)} bytes would make the store {nbytes} bytes, over "
                 f"its limit of {self.max_bytes}: delete keys, or keep bulk data elsewhere",
             )
-        # From here on nothing is refused: a write is done as a whole, or not at all.
+        # Nothing is refused from here on, so a write is done as a whole or not at all.
         self.values[key] = value
         self.nbytes = nbytes
         self.set_ttl(key, ttl)
@@ -253,9 +249,9 @@ class KeyValueStore:
         return True
 
     def _tell(self, key: str, value: bytes | None, sends: list[Send]) -> None:
-        # The change is sent to each watcher, encoded once for all of them. It is not handed on from
-        # one member of a host to the others: whoever handed it on may die with it, and a watcher
-        # must miss no change. What is large belongs in a broadcast.
+        # Each watcher gets the change from here, encoded once for all of them. Members do not
+        # forward it to each other, because a watcher would miss it if the forwarding member died.
+        # Large data belongs in a broadcast.
         for listener in list(self._by_key.get(key, {}).values()):
             if listener.missing is None:
                 sends.append(Send(listener.conn, listener.request, StoreChanged(key, value)))
@@ -268,13 +264,11 @@ class KeyValueStore:
                     self._unlisten(listener.conn, listener.request)
 
     def _listen(self, listener: _Listener) -> None:
-        # Listeners are found by two ways: by connection and request, for who cancels or goes away,
-        # and by key, for a write, which must not ask thousands of watchers of other keys. A wait
-        # for many keys stands at each of them, and knows those that are missing: a write costs what
-        # waits for that key, and a wait is over when its set is empty, without a look at the
-        # others.
+        # Listeners have two indexes: by connection and request, to cancel them, and by key, so that
+        # a write asks only those of its key. A wait for many keys is listed at each of them and
+        # knows its missing keys. It is over when that set is empty.
         mine = self._listeners.setdefault(listener.conn, {})
-        # Numbers tell the answers apart: two of one number could not be ended one by one.
+        # Two listeners with one number could not be ended separately.
         if listener.request in mine:
             raise _Refused(Failure.INVALID, f"request {listener.request} is already under way here")
         if len(mine) >= self.max_pending:

@@ -1,8 +1,8 @@
-"""What the members are doing: asked by the coordinator for whoever wants to know.
+"""Ask members what they are doing, for the status page, commands and error texts.
 
-A member whose event loop turns answers at once. One whose loop does not turn cannot; its lease
-thread has said so by then, and with what. All else that is known of a silent member is when it last
-gave a sign of life.
+A member answers at once unless its event loop is blocked. The lease thread of a blocked member has
+already reported what it is blocked in. Of any other silent member, only the time of its last sign
+of life is known.
 """
 
 from __future__ import annotations
@@ -31,16 +31,20 @@ from aiodist.wire.messages import Message, Status
 _INQUIRE = Inquire()
 
 ANSWER_SECONDS = 1.0
-"""How long members may take to answer, at most."""
+"""The most seconds that members may take to answer."""
 
 MOST_ASKERS = 64
-"""Most askers that wait for answers at a time; the oldest is given what there is for a new one."""
+"""The number of requests that may wait for answers. If there are more, the oldest gets what is
+known by then."""
 
 
 @dataclass(slots=True)
 class _Asker:
-    """`then` is called once the connections in `waiting` have answered, or at `due`; not if the
-    one that asked is gone by then."""
+    """A request that waits for answers.
+
+    `then` is called once the connections in `waiting` have answered, or at `due`; not if the
+    connection that asked is gone.
+    """
 
     conn: int
     waiting: set[int]
@@ -49,7 +53,7 @@ class _Asker:
 
 
 class _Known(NamedTuple):
-    """An operation that a member waits in: of which group and epoch."""
+    """An operation that a member waits in, with its group and epoch."""
 
     group: str
     epoch: int
@@ -64,14 +68,14 @@ class Survey:
         self._books = books
         self._askers: list[_Asker] = []
         self._said: dict[int, tuple[Activity, float]] = {}
-        """The last that was said over a connection, and when: while somebody waits for answers,
-        and of those whose loop does not turn."""
+        """The last message of each connection and its time, while a request waits, or while the
+        member's loop is blocked."""
         self._before: dict[int, tuple[Activity, float]] = {}
-        """The gist of the last answer over a connection, and when it came: should the next one not
-        come."""
+        """A short form of the last answer of each connection and its time, in case the next one
+        does not come."""
 
     def ask_all(self, conn: int, request: int, status: Callable[[], dict[str, Any]]) -> None:
-        """Reply with the `status`, and in it what every member of every group is doing."""
+        """Reply with `status`, extended by what each member of each group is doing."""
         members = [one for group in self._books.groups.values() for one in group.members]
         self.ask(
             conn,
@@ -96,7 +100,7 @@ class Survey:
         then: Callable[[tuple[str, ...]], None],
         seconds: float = ANSWER_SECONDS,
     ) -> None:
-        """For `conn`: ask ranks of a group, and call `then` with what each is doing, in words."""
+        """Ask ranks of a group for `conn`, and call `then` with what each is doing, in words."""
         asked = set(ranks)
         members = [one for one, member in group.members.items() if member.rank in asked]
 
@@ -107,14 +111,13 @@ class Survey:
         self.ask(conn, members, tell, seconds)
 
     def words(self, group: Group) -> dict[str, str]:
-        """What the members of a group said that they are doing, or what else is known, by id."""
+        """What each member of a group is doing, in words, by id."""
         return {member.id: self._words(group, conn) for conn, member in group.members.items()}
 
     def heard(self, conn: int, request: int, activity: Activity) -> None:
-        """A member says what it is doing."""
+        """Take in what a member says that it is doing."""
         self._said[conn] = (activity, self._books.now)
-        # What a thread says for a loop that does not turn is no answer: that may still come, with
-        # more to say, while there is time.
+        # The report of a lease thread is no answer: the loop may still answer, with more to say.
         if not activity.busy:
             self._before[conn] = (_gist(activity), self._books.now)
             for asker in self._askers:
@@ -122,24 +125,25 @@ class Survey:
             self._finish([asker for asker in self._askers if not asker.waiting])
 
     def forget(self, conn: int) -> None:
-        """A member gave a sign of life that does not say that its loop is stuck: it is no more."""
+        """A member renewed its lease without saying that its loop is blocked, so it no longer
+        is."""
         said = self._said.get(conn)
         if said is not None and said[0].busy:
             del self._said[conn]
 
     def gone(self, conn: int) -> None:
-        """Nothing comes over a connection any more, or it is no member's."""
+        """A connection is closed, or no longer of a member."""
         self._said.pop(conn, None)
         self._before.pop(conn, None)
         self._askers = [asker for asker in self._askers if asker.conn != conn]
         for asker in self._askers:
             asker.waiting.discard(conn)
         if not all(asker.waiting for asker in self._askers):
-            # Not at once: the machine is in the middle of a change.
+            # Not at once, because the machine is in the middle of a change.
             self._books.timers.set(Answers(), self._books.now)
 
     def over(self) -> None:
-        """Time is over for those who were asked first, or nobody is left to answer."""
+        """Answer the requests whose time is over, or that wait for no member any more."""
         now = self._books.now
         self._finish([one for one in self._askers if one.due <= now or not one.waiting])
 
@@ -150,23 +154,22 @@ class Survey:
         then: Callable[[], None],
         seconds: float = ANSWER_SECONDS,
     ) -> None:
-        """For `conn`: ask members, and call `then` once they have answered or had the time to:
-        `seconds`, if that is less."""
-        # Many ask at once: a page in a browser, `aiodist status`, ranks whose operation ran out of
-        # time::
+        """Ask members for `conn`, and call `then` once they have answered, or after `seconds`.
+
+        `ANSWER_SECONDS` is the longest wait.
+        """
+        # Many may ask at once: a page in a browser, `aiodist status`, ranks after a timeout::
         #
         #     A asks ── Inquire ──> ranks 0, 1, 2     0 and 1 answer
-        #     B asks ── nobody is asked twice         2 answers: A and B are told
+        #     B asks ── none is asked twice           2 answers: A and B are told
         #
-        # So members hear one question however many look at them, and who asks in a loop costs no
-        # more.
-        # An answer is for all who wait for it: whoever is asked already is not asked again.
+        # A member that is asked already is not asked again, and its answer is for all. So a client
+        # that asks in a loop costs no more.
         asked = {one for asker in self._askers for one in asker.waiting}
         waiting = set(members)
         for one in sorted(waiting - asked):
             self._send(one, 0, _INQUIRE)
-        # An asker costs memory until its time is over. The oldest has waited longest: its answer is
-        # what is known by now.
+        # Each request costs memory until its time is over, so the oldest is answered first.
         if len(self._askers) >= MOST_ASKERS:
             self._finish(self._askers[:1])
         due = self._books.now + min(seconds, ANSWER_SECONDS)
@@ -184,15 +187,17 @@ class Survey:
             timers.cancel(Answers())
             self._said = {conn: said for conn, said in self._said.items() if said[0].busy}
 
-    # What is made of the answers.
+    # Answers.
 
     def _detailed(self, status: dict[str, Any]) -> dict[str, Any]:
-        """The status with "doing" for every member: None for one that did not answer, else "age"
-        (seconds since it said so), "busy" (seconds without a turn of its loop), "places", "last",
-        "waits" (for which ranks, and what else is "lacking"), and since it joined, "collectives"
-        that it called, bytes "sent" and "received"; with "silent" for each, the
-        seconds since its last sign of life; and with "findings" for every group: what
-        `culprits.find` says."""
+        """Extend `status` by "silent", "doing" and "findings".
+
+        For each member, "silent" is the seconds since its last sign of life. "doing" is None if it
+        did not answer. Else it has "age" (seconds since it said so), "busy" (seconds for which its
+        loop was blocked), "places", "last" and "waits" (for which ranks, and what else is
+        "lacking"). Since it joined, it also counts "collectives" and bytes "sent" and "received".
+        For each group, "findings" is the result of `culprits.find`.
+        """
         for plain, group in zip(status["groups"], self._books.groups.values(), strict=True):
             doings = {
                 member.rank: self._doing(group, conn) for conn, member in group.ranked.items()
@@ -244,7 +249,8 @@ class Survey:
         return culprits.Doing(tuple(waits), is_stuck=activity.busy > 0)
 
     def _known(self, group: Group, conn: int, activity: Activity) -> list[_Known]:
-        """What a member waits in, as it says, and as is known here: the oldest first."""
+        """What a member waits in, by its own report and by the coordinator's state; the oldest
+        first."""
         known = [
             _Known(
                 wait.group,
@@ -259,7 +265,7 @@ class Survey:
         return sorted(known, key=lambda one: -one.wait.seconds)[:MAX_WAITS]
 
     def _words(self, group: Group, conn: int | None) -> str:
-        """What a member is doing, in a few words; "" for one that is gone."""
+        """What a member is doing, in a few words; "" if it is gone."""
         if conn is None:
             return ""
         said = self._said.get(conn)
@@ -274,7 +280,7 @@ class Survey:
         activity, when = said
         if activity.busy:
             busy = activity.busy + self._books.now - when
-            # Its thread looks a few times a lease, so the loop may have stood still before that.
+            # Its thread looks a few times a lease, so the loop may have been blocked for longer.
             text = f"its event loop has not turned for at least {busy:.1f} s"
             return shortened(f"{text}{_at(activity)}")
         return shortened(self._doing_words(group, conn, activity))
@@ -289,12 +295,12 @@ class Survey:
 
 
 def _at(activity: Activity) -> str:
-    """Where in its program, if that is known."""
+    """The place in its program, if known."""
     return f" at {activity.places[0]}" if activity.places else ""
 
 
 def _gist(activity: Activity) -> Activity:
-    """What is kept of an answer."""
+    """A short form of an answer."""
     return Activity(places=activity.places[:1], last=activity.last, waits=activity.waits[:1])
 
 

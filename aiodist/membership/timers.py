@@ -10,7 +10,8 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Timers(Generic[K]):
-    """At most one deadline a key. Moving one to a later time, what leases do all day, is O(1)."""
+    """At most one deadline for each key. Moving a deadline to a later time is O(1), because leases
+    do that all day."""
 
     def __init__(self) -> None:
         self._due: dict[K, float] = {}
@@ -18,10 +19,10 @@ class Timers(Generic[K]):
         self._pushed = 0
 
     def set(self, key: K, when: float) -> None:
-        """Give `key` the deadline `when` in place of the one it had."""
-        # A lease is moved to a later time with every message, and hardly ever ends. So the heap
-        # keeps the entry that it has, which is too early now; when that comes to the top, it goes
-        # back to where it belongs. Only a deadline that comes earlier needs an entry of its own::
+        """Give `key` the deadline `when`, instead of the one it had."""
+        # Each message moves a lease to a later time, and a lease hardly ever ends. So the heap
+        # keeps the old entry, which is too early. When it comes to the top, it goes back with the
+        # right time. Only an earlier deadline needs a new entry::
         #
         #     _due   A: 9   B: 12           heap  (3, A) (5, B)    A and B were moved since
         #     next   3 is not 9: back in    heap  (5, B) (9, A)
@@ -34,15 +35,12 @@ class Timers(Generic[K]):
                 self._rebuild()
 
     def cancel(self, key: K) -> None:
-        """Forget the deadline of `key`, if it has one."""
         self._due.pop(key, None)
 
     def get(self, key: K) -> float | None:
-        """The deadline of `key`."""
         return self._due.get(key)
 
     def next(self) -> float | None:
-        """The earliest deadline."""
         while self._heap:
             when, _, key = self._heap[0]
             due = self._due.get(key)
@@ -54,7 +52,7 @@ class Timers(Generic[K]):
         return None
 
     def pop_due(self, now: float) -> list[K]:
-        """Take out the keys whose deadline is not after `now`, earliest first."""
+        """Remove and return the keys whose deadline is not after `now`, earliest first."""
         keys = []
         while (when := self.next()) is not None and when <= now:
             key = heapq.heappop(self._heap)[2]
@@ -63,8 +61,8 @@ class Timers(Generic[K]):
         return keys
 
     def _push(self, key: K, when: float) -> None:
-        # The running number settles ties: keys need not be comparable, and equal deadlines come
-        # out in the order in which they were set.
+        # The running number settles ties: keys need not be comparable, and equal deadlines come out
+        # in the order in which they were set.
         self._pushed += 1
         heapq.heappush(self._heap, (when, self._pushed, key))
 

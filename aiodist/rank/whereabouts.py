@@ -78,6 +78,17 @@ def of_caller() -> str:
     return "" if frame is None else _place(frame.f_code, frame.f_lineno)
 
 
+def caller() -> tuple[str, int]:
+    """Return the file and the line that has called into aiodist in this turn of the loop; ("", 0)
+    if aiodist has done so itself."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_ours(frame.f_code):
+        if frame.f_code.co_filename in _LOOPS:
+            return "", 0
+        frame = frame.f_back
+    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
 def _of_work(work: Work[Any], waiting: dict[int, str], wholes: dict[int, Work[Any]]) -> str:
     if id(work) in waiting:
         return waiting[id(work)]
@@ -120,12 +131,28 @@ def _tasks(loop: asyncio.AbstractEventLoop) -> tuple[dict[int, str], list[str], 
 
 def of_task(task: asyncio.Task[Any]) -> str:
     """Return the user's innermost line that a task waits at, with its text; "" if there is none."""
-    places = [place for place in _awaited(task.get_coro()) if not _is_ours(place[0])]
-    if not places:
+    found = wait_of(task)
+    if found is None:
         return ""
-    code, line = places[-1]
+    code, line = found[0].f_code, found[0].f_lineno
     text = linecache.getline(code.co_filename, line).strip()[:MOST_TEXT]
     return f"{_place(code, line)}: {text}" if text else _place(code, line)
+
+
+def wait_of(task: asyncio.Task[Any]) -> tuple[FrameType, object] | None:
+    """Return the user's innermost frame that a task waits in, and what that frame awaits; None if
+    there is none."""
+    found = None
+    for frame, awaited in _frames(task.get_coro()):
+        if not _is_ours(frame.f_code):
+            found = frame, awaited
+    return found
+
+
+def is_users(coroutine: Any) -> bool:
+    """Tell whether a coroutine is the user's, and neither aiodist's nor asyncio's."""
+    code = getattr(coroutine, "cr_code", None)
+    return code is not None and not _is_ours(code)
 
 
 def _waits_at(coroutine: Any) -> tuple[str | None, bool]:
@@ -141,12 +168,19 @@ def _waits_at(coroutine: Any) -> tuple[str | None, bool]:
 
 def _awaited(coroutine: Any) -> Iterator[tuple[CodeType, int]]:
     """Yield the places of a coroutine and of what it awaits, outermost first."""
+    for frame, _ in _frames(coroutine):
+        yield frame.f_code, frame.f_lineno
+
+
+def _frames(coroutine: Any) -> Iterator[tuple[FrameType, object]]:
+    """Yield the frames of a coroutine and of what it awaits, outermost first, each with what it
+    awaits."""
     for _ in range(100):
         for kind in ("cr", "gi", "ag"):
             frame: FrameType | None = getattr(coroutine, f"{kind}_frame", None)
             if frame is not None:
-                yield frame.f_code, frame.f_lineno
                 coroutine = getattr(coroutine, f"{kind}_await" if kind != "gi" else "gi_yieldfrom")
+                yield frame, coroutine
                 break
         else:
             return

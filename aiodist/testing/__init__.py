@@ -7,6 +7,7 @@ simulate`` runs random programs. See `docs/testing.md`.
 
 from aiodist.testing.codecs import CodecConformance
 from aiodist.testing.conformance import LinkConformance
+from aiodist.testing.exploring import Explored, FoundError, explore
 from aiodist.testing.faults import Fault, FaultInjector
 from aiodist.testing.history import Entry, History
 from aiodist.testing.network import Conditions, Network, Node
@@ -18,8 +19,10 @@ __all__ = [
     "Conditions",
     "DeadlockError",
     "Entry",
+    "Explored",
     "Fault",
     "FaultInjector",
+    "FoundError",
     "HangError",
     "History",
     "InvariantError",
@@ -30,4 +33,5 @@ __all__ = [
     "Process",
     "Simulation",
     "VirtualLoop",
+    "explore",
 ]

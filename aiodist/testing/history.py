@@ -9,6 +9,7 @@ from typing import Any
 
 from aiodist.buffers.encoding import encode
 from aiodist.errors import AiodistError
+from aiodist.rank.whereabouts import caller
 from aiodist.trace import Scope
 
 SAME_EVERYWHERE = frozenset({"all_reduce", "broadcast", "all_gather", "barrier", "split"})
@@ -22,6 +23,7 @@ NOT_DUE = frozenset({"recv", "probe"})
 class Entry:
     """One operation of one rank. Times are in seconds of the loop.
 
+    `place` is the file and the line of the program that called it; ("", 0) if that is not known.
     `end` is "start" while it goes on, then "done", "failed" or "cancelled".
     """
 
@@ -32,6 +34,7 @@ class Entry:
     seq: int | None
     started: float
     number: int
+    place: tuple[str, int]
     end: str = "start"
     ended: float | None = None
     digest: str = ""
@@ -70,9 +73,8 @@ class History:
         if not process:
             return
         if point == "start":
-            entry = Entry(
-                process, scope, work.op, work.tag, work.seq, self.now(), len(self.entries)
-            )
+            number, place = len(self.entries), caller()
+            entry = Entry(process, scope, work.op, work.tag, work.seq, self.now(), number, place)
             self.entries.append(entry)
             self._pending[work] = entry
             return

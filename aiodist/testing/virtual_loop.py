@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import selectors
 import socket
 import weakref
@@ -190,6 +191,7 @@ class VirtualSelector(selectors.BaseSelector):
         self.now = 0.0  # seconds since the loop was made
         self.turns = 0  # how often it has looked for what is ready
         self.alarms: dict[int, Callable[[], None]] = {}  # what to call in which turn
+        self.on_turn: Callable[[], None] = lambda: None  # called in every turn
         # Makes the error if all tasks wait for ever.
         self.idle_error: Callable[[], BaseException] = lambda: DeadlockError("nothing to wait for")
         self._chooser = chooser  # decides the order of files that are ready at once
@@ -250,6 +252,7 @@ class VirtualSelector(selectors.BaseSelector):
         self.turns += 1
         if self.turns in self.alarms:
             self.alarms.pop(self.turns)()
+        self.on_turn()
         ready = []
         for number in list(self._hot):
             key = self._keys[number]
@@ -275,6 +278,15 @@ def abandon(task: Any) -> None:
     task._log_destroy_pending = False
 
 
+def _chain(coroutine: Any) -> list[Any]:
+    """Return a coroutine and those that it waits for, outermost first."""
+    found = []
+    while inspect.iscoroutine(coroutine):
+        found.append(coroutine)
+        coroutine = coroutine.cr_await
+    return found
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop in virtual time, starting at 0. No thread, no real file, no real clock.
 
@@ -295,6 +307,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """The library's source of random numbers."""
         super().__init__(self._virtual)
         self.set_exception_handler(self._note_error)
+        self.on_task: Callable[[Process, asyncio.Task[Any]], None] = lambda process, task: None
+        """Called with every new task of a process."""
         self.make_socket: Callable[[int, int, int], socket.socket] | None = None
         self.resolve: Callable[[str], str] = lambda host: host
 
@@ -379,6 +393,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         process = _current.get() if context is None else context.get(_current)
         if process is not None:
             process.tasks.add(task)
+            self.on_task(process, task)
         return task
 
     def again(self, call: _Call) -> None:
@@ -409,13 +424,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         while left := asyncio.all_tasks(self) - buried:
             for task in left:
                 abandon(task)
-                coroutine: Any = task.get_coro()
-                # A `finally` that waits for something survives, and is closed again.
-                for _ in range(MOST_LAST_WORDS):
-                    with suppress(Exception):  # it may raise anything
-                        coroutine.close()
-                    if getattr(coroutine, "cr_frame", None) is None:
-                        break
+                # The innermost comes first, because it would be collected as it is if those that
+                # wait for it ended before.
+                for coroutine in reversed(_chain(task.get_coro())):
+                    # A `finally` that waits for something survives, and is closed again.
+                    for _ in range(MOST_LAST_WORDS):
+                        with suppress(Exception):  # it may raise anything
+                            coroutine.close()
+                        if coroutine.cr_frame is None:
+                            break
             buried |= left
 
     # What a real loop does by threads and files of its own.

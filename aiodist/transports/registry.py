@@ -18,6 +18,7 @@ from aiodist.transports.base import Transport
 from aiodist.transports.inproc import InprocTransport
 from aiodist.transports.link import log
 from aiodist.transports.shm import ShmTransport
+from aiodist.transports.surroundings import is_virtual
 from aiodist.transports.tcp import PATIENCE, TcpTransport
 from aiodist.transports.tls import TlsContexts
 from aiodist.transports.unix import UnixTransport
@@ -50,7 +51,22 @@ class _Kind:
 
 
 def _no_abstract_sockets() -> str | None:
-    return None if sys.platform == "linux" else f"this is {sys.platform}, not Linux"
+    if sys.platform != "linux":
+        return f"this is {sys.platform}, not Linux"
+    return _simulated()
+
+
+def _no_shared_memory() -> str | None:
+    return unsupported_reason() or _simulated()
+
+
+def _simulated() -> str | None:
+    """Return why real files cannot be waited for here; None if they can."""
+    try:
+        virtual = is_virtual(asyncio.get_running_loop())
+    except RuntimeError:
+        return None  # no loop runs, so it is none of a simulation
+    return "this event loop is simulated" if virtual else None
 
 
 def _share_a_host(own: Endpoint, peer: Endpoint) -> bool:
@@ -61,7 +77,7 @@ def _share_a_host(own: Endpoint, peer: Endpoint) -> bool:
 # In order of preference.
 _KINDS: Mapping[str, _Kind] = {
     "inproc": _Kind(InprocTransport, lambda own, peer: own.process == peer.process),
-    "shm": _Kind(ShmTransport, _share_a_host, unsupported_reason),
+    "shm": _Kind(ShmTransport, _share_a_host, _no_shared_memory),
     "unix": _Kind(UnixTransport, _share_a_host, _no_abstract_sockets),
     "tcp": _Kind(TcpTransport, lambda own, peer: True),
 }
@@ -98,7 +114,7 @@ def choose(names: str | Iterable[str] | None) -> tuple[str, ...]:
     # allowed but missing, the rank uses the next best, with a line in the log. It is an error only
     # if none is left. So one setting works for all machines of a job.
     missing = {name: reason for name in wanted if (reason := _KINDS[name].unavailable())}
-    if "shm" in missing:
+    if "shm" in missing and not _simulated():
         _say_why(missing["shm"])
     chosen = tuple(name for name in _KINDS if name in wanted and name not in missing)
     if not chosen:

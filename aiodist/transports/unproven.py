@@ -95,7 +95,7 @@ class UnprovenConnections(Generic[S]):
     def _drop(self, connection: S, where: str) -> None:
         # Not a warning, because a stranger could fill the log.
         self._logger.info(
-            "dropping the connection from %s: too many %s do not say who they are",
+            "dropping the connection from %s: too many %s have not proved their identity",
             connection.peer,
             where,
             extra={"event": "stranger dropped", "peer": connection.peer},

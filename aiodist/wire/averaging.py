@@ -179,8 +179,10 @@ class AverageRefused(Message, code=89):
 
 
 class AverageFetch(Message, code=90):
-    """Tells a member from whom it gets the result of a round that it was not in; or, if `part` is
-    None, the state. The two meet by `ticket`."""
+    """Names the member that has the result of a round that the receiver was not in.
+
+    If `part` is None, that member has the state. The two meet by `ticket`.
+    """
 
     part: Annotated[str | None, schema.optional(schema.text(MAX_NAME))]
     source: Annotated[MemberInfo, schema.struct(MemberInfo)]

@@ -25,7 +25,7 @@ EPILOG = """Two operations beside Gloo and every MPI that is installed, as table
     aiodist bench --ops all_reduce,broadcast --sizes 8B,1MiB..8MiB -n 2,4
     --compare gloo,mpi --json out.json --plot out.svg
 
-Times are those of rank 0: the median of all rounds, the 99th percentile, and the mean (all time
+Times are measured at rank 0: the median of all rounds, the 99th percentile, and the mean (all time
 over all iterations). The bandwidth is a rank's input over the median. The libraries take turns,
 round by round, and those that wait sleep; results are checked once. With --fill each operation
 has fresh input, and ranks arrive apart: the time is that of the call, without the writing.
@@ -89,8 +89,8 @@ def bench(
 ) -> None:
     """Measure collectives of float32 arrays on this host: latency and bandwidth.
 
-    Needs no other library; with torch installed, arrays are torch tensors, else numpy's. Close
-    other programs: what they take is missing in the figures.
+    No other library is needed. Arrays are torch tensors if torch is installed, else numpy arrays.
+    Close other programs, because they take time from the measured ones.
     """
     spawn.require_posix("aiodist bench")
     if (problem := unwritable(as_json, plot)) is not None:

@@ -1,4 +1,4 @@
-"""What `aiodist bench` measures: sizes, cases, the statistics of samples, and how they read."""
+"""The cases of `aiodist bench`: sizes, statistics of samples, and their formats."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _SIZE = re.compile(r"(\d+)\s*([KMG]i)?B", re.IGNORECASE)
 
 MAX_ITERATIONS = 20_000
-"""Of one block, however short the operation."""
+"""The most iterations of one block, however short the operation is."""
 
 MIN_ITERATIONS = 3
-"""Of one block, however long the operation."""
+"""The fewest iterations of one block, however long the operation takes."""
 
 
 def parse_size(text: str) -> int:
@@ -34,7 +34,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Bytes of each size in "8B,64KiB,1MiB..64MiB", in that order; `a..b` doubles from a to b."""
+    """Bytes of each size in "8B,64KiB,1MiB..64MiB", in order; `a..b` doubles from a to b."""
     sizes: list[int] = []
     for item in text.split(","):
         first, dots, last = item.partition("..")
@@ -79,8 +79,10 @@ def digits(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured: `rounds` blocks of each column, each of `seconds` and of `least`
-    iterations, or of exactly `iterations` where that is given."""
+    """How much is measured: `rounds` blocks of each column.
+
+    Each block takes `seconds`, with at least `least` iterations, or exactly `iterations` if given.
+    """
 
     rounds: int = 5
     seconds: float = 0.2
@@ -90,8 +92,11 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One operation at one size. `nbytes`: of the input of each rank. `fill`: that is written
-    before each operation, as by a program that has computed it; otherwise nobody touches it."""
+    """One operation at one size.
+
+    `nbytes`: of the input of each rank. `fill`: write the input before each operation, as a program
+    does that has computed it.
+    """
 
     op: str
     nbytes: int
@@ -104,7 +109,7 @@ class Case:
                 f"there is no operation {self.op!r} to measure: expected one of {', '.join(OPS)}"
             )
         if self.ranks < 2:
-            raise ValueError(f"{self.ranks} ranks have nobody to talk to: expected at least 2")
+            raise ValueError(f"{self.ranks} ranks cannot communicate: expected at least 2")
         parts = self.ranks if self.op in ("reduce_scatter", "all_to_all") else 1
         if self.nbytes % (parts * FLOAT):
             raise ValueError(
@@ -120,13 +125,12 @@ class Case:
 def cases_of(
     ops: Iterable[str], sizes: Sequence[int], ranks: int, *, fill: bool = False
 ) -> list[Case]:
-    """Each operation at each size."""
     return [Case(op, nbytes, ranks, fill) for op in ops for nbytes in sizes]
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Times of an operation, in seconds. `mean` is the time of all iterations over their number."""
+    """Times of an operation in seconds. `mean`: the time of all iterations over their number."""
 
     count: int
     median: float
@@ -135,7 +139,8 @@ class Summary:
 
     @classmethod
     def of(cls, nanoseconds: Sequence[int]) -> Summary:
-        """`p99` by nearest rank: at least 99 % of the samples are not above it."""
+        """Summarise samples. `p99` is by nearest rank: at least 99 % of the samples are not above
+        it."""
         ordered = sorted(nanoseconds)
         if not ordered:
             raise ValueError("there are no samples to summarise")
@@ -153,8 +158,11 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one column showed in one case: a summary, or why there is none. `processor`: seconds of
-    processor time of all ranks together for one operation, and for filling where that was asked."""
+    """The result of one column in one case: a summary, or an error.
+
+    `processor`: seconds of processor time of all ranks together for one operation, including
+    filling.
+    """
 
     case: Case
     column: str
@@ -164,7 +172,6 @@ class Result:
 
     @classmethod
     def of(cls, case: Case, column: str, blocks: Sequence[Block]) -> Result:
-        """That of some blocks of iterations."""
         times = [ns for block in blocks for ns in block.ns]
         processor = sum(block.cpu for block in blocks) / max(1, len(times))
         return cls(case, column, Summary.of(times), None, processor)
@@ -196,7 +203,8 @@ class Result:
 
 
 def ratio(results: Iterable[Result], case: Case, over: str, column: str) -> float | None:
-    """The median of `over` by that of `column`: 2 means that `column` takes half the time."""
+    """The median of `over` divided by that of `column`: 2 means that `column` takes half the
+    time."""
     medians = {
         result.column: result.summary.median
         for result in results
@@ -208,11 +216,11 @@ def ratio(results: Iterable[Result], case: Case, over: str, column: str) -> floa
 
 
 def iterations_for(seconds: float, once: float, least: int = MIN_ITERATIONS) -> int:
-    """How many iterations of `once` seconds make a block of `seconds`."""
     return max(least, min(MAX_ITERATIONS, round(seconds / max(once, 1e-9))))
 
 
 def turn(columns: Sequence[Any], number: int) -> list[Any]:
-    """The order of a round: each starts with another one, so that none always follows the same."""
+    """The order of a round. Each starts with another column, so that no column always follows the
+    same one."""
     at = number % max(1, len(columns))
     return [*columns[at:], *columns[:at]]

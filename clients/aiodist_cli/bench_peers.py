@@ -1,4 +1,4 @@
-"""The libraries that `aiodist bench` can measure on this machine, and how their processes start."""
+"""The libraries that `aiodist bench` can measure on this machine, and how to start them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ LABELS = {
 }
 
 _OTHER_RUNS = ("AIODIST_GROUP", "AIODIST_TOKEN", "AIODIST_TRANSPORTS", "AIODIST_RUN_ID")
-"""Variables of a run around this command that do not hold for the benchmark's own groups."""
+"""Variables of a surrounding run, which the benchmark's own groups must not use."""
 
 
 class PeerMissing(Exception):
-    """A library cannot be measured here; the text says why, and what to install."""
+    """A library cannot be measured here. The text says why, and what to install."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a rank runs. `prefix`: what starts a program there, such as `ip netns exec NAME`;
-    `host`: its address, at the network device `device`."""
+    """The place of a rank.
+
+    `prefix`: the command that starts a program there, such as `ip netns exec NAME`. `host`: its
+    address, at the network device `device`.
+    """
 
     prefix: tuple[str, ...] = ()
     host: str = "127.0.0.1"
@@ -48,7 +51,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Mpi:
-    """An MPI library with the Python that has mpi4py beside it. `flavour`: one of `MPIS`."""
+    """An MPI library, and a Python with mpi4py for it. `flavour`: one of `MPIS`."""
 
     flavour: str
     mpirun: str
@@ -57,8 +60,11 @@ class Mpi:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A library to measure. `kind`: "aiodist", or what `aiodist_cli.bench_worker` is to be.
-    `transports`: what aiodist may use, None for its own choice."""
+    """A library to measure.
+
+    `kind`: "aiodist", or the kind of `aiodist_cli.bench_worker`. `transports`: what aiodist may
+    use; None for its own choice.
+    """
 
     name: str
     kind: str
@@ -67,7 +73,6 @@ class Contender:
 
     @property
     def label(self) -> str:
-        """The name for people."""
         return LABELS.get(self.name, self.name)
 
 
@@ -80,16 +85,19 @@ class Launch:
 
 
 def aiodist_over(transport: str) -> Contender:
-    """aiodist with one of the transports that `--transports` takes; "auto": its own choice."""
+    """aiodist with one of the transports of `--transports`; "auto": its own choice."""
     if transport == "auto":
         return Contender("aiodist", "aiodist")
     return Contender(f"aiodist {transport}", "aiodist", (transport,))
 
 
 def find_peers(names: Sequence[str], prefixes: Sequence[Path]) -> tuple[list[Contender], list[str]]:
-    """The contenders of `names` ("gloo", "mpi" for all MPIs, or one of `MPIS`) that are installed
-    here, and for each other one why it is missing. MPI is looked for in the environments
-    `prefixes`, and first in that of this Python. Raises ValueError for other names."""
+    """Find the contenders of `names`: "gloo", "mpi" for all MPIs, or one of `MPIS`.
+
+    Return those that are installed here, and for each other one why it is missing. MPI is looked
+    for in the environment of this Python first, then in `prefixes`. Raises ValueError for other
+    names.
+    """
     known = ("gloo", "mpi", *MPIS)
     for name in names:
         if name not in known:
@@ -124,7 +132,7 @@ def _gloo() -> Contender:
 
 
 def _find_mpis(prefixes: Sequence[Path]) -> tuple[list[Mpi], list[str]]:
-    """The first MPI of each flavour, and why there is none elsewhere."""
+    """The first MPI of each flavour, and why other environments have none."""
     found: dict[str, Mpi] = {}
     reasons: list[str] = []
     for prefix in dict.fromkeys(prefixes):
@@ -138,7 +146,7 @@ def _find_mpis(prefixes: Sequence[Path]) -> tuple[list[Mpi], list[str]]:
 
 
 def find_mpi(prefix: Path) -> Mpi:
-    """The MPI of a Python environment; for that of this Python, else the one on the PATH.
+    """The MPI of a Python environment; for that of this Python, the PATH is searched, too.
 
     Raises PeerMissing.
     """
@@ -185,9 +193,9 @@ def _with_path(environ: Mapping[str, str], prefix: Path) -> dict[str, str]:
 def launches(
     contender: Contender, sites: Sequence[Site], control: Path, environ: Mapping[str, str]
 ) -> list[Launch]:
-    """The processes of a contender with one rank at each of `sites`, which dial `control`.
+    """The processes of a contender with one rank at each of `sites`, which connect to `control`.
 
-    Raises ValueError for MPI on several hosts, which needs a way to start processes there.
+    Raises ValueError for MPI on several hosts, because that needs a way to start processes there.
     """
     cores = spawn.cores()
     threads = environ.get("OMP_NUM_THREADS", str(max(1, cores // len(sites))))
@@ -225,7 +233,7 @@ def _variables(
 ) -> dict[str, str]:
     if contender.kind != "aiodist":
         return {"GLOO_SOCKET_IFNAME": sites[rank].device}
-    # On one host a file, which needs no free port; rank 0 serves it.
+    # On one host the address is a file, which needs no free port. Rank 0 serves it.
     one_host = all(site.is_loopback for site in sites)
     address = f"unix://{control}.aiodist" if one_host else f"tcp://{sites[0].host}:29500"
     variables = {
@@ -239,7 +247,7 @@ def _variables(
 
 
 def _mpi_launch(mpi: Mpi, ranks: int, cores: int, control: Path, env: dict[str, str]) -> Launch:
-    """Each MPI with the settings that were found best for it; those of the user stay."""
+    """Start an MPI with the settings that were found best for it, unless the user has set them."""
     crowded = ranks > cores
     command: tuple[str, ...] = (mpi.mpirun, "-n", str(ranks))
     defaults: dict[str, str] = {}
@@ -251,9 +259,9 @@ def _mpi_launch(mpi: Mpi, ranks: int, cores: int, control: Path, env: dict[str, 
         # By default it takes twice the time with 2 ranks; 8 is a ring.
         defaults = {"I_MPI_ADJUST_ALLREDUCE": "8:4194304-2147483647"}
         if crowded:
-            # Of I_MPI_WAIT_MODE, I_MPI_THREAD_YIELD and this, this was the fastest.
+            # This was faster than I_MPI_WAIT_MODE and I_MPI_THREAD_YIELD.
             defaults["I_MPI_FABRICS"] = "shm"
     prefix = Path(mpi.mpirun).parents[1]
-    # -P: the modules beside the script are none of its own.
+    # -P, because the modules beside the script do not belong to it.
     worker = (mpi.python, "-P", bench_worker.__file__, str(control), "mpi")
     return Launch((*command, *worker), defaults | _with_path(env, prefix))

@@ -1,4 +1,4 @@
-"""The plot of `aiodist bench`: time over size, both logarithmic, a line a library."""
+"""The plot of `aiodist bench`: time over size, both logarithmic, one line for each library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDTH, _HEIGHT = 5.2, 3.8
 
 
 def problem(path: Path) -> str | None:
-    """Why no plot could be written to `path`; None if it can."""
+    """Why no plot can be written to `path`; None if it can."""
     if path.suffix not in FORMATS:
         return f"a plot is written as one of {', '.join(FORMATS)}, {path.name!r} is none of them"
     if importlib.util.find_spec("matplotlib") is None:
@@ -40,14 +40,14 @@ def lines(results: Sequence[Result]) -> dict[str, tuple[list[int], list[float]]]
 
 
 def write(results: Sequence[Result], path: Path) -> None:
-    """Write the plot, one panel for each operation and number of ranks."""
+    """Write the plot, with one panel for each operation and number of ranks."""
     import matplotlib
     from matplotlib.figure import Figure
 
     panels = list(groups(results))
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    # The same results give the same file.
+    # So that the same results give the same file.
     with matplotlib.rc_context({"svg.hashsalt": "aiodist", "svg.fonttype": "none"}):
         figure = Figure(figsize=(_WIDTH * columns, _HEIGHT * rows), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False).flat

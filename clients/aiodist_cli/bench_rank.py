@@ -1,8 +1,7 @@
 """One process of aiodist that benchmarks measure: `python -m aiodist_cli.bench_rank CONTROL`.
 
-It obeys the orders that `aiodist_cli.bench_worker` describes, from inside the event loop, which
-goes on turning between them: so functions that are called by "MODULE:FUNCTION" are coroutine
-functions here, and get the `Rank`.
+It obeys the orders of `aiodist_cli.bench_worker` from inside a running event loop. So functions
+that are called by "MODULE:FUNCTION" are coroutine functions here, and get the `Rank`.
 """
 
 from __future__ import annotations
@@ -25,19 +24,21 @@ OP_TIMEOUT = 60.0
 
 
 class Aiodist:
-    """aiodist as a `bench_worker.Library`, but for what has to be awaited. Its arrays are tensors
-    where torch is installed, else those of numpy. `shared`: they are made by the group."""
+    """aiodist as a `bench_worker.Library`, with methods that have to be awaited.
+
+    Its arrays are tensors if torch is installed, else numpy arrays. `shared`: the group makes them.
+    """
 
     computes = True
 
     def __init__(self, group: aiodist.Group, *, shared: bool = False) -> None:
         self.group = group
-        self.rank, self.size = group.rank, group.size  # as of the group
+        self.rank, self.size = group.rank, group.size  # of the group
         library = "numpy" if importlib.util.find_spec("torch") is None else "torch"
         module = importlib.import_module(library)
-        # As reports show it.
+        # The name in reports.
         self.name = f"aiodist {aiodist.__version__}, {module.__name__} {module.__version__}"
-        self._maker: Any = group if shared else module  # whose `empty` makes the arrays
+        self._maker: Any = group if shared else module  # its `empty` makes the arrays
         self._float: Any = module.float32  # the dtype of all arrays
 
     def empty(self, elements: int) -> Any:
@@ -78,12 +79,10 @@ class Aiodist:
         return self.group.barrier()
 
     def close(self) -> None:
-        """The group is left by who has joined it."""
+        """Nothing: `main` leaves the group."""
 
 
 class Rank:
-    """A rank that obeys orders."""
-
     def __init__(self, group: aiodist.Group) -> None:
         self.group = group
         self.library = Aiodist(group)
@@ -93,17 +92,17 @@ class Rank:
 
     @property
     def hello(self) -> dict[str, Any]:
-        """What this rank says first."""
+        """The first message of this rank."""
         return bench_worker.hello(self.group.rank, self.library.name, ["empty"])
 
     async def obey(self, do: str, **details: Any) -> dict[str, Any]:
-        """The answer to an order."""
+        """Carry out an order, and return the answer."""
         try:
             if do == "run":
                 return await self._run(**details)
             answer: dict[str, Any] = await bench_worker.named(do)(self, **details)
             return answer
-        except Exception as error:  # told to the driver, which goes on with the others
+        except Exception as error:  # the driver is told, and goes on with the others
             return {"error": in_words(error)}
 
     async def _run(
@@ -116,7 +115,7 @@ class Rank:
         return block.answer(self.group.rank)
 
     async def prepare(self, op: str, nbytes: int, memory: str = "plain") -> Prepared:
-        """The operation on its memory, filled; returns when all ranks have that."""
+        """Prepare the operation and fill its memory; returns when all ranks have done that."""
         if self._case != (op, nbytes):
             self._prepared.clear()
             self._case = (op, nbytes)
@@ -128,7 +127,7 @@ class Rank:
         return self._prepared[memory]
 
     async def repeat(self, prepared: Prepared, iterations: int, refill: bool = False) -> Block:
-        """What `bench_worker.run` does."""
+        """Measure iterations, as `bench_worker.run` does."""
         call, clock = prepared.call, time.perf_counter_ns
         cpu = time.process_time()
         if refill:

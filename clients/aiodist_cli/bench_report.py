@@ -1,4 +1,4 @@
-"""What was found, of any benchmark: as JSON, as tables for a terminal, as Markdown."""
+"""Reports of any benchmark: as JSON, as tables for a terminal, as Markdown."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ from aiodist_cli.bench_peers import LABELS
 from aiodist_cli.tables import NarrowingTable
 
 SCHEMA = 1
-"""Version of the JSON: raised when a reader of the one before would misread it."""
+"""The version of the JSON. Raise it if older readers would misread it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A figure that is no time of an operation. `met`: whether it is what is `asked`, None where
-    nothing is."""
+    """A result other than a time of an operation.
+
+    `met`: whether it is as `asked`; None if nothing is asked.
+    """
 
     name: str
     found: str
@@ -45,8 +47,10 @@ class Fact:
 
 @dataclass(slots=True)
 class Report:
-    """What a run found. `libraries`: what each contender said it is, by name. `notes`: what was
-    asked for and could not be measured, with the reason. `name`: of the benchmark, if it has one.
+    """The results of a run.
+
+    `libraries`: by name, what each contender said that it is. `notes`: what could not be measured,
+    and why. `name`: of the benchmark, if it has one.
     """
 
     effort: Effort
@@ -58,7 +62,7 @@ class Report:
 
     @property
     def failures(self) -> list[str]:
-        """Each distinct failure, behind the first case in which it appeared."""
+        """Each distinct failure, after the first case in which it appeared."""
         first: dict[str, str] = {}
         for result in self.results:
             if result.error is not None:
@@ -83,7 +87,7 @@ class Report:
 
 
 def machine() -> dict[str, Any]:
-    """Where and when this runs."""
+    """Describe this machine, and the time."""
     return {
         "cpu": _cpu(),
         "cores": spawn.cores(),
@@ -119,7 +123,7 @@ def groups(results: Iterable[Result]) -> Iterator[tuple[str, int, list[Result]]]
 
 
 def tables(results: Sequence[Result]) -> Iterator[Table]:
-    """A table for each operation and number of ranks, a line for each size and column."""
+    """A table for each operation and number of ranks, with a line for each size and column."""
     for op, ranks, members in groups(results):
         title = f"{op}, float32, {ranks} ranks"
         table = NarrowingTable(title, ("processor", "mean", "p99", "bandwidth"))
@@ -160,9 +164,10 @@ def _cells(result: Result, members: Sequence[Result], reference: str) -> list[st
 
 
 def markdown(results: Sequence[Result], ratios: Sequence[tuple[str, str]]) -> str:
-    """Tables with a line a size and a column a library: median, in brackets p99 and mean.
+    """Tables with a line for each size and a column for each library.
 
-    `ratios`: (over, column) pairs that get a column with the ratio of their medians.
+    Cells have the median, and in brackets p99 and mean. `ratios`: pairs (over, column), for columns
+    with the ratio of their medians.
     """
     parts: list[str] = []
     for op, ranks, members in groups(results):

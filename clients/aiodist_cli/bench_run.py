@@ -1,6 +1,6 @@
-"""How benchmarks are run: all contenders in turns, round by round, in one run.
+"""Runs benchmarks: all contenders take turns, round by round.
 
-`aiodist bench` and `python -m benchmarks` both measure by this, and both publish by this.
+`aiodist bench` and `python -m benchmarks` both use this to measure and to publish.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from aiodist_cli.errors import printable
 T = TypeVar("T")
 
 Progress = Callable[[str], None]
-"""Shows what is being done."""
+"""Shows the current step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What has times of its own: a team, and the memory that it works on."""
+    """A column of results: a team, and the memory that it works on."""
 
     team: Team
     memory: str = "plain"
@@ -52,8 +52,10 @@ class Column:
 
 
 def columns_of(teams: Iterable[Team], op: str) -> list[Column]:
-    """One a team, and one more for collectives on memory that the ranks of one host share, where
-    there is such."""
+    """One column for each team.
+
+    Teams on one host get a second one for collectives on shared memory, if they offer that.
+    """
     columns: list[Column] = []
     for team in teams:
         columns.append(Column(team))
@@ -70,7 +72,7 @@ async def report_on(
     sites: Sequence[Site],
     progress: Progress,
 ) -> None:
-    """Start the contenders at `sites`, measure the cases, and add what is found to `report`."""
+    """Start the contenders at `sites`, measure the cases, and add the results to `report`."""
     progress(f"starting {len(sites)} ranks of each library")
     async with teams(contenders, sites) as started:
         report.libraries |= {team.contender.name: team.library for team in started if team.library}
@@ -80,8 +82,10 @@ async def report_on(
 async def measure(
     cases: Iterable[Case], teams: Sequence[Team], effort: Effort, progress: Progress
 ) -> list[Result]:
-    """A result for each case and column. Failures are results too; a team that broke has one for
-    each case that is left."""
+    """A result for each case and column. Failures are results, too.
+
+    A broken team has a failure for each remaining case.
+    """
     results: list[Result] = []
     for case in cases:
         progress(str(case))
@@ -130,7 +134,7 @@ async def _warm_up(case: Case, column: Column, effort: Effort) -> int:
 
 
 def unwritable(as_json: Path | None, plot: Path | None) -> tuple[str, str] | None:
-    """The option whose file could not be written, and why: said before anything is measured."""
+    """The option whose file cannot be written, and why. Checked before anything is measured."""
     for option, path in (("--json", as_json), ("--plot", plot)):
         if path is not None and not path.absolute().parent.is_dir():
             return option, f"there is no folder {path.absolute().parent}"
@@ -140,8 +144,11 @@ def unwritable(as_json: Path | None, plot: Path | None) -> tuple[str, str] | Non
 
 
 def publish(report: Report, found: Any, as_json: Path | None, plot: Path | None) -> bool:
-    """Write the files that were asked for (`found` as JSON, to stdout for "-"), and say on stderr
-    what was not measured, and what failed. Returns whether anything failed."""
+    """Write the requested files (`found` as JSON, to stdout for "-"), and notes and failures to
+    stderr.
+
+    Returns whether anything failed.
+    """
     if as_json is not None:
         text = json.dumps(found, indent=2)
         if as_json == Path("-"):
@@ -158,8 +165,11 @@ def publish(report: Report, found: Any, as_json: Path | None, plot: Path | None)
 
 
 def run_to_end(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` in a new loop. SIGINT (Ctrl-C) and SIGTERM cancel it, so that it ends what it
-    started, and then exit with status 128 + signal."""
+    """Run `main` in a new loop.
+
+    SIGINT (Ctrl-C) and SIGTERM cancel it, so that it ends what it started. Then the process exits
+    with status 128 + signal.
+    """
 
     async def cancellable() -> T:
         task = asyncio.current_task()

@@ -1,4 +1,4 @@
-"""The processes of one contender: started, given orders, and ended, whatever happens."""
+"""The processes of one contender: started, given orders, and ended in any case."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from aiodist_cli.bench_peers import Contender, Launch, Site, launches
 from aiodist_cli.bench_worker import Block, encode
 
 START_TIMEOUT = 240.0
-"""Each process imports torch. Eight of them, of two contenders with four ranks each, took 49 s for
-that on two cores that twenty others wanted, too. Who ends instead of starting is seen at once."""
+"""Seconds that processes may take to start, because each imports torch. Eight of them took 49 s on
+two busy cores. A process that ends instead of starting is noticed at once."""
 ANSWER_TIMEOUT = 150.0
-"""Longer than the deadline of aiodist's operations, so that their error is heard."""
+"""Longer than the timeout of aiodist's operations, so that their error is heard."""
 
 _GRACE = 5.0
 _LINE = 64 << 20
@@ -30,11 +30,11 @@ _TAIL = 2000
 
 
 class TeamError(Exception):
-    """A contender's processes did not do what they should; no more orders can be given."""
+    """A contender's processes failed, and can be given no more orders."""
 
 
 class OrderError(Exception):
-    """An order failed in all orderly ways; more orders can be given."""
+    """An order failed, but more orders can be given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,12 @@ class _Member:
 
 
 class Team:
-    """One process a rank. `library` is what rank 0 said it is, `features` what it can."""
+    """One process for each rank. `library`: what rank 0 said that it is; `features`: what it can
+    do."""
 
     def __init__(self, contender: Contender, sites: Sequence[Site], folder: Path) -> None:
         self.contender = contender
-        self.sites = tuple(sites)  # where each rank runs, by rank
+        self.sites = tuple(sites)  # the place of each rank, by rank
         self.library = ""
         self.features: frozenset[str] = frozenset()
         self.broken: str | None = None
@@ -58,7 +59,7 @@ class Team:
         self._control = folder / contender.name.replace(" ", "-")
         self._log = self._control.with_suffix(".log")  # what they print
         self._members: dict[int, _Member] = {}  # by rank; those that have said hello
-        # What was started: a rank each, or a launcher of many.
+        # The started processes: one for each rank, or a launcher of many.
         self._processes: list[asyncio.subprocess.Process] = []
         self._server: asyncio.Server | None = None  # listens on that socket; None: not started
         self._complete = asyncio.Event()  # all have said hello
@@ -103,7 +104,8 @@ class Team:
             self._complete.set()
 
     async def order(self, do: str, **details: Any) -> list[dict[str, Any]]:
-        """The answers of all ranks, by rank. Raises TeamError, or OrderError."""
+        """Give an order, and return the answers of all ranks, by rank. Raises TeamError, or
+        OrderError."""
         if self.broken is not None:
             raise TeamError(self.broken)
         line = encode({"do": do, **details})
@@ -141,8 +143,10 @@ class Team:
     async def run(
         self, case: Case, iterations: int, *, memory: str = "plain", check: bool = False
     ) -> Block:
-        """Nanoseconds of each iteration at rank 0, and processor time of all; `check`: that the
-        first one's result is right, with one iteration. Raises TeamError, or OrderError."""
+        """Measure nanoseconds of each iteration at rank 0, and processor time of all ranks.
+
+        `check`: check the result of the first iteration. Raises TeamError, or OrderError.
+        """
         answers = await self.order(
             "run",
             op=case.op,
@@ -167,7 +171,7 @@ class Team:
         return ""
 
     async def stop(self) -> None:
-        """End all processes: politely where they listen, else by force."""
+        """End all processes: ask them first, then use signals."""
         for member in self._members.values():
             if self.broken is None:
                 member.writer.write(encode({"do": "quit"}))
@@ -178,7 +182,7 @@ class Team:
                 spawn.signal_group(process.pid, number)
             await self._ended(patience)
         for member in self._members.values():
-            # A rank under mpirun is no child of this process; its connection says if it lives.
+            # A rank under mpirun is no child of this process, but its connection shows if it lives.
             if not member.reader.at_eof():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(member.pid, signal.SIGKILL)
@@ -217,8 +221,11 @@ async def _start(launch: Launch, log: int) -> asyncio.subprocess.Process:
 async def teams(
     contenders: Sequence[Contender], sites: Sequence[Site]
 ) -> AsyncIterator[list[Team]]:
-    """A team of each contender, with one rank at each of `sites`. One that does not start is
-    there as well, broken. All processes have ended when this has."""
+    """Start a team of each contender, with one rank at each of `sites`.
+
+    A team that does not start is included, but broken. All processes have ended when this context
+    ends.
+    """
     with tempfile.TemporaryDirectory(prefix="aiodist-bench-") as folder:
         made = [Team(contender, sites, Path(folder)) for contender in contenders]
         try:
@@ -229,5 +236,5 @@ async def teams(
 
 
 async def _started(team: Team) -> None:
-    with contextlib.suppress(TeamError):  # it is in `broken` from now on
+    with contextlib.suppress(TeamError):  # `broken` has it from now on
         await team.start(os.environ)

@@ -1,17 +1,17 @@
-"""One process of a library that benchmarks measure: Gloo, MPI, or whatever has the same methods.
+"""One process of a library that benchmarks measure: Gloo, MPI, or a class with the same methods.
 
-For an MPI this file is run as a script, by any Python that has it, so that MPIs may live in
-environments of their own: it imports the standard library, numpy, and what it measures.
+For an MPI this file runs as a script, so that MPIs may have environments of their own. So it
+imports only the standard library, numpy, and what it measures::
 
     bench_worker.py CONTROL mpi                             (under mpirun)
     python -m aiodist_cli.bench_worker CONTROL gloo RANK SIZE HOST
     python -m aiodist_cli.bench_worker CONTROL torch RANK SIZE HOST     (with aiodist's backend)
     python -m aiodist_cli.bench_worker CONTROL MODULE:CLASS RANK SIZE HOST
 
-The last one is for any `Library`, made by ``CLASS(rank, size, host, file)``. `host`: that of rank
-0; `file`: a path for the ranks to find each other by.
+The last one is for any `Library`, made by ``CLASS(rank, size, host, file)``. `host`: the host of
+rank 0; `file`: a path by which the ranks find each other.
 
-A worker dials the Unix socket CONTROL, says hello, and obeys. One JSON object a line:
+A worker connects to the Unix socket CONTROL, says hello, and obeys. Each line is a JSON object::
 
     hello   {"rank": 0, "pid": 4711, "library": "Gloo of torch 2.13.0", "features": []}
     order   {"do": "run", "op": "all_reduce", "nbytes": 8, "iterations": 1000,
@@ -19,11 +19,11 @@ A worker dials the Unix socket CONTROL, says hello, and obeys. One JSON object a
     answer  {"ns": [1234, …], "cpu": 0.01}, without "ns" if it is not of rank 0; "cpu": seconds of
             processor time; {"error": "…"} if it failed
 
-Where "do" is "MODULE:FUNCTION", that is called with the library and the rest of the order; it
-returns the answer.
+If "do" is "MODULE:FUNCTION", that function is called with the library and the rest of the order,
+and returns the answer.
 
 The end of the connection, or {"do": "quit"}, ends the worker. Between orders it sleeps in a
-blocking read, whatever the library would do while it waits, and so leaves the cores to others.
+blocking read, so that it leaves the cores to others.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ OPS = ("all_reduce", "broadcast", "reduce_scatter", "all_gather", "all_to_all", 
 
 
 class Layout(NamedTuple):
-    """The memory of an operation at one rank, and what it holds at the end.
+    """The memory of an operation at one rank, and what it contains at the end.
 
-    Every element of the input is the rank + 1. `out`: elements of the output, 0 if the result is
-    in place. `result`: the values of equal parts of the result, in order; empty: not looked at.
+    Every element of the input is the rank + 1. `out`: elements of the output; 0 if the result is in
+    place. `result`: the values of equal parts of the result, in order; empty: not checked.
     """
 
     elements: int
@@ -78,7 +78,8 @@ def layout(op: str, nbytes: int, rank: int, size: int) -> Layout:
 
 
 def check(op: str, result: Any, expected: Sequence[float]) -> None:
-    """Raise ValueError unless the numpy array `result` has `expected` in its equal parts."""
+    """Raise ValueError unless the equal parts of the numpy array `result` have the `expected`
+    values."""
     part = len(result) // max(1, len(expected))
     for number, value in enumerate(expected):
         found = result[number * part : (number + 1) * part]
@@ -96,19 +97,20 @@ class Prepared(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Iterations in a row: nanoseconds of each at one rank, and all processor time, in seconds."""
+    """Iterations in a row: nanoseconds of each at one rank, and all processor time in seconds."""
 
     ns: list[int]
     cpu: float
 
     def answer(self, rank: int) -> dict[str, Any]:
-        """What `rank` says of it."""
         return {"ns": self.ns, "cpu": self.cpu} if rank == 0 else {"cpu": self.cpu}
 
 
 class Library(Protocol):
-    """What is measured, as seen by one rank of it. Its arrays may be of any kind that `view`
-    shows as numpy arrays of the same memory."""
+    """A library to measure, as one rank sees it.
+
+    Its arrays may have any type that `view` can show as numpy arrays of the same memory.
+    """
 
     rank: int
     size: int
@@ -117,20 +119,20 @@ class Library(Protocol):
     """Whether operations have results that can be checked: else they only move the bytes."""
 
     def empty(self, elements: int) -> Any:
-        """An array of float32."""
+        """Make an array of float32."""
 
     def view(self, array: Any) -> Any:
         """The memory of `array` as a numpy array."""
 
     def operation(self, op: str, x: Any, out: Any) -> Callable[[], Any]:
-        """What does `op` once. `out` is None where the result is in place."""
+        """A function that does `op` once. `out` is None if the result is in place."""
         ...
 
     def barrier(self) -> Any:
-        """Wait for all ranks, or return what does."""
+        """Wait for all ranks, or return an awaitable that does."""
 
     def close(self) -> None:
-        """The ranks part."""
+        """Leave."""
 
 
 class Torch:
@@ -185,13 +187,13 @@ class Mpi:
     def __init__(self) -> None:
         import numpy
 
-        self._numpy: Any = numpy  # imported here, as others can do without
+        self._numpy: Any = numpy  # imported here, because other libraries do without it
         self._mpi: Any = importlib.import_module("mpi4py.MPI")
         self._world: Any = self._mpi.COMM_WORLD  # the communicator of all ranks
-        # As the launcher of that MPI has it.
+        # As given by the launcher of that MPI.
         self.rank, self.size = self._world.rank, self._world.size
         text = self._mpi.Get_library_version().replace("\0", "").split("\n")[0]
-        self.name = text.split(",")[0].strip()  # the first words of what it calls itself
+        self.name = text.split(",")[0].strip()  # the first words of its own name
 
     def empty(self, elements: int) -> Any:
         return self._numpy.empty(elements, self._numpy.float32)
@@ -223,7 +225,7 @@ class Mpi:
 def ping_pong(
     rank: int, send: Callable[..., Any], receive: Callable[..., Any], x: Any, out: Any
 ) -> Callable[[], Any]:
-    """There and back between ranks 0 and 1; nothing elsewhere."""
+    """There and back between ranks 0 and 1; nothing on other ranks."""
 
     def ping() -> None:
         send(x, 1)
@@ -250,15 +252,18 @@ def prepare(library: Library, op: str, nbytes: int) -> Prepared:
 
 
 def fill(prepared: Prepared, rank: int) -> None:
-    """Values for the next run, and pages for all the memory."""
+    """Write the input of the next run, and touch all pages of the memory."""
     prepared.x.fill(rank + 1)
     if prepared.out is not None:
         prepared.out.fill(0)
 
 
 def run(library: Library, prepared: Prepared, iterations: int, refill: bool = False) -> Block:
-    """The times of the iterations add up to that of the whole. `refill`: before each one its input
-    is written anew, as programs do; that takes processor time alone."""
+    """Measure iterations, whose times add up to that of the whole.
+
+    `refill`: write the input again before each iteration, as programs do. Only processor time
+    includes that.
+    """
     call, clock = prepared.call, time.perf_counter_ns
     fill(prepared, library.rank)
     library.barrier()
@@ -279,7 +284,6 @@ def run(library: Library, prepared: Prepared, iterations: int, refill: bool = Fa
 
 
 def differences(stamps: Sequence[int]) -> list[int]:
-    """Between neighbours."""
     return [after - before for before, after in itertools.pairwise(stamps)]
 
 
@@ -294,39 +298,36 @@ def hello(rank: int, library: str, features: Sequence[str] = ()) -> dict[str, An
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """A message as it goes through the control socket."""
     return json.dumps(message).encode() + b"\n"
 
 
 def named(where: str) -> Any:
-    """What "MODULE:NAME" names."""
+    """The object that "MODULE:NAME" names."""
     module, _, name = where.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 class Worker:
-    """A rank of a library that obeys orders."""
-
     def __init__(self, library: Library) -> None:
         self._library = library
         self._case: tuple[str, int] | None = None
         self._prepared: Prepared | None = None
 
     def obey(self, do: str, **details: Any) -> dict[str, Any]:
-        """The answer to an order."""
+        """Carry out an order, and return the answer."""
         try:
             if do == "run":
                 return self._run(**details)
             answer: dict[str, Any] = named(do)(self._library, **details)
             return answer
-        except Exception as error:  # told to the driver, which goes on with the others
+        except Exception as error:  # the driver is told, and goes on with the others
             return {"error": f"{type(error).__name__}: {error}"}
 
     def _run(
         self, op: str, nbytes: int, iterations: int, memory: str, fill: bool, check: bool
     ) -> dict[str, Any]:
         if self._prepared is None or self._case != (op, nbytes):
-            self._prepared = None  # frees its memory before the next is taken
+            self._prepared = None  # free its memory before the next is allocated
             self._prepared = prepare(self._library, op, nbytes)
             self._case = (op, nbytes)
         block = run(self._library, self._prepared, iterations, fill)
@@ -348,7 +349,7 @@ def obey(library: Library, orders: Iterator[bytes], answer: Callable[[bytes], An
 
 
 def main(control: str, kind: str, *arguments: str) -> None:
-    """What a worker does; see the top of this file."""
+    """Run a worker; see the top of this file."""
     library: Library
     if kind == "mpi":
         library = Mpi()

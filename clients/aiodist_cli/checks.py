@@ -1,4 +1,4 @@
-"""What `aiodist doctor` looks at. Each check finds out one fact and judges it."""
+"""The checks of `aiodist doctor`. Each finds out one fact and judges it."""
 
 from __future__ import annotations
 
@@ -49,8 +49,11 @@ _VARIABLES = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One fact. `level`: "ok", "note" (worth knowing), "warn" (aiodist may not work on
-    several hosts) or "fail" (aiodist cannot work)."""
+    """One fact.
+
+    `level`: "ok", "note" (worth knowing), "warn" (aiodist may not work on several hosts) or "fail"
+    (aiodist cannot work).
+    """
 
     name: str
     level: Level
@@ -104,7 +107,7 @@ def cores(count: int) -> Check:
 
 
 def identity(name: str, value: str | None) -> Check:
-    """One half of what tells hosts apart: same host is same boot id and network namespace."""
+    """One half of what identifies a host: its boot id, or its network namespace."""
     if value is None:
         return Check(name, "note", "unknown", "ranks here are not recognised as one host")
     return Check(name, "ok", value)
@@ -120,7 +123,7 @@ def shared_memory(missing: str | None) -> Check:
 
 
 def compiled_part(missing: str) -> Check:
-    """Whether the compiled part of aiodist is in use. `missing`: why it is not; "": it is."""
+    """Whether the compiled part of aiodist is in use. `missing`: why not; "" if it is."""
     if not missing:
         return Check("compiled part", "ok", "in use")
     return Check(
@@ -151,7 +154,7 @@ def loopback(family: socket.AddressFamily, host: str) -> Check:
 
 
 def hostname(name: str) -> Check:
-    """What other hosts would find under this host's name."""
+    """The address of this host's name."""
     try:
         address = socket.gethostbyname(name)
     except OSError:
@@ -174,7 +177,8 @@ def hostname(name: str) -> Check:
 
 
 def open_files(limit: int | None) -> Check:
-    """The soft limit of open files; each pair of ranks that talk takes up to three a side."""
+    """The soft limit of open files. Each connected pair of ranks takes up to three on either
+    side."""
     if limit is None:
         return Check("open files", "ok", "no limit")
     if limit < _FEW_FILES:

@@ -1,15 +1,15 @@
-"""Where the `aiodist` command begins: before anything is imported that may not be installed."""
+"""The start of the `aiodist` command, before it imports anything that may not be installed."""
 
 from __future__ import annotations
 
 import sys
 
 LIBRARIES = frozenset({"click", "rich", "typer"})
-"""What the commands are made with, and the library does without: the extra `cli`."""
+"""The libraries of the commands, from the extra `cli`."""
 
 
 def main() -> None:
-    """Run the command; where a library is missing that it is made with, say how to get it."""
+    """Run the command. If a library is missing, say how to install it."""
     try:
         from aiodist_cli.main import app
     except ModuleNotFoundError as error:

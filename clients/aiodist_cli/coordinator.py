@@ -13,9 +13,9 @@ from aiodist_cli.errors import CommandError, usage_error
 EPILOG = """\
     aiodist coordinator --listen tcp://10.0.0.1:29500 --token-file token.txt
 
-Its first line on stdout says where it listens, with --http the second where it serves that. The
-first SIGTERM or Ctrl-C lets groups end, a second one stops at once. Options not given are taken
-from AIODIST_COORDINATOR_LISTEN and so on.
+The first line on stdout is its address; with --http the second is the address of the page. The
+first SIGTERM or Ctrl-C lets groups end, a second one stops at once. Options that you leave out are
+read from AIODIST_COORDINATOR_LISTEN and so on.
 
 Exit status: 0 if a signal stopped it, 1 if it could not start, 2 for wrong usage, 3 if it could not
 write its state file any more.
@@ -55,13 +55,13 @@ def coordinator(
     ] = None,
     force: Annotated[
         bool | None,
-        typer.Option("--force", help="Start also where the last writes in --state are lost."),
+        typer.Option("--force", help="Start even if the last writes in --state are lost."),
     ] = None,
     http: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Serve a page with what groups do, and metrics, to whoever asks there.",
+            help="Serve a page with what groups do, and metrics, at this address.",
         ),
     ] = None,
     drain_seconds: Annotated[
@@ -74,7 +74,7 @@ def coordinator(
         LogFormat | None, typer.Option(help="Format of the log on stderr. [default: console]")
     ] = None,
 ) -> None:
-    """Serve groups until a signal comes: many at once, for jobs that come and go."""
+    """Serve many groups, of jobs that come and go, until a signal comes."""
     given = {name: value for name, value in locals().items() if value is not None}
     try:
         import aiodist_server
@@ -90,7 +90,7 @@ def coordinator(
 
 
 def _plain(error: ValueError) -> str:
-    """The messages of a pydantic error without what it puts around them."""
+    """The messages of a pydantic error without its formatting."""
     problems: list[dict[str, Any]] = getattr(error, "errors", list)()
     texts = (
         ": ".join([*map(str, problem["loc"]), problem["msg"].removeprefix("Value error, ")])

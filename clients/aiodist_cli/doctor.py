@@ -1,4 +1,4 @@
-"""`aiodist doctor`: what of this machine matters to aiodist."""
+"""`aiodist doctor`: checks whether aiodist can work on this machine."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def _show(results: list[Check]) -> None:
     console.print(table)
     for check in results:
         if check.advice:
-            # A command to be copied has square brackets in it, and must not be broken.
+            # A command may have square brackets, and must not be broken, because users copy it.
             advice = f"[{_STYLES[check.level]}]{check.name}:[/] {escape(check.advice)}"
             console.print(advice, soft_wrap=True)

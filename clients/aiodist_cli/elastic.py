@@ -1,4 +1,4 @@
-"""Ranks of an elastic group that die: started again, done without, or the end of the run."""
+"""Ranks of an elastic group that die: the run starts them again, goes on without them, or ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiodist_cli.summary import Exit, headline
 
 @dataclass(slots=True)
 class Spare:
-    """What a run can spare: all ranks but `least`, and so many `restarts`, in all."""
+    """What a run can spare: all ranks but `least`, and `restarts` restarts in all."""
 
     least: int
     restarts: int
@@ -27,10 +27,11 @@ async def keep(
     start: Callable[[int, int], Awaitable[None]],
     tell: Callable[[str, Exit], Awaitable[None]],
 ) -> Exit | None:
-    """Wait until all of `size` ranks have ended, those who are started again as well: None. Or one
-    died that the run cannot spare: which. Or `interruption` is done.
+    """Wait for `size` ranks, and start dead ones again.
 
-    `start` gets a rank and how often it was started before; `tell` what became of one that died.
+    Returns None if all have ended, or if `interruption` is done; else the death that the run cannot
+    spare. `start` gets a rank and how often it was started before. `tell` gets what happens after a
+    death.
     """
     started = dict.fromkeys(range(size), 0)
     while (died := await ranks.next_death(interruption)) is not None:

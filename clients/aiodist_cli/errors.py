@@ -8,13 +8,15 @@ from aiodist.wire.address import parse_address
 
 
 def printable(text: str) -> str:
-    """What may come from the network, without what a terminal obeys: escape sequences, and what
-    turns the direction of text; in one line."""
+    """Text from the network in one line, without characters that control a terminal.
+
+    These are escape sequences, and characters that change the direction of text.
+    """
     return "".join([char if char.isprintable() else "?" for char in text])
 
 
 class CommandError(typer.Exit):
-    """Ends the command with `status` after `message`, made printable, was printed to stderr."""
+    """End the command with `status`, after `message` was printed to stderr in printable form."""
 
     def __init__(self, message: str, status: int = 1) -> None:
         super().__init__(status)
@@ -22,12 +24,12 @@ class CommandError(typer.Exit):
 
 
 def usage_error(message: str, option: str | None = None) -> typer.BadParameter:
-    """A wrong use of the command: typer shows it with the usage line and exits with status 2."""
+    """Wrong use of the command: typer shows it with the usage line and exits with status 2."""
     return typer.BadParameter(message, param_hint=option)
 
 
 def usable_address(given: str, option: str) -> str:
-    """The address of a coordinator, as it was given. Raises a usage error for what is none."""
+    """Check and return the address of a coordinator. Raises a usage error if it is invalid."""
     try:
         parse_address(given)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The standard input of the command, handed on to one rank."""
+"""Standard input of the command, passed on to one rank."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ _CHUNK = 64 * 1024
 
 @contextlib.contextmanager
 def source() -> Iterator[int]:
-    """The read end of a pipe that all of standard input goes into, for a process that is started
+    """The read end of a pipe for all of standard input, to give to a process that is started
     meanwhile.
 
-    A pipe, and not the terminal itself: ranks have process groups of their own, which are in the
-    background there, and must not read from it.
+    A rank cannot read the terminal itself, because its process group is in the background there.
     """
     reading, writing = os.pipe()
-    # A daemon: it may never get another byte.
+    # A daemon, because it may never get another byte.
     threading.Thread(target=_pass_on, args=(writing,), name="input", daemon=True).start()
     try:
         yield reading
@@ -29,7 +28,7 @@ def source() -> Iterator[int]:
 
 
 def _pass_on(writing: int) -> None:
-    # The rank may have ended, and the input may be closed: then there is nobody to tell.
+    # The rank may have ended, or the input may be closed. Both just end this.
     with contextlib.suppress(OSError):
         while data := os.read(_STDIN, _CHUNK):
             rest = memoryview(data)

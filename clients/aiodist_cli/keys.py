@@ -1,4 +1,4 @@
-"""Keys that a user presses, one at a time, while a command shows something on a terminal."""
+"""Keys that a user presses while a command runs on a terminal."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ _LONGEST = max(map(len, _NAMES))
 
 
 def keys_in(text: str) -> Iterator[str]:
-    """The names of the keys that a terminal sends as `text`: arrows (or hjkl), "quit"; Enter is
-    "right", Escape and Backspace are "left". Others have no name here, and are left out."""
+    """The names of the keys that a terminal sends as `text`.
+
+    Arrows (or hjkl) are "up", "down", "left" and "right", and "q" is "quit". Enter is "right";
+    Escape and Backspace are "left". Other keys are left out.
+    """
     at = 0
     while at < len(text):
         for length in range(_LONGEST, 0, -1):
@@ -34,8 +37,11 @@ def keys_in(text: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def pressed() -> Iterator[asyncio.Queue[str]]:
-    """While it lasts, the names of the keys that are pressed, as they are. Where the input is no
-    terminal, none. Ctrl-C is a signal as ever, and the terminal is put back in any case."""
+    """A queue of the names of pressed keys, as long as this context lasts.
+
+    Without a terminal there are none. Ctrl-C is a signal as always, and the terminal is reset in
+    any case.
+    """
     queue: asyncio.Queue[str] = asyncio.Queue()
     if not sys.stdin.isatty() or sys.platform == "win32":
         yield queue

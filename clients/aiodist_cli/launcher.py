@@ -1,4 +1,4 @@
-"""One run from start to end: what its ranks share, what may stop them, how it is summed up."""
+"""One run from start to end: what its ranks share, what may stop them, and its summary."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Place:
     """Which ranks of which run this launcher starts.
 
-    `coordinator`: the address of one that runs already; None makes one for this run. `spare`: for
-    an elastic group, which ranks may die. `http`: where the run's own coordinator has its page.
+    `coordinator`: the address of an existing one; None makes one for this run. `spare`: for an
+    elastic group, which ranks may die. `http`: the address for the page of the run's own
+    coordinator.
     """
 
     nprocs: int
@@ -56,8 +57,10 @@ class Place:
 
 
 async def launch(program: list[str], place: Place, grace: float, stdin: int | None) -> int:
-    """Run `program` as the ranks of `place`, the rank `stdin` with the input of this process; the
-    exit status of the run."""
+    """Run `program` as the ranks of `place`, and return the exit status of the run.
+
+    The rank `stdin` gets the input of this process.
+    """
     writer = Writer()
     async with contextlib.AsyncExitStack() as stack:
         job, meeting, embedded = await _prepare(stack, place, writer)
@@ -110,8 +113,8 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
 async def _prepare(
     stack: contextlib.AsyncExitStack, place: Place, writer: Writer
 ) -> tuple[spawn.Job, Meeting | None, aiodist.Coordinator | None]:
-    """What all ranks have in common, the line to the other launchers if there are any, and the
-    coordinator if this run has one of its own."""
+    """What all ranks have in common, the connection to other launchers if there are any, and the
+    coordinator if this run has its own."""
     group = None if place.group == "world" else place.group
     token: str | None
     embedded: aiodist.Coordinator | None = None
@@ -122,7 +125,7 @@ async def _prepare(
         )
         address = embedded.address
         if place.http is not None:
-            # Not for other runs: it needs the server extra.
+            # Imported only now, because it needs the server extra.
             from aiodist_server.http import serving
 
             url = await stack.enter_async_context(serving(embedded, place.http))
@@ -167,7 +170,7 @@ async def _prepare(
 
 
 def _token() -> str | None:
-    """That of a coordinator that runs already."""
+    """The token of an existing coordinator."""
     try:
         return token_in(os.environ)
     except ValueError as error:
@@ -175,8 +178,10 @@ def _token() -> str | None:
 
 
 class _Stops:
-    """Reasons to stop that are no failure of a rank of this node. `first`: the first one;
-    `second`: done when another one came, because the user is in a hurry."""
+    """Reasons to stop other than a failed rank of this node.
+
+    `first`: the first reason. `second`: done when another one came, because the user is in a hurry.
+    """
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -190,20 +195,22 @@ class _Stops:
             self.second.set_result(None)
 
     def heed(self, news: asyncio.Future[Stop]) -> None:
-        """Stop for the reason that `news`, which is done, gives."""
+        """Stop for the reason of `news`, which is done."""
         if not news.cancelled():
             self.stop(news.result())
 
 
 @contextlib.contextmanager
 def _dumping(ranks: Ranks, writer: Writer, job: spawn.Job) -> Iterator[None]:
-    """While it lasts, SIGUSR1 shows what the ranks are doing, and who holds up the others; and
-    makes them write what their flight recorders hold, if these are on."""
+    """Handle SIGUSR1: show what the ranks are doing, and which ranks hold up others.
+
+    Ranks write their flight records, too, if these are on.
+    """
     loop = asyncio.get_running_loop()
     telling: set[asyncio.Task[None]] = set()
 
     def on_signal() -> None:
-        if os.environ.get(VARIABLE):  # else it would end them
+        if os.environ.get(VARIABLE):  # else the signal would end them
             ranks.tell(signal.SIGUSR1)
         task = asyncio.ensure_future(_tell_status(writer, job))
         telling.add(task)
@@ -230,12 +237,12 @@ async def _tell_status(writer: Writer, job: spawn.Job) -> None:
 
 async def _reader_gone(writer: Writer) -> Stop:
     await writer.broken.wait()
-    return Stop(128 + signal.SIGPIPE, "nobody reads the output any more")
+    return Stop(128 + signal.SIGPIPE, "the reader of the output is gone")
 
 
 @contextlib.contextmanager
 def _listening(writer: Writer, meeting: Meeting | None) -> Iterator[_Stops]:
-    """Listen to signals, to the readers of the output, and to the other nodes."""
+    """Listen to signals, to readers of the output, and to other nodes."""
     stops = _Stops()
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
@@ -255,8 +262,12 @@ def _listening(writer: Writer, meeting: Meeting | None) -> Iterator[_Stops]:
 
 
 async def _say(writer: Writer, text: str, failed: Exit | None, others: Iterable[Exit]) -> None:
-    """Write the last words: a line of each rank that failed because of `failed`, what all `others`
-    have said last, and behind it what `failed` did. What several have said is written once."""
+    """Write the end of the run.
+
+    First comes a line of each rank that failed because of `failed`, and the last lines of all
+    `others`; then the reason, and the last lines of `failed`. Lines that several ranks have in
+    common are written once.
+    """
     first = [] if failed is None else list(without_the_loop(failed.withheld or failed.tail))
     said = [(one, [one.last_line] if one.is_consequence else one.withheld) for one in others]
     same, rest = distinct(first, [(one.rank, list(without_the_loop(it))) for one, it in said])
@@ -268,7 +279,6 @@ async def _say(writer: Writer, text: str, failed: Exit | None, others: Iterable[
 
 
 def _said(lines: Iterable[bytes], rank: int, *same: int) -> bytes:
-    """What `rank` has said, and that other ranks have said the same."""
     data = joined(lines, prefix(rank, colour=wants_colour(_STDERR)))
     if same:
         data += f"aiodist run: the same on {spawn.name_ranks(same)}\n".encode()

@@ -37,7 +37,7 @@ def _options(
     pass
 
 
-# What stands behind SCRIPT belongs to the script, also what looks like an option.
+# Everything after SCRIPT belongs to the script, even if it looks like an option.
 app.command(epilog=run.EPILOG, context_settings={"allow_interspersed_args": False})(run.run)
 app.command(epilog=coordinator.EPILOG)(coordinator.coordinator)
 app.command(epilog=status.EPILOG)(status.status)

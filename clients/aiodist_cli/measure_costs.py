@@ -1,11 +1,11 @@
-"""Measures what messages cost on a network, for `aiodist.connect(costs=FILE)`.
+"""Measures the cost of messages on a network, for `aiodist.connect(costs=FILE)`.
 
     aiodist run -n 4 -m aiodist_cli.measure_costs costs.toml
 
-It is a program of ranks, so any launcher starts it; best with one rank on each of some hosts. They
-run all-reduces by each algorithm that there is for large arrays, of some sizes, among 2 ranks, 4,
-8, … and all, over TCP. Rank 0 writes the constants with which the cost model comes closest to what
-all of them took.
+This is a program of ranks, so any launcher can start it. Start one rank on each of several hosts.
+The ranks run all-reduces of several sizes by each algorithm for large arrays, over TCP. Groups of
+2, 4, 8, … and all ranks take part. Rank 0 writes the constants with which the cost model fits these
+times best.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from aiodist.schedules.choose_reductions import Shape, choose_all_reduce
 from aiodist.schedules.costs import ONE_HOST_TCP, Costs, Tally, written
 
 SIZES = ((64 << 10) + 8, 256 << 10, 1 << 20, 4 << 20)
-"""Bytes of the arrays: none goes whole in one frame, for which there is but one algorithm."""
+"""Bytes of the arrays. None fits into one frame, because one algorithm serves those."""
 DEAR = {"alpha": 1.0, "grant": 1.0, "connection": 1.0}
-"""Where one of these costs so much, the algorithm is chosen that has least of it: so each is."""
+"""Prices that select algorithms: if one of these costs so much, the algorithm with the least of it
+is chosen."""
 WARM, BLOCKS, CALLS = 2, 3, 3
-"""Calls before those that count; how many blocks of how many calls count then."""
+"""Calls before those that count; then the number of blocks, and of calls in each."""
 CALLS_OF_A_PROGRAM = 50
-"""Among so many calls the cost of a connection is shared out: see `Costs.connection`."""
+"""The cost of a connection is divided by so many calls: see `Costs.connection`."""
 TOWARDS = 1e-4
-"""How much it counts, beside samples that the model misses by all they took, if a constant is not
-in proportion to the one that is built in: it decides where the samples cannot tell constants
-apart."""
+"""The weight of keeping constants in proportion to the built-in ones. It decides if the samples
+cannot tell constants apart."""
 LOWEST = 0.1
-"""Of what is built in, a constant is at least so much. What the samples do not show would come out
-as nothing at all, and the ratios of such constants would say nothing, either."""
+"""The least value of a constant, as a part of the built-in one. Without it, a constant that the
+samples do not show would become 0, and ratios would be useless."""
 SWEEPS = 2000
 
 
 class Sample(NamedTuple):
-    """What a plan took."""
+    """The measured time of a plan."""
 
     tally: Tally
     seconds: float
 
 
 def fit(samples: Sequence[Sample], connection: float) -> Costs:
-    """The constants by which the model is least wrong, in proportion to what each sample took."""
+    """The constants with the least error, relative to the time of each sample."""
     built_in = np.array([ONE_HOST_TCP.alpha, ONE_HOST_TCP.frame, ONE_HOST_TCP.grant,
                          ONE_HOST_TCP.beta, ONE_HOST_TCP.gamma])  # fmt: skip
     counts = np.array([_counts(sample.tally) for sample in samples], float)
     shares = counts * built_in / np.array([[sample.seconds] for sample in samples])
-    # By how much all of them together would have to be multiplied, and each of them beside that.
+    # First find one factor for all constants, then a factor for each.
     whole = shares.sum(axis=1)
     scale = float(whole.sum() / (whole @ whole))
     factors = _factors(shares * scale, LOWEST / scale)
@@ -66,13 +66,13 @@ def fit(samples: Sequence[Sample], connection: float) -> Costs:
 
 
 def _counts(tally: Tally) -> tuple[float, ...]:
-    """What the constants are multiplied by, as in `Tally.seconds`."""
+    """The factors of the constants, as in `Tally.seconds`."""
     further = max(0, tally.frames - tally.rounds)
     return tally.rounds, further, tally.grants, tally.nbytes, tally.reduced
 
 
 def _factors(shares: NDArray[np.float64], lowest: float) -> NDArray[np.float64]:
-    """`f`, none below `lowest`, for which ``shares @ f`` is closest to 1: by coordinate descent."""
+    """Find `f`, none below `lowest`, with ``shares @ f`` closest to 1, by coordinate descent."""
     count = shares.shape[1]
     square = shares.T @ shares + TOWARDS * len(shares) * np.eye(count)
     due = shares.sum(axis=0) + TOWARDS * len(shares)
@@ -85,12 +85,12 @@ def _factors(shares: NDArray[np.float64], lowest: float) -> NDArray[np.float64]:
 
 
 def error_of(costs: Costs, samples: Sequence[Sample]) -> float:
-    """By which part the model misses a sample, in the median."""
+    """The median relative error of the model."""
     return statistics.median(abs(_model(costs, sample) / sample.seconds - 1) for sample in samples)
 
 
 def _model(costs: Costs, sample: Sample) -> float:
-    # What is measured has its connections already.
+    # The measured groups have their connections already.
     return sample.tally._replace(connections=0).seconds(costs)
 
 
@@ -112,8 +112,7 @@ async def measured(group: aiodist.Group) -> AsyncIterator[Sample]:
 
 
 async def _time(part: aiodist.Group, nbytes: int, prices: Costs) -> float:
-    """Seconds of an all_reduce by the algorithm that is chosen at these prices, at the rank where
-    it takes longest."""
+    """Seconds of an all_reduce by the algorithm chosen at these prices, at the slowest rank."""
     group = await part.dup()
     group._context.costs = prices  # on all ranks alike, before anything is chosen
     x = np.zeros(nbytes // 4, np.float32)
@@ -133,8 +132,8 @@ async def _time(part: aiodist.Group, nbytes: int, prices: Costs) -> float:
 
 
 async def _connection(group: aiodist.Group) -> float:
-    """What a connection costs one of the calls of a program. For a group that has none yet."""
-    await group.agree()  # by the coordinator: then all are there
+    """The cost of a connection for one call of a program. `group` must not have any yet."""
+    await group.agree()  # through the coordinator, so that all ranks are there
     times = []
     for _ in range(2):
         start = time.perf_counter()
@@ -147,9 +146,9 @@ async def _connection(group: aiodist.Group) -> float:
 
 
 async def profile(group: aiodist.Group) -> str:
-    """What `group`, which has no connections yet, finds: at rank 0; elsewhere nothing."""
+    """Measure with `group`, which has no connections yet. The result is at rank 0, else ""."""
     if group.size < 2:
-        raise SystemExit("one rank has nobody to talk to: expected at least 2")
+        raise SystemExit("one rank cannot communicate: expected at least 2")
     connection = await _connection(group)
     samples = [sample async for sample in measured(group)]
     if group.rank != 0:

@@ -1,7 +1,6 @@
-"""A run over several nodes: its launchers are a group of their own, on the same coordinator.
+"""A run over several nodes, whose launchers form a group on the same coordinator.
 
-The launchers agree on the run by a collective. A failure on one node travels to the others as a
-message.
+The launchers agree on the run by a collective. A node sends its failure to the others as a message.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ _FAILURE = "failure"
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why ranks have to stop, and the exit status which that gives."""
+    """Why ranks have to stop, and the exit status for that."""
 
     status: int
     reason: str
 
 
 class Meeting:
-    """What the launchers of one run agreed on, and their line to each other.
+    """What the launchers of one run agreed on, and their connection.
 
     `news` is done when another node failed or its launcher was lost.
     """
@@ -44,7 +43,7 @@ class Meeting:
         self._pending: list[asyncio.Future[Any]] = [self.news]  # to be cancelled at the end
 
     async def tell(self, stop: Stop) -> None:
-        """Let the other nodes know why this one stops, unless they said so first."""
+        """Tell the other nodes why this one stops, unless one of them stopped first."""
         if self.news.done():
             return
         told = [
@@ -52,7 +51,7 @@ class Meeting:
             for peer in range(self._launchers.size)
             if peer != self._launchers.rank
         ]
-        # A launcher that is gone cannot be told, and need not be.
+        # A launcher that is gone need not be told.
         await asyncio.gather(*told, return_exceptions=True)
 
     async def all_done(self, interruption: asyncio.Future[Any]) -> bool:
@@ -66,7 +65,7 @@ class Meeting:
         return True
 
     async def end(self) -> None:
-        """Give up what is still awaited. The others see that, so `tell` comes before."""
+        """Cancel what is still awaited. Call `tell` before, because the others notice this."""
         for future in self._pending:
             future.cancel()
         await asyncio.gather(*self._pending, return_exceptions=True)
@@ -83,10 +82,10 @@ async def meet(
     nprocs: int,
     timeout: float,
 ) -> AsyncIterator[Meeting]:
-    """Meet the launchers of the other nodes, within `timeout` seconds.
+    """Meet the launchers of the other nodes within `timeout` seconds, until the context ends.
 
-    They part when the block is left. Raises what `aiodist.connect` does, and CommandError if the
-    nodes were told different numbers of ranks.
+    Raises what `aiodist.connect` does, and CommandError if the nodes have different numbers of
+    ranks.
     """
     async with aiodist.connect(
         coordinator,
@@ -114,7 +113,7 @@ async def meet(
 
 
 async def _hear(launchers: aiodist.Group) -> Stop:
-    """Wait for word that another node stops."""
+    """Wait for a message that another node stops."""
     try:
         told = await launchers.recv(tag=_FAILURE)
     except aiodist.AiodistError as error:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable
 
 MAX_LINE = 64 * 1024
-"""Bytes of a line that has no end yet, after which it is cut."""
+"""The most bytes of a line: longer lines are cut."""
 
 _COLOURS = (36, 33, 32, 35, 34, 31)
 """SGR codes of the prefixes on a terminal, rank by rank."""
@@ -18,8 +18,8 @@ _COLOURS = (36, 33, 32, 35, 34, 31)
 class LineSplitter:
     """Cuts a stream of bytes into lines, for any chunking; lines come without their end.
 
-    A newline ends a line, and so does a carriage return (or both together), so that progress bars
-    show while they move.
+    A newline, a carriage return, or both together end a line, so that progress bars show while they
+    move.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,6 @@ class LineSplitter:
         self._after_return = False
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The lines that `chunk` completes."""
         if self._after_return and chunk:
             chunk = chunk.removeprefix(b"\n")
             self._after_return = False
@@ -46,7 +45,6 @@ class LineSplitter:
 
 
 def prefix(rank: int, *, colour: bool) -> bytes:
-    """What stands before each line of `rank`."""
     text = f"[{rank}]"
     if colour:
         text = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
@@ -54,20 +52,19 @@ def prefix(rank: int, *, colour: bool) -> bytes:
 
 
 def joined(lines: Iterable[bytes], before: bytes) -> bytes:
-    """`lines` as text, each with `before` before it."""
     return b"".join(before + line + b"\n" for line in lines)
 
 
 def wants_colour(fd: int) -> bool:
-    """Whether `fd` is a terminal, and nobody asked for no colour (https://no-color.org)."""
+    """Whether `fd` is a terminal, and NO_COLOR is not set (https://no-color.org)."""
     return os.isatty(fd) and not os.environ.get("NO_COLOR")
 
 
 class Writer:
     """Writes to file descriptors from a thread of its own, in the order of the calls.
 
-    A reader that is slow, as a pager is, then holds up the rank whose output waits, but not the
-    event loop with the coordinator on it. Bytes for a reader that is gone are dropped.
+    So a slow reader, such as a pager, holds up the rank whose output waits, but not the event loop
+    with the coordinator. Bytes for a closed reader are dropped.
     """
 
     def __init__(self) -> None:
@@ -75,8 +72,8 @@ class Writer:
         self._queue = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self.broken = asyncio.Event()
-        """Set when a reader turned out to be gone."""
-        # A daemon, and on raw descriptors: stuck in a write, it must not keep the process alive.
+        """Set when a reader has closed its end."""
+        # A daemon on raw descriptors, because a stuck write must not keep the process alive.
         threading.Thread(target=self._work, name="output", daemon=True).start()
 
     async def write(self, fd: int, data: bytes) -> None:
@@ -87,7 +84,7 @@ class Writer:
             await done
 
     def close(self) -> None:
-        """Let the thread end. No `write` after this."""
+        """End the thread. Do not call `write` after this."""
         self._queue.put(None)
 
     def _work(self) -> None:

@@ -1,4 +1,4 @@
-"""The pipes that ranks write into. Not on Windows."""
+"""The pipes that ranks write to. Not on Windows."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 _LINGER = 0.1
-"""Seconds from one look to the next at pipes that stay open though their writer has ended."""
+"""Seconds between two checks of pipes that stay open after their writer has ended."""
 
 
 class Pipe:
-    """What one process writes. `stream`: to read it from. `theirs`: the end that it writes to, to
-    be closed here once the process has it."""
+    """The output of one process.
+
+    `stream`: to read it. `theirs`: the end for the process, to be closed here once the process has
+    it.
+    """
 
     def __init__(
         self, stream: asyncio.StreamReader, transport: asyncio.ReadTransport, ours: int, theirs: int
@@ -45,7 +48,7 @@ class Pipe:
         return cls(stream, transport, ours, theirs)
 
     def close_if_empty(self) -> None:
-        """End the stream, unless there is something that has not been read."""
+        """End the stream if all of it has been read."""
         if not self._transport.is_closing():
             there = array.array("i", [0])
             fcntl.ioctl(self._ours, termios.FIONREAD, there)
@@ -53,7 +56,6 @@ class Pipe:
                 self.close()
 
     def close(self) -> None:
-        """Idempotent."""
         self._transport.close()
 
 
@@ -77,8 +79,8 @@ async def outputs() -> AsyncIterator[tuple[Pipe, Pipe]]:
 async def rest(output: asyncio.Future[Any], pipes: Sequence[Pipe]) -> None:
     """Wait until `output` has read all of `pipes`, whose writer has ended.
 
-    Its words are in the pipes by then. What it started in another session may hold them open for
-    ever, and what that writes is passed on no more.
+    All of its output is in the pipes by then. But a process that it started in another session may
+    hold the pipes open for ever, so later output is dropped.
     """
     while not output.done():
         await asyncio.wait([output], timeout=_LINGER)

@@ -1,4 +1,4 @@
-"""The ranks of this node: started, listened to, and stopped together."""
+"""The ranks of this node: started, read from, and stopped together."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from aiodist_cli.summary import Exit, cause
 from aiodist_cli.tracebacks import PATIENCE, Withheld
 
 TAIL = 60
-"""Lines of a rank's stderr that are kept to be shown last."""
+"""Lines of a rank's stderr that are kept for the end of the run."""
 
 _CHUNK = 64 * 1024
 _STDOUT, _STDERR = 1, 2
 
 _LAST_WORDS = 1.0
-"""Seconds that the output of killed ranks gets to be written: its reader may have stopped."""
+"""Seconds for writing the output of killed ranks, because its reader may have stopped."""
 
 
 @dataclass(slots=True)
 class _Rank:
-    """One running rank, the last lines of its stderr, and those of them that were not shown."""
+    """One running rank, the last lines of its stderr, and the lines that are held back."""
 
     rank: int
     process: Process
@@ -43,9 +43,9 @@ class _Rank:
 class Ranks:
     """The processes of one node of a run.
 
-    `stopped` lists the ranks that were ended because of a failure or an interruption, and
-    `cut_short` those of them that were about to end with a traceback of their own. `with_input`:
-    the rank that gets the standard input of this process, and whose output is not cut into lines.
+    `stopped`: the ranks that were stopped because of a failure or an interruption. `cut_short`:
+    those of them that were about to end with a traceback of their own. `with_input`: the rank that
+    gets the standard input of this process, and whose output is not cut into lines.
     """
 
     def __init__(self, writer: Writer, *, grace: float, with_input: int | None = None) -> None:
@@ -54,10 +54,11 @@ class Ranks:
         self._writer = writer
         self._grace = grace
         self._with_input = with_input
-        self._tasks: dict[asyncio.Task[None], _Rank] = {}  # what follows each rank to its end
+        # the task that follows each rank to its end
+        self._tasks: dict[asyncio.Task[None], _Rank] = {}
         self._ended: dict[Process, Exit | None] = {}  # None until all of its output was seen
         self._reported: set[Process] = set()  # those of them that `next_death` has looked at
-        self._stopping = False  # ranks that end from now on do so because of `stop`
+        self._stopping = False  # from now on ranks end because of `stop`
 
     @property
     def exits(self) -> list[Exit]:
@@ -65,7 +66,6 @@ class Ranks:
         return [ended for ended in self._ended.values() if ended is not None]
 
     async def start(self, rank: int, program: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start `program` as `rank`."""
         with source() if rank == self._with_input else contextlib.nullcontext(DEVNULL) as stdin:
             async with outputs() as (out, err):
                 process = await asyncio.create_subprocess_exec(
@@ -82,9 +82,8 @@ class Ranks:
         """Wait until all ranks have ended, one has failed, or `interruption` is done.
 
         A failure that looks like the consequence of another one (a lost peer) waits a moment for
-        its cause: the rank that a user has to look at must not be stopped before it has spoken.
-        Unless these ranks are `alone`, that may be one of another node, of which `interruption`
-        tells.
+        its cause. The rank that caused it must not be stopped before its error is written. Unless
+        these ranks are `alone`, the cause may be on another node, which `interruption` reports.
         """
         loop = asyncio.get_running_loop()
         settled: float | None = None
@@ -123,19 +122,19 @@ class Ranks:
         return None
 
     async def stop(self, hurry: asyncio.Future[Any]) -> None:
-        """End the ranks that still run: SIGTERM, and SIGKILL after the grace time or `hurry`."""
+        """End the ranks that still run: SIGTERM, then SIGKILL after the grace time or `hurry`."""
         self._stopping = True
         if not (pending := self._running()):
             return
         self._signal(signal.SIGTERM)
-        self._signal(signal.SIGCONT)  # one that is stopped hears of it only then
+        self._signal(signal.SIGCONT)  # a stopped process handles SIGTERM only after this
         over = asyncio.ensure_future(asyncio.wait(pending))
         await asyncio.wait([over, hurry], timeout=self._grace, return_when=asyncio.FIRST_COMPLETED)
         self._signal(signal.SIGKILL)
         await asyncio.wait([over], timeout=_LAST_WORDS)
 
     def tell(self, number: signal.Signals) -> None:
-        """Send a signal to the ranks that still run, and to nothing that they started."""
+        """Send a signal to the ranks that still run, but not to their children."""
         for task in self._running():
             with contextlib.suppress(ProcessLookupError):
                 self._tasks[task].process.send_signal(number)
@@ -151,7 +150,7 @@ class Ranks:
                     process.send_signal(number)
 
     async def _follow(self, started: _Rank) -> None:
-        """Pass on what a rank writes until it has ended, with all that it started."""
+        """Pass on the output of a rank until it has ended, and end its children."""
         process, rank = started.process, started.rank
         output = asyncio.gather(self._copy(started, _STDOUT), self._copy(started, _STDERR))
         code = await process.wait()
@@ -159,7 +158,7 @@ class Ranks:
             self.stopped.append(rank)
         else:
             self._ended[process] = None
-        spawn.signal_group(process.pid, signal.SIGKILL)  # what it started and left behind
+        spawn.signal_group(process.pid, signal.SIGKILL)  # the children that it left behind
         await rest(output, [started.out, started.err])
         ended = Exit(rank, code, tuple(started.tail), tuple(started.withheld.take()))
         if process in self._ended and code:
@@ -172,12 +171,12 @@ class Ranks:
             self.cut_short.append(ended)
 
     async def _copy(self, started: _Rank, fd: int) -> None:
-        """Pass on what a rank writes to `fd`, until it has no more to say there."""
+        """Pass on the output of a rank on `fd` until its end."""
         splitter = LineSplitter()
         stream = (started.out if fd == _STDOUT else started.err).stream
         while chunk := await self._read(stream, started, fd):
             if started.rank == self._with_input:
-                # A prompt has no end of line, and is to be seen.
+                # A prompt has no end of line, but must be seen.
                 await self._writer.write(fd, chunk)
                 if fd == _STDERR:
                     started.tail.extend(splitter.feed(chunk))
@@ -186,7 +185,7 @@ class Ranks:
         await self._pass_on(started, fd, splitter.flush())
 
     async def _read(self, stream: asyncio.StreamReader, started: _Rank, fd: int) -> bytes:
-        """The next bytes. A traceback that is the last that was written is shown while it waits."""
+        """Read the next bytes. Show a traceback that was held back if no more comes."""
         reading = asyncio.ensure_future(stream.read(_CHUNK))
         if fd == _STDERR and started.withheld:
             await asyncio.wait([reading], timeout=PATIENCE)

@@ -1,6 +1,6 @@
 """`aiodist run`: a script as N ranks on this host, or on each of several.
 
-The command has the coordinator on its own event loop, unless it is given one. A thread writes the
+The coordinator runs on the event loop of the command, unless one is given. A thread writes the
 output of the ranks, so that a pager that stops reading does not stop the coordinator.
 """
 
@@ -27,19 +27,19 @@ from aiodist_cli import tls
 from aiodist_cli.errors import CommandError, usable_address, usage_error
 from aiodist_cli.trace import joined
 
-EPILOG = """Four ranks of a script on this host; what stands behind the script belongs to it:
+EPILOG = """Run a script as four ranks on this host; arguments after the script belong to it:
 
     aiodist run -n 4 train.py --epochs 3
 
-Two hosts with eight ranks each, meeting at a coordinator that both reach (the second one: 1):
+Run on two hosts, with a coordinator that both reach (on the second host: --node-rank 1):
 
     aiodist run -n 8 --nnodes 2 --node-rank 0 --coordinator tcp://10.0.0.1:29500 train.py
 
-`await aiodist.breakpoint(group, rank=2)` in the script, debugged from here:
+Debug rank 2 here, with `await aiodist.breakpoint(group, rank=2)` in the script:
 
     aiodist run -n 4 --stdin 2 train.py
 
-Eight ranks, of which the dead are started again, ten times in all; it goes on while two are left:
+Run eight ranks, start dead ones again (ten times in all), and go on while two are left:
 
     aiodist run -n 2:8 --max-restarts 10 train.py
 
@@ -49,7 +49,7 @@ signal n ended it. 130 after Ctrl-C, 1 if the run could not be started, 2 for wr
 
 
 TORCH_REPLACES = "AIODIST_TORCH_REPLACES"
-"""What the torch backend reads."""
+"""Read by the torch backend."""
 
 
 def run(
@@ -66,14 +66,14 @@ def run(
             "-n",
             "--ranks",
             metavar="N|MIN:MAX",
-            help="Ranks to start on this node. MIN:MAX: so many at most, of an elastic group that "
-            "goes on for as long as MIN are left.",
+            help="Ranks to start on this node. MIN:MAX: an elastic group of at most MAX ranks, "
+            "which goes on while MIN are left.",
         ),
     ],
     max_restarts: Annotated[
         int,
         typer.Option(
-            min=0, metavar="N", help="How often, in all, a rank that died is started again."
+            min=0, metavar="N", help="How many times, in all, dead ranks are started again."
         ),
     ] = 0,
     module: Annotated[
@@ -88,7 +88,7 @@ def run(
         ),
     ] = None,
     group: Annotated[
-        str, typer.Option(metavar="NAME", help="Name of the group, one a run on a coordinator.")
+        str, typer.Option(metavar="NAME", help="Name of the group; each run needs its own.")
     ] = "world",
     nnodes: Annotated[int, typer.Option(min=1, help="Nodes (hosts) of the run.")] = 1,
     node_rank: Annotated[
@@ -111,8 +111,8 @@ def run(
         typer.Option(
             min=0,
             metavar="RANK",
-            help="Hand the standard input to this rank, as a debugger needs it. Its output is then "
-            "passed on as it comes, without its rank.",
+            help="Pass standard input to this rank, for a debugger. Its output is then passed on "
+            "unchanged, without its rank.",
         ),
     ] = None,
     tls_ca: tls.Ca = None,
@@ -154,9 +154,9 @@ def run(
 
     Every rank gets AIODIST_ADDRESS, AIODIST_RANK and AIODIST_SIZE, so that `aiodist.connect()`
     needs no arguments, and the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
-    …). Its output appears line by line behind its rank. The first rank to fail stops the others,
-    and what it wrote last to stderr is shown last. Ctrl-C ends all of them at once. SIGUSR1 shows
-    what the ranks are doing, and who holds up the others.
+    …). Its output appears line by line with its rank. The first rank that fails stops the others,
+    and the end of its stderr is shown last. Ctrl-C ends all ranks at once. SIGUSR1 shows what the
+    ranks are doing, and which ranks hold up others.
     """
     spawn.require_posix("aiodist run")
     least, most = _sizes(nprocs)
@@ -185,7 +185,7 @@ def run(
         raise usage_error(f"--stdin is a rank of this node, {first} to {first + most - 1}")
     if torch_backend_for is not None:
         os.environ[TORCH_REPLACES] = _replaceable(torch_backend_for)  # which the ranks inherit
-    # Not for other commands, nor on Windows.
+    # Imported only now: other commands do not need it, and Windows lacks it.
     from aiodist_cli.elastic import Spare
     from aiodist_cli.launcher import Place, launch
 
@@ -198,7 +198,7 @@ def run(
     try:
         with _tracing(trace), asyncio.Runner(loop_factory=spawn.new_event_loop) as runner:
             status = runner.run(launch(program, place, grace, stdin))
-    except KeyboardInterrupt:  # before the ranks were there to be stopped
+    except KeyboardInterrupt:  # before there were ranks to stop
         status = 128 + signal.SIGINT
     except (AiodistError, OSError, ValueError) as error:
         raise CommandError(f"aiodist run: {error}") from error
@@ -211,8 +211,10 @@ def run(
 
 
 def _page(given: str) -> Address:
-    """Where the page is served: on this host alone, for no token guards it. Raises a usage
-    error."""
+    """The address of the page. It must be on this host, because no token guards it.
+
+    Raises a usage error.
+    """
     try:
         address = parse_address(f"tcp://{given.removeprefix('http://')}")
     except ValueError as error:
@@ -224,7 +226,7 @@ def _page(given: str) -> Address:
 
 
 def _check_writable(output: Path) -> None:
-    """Say before the run, not behind it, that a trace cannot be written. Raises a usage error."""
+    """Check before the run that a trace can be written. Raises a usage error."""
     folder = output.absolute().parent
     if not folder.is_dir():
         raise usage_error(f"there is no folder {folder}", "--trace")
@@ -234,7 +236,7 @@ def _check_writable(output: Path) -> None:
 
 @contextlib.contextmanager
 def _tracing(output: Path | None) -> Iterator[None]:
-    """Have the ranks write traces, and join them at the end, however the run ends."""
+    """Let the ranks write traces, and join them at the end, however the run ends."""
     if output is None:
         yield
         return
@@ -243,13 +245,14 @@ def _tracing(output: Path | None) -> Iterator[None]:
         try:
             yield
         finally:
-            with contextlib.suppress(CommandError):  # which is told: the run's own end counts
+            # its message is printed; the run's own result counts
+            with contextlib.suppress(CommandError):
                 text = joined(sorted(Path(parts).glob("*.json")), output)
                 typer.echo(f"aiodist run: {text}", err=True)
 
 
 def _sizes(nprocs: str) -> tuple[int, int]:
-    """How many ranks at least, and at most. Raises a usage error."""
+    """The least and the greatest number of ranks. Raises a usage error."""
     least, _, most = nprocs.partition(":")
     try:
         sizes = int(least), int(most if ":" in nprocs else least)
@@ -262,7 +265,7 @@ def _sizes(nprocs: str) -> tuple[int, int]:
 
 
 def _node(nodes: int, given: int | None) -> int:
-    """Which of so many nodes this one is. Raises a usage error."""
+    """The number of this node, from 0. Raises a usage error."""
     if given is None and nodes > 1:
         raise usage_error(
             f"say with --node-rank which of the {nodes} nodes this one is: 0 to {nodes - 1}"
@@ -273,7 +276,7 @@ def _node(nodes: int, given: int | None) -> int:
 
 
 def _replaceable(backend: str) -> str:
-    """The backend of torch that aiodist is to answer for. Raises a usage error."""
+    """The torch backend that aiodist replaces. Raises a usage error."""
     name = backend.strip().lower()
     if name not in ("gloo", "tcp"):
         raise usage_error(
@@ -288,7 +291,7 @@ def _replaceable(backend: str) -> str:
 
 
 def _target(script: str, module: bool) -> list[str]:
-    """What Python gets to run. Raises a usage error if it is clear that it would not find it."""
+    """The arguments for Python. Raises a usage error if there is no such script."""
     if module:
         return ["-m", script]
     path = Path(script)

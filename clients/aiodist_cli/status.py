@@ -1,4 +1,5 @@
-"""`aiodist status`: what a coordinator knows, what its members are doing, and who holds up whom."""
+"""`aiodist status`: the groups of a coordinator, what their ranks are doing, and which hold up
+others."""
 
 from __future__ import annotations
 
@@ -31,10 +32,10 @@ Exit status: 0 if the coordinator answered, 1 if it did not or refused, 2 for wr
 """
 
 _MOST = 8
-"""So many operations, and culprits, are shown of one finding."""
+"""The number of operations, and of culprits, that are shown of one finding."""
 
 MOST_PARTICIPANTS = 64
-"""So many participants are shown of one channel."""
+"""The number of participants that are shown of one channel."""
 
 
 def status(
@@ -50,12 +51,13 @@ def status(
     tls_cert: tls.Cert = None,
     tls_key: tls.Key = None,
 ) -> None:
-    """Show the groups of a coordinator: their ranks, what each is doing, and who waits to join.
+    """Show the groups of a coordinator: their ranks, what each is doing, and which processes wait
+    to join.
 
-    The members are asked; one that does not answer within a second is shown with what it said last,
-    or when it last gave a sign of life. Where ranks wait for others, those who hold them up are
-    named below the table, with the lines of their program. Channels of weights come last, with the
-    version that each of their participants has, and how far it is behind.
+    All members are asked. If one does not answer within a second, you see its last answer, or when
+    it last gave a sign of life. If ranks hold up others, they are named below the table, with the
+    lines of their program. Channels of weights come last, with the version of each participant, and
+    how far it is behind.
 
     If the coordinator asks for a token, put it into AIODIST_TOKEN.
     """
@@ -72,7 +74,7 @@ def status(
 
 
 async def ask(address: str, token: str | None, timeout: float) -> dict[str, Any]:
-    """What a coordinator, and its members, say. Raises AiodistError, TimeoutError, ValueError."""
+    """Ask a coordinator and its members. Raises AiodistError, TimeoutError, ValueError."""
     ssl, _ = contexts_in(os.environ, address)
     client = await ControlClient.open(address, token=token, ssl=ssl, timeout=timeout, retry=False)
     try:
@@ -90,7 +92,7 @@ def render(found: Mapping[str, Any], now: float) -> Group:
 
 
 def headline(found: Mapping[str, Any]) -> Text:
-    """Whose answer it is."""
+    """The line that names the coordinator."""
     state = " (draining: it takes no new members)" if found["draining"] else ""
     count = len(groups_of(found))
     groups = f"{count} group{'' if count == 1 else 's'}"
@@ -98,15 +100,15 @@ def headline(found: Mapping[str, Any]) -> Text:
 
 
 def groups_of(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The groups, without those that participants of channels and members of averagers are."""
-    # Coordinators of older versions say nothing of these.
+    """The groups, without the groups of one of channels and averagers."""
+    # Older coordinators do not mark these.
     return [
         group for group in found["groups"] if not group.get("channel") and not group.get("averager")
     ]
 
 
 def title(group: Mapping[str, Any]) -> Text:
-    """The name of a group, its epoch, and how many are in it."""
+    """The name of a group, its epoch, and the number of its members."""
     if group["epoch"] is None:
         state = f"forming, {len(group['waiting'])} of {group['wanted']} here"
     else:
@@ -117,8 +119,10 @@ def title(group: Mapping[str, Any]) -> Text:
 def channel_tables(
     found: Mapping[str, Any], most: int = MOST_PARTICIPANTS
 ) -> Iterator[RenderableType]:
-    """Channels of weights: which version each participant has, how far it is behind, and what it
-    has moved; of each channel, so many participants."""
+    """Channels of weights, with at most `most` participants each.
+
+    A line shows the version of a participant, how far it is behind, and what it has moved.
+    """
     for channel in found.get("channels", ()):
         newest = "no version yet"
         if channel["newest"] is not None:
@@ -133,7 +137,7 @@ def channel_tables(
                        "recv", *["deltas"] * has_deltas):  # fmt: skip
             is_text = column in ("", "name", "host", "behind", "deltas")
             table.add_column(column, justify="left" if is_text else "right", no_wrap=True)
-        # Who publishes first; then whoever is furthest behind.
+        # Publishers come first, then the subscribers that are furthest behind.
         for one in shown:
             table.add_row(*_participant_cells(one)[: len(table.columns)])
         yield table
@@ -142,8 +146,8 @@ def channel_tables(
 
 
 def averager_tables(found: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Averagers: of each part, which round is open, which members it waits for, and how the last
-    round went."""
+    """Averagers: for each part the open round, the members that it waits for, and the last
+    round."""
     for averager in found.get("averagers", ()):
         grace = "auto" if averager["grace"] is None else f"{averager['grace']:g} s"
         count = len(averager["members"])
@@ -193,8 +197,8 @@ def _participant_cells(one: Mapping[str, Any]) -> list[RenderableType]:
 
 
 def differences(said: Mapping[str, Any]) -> str:
-    """What a participant of a channel says of differences between versions."""
-    # Participants of older versions say nothing of them.
+    """What a participant reports about differences between versions."""
+    # Older participants do not report this.
     texts = [f"{said['changed']:.2%} changed"] if said.get("changed") else []
     texts += [f"chain of {said['chain']}"] if said.get("chain", 0) > 1 else []
     texts += [f"{decimal(said['saved'])} saved"] if said.get("saved") else []
@@ -230,12 +234,11 @@ def _add(table: Table, member: Mapping[str, Any], state: str, doing: str) -> Non
 
 
 def plain(text: str, style: str = "") -> Text:
-    """What came from the network: no markup, and nothing that a terminal obeys."""
+    """Text from the network: no markup, and no characters that control a terminal."""
     return Text(printable(text), style=style)
 
 
 def doing_text(member: Mapping[str, Any]) -> str:
-    """What a member said that it is doing, in a few words."""
     doing = member["doing"]
     if doing is None:
         return f"no answer; last sign of life {duration(member['silent'])} ago"
@@ -255,7 +258,7 @@ def doing_text(member: Mapping[str, Any]) -> str:
 
 
 def findings(group: Mapping[str, Any]) -> Iterator[Text]:
-    """Who holds up whom, and what the culprits are at."""
+    """Which ranks hold up others, and what they are doing."""
     members = {member["rank"]: member for member in group["members"]}
     for finding in group["findings"]:
         who = ranks_text(finding["culprits"])

@@ -1,4 +1,4 @@
-"""How a run ended: which rank was the cause, what to say, which exit status to give."""
+"""The end of a run: which rank caused it, what to say, and the exit status."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ _CONSEQUENCE = re.compile(
 
 
 class Exit(NamedTuple):
-    """The end of one rank. `code`: its return code, negative for a signal; `tail`: the last lines
-    that it wrote to stderr; `withheld`: those of them that were not shown yet, a traceback."""
+    """The end of one rank.
+
+    `code`: its return code, negative for a signal. `tail`: the last lines of its stderr.
+    `withheld`: those that were not shown yet, a traceback.
+    """
 
     rank: int
     code: int
@@ -28,17 +31,17 @@ class Exit(NamedTuple):
 
     @property
     def is_consequence(self) -> bool:
-        """Whether the rank failed because another one did, as far as its last words tell."""
+        """Whether the rank failed because of another one, according to its last line."""
         return self.code > 0 and self.blames_another
 
     @property
     def blames_another(self) -> bool:
-        """Whether its last words are that another rank failed."""
+        """Whether its last line says that another rank failed."""
         return _CONSEQUENCE.match(self.last_line) is not None
 
     @property
     def last_line(self) -> bytes:
-        """What it said last; of a traceback, the exception."""
+        """The last line that it wrote; of a traceback, the exception."""
         words = (line.strip(_FRAME) for line in reversed(self.tail))
         return next((line for line in words if line), b"")
 
@@ -46,8 +49,11 @@ class Exit(NamedTuple):
 def distinct(
     first: Sequence[bytes], others: Iterable[tuple[int, Sequence[bytes]]]
 ) -> tuple[list[int], list[tuple[Sequence[bytes], list[int]]]]:
-    """Several lines that ranks have in common are shown once: which of the `others`, ranks with
-    their lines, have the same lines as `first`; and the lines of the rest, each with its ranks."""
+    """Find lines that ranks have in common, to show them once.
+
+    Returns which of the `others` (ranks with their lines) have the same lines as `first`, and the
+    lines of the rest, each with its ranks.
+    """
     same: list[int] = []
     rest: list[tuple[Sequence[bytes], list[int]]] = []
     for rank, lines in others:
@@ -61,9 +67,10 @@ def distinct(
 
 
 def cause(exits: Sequence[Exit]) -> Exit | None:
-    """Of `exits`, in the order in which they happened: the failure that a user should look at.
+    """The failure that a user should look at; None if there was none.
 
-    None: nobody failed. That is the first failure which is no consequence of another one.
+    `exits`: in the order in which they happened. The result is the first failure that no other
+    failure caused.
     """
     failures = [exit for exit in exits if exit.code != 0]
     return next((exit for exit in failures if not exit.is_consequence), None) or next(
@@ -72,12 +79,11 @@ def cause(exits: Sequence[Exit]) -> Exit | None:
 
 
 def headline(failed: Exit, size: int) -> str:
-    """Which rank failed, and how."""
     return f"rank {failed.rank} of {size} failed with {spawn.describe_exit(failed.code)}"
 
 
 def last_words(reason: str, stopped: Sequence[int], failed: Exit | None = None) -> str:
-    """The line that ends a run which had to stop; what `failed` said last comes behind it."""
+    """The line that ends a stopped run. The last lines of `failed` come after it."""
     text = f"aiodist run: {reason}"
     if stopped:
         text += f"; {spawn.name_ranks(stopped)} stopped"

@@ -1,4 +1,4 @@
-"""Tables that leave columns out if the terminal is too narrow for all of them."""
+"""Tables that leave out columns if the terminal is too narrow for all of them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 ENOUGH = 24
-"""Columns of text that may be broken, or cut off, take at least so many characters."""
+"""The least width of a column whose text may be broken or cut off."""
 
 WIDE = 160
-"""Columns of an output that is no terminal, so that a log or a pipe has all there is."""
+"""The width of an output that is no terminal, so that a log or a pipe has everything."""
 
 _AROUND = 3
 """Characters of a column beside its text: a space on both sides, and a line."""
@@ -30,9 +30,12 @@ def console() -> Console:
 
 
 class NarrowingTable(Table):
-    """A table whose headings and numbers are never cut off: rich shortens every column a little,
-    until none can be read. `expendable`: the headings of the columns that it leaves out instead,
-    in that order. A column is broken or cut off only if it was added with ``no_wrap=False``."""
+    """A table whose headings and numbers are never cut off.
+
+    rich would shorten all columns a little, until none can be read. This table leaves out the
+    `expendable` columns (by heading, in that order) instead. A column is broken or cut off only if
+    it was added with ``no_wrap=False``.
+    """
 
     def __init__(self, title: str | Text, expendable: Sequence[str]) -> None:
         super().__init__(title=title, title_justify="left")
@@ -56,7 +59,7 @@ class NarrowingTable(Table):
 
 
 def _needed(column: Column) -> int:
-    """The characters that a column takes at least, with what is around it."""
+    """The least characters that a column takes, with its borders."""
     longest = max([cell_len(str(cell)) for cell in column.cells], default=0)
     if not column.no_wrap:
         longest = min(longest, ENOUGH)

@@ -1,4 +1,4 @@
-"""The options by which commands reach a coordinator over TLS."""
+"""The options of commands that reach a coordinator over TLS."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Ca = Annotated[
         "--tls-ca",
         metavar="FILE",
         envvar=CA,
-        help="Of a tls:// coordinator: the authority that its certificate is of.",
+        help="The authority of the certificate of a tls:// coordinator.",
     ),
 ]
 Cert = Annotated[
     str | None,
-    typer.Option("--tls-cert", metavar="FILE", envvar=CERT, help="The certificate to show it."),
+    typer.Option("--tls-cert", metavar="FILE", envvar=CERT, help="The certificate to show to it."),
 ]
 Key = Annotated[
     str | None,
@@ -31,7 +31,7 @@ Key = Annotated[
 
 
 def use(ca: str | None, cert: str | None, key: str | None) -> None:
-    """Put what was given where all that connects looks for it, and what is started inherits it."""
+    """Set the environment variables that connections read, and that started processes inherit."""
     for name, file in ((CA, ca), (CERT, cert), (KEY, key)):
         if file is not None:
             os.environ[name] = file

@@ -50,7 +50,7 @@ def top(
         typer.Argument(metavar="ADDRESS", help="The coordinator's, such as tcp://10.0.0.1:29500."),
     ],
     interval: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="From one table to the next.")
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Time between two tables.")
     ] = 1.0,
     count: Annotated[
         int | None, typer.Option(min=1, help="End after so many tables. [default: at Ctrl-C]")
@@ -64,11 +64,10 @@ def top(
 ) -> None:
     """Show what each rank is doing, and how many collectives and bytes a second, until q or Ctrl-C.
 
-    Collectives are counted when they are called, bytes are payload, over all transports and through
-    shared memory. Who holds up others is named below the table. Channels of weights come last, with
-    the version that each participant has, and how far it is behind. On a terminal, each table takes
-    the place of the one before: the arrows select a rank, Enter shows all that is known of it, q
-    ends.
+    Collectives are counted when they are called. Bytes are payload, over all transports and shared
+    memory. Ranks that hold up others are named below the table. Channels of weights come last, with
+    the version of each participant, and how far it is behind. On a terminal, each table replaces
+    the one before: select a rank with the arrows, press Enter for all details of it, and q to quit.
 
     If the coordinator asks for a token, put it into AIODIST_TOKEN.
     """
@@ -83,7 +82,8 @@ def top(
 
 
 class Answer(NamedTuple):
-    """What a coordinator said last, how fast ranks were, and why it has said no more, if so."""
+    """The last answer of a coordinator, the rates of ranks, and why there is no newer answer, if
+    so."""
 
     found: Mapping[str, Any]
     rates: Mapping[str, Rate]
@@ -93,7 +93,7 @@ class Answer(NamedTuple):
 async def _watch(
     console: Console, address: str, interval: float, count: int | None, timeout: float
 ) -> None:
-    """Show tables. Raises what `ask` does, if that is the first time."""
+    """Show tables. Raises what `ask` does, if the first call fails."""
     answers = _answers(address, interval, timeout)
     view = View()
     left = itertools.count() if count is None else iter(range(count))
@@ -133,7 +133,8 @@ async def _next(answers: AsyncIterator[Answer]) -> Answer:
 
 
 async def _answers(address: str, interval: float, timeout: float) -> AsyncIterator[Answer]:
-    """What is to be shown, every `interval`; the last answer stays where none comes."""
+    """Answers to show, every `interval` seconds. If none comes, the last one is shown with the
+    error."""
     token, rates = token_in(os.environ), Rates()
     found = await ask(address, token, timeout)
     answer = Answer(found, rates.since_last(found, time.monotonic()))
@@ -150,7 +151,7 @@ async def _answers(address: str, interval: float, timeout: float) -> AsyncIterat
 
 
 _SHORTEST = 0.01
-"""Seconds: two answers that are nearer to each other are the same one, of a rank that is busy."""
+"""Seconds: two answers of a busy rank that are closer to each other are the same one."""
 
 
 class Rate(NamedTuple):
@@ -168,8 +169,10 @@ class Rates:
         self._before: dict[str, tuple[float, Rate]] = {}
 
     def since_last(self, found: Mapping[str, Any], now: float) -> dict[str, Rate]:
-        """By the id of the member; without those that were not there before. `now`: seconds, when
-        `found` came."""
+        """Rates by the id of the member, without members that are new.
+
+        `now`: seconds, when `found` came.
+        """
         said = {
             member["id"]: (
                 now - member["doing"]["age"],
@@ -193,15 +196,15 @@ class Rates:
 
 
 class View:
-    """What of an answer is shown: all groups, with one rank selected once a key was pressed; or all
-    that is known of that rank."""
+    """What is shown of an answer: all groups, maybe with a selected rank, or the details of that
+    rank."""
 
     def __init__(self) -> None:
         self._selected: tuple[int, str] | None = None  # by its place among all ranks, and its id
         self._in_detail = False
 
     def press(self, key: str, found: Mapping[str, Any]) -> bool:
-        """A key was pressed. False: it says that this is to end."""
+        """Handle a key. False: quit."""
         at = self._at(found)
         if key == "up" or key == "down":
             step = -1 if key == "up" else 1
@@ -221,7 +224,7 @@ class View:
             self._selected = at, ids[at]
 
     def _at(self, found: Mapping[str, Any]) -> int | None:
-        """The place of the selected rank: of whoever is at its place, once it is gone."""
+        """The place of the selected rank. If it is gone, select the rank at its place."""
         if self._selected is None:
             return None
         ids = [member["id"] for member in _members(found)]
@@ -233,8 +236,10 @@ class View:
         return ids.index(selected)
 
     def render(self, answer: Answer, height: int | None) -> Group:
-        """The answer as tables, of `height` lines at most if that is given: where not all ranks
-        have a place, those about the selected one are shown."""
+        """The answer as tables, in at most `height` lines if given.
+
+        If there is no room for all ranks, those near the selected one are shown.
+        """
         found, rates = answer.found, answer.rates
         at = self._at(found)
         last = [plain(answer.error)] if answer.error else []
@@ -272,7 +277,7 @@ def _members(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _rows(found: Mapping[str, Any], height: int | None) -> int:
-    """For how many ranks there is a place in so many lines."""
+    """The number of ranks for which there is room."""
     if height is None:
         return len(_members(found))
     lines = 3  # the headline, the help, and perhaps an error
@@ -287,8 +292,10 @@ def _rows(found: Mapping[str, Any], height: int | None) -> int:
 
 
 def _participants(found: Mapping[str, Any], height: int | None) -> int:
-    """For how many participants of each channel there is a place in so many lines: in half of them,
-    if there are groups as well."""
+    """The number of participants of each channel for which there is room.
+
+    If there are groups as well, channels get half of the lines.
+    """
     channels = len(found.get("channels", ()))
     if height is None or not channels:
         return MOST_PARTICIPANTS
@@ -297,7 +304,7 @@ def _participants(found: Mapping[str, Any], height: int | None) -> int:
 
 
 def _window(count: int, at: int, rows: int) -> range:
-    """So many of `count` rows, with `at` in their middle if that can be."""
+    """`rows` of `count` rows, with `at` in the middle if possible."""
     start = min(max(at - rows // 2, 0), max(count - rows, 0))
     return range(start, min(start + rows, count))
 
@@ -305,7 +312,7 @@ def _window(count: int, at: int, rows: int) -> range:
 def _detail(
     group: Mapping[str, Any], member: Mapping[str, Any], rates: Mapping[str, Rate]
 ) -> Iterator[RenderableType]:
-    """All that is known of one rank."""
+    """Everything that is known of one rank."""
     table = Table(title=title(group), title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column()
@@ -345,7 +352,7 @@ def _table(
     table = NarrowingTable(heading, ("name", "recv/s", "sent/s"))
     for column in ("rank", "name", "calls/s", "sent/s", "recv/s"):
         table.add_column(column, justify="left" if column == "name" else "right", no_wrap=True)
-    table.add_column("doing")  # the one that gets narrower, and stays one line high
+    table.add_column("doing")  # this one gets narrower, and stays one line high
     for number in here:
         member = group["members"][number]
         rate = rates.get(member["id"])

@@ -38,9 +38,9 @@ def trace(
         Path, typer.Option("-o", "--output", metavar="FILE", help="Where the trace goes.")
     ] = Path("trace.json"),
 ) -> None:
-    """Join what traced ranks have written into one trace, for https://ui.perfetto.dev.
+    """Join the files of traced ranks into one trace, for https://ui.perfetto.dev.
 
-    Ranks write into the directory that AIODIST_TRACE names, when they leave their group, or end.
+    Ranks write into the directory of AIODIST_TRACE when they leave their group, or end.
     """
     typer.echo(joined(_files(where), output), err=True)
 
@@ -61,7 +61,7 @@ def _read(file: Path) -> Any:
 
 
 def joined(files: Iterable[Path], output: Path) -> str:
-    """Write the trace of all `files`, and say what it has. Raises CommandError."""
+    """Write the trace of all `files`, and describe it. Raises CommandError."""
     try:
         parts = [_read(file) for file in files]
         if not parts:

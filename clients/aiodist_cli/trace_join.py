@@ -1,13 +1,14 @@
-"""The files of traced ranks joined into one trace, as Chrome's trace viewer and Perfetto read it.
+"""Joins the files of traced ranks into one trace for Chrome's trace viewer and Perfetto.
 
-Pure: parts in, events out. A part is what `aiodist.rank.tracing` has written, for one rank.
+This module has no I/O: parts in, events out. A part is what `aiodist.rank.tracing` writes for one
+rank.
 
 **One clock.** Each part has comparisons of its clock with the coordinator's. Ranks of one host have
 one clock, so all of theirs are used together, and no error comes between them.
 
-**Waiting and moving.** No collective ends at any rank before all have called it. So a rank waits
-until the last one has come, and what is left is the time in which data moves. Nothing has to be
-measured for that but starts and ends: it is seen once the operations of all ranks are side by side.
+**Waiting and moving.** A collective ends on no rank before all ranks have called it. So a rank
+waits until the last rank has called, and after that data moves. Starts and ends are enough to see
+this, once the operations of all ranks are side by side.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 FORMAT = 2
-"""That of the parts."""
+"""The version of the parts."""
 
 _SENDS = ("send", "ssend")
 _MESSAGES = (*_SENDS, "recv", "probe")
@@ -28,13 +29,13 @@ _KINDS = ("collectives", "messages", "membership")
 _LANES = 1000
 """Tracks of one kind, for operations that run at the same time: more than there ever are."""
 _WINDOW = 5.0
-"""Seconds. Of the comparisons of clocks in so much time, the best one is used."""
+"""Seconds. The best comparison of clocks in each such window is used."""
 _OP = re.compile(r"\b[A-Z]{2,}\b")
 _DTYPE = re.compile(r"\b([a-z]+\d*)\[")
 
 
 class Clock:
-    """The clock of one host, in terms of the coordinator's."""
+    """The clock of one host, compared with the coordinator's."""
 
     def __init__(self, samples: Iterable[Sequence[float]]) -> None:
         best: dict[int, Sequence[float]] = {}
@@ -46,11 +47,11 @@ class Clock:
 
     @property
     def error(self) -> float:
-        """By how many seconds it is wrong at most, where it was compared."""
+        """The most seconds by which it may be wrong at a comparison."""
         return max((error for _, _, error in self._samples), default=0.0)
 
     def common(self, when: float) -> float:
-        """The time in common for `when` on this clock: between comparisons, along a line."""
+        """The common time for `when` on this clock; between comparisons, along a line."""
         samples = self._samples
         if not samples:
             return when
@@ -63,7 +64,7 @@ class Clock:
 
 @dataclass(slots=True)
 class Operation:
-    """One operation of one rank, in the time in common. `process`: which part it is of."""
+    """One operation of one rank, in common time. `process`: the number of its part."""
 
     process: int
     context: str
@@ -85,12 +86,12 @@ class Operation:
     transport: str | None
     track: int = 0
     waits_for: int | None = None
-    moves: float | None = None  # when data began to move; None: that is not known
+    moves: float | None = None  # when data began to move; None: unknown
 
 
 class Joined(NamedTuple):
-    """The trace, as it is written; how many ranks and operations it has; the hosts, and by how much
-    their clocks may be wrong, in seconds."""
+    """The trace to write; its numbers of ranks, operations and hosts; and the error of their clocks
+    in seconds."""
 
     trace: dict[str, Any]
     ranks: int
@@ -100,7 +101,7 @@ class Joined(NamedTuple):
 
 
 def join(parts: Sequence[Mapping[str, Any]]) -> Joined:
-    """One trace of all `parts`. Raises ValueError for what is no part, or of another version."""
+    """Join `parts` into one trace. Raises ValueError if one is no part, or has another version."""
     for part in parts:
         if part.get("aiodist") != FORMAT:
             raise ValueError(f"expected a trace of version {FORMAT}, not {part.get('aiodist')!r}")
@@ -114,7 +115,7 @@ def join(parts: Sequence[Mapping[str, Any]]) -> Joined:
     starts = [one.start for one in operations]
     starts += [clocks[part["machine"]].common(when) for part in parts for when, _ in part["events"]]
     zero = min(starts, default=0.0)
-    # Each is compared with the coordinator's clock, and two may both be wrong.
+    # Each clock is compared with the coordinator's, and two may both be wrong.
     errors = sorted(clock.error for clock in clocks.values())
     error = sum(errors[-2:]) if len(errors) > 1 else 0.0
     events: list[dict[str, Any]] = []
@@ -139,7 +140,7 @@ def join(parts: Sequence[Mapping[str, Any]]) -> Joined:
 
 
 def _clocks(parts: Iterable[Mapping[str, Any]]) -> dict[str, Clock]:
-    """By host. The coordinator's own is no different: nobody knows which one that is."""
+    """Clocks by host, including the coordinator's host, because its name is unknown."""
     samples: dict[str, list[Sequence[float]]] = defaultdict(list)
     for part in parts:
         samples[part["machine"]] += part["clock"]
@@ -164,8 +165,7 @@ def _operations(
 def _transport(
     op: str, peer: int | None, plans: Sequence[str], links: Sequence[str | None]
 ) -> str | None:
-    """What an operation went over, given the `links` of its rank to all: their transports, by
-    rank. None: that is not known."""
+    """The transports of an operation, from the `links` of its rank, by rank; None if unknown."""
     if op in _MESSAGES:
         return links[peer] if peer is not None and peer < len(links) else None
     kinds = {"memory"} if any(plan.startswith(("pull_", "team_")) for plan in plans) else set()
@@ -175,11 +175,11 @@ def _transport(
 
 
 Link = tuple[Operation, Operation]
-"""Two operations, of which the second one has waited for the first, or has taken what it gave."""
+"""Two operations. The second one has waited for the first, or has taken its data."""
 
 
 def _collectives(operations: Iterable[Operation]) -> Iterator[Link]:
-    """Which collectives belong together; and how long each has waited for the last one."""
+    """Find collectives that belong together, and how long each has waited for the last one."""
     same: dict[Any, list[Operation]] = defaultdict(list)
     for one in operations:
         if one.op not in _MESSAGES and one.seq is not None:
@@ -197,8 +197,11 @@ def _collectives(operations: Iterable[Operation]) -> Iterator[Link]:
 
 
 def _messages(operations: Iterable[Operation]) -> Iterator[Link]:
-    """Which receive has taken which message: those of one sender, receiver and tag are taken in
-    their order, by receives in the order of their calls."""
+    """Find the receive for each message.
+
+    Messages of one sender, receiver and tag are taken in their order, by receives in the order of
+    their calls.
+    """
     sent: dict[Any, list[Operation]] = defaultdict(list)
     taken: dict[Any, list[Operation]] = defaultdict(list)
     for one in operations:
@@ -219,14 +222,14 @@ def _messages(operations: Iterable[Operation]) -> Iterator[Link]:
 
 
 def _waits(one: Operation, other: Operation) -> None:
-    """`one` could not go on before `other` had begun."""
+    """Note that `one` could not go on before `other` had begun."""
     one.moves = min(max(one.start, other.start), one.end)
     if one.moves > one.start:
         one.waits_for = other.rank
 
 
 def _lay_out(operations: Iterable[Operation]) -> None:
-    """Operations that run at the same time in one rank go on tracks beside each other."""
+    """Put operations that run at the same time on separate tracks."""
     free: dict[tuple[int, int], list[float]] = defaultdict(list)
     for one in sorted(operations, key=lambda one: one.start):
         kind = 1 if one.op in _MESSAGES else 0
@@ -262,7 +265,7 @@ def _instant(process: int, when: float, text: str) -> dict[str, Any]:
 
 
 def _slices(one: Operation, zero: float) -> Iterator[dict[str, Any]]:
-    """The operation, and within it what it has waited for, and how long data moved."""
+    """The operation, and within it the time of waiting and of moving data."""
     where = {"pid": one.process, "tid": one.track}
     args: dict[str, Any] = {
         "group": one.group, "epoch": one.epoch, "rank": one.rank, "bytes": one.nbytes,

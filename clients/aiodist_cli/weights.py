@@ -72,14 +72,14 @@ Timeout = Annotated[
 ]
 AllFiles = Annotated[
     bool,
-    typer.Option("--all-files", help="Also files that can run code: .py, pickles, libraries."),
+    typer.Option("--all-files", help="Include files that can run code: .py, pickles, libraries."),
 ]
 
 FAILURES = (
     *(AiodistError, FolderError, FailedError),
     *(TimeoutError, ValueError, OSError, MemoryError),
 )
-"""What ends a command with 1, and a line that says why."""
+"""Errors that end a command with status 1 and a line that says why."""
 
 
 @app.callback()
@@ -94,7 +94,7 @@ def push(
         Path,
         typer.Argument(
             metavar="FILE_OR_DIR",
-            help="A file; the folder of a checkpoint; or with folders of checkpoints in it.",
+            help="A file, the folder of a checkpoint, or a folder of such folders.",
         ),
     ],
     address: Address,
@@ -119,8 +119,8 @@ def push(
     """Publish a file or a checkpoint to a channel, and serve it until a signal comes.
 
     Files arrive byte for byte. A checkpoint is complete when all shards of its index are there,
-    each is as long as its header says, and no file has changed for 2 seconds. Hidden files do not
-    travel. Files that can run code travel with `--all-files` only, on both sides.
+    each is as long as its header says, and no file has changed for 2 seconds. Hidden files are left
+    out. Files that can run code are sent only with `--all-files` on both sides.
 
     If the coordinator asks for a token, put it into AIODIST_TOKEN.
     """
@@ -162,10 +162,10 @@ def pull(
     tls_cert: tls.Cert = None,
     tls_key: tls.Key = None,
 ) -> None:
-    """Take the newest version of files from a channel into a folder, and hand it on to others.
+    """Take the newest version of files from a channel into a folder, and forward it to others.
 
-    The folder is replaced in one step, or stays as it is if anything fails. It may only have what
-    an earlier pull has put there. If the command of `--exec` fails, it is run again.
+    The folder is replaced in one step, or stays as it is if anything fails. It may only contain
+    files of an earlier pull. If the command of `--exec` fails, it is run again.
 
     If the coordinator asks for a token, put it into AIODIST_TOKEN.
     """
@@ -204,7 +204,7 @@ def list_channels(
 
 
 def table(found: dict[str, Any]) -> Table:
-    """The channels in the answer of a coordinator."""
+    """The channels in the answer of a coordinator, as a table."""
     shown = Table()
     shown.add_column("channel", overflow="fold")
     for column in ("version", "size", "publishers", "subscribers", "up to date"):
@@ -234,11 +234,11 @@ def forget(
     tls_cert: tls.Cert = None,
     tls_key: tls.Key = None,
 ) -> None:
-    """Have the version numbers of a channel begin anew.
+    """Let the version numbers of a channel begin anew.
 
-    Numbers only grow otherwise, also if the channel is empty or its trainer starts again. This is
-    refused while a publisher or subscribers live: end them first. A trainer can do the same with
-    `aiodist.publisher(…, restart=True)`.
+    Otherwise numbers only grow, even if the channel is empty or its trainer starts again. The
+    command is refused while a publisher or subscribers live: end them first. A trainer can do the
+    same with `aiodist.publisher(…, restart=True)`.
 
     If the coordinator asks for a token, put it into AIODIST_TOKEN.
     """
@@ -254,7 +254,7 @@ def forget(
 
 
 def _options(address: str) -> dict[str, Any]:
-    """How to reach a coordinator, by the environment."""
+    """The options to reach a coordinator, from the environment."""
     ssl, _ = contexts_in(os.environ, address)
     return {"token": token_in(os.environ), "ssl": ssl}
 
@@ -267,8 +267,11 @@ def _run(
     *,
     serves: bool = False,
 ) -> None:
-    """Run a command to its end. Raises CommandError if it fails, and if a signal stops it before it
-    is done. `serves`: it has no other end."""
+    """Run a command to its end.
+
+    Raises CommandError if it fails, and Exit if a signal stops it before it is done. `serves`: it
+    runs until a signal.
+    """
     try:
         usable_address(address, "ADDRESS")
         tls.use(*tls_files)
@@ -282,7 +285,7 @@ def _run(
 
 
 async def _until_signal(work: Coroutine[Any, Any, None]) -> int:
-    """Run until SIGINT or SIGTERM comes: its number, or 0 if the work was done before."""
+    """Run until SIGINT or SIGTERM comes; return its number, or 0 if the work was done before."""
     loop, came = asyncio.get_running_loop(), list[int]()
     task = asyncio.ensure_future(work)
 

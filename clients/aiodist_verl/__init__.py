@@ -1,7 +1,7 @@
-"""aiodist as a checkpoint engine of verl: versions of weights by a channel.
+"""aiodist as a checkpoint engine of verl: versions of weights through a channel.
 
-verl imports this package where its configuration has ``custom_backend_module: aiodist_verl``, and
-the import registers ``"aiodist"`` as a backend of `CheckpointEngineRegistry`.
+verl imports this package if its configuration has ``custom_backend_module: aiodist_verl``. The
+import registers ``"aiodist"`` as a backend of `CheckpointEngineRegistry`.
 """
 
 from aiodist_verl.checkpoint_engine import ChannelCheckpointEngine

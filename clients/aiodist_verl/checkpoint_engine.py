@@ -1,9 +1,9 @@
 """A checkpoint engine of verl: actor rank 0 publishes, and all workers of the rollout subscribe.
 
-verl makes a topology for each update: it says who takes part, and which version it is. There is no
-process group to be built anew when replicas come and go, and none that hangs when one dies.
-Channels stay open from one update to the next one. They live on the event loop that aiodist has in
-a thread of its own, for verl's workers call from more than one.
+verl makes a topology for each update, with the participants and the version. There is no process
+group to rebuild when replicas come and go, and none that hangs when one dies. Channels stay open
+between updates. They run on aiodist's event loop in a thread of its own, because verl's workers
+call from several loops.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ Tensors = Iterable[tuple[str, torch.Tensor]] | AsyncIterator[tuple[str, torch.Te
 
 @CheckpointEngineRegistry.register("aiodist")
 class ChannelCheckpointEngine(CheckpointEngine):
-    """verl makes one in each worker, with `engine_kwargs` of its configuration: `channel`, and
-    `address` and further options of `aiodist.publisher` and `aiodist.subscriber`; AIODIST_ADDRESS
-    and AIODIST_TOKEN are for who gives none. `device`: where the rollout gets tensors
-    (None: on the accelerator, if there is one). `timeout`: seconds that the next one may take.
+    """The engine that verl makes in each worker.
+
+    Its arguments come from `engine_kwargs` of verl's configuration: `channel`, `address`, and
+    further options of `aiodist.publisher` and `aiodist.subscriber`. The defaults are
+    AIODIST_ADDRESS and AIODIST_TOKEN. `device`: where the rollout gets tensors (None: on the
+    accelerator, if there is one). `timeout`: seconds to wait for the next tensor.
     """
 
     def __init__(
@@ -82,10 +84,10 @@ class ChannelCheckpointEngine(CheckpointEngine):
             self._weights = weights
 
     def finalize(self) -> None:
-        """Nothing: the channel stays, and memory of versions goes by itself."""
+        """Nothing, because the channel stays open and frees old versions itself."""
 
     async def send_weights(self, weights: Tensors, global_steps: int | None = None) -> None:
-        # To make each is an operation of all actors, also of those that do not send it.
+        # All actors must iterate, because making each tensor is a collective of all of them.
         tensors = {
             name: tensor.detach().cpu()
             async for name, tensor in _each(weights)
@@ -99,7 +101,7 @@ class ChannelCheckpointEngine(CheckpointEngine):
     ) -> AsyncIterator[tuple[str, torch.Tensor]]:
         if self._weights is None:
             raise RuntimeError("init_process_group has to be called first, with a rank from 1 on")
-        # verl calls senders and receivers at once.
+        # verl calls senders and receivers at the same time.
         before = self._version - 1
         await _on_engine(self._weights.wait(newer_than=before, timeout=self._timeout))
         arrays = self._weights.stream(self._version)
@@ -119,7 +121,7 @@ class ChannelCheckpointEngine(CheckpointEngine):
         engine().at_exit(self._leave)
 
     def close(self) -> None:
-        """Leave the channel. verl does not call it: that is done when the process ends, too."""
+        """Leave the channel. verl does not call this, so the end of the process does it, too."""
         engine().forget(self._leave)
         engine().wait_for(self._leave())
 
@@ -141,7 +143,7 @@ async def _each(weights: Tensors) -> AsyncIterator[tuple[str, torch.Tensor]]:
 
 
 async def _on_engine(work: Coroutine[Any, Any, T]) -> T:
-    """Done on aiodist's loop, and awaited on this one."""
+    """Run on aiodist's loop, and wait on this one."""
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, engine().loop))
 
 

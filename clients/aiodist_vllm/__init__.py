@@ -1,6 +1,6 @@
-"""aiodist as a backend of weight transfer in vLLM: versions of weights by a channel.
+"""aiodist as a backend of weight transfer in vLLM: versions of weights through a channel.
 
-`register` is a plugin of vLLM (the entry point `vllm.general_plugins`), which calls it in each of
+`register` is a plugin of vLLM (the entry point `vllm.general_plugins`), so vLLM calls it in each of
 its processes. A trainer calls it itself.
 """
 
@@ -8,7 +8,7 @@ import functools
 import logging
 
 BACKEND = "aiodist"
-"""The name by which vLLM knows it."""
+"""The name of the backend in vLLM."""
 
 log = logging.getLogger("aiodist.vllm")
 
@@ -22,7 +22,7 @@ def register() -> None:
             WeightTransferTrainerFactory,
         )
     except ImportError as error:
-        # Everybody who has both installed comes by here, and may want nothing of this.
+        # Only log this, because every process with both packages runs this, and may not need it.
         log.info("no backend of weight transfer: this vLLM is older than 0.33: %s", error)
         return
     WeightTransferEngineFactory.register_engine(BACKEND, "aiodist_vllm.worker", "ChannelEngine")

@@ -1,4 +1,4 @@
-"""The side of the trainer: rank 0 publishes what all ranks gather, and tells vLLM to load it."""
+"""The trainer's side: rank 0 publishes what all ranks gather, and tells vLLM to load it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from aiodist_vllm import BACKEND
 
 @dataclass
 class TrainerInfo(TrainerInitInfo):
-    """`channel` and `address` (of the coordinator) are sent to vLLM; `options` of
-    `aiodist.publisher`, such as `keep` and `token` (else AIODIST_TOKEN), are not. `timeout`:
-    seconds that the next tensor may take there."""
+    """The options of a trainer.
+
+    `channel` and `address` (of the coordinator) are sent to vLLM, but `options` of
+    `aiodist.publisher`, such as `keep` and `token`, are not. Without a token, AIODIST_TOKEN is
+    used. `timeout`: seconds that vLLM waits for the next tensor.
+    """
 
     backend: ClassVar[str] = BACKEND
 
@@ -32,7 +35,7 @@ class TrainerInfo(TrainerInitInfo):
 
 
 class ChannelTrainer(TrainerWeightTransferEngine[TrainerInfo]):
-    """To be made on every rank of the trainer, by vLLM's `WeightTransferTrainerFactory`."""
+    """Make one on every rank of the trainer, by vLLM's `WeightTransferTrainerFactory`."""
 
     init_info_cls = TrainerInfo
     _out: aiodist.Publisher | None = None
@@ -64,7 +67,7 @@ class ChannelTrainer(TrainerWeightTransferEngine[TrainerInfo]):
 
     def send_weights(self) -> None:
         assert self.source is not None
-        # To gather them is an operation of all ranks of the trainer.
+        # All ranks must iterate, because gathering a tensor is a collective of all of them.
         tensors = {
             name: tensor.detach().cpu()
             for name, tensor in self.source.iter_full()
@@ -72,7 +75,7 @@ class ChannelTrainer(TrainerWeightTransferEngine[TrainerInfo]):
         }
         if self._out is None:
             return
-        # Also after a restart it is a higher one than those that vLLM has had.
+        # Higher than any version that vLLM has had, even after a restart.
         version = 0 if self._out.newest is None else self._out.newest + 1
         engine().wait_for(self._out.publish(tensors, version=version))
         self.client.start_weight_update()

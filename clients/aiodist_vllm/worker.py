@@ -1,8 +1,8 @@
-"""The side of vLLM: each of its workers subscribes to the channel, and loads what the trainer says.
+"""vLLM's side: each worker subscribes to the channel, and loads the version that the trainer names.
 
-The workers of one host have one copy of a version in memory, from which each loads. A worker that
-fails in the midst of an update has a model of two versions, as with vLLM's own backends: vLLM says
-so to the trainer, and the next update mends it.
+The workers of one host share one copy of a version in memory, and load from it. If a worker fails
+during an update, its model is mixed of two versions, as with vLLM's own backends. vLLM reports that
+to the trainer, and the next update repairs it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ from aiodist.threads.engine import engine
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """What the trainer says in the beginning. The token is not sent: each worker has it in
-    AIODIST_TOKEN. `timeout`: seconds that the next tensor may take."""
+    """The trainer's first message.
+
+    It has no token, because each worker reads AIODIST_TOKEN. `timeout`: seconds to wait for the
+    next tensor.
+    """
 
     channel: str
     address: str
@@ -34,14 +37,14 @@ class InitInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """What it says of each update. It is this version, and not the newest one, for all workers of a
-    server have to load the same."""
+    """The trainer's message for each update. It names a version, because all workers of a server
+    must load the same one, and a newer one may exist."""
 
     version: int
 
 
 class ChannelEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """vLLM makes one in each worker."""
+    """The engine that vLLM makes in each worker."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
@@ -76,7 +79,7 @@ class ChannelEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def _tensors(
         self, weights: aiodist.Subscriber, version: int
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each as soon as it is here, while others are on their way."""
+        """Yield each tensor as soon as it is here, while others are in flight."""
         arrays = weights.stream(version)
 
         async def after() -> tuple[str, torch.Tensor] | None:

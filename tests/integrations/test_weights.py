@@ -171,7 +171,7 @@ def test_vllm_loads_what_the_trainer_says(address: str, monkeypatch: pytest.Monk
         assert client.said[-1] == str(version - 1)
     assert source.gathered == 4  # by both ranks, as it is an operation of both
     assert asked == ["begin", "begin", "end", "end"] * 2
-    with pytest.raises(ValueError, match="version 7 cannot be had"):
+    with pytest.raises(ValueError, match="version 7 is not available"):
         workers[0].update_weights({"version": 7})
     trainer.shutdown()
     # A trainer that is started again goes on, and vLLM with it.

@@ -236,6 +236,7 @@ def test_a_part_that_is_old_is_found(check: Any, tmp_path: Path) -> None:
     written.PARTS = {("page.md", "p"): lambda root: iter(["new\n"])}
     written.message_table.problems = lambda root: []
     written.diagrams.files = lambda root: iter([(root / "images" / "p.svg", "<svg/>")])
+    written.sequences.files = lambda root: iter(())
     assert written.check(tmp_path, write=False) == [
         "page.md: the part 'p' is old: docs/check.py --write",
         "images/p.svg is old: docs/check.py --write",
@@ -412,6 +413,13 @@ def test_text_that_breaks_the_rules_is_found(
     module.write_text('"""It is needed because of this."""\n')
     (tmp_path / "room" / "file.py").write_text('"""It is here."""\n')
     assert words.check() == []
+    monkeypatch.setattr(words, "MOST_PROSE", 5)
+    (tmp_path / "README.md").write_text("Two words, `code` and five.\n")
+    assert words.check() == []
+    (tmp_path / "README.md").write_text("Two words, `code` and five or six.\n")
+    (problem,) = words.check()
+    assert problem == "docs: 6 words in all pages, 5 are allowed: shorten one"
+    (tmp_path / "README.md").unlink()
     bad = f"Nobody starts where it is raised. Who reads on? {'word ' * 31}."
     page.write_text(f"{bad}\n")
     module.write_text(f'"""{bad}"""\n')

@@ -22,6 +22,7 @@ PACKAGES = (
     "aiodist",
     "aiodist_cli",
     "aiodist_dask",
+    "aiodist_pytest",
     "aiodist_ray",
     "aiodist_server",
     "aiodist_torch",

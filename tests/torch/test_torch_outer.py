@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 import torch
@@ -144,9 +144,187 @@ def test_local_sgd_has_the_mean(run, codec):
     run(main())
 
 
-def test_arguments_that_are_refused():
+class Fragments:
+    """Streaming DiLoCo of some members, by hand: `turn` is what each boundary does to all."""
+
+    def __init__(self, weights):
+        self.weights = weights
+        self.nets = [model() for _ in weights]
+        whole = model()
+        self.begun = list(whole.parameters())  # where all began, and their outer optimizer
+        self.outer = outer_of(whole)
+        self.sent = None  # the fragment, and the parameters of each member
+        self.next = 0
+
+    def turn(self):
+        if self.sent is not None:
+            at, values = self.sent
+            total = sum(self.weights)
+            means = [
+                w / total * (self.begun[at].detach() - v)
+                for w, v in zip(self.weights, values, strict=True)
+            ]
+            self.begun[at].grad = sum(means)
+            self.outer.step()
+            self.begun[at].grad = None
+            with torch.no_grad():
+                for net, value in zip(self.nets, values, strict=True):
+                    own = list(net.parameters())[at]
+                    own.copy_(self.begun[at] + (own - value))
+        at = self.next
+        self.sent = (at, [list(net.parameters())[at].detach().clone() for net in self.nets])
+        self.next = 1 - at
+
+
+def test_fragments_are_averaged_while_steps_go_on(run):
+    async def main():
+        async with aiodist.Coordinator() as coordinator, AsyncExitStack() as stack:
+            members = Members(stack, coordinator.address, parts=("weights", "biases"))
+            averagers = [await members.enter(name) for name in "ab"]
+            nets = [model(), model()]
+            both = [
+                aiodist_torch.DiLoCo(net, outer_of(net), averager, every=4, fragments=2)
+                for net, averager in zip(nets, averagers, strict=True)
+            ]
+            hand = Fragments([1.0, 2.0])
+
+            async def member(m):
+                found = []
+                for step in range(12):
+                    inner(nets[m], m, step)
+                    found.append(await both[m].step(weight=m + 1.0))
+                return [one for one in found if one is not None]
+
+            first, second = await asyncio.gather(member(0), member(1))
+            for step in range(12):
+                for m, net in enumerate(hand.nets):
+                    inner(net, m, step)
+                if step % 2:
+                    hand.turn()
+            assert len(first) == 5  # the sixth is under way
+            for one, other in zip(first, second, strict=True):
+                assert [leaf.tolist() for leaf in one.value] == [
+                    leaf.tolist() for leaf in other.value
+                ]
+            # Fragments that are sent for the first time have two steps less behind them.
+            assert [one.weights for one in first[:3]] == [(2.0, 4.0), (4.0, 8.0), (4.0, 8.0)]
+            for net, wanted in zip(nets, hand.nets, strict=True):
+                torch.testing.assert_close(flat(net), flat(wanted))
+            tree = (await stack.enter_async_context(newcomer(members))).tree
+            for at, (begun,) in enumerate(tree["fragments"]):
+                torch.testing.assert_close(torch.as_tensor(begun), hand.begun[at].detach())
+
+    run(main())
+
+
+@asynccontextmanager
+async def newcomer(members):
+    """What a new member begins with."""
+    yield await (await members.enter("new")).state()
+
+
+def test_a_new_member_begins_with_the_fragment_whose_turn_it_is(run):
+    async def main():
+        async with aiodist.Coordinator() as coordinator, AsyncExitStack() as stack:
+            members = Members(stack, coordinator.address, parts=("weights", "biases"), grace=0.0)
+            net, other = model(), model(seed=2)
+            diloco = aiodist_torch.DiLoCo(
+                net, outer_of(net), await members.enter("a", quorum=1), every=2, fragments=2
+            )
+            for step in range(4):
+                inner(net, 0, step)
+                await diloco.step()
+            averager = await members.enter("b", quorum=1)
+            joined = aiodist_torch.DiLoCo(other, outer_of(other), averager, every=2, fragments=2)
+            await joined.join()
+            # Three outer steps are taken, and the fourth is under way: the second of the biases.
+            assert averager.rounds == {"weights": 2, "biases": 1}
+            await joined.step()
+            late = await joined.step()
+            assert late.late
+            assert len(late.value) == 1
+            assert late.value[0].shape == (2,)  # of the biases
+            # What is under way does not keep it from joining again.
+            await joined.join()
+            assert (await joined.step()) is None
+
+    run(main())
+
+
+def test_a_member_that_is_late_takes_fewer_steps(run):
+    async def main():
+        async with aiodist.Coordinator() as coordinator, AsyncExitStack() as stack:
+            members = Members(stack, coordinator.address, grace=0.0)
+            averagers = [await members.enter(name, quorum=1) for name in "ab"]
+            nets = [model(), model()]
+            one, other = [
+                aiodist_torch.LocalSGD(net, averager, every=4)
+                for net, averager in zip(nets, averagers, strict=True)
+            ]
+
+            async def steps_of(diloco):
+                """How many inner steps it takes to an outer step, and whether that is late."""
+                count = 1
+                while (found := await diloco.step()) is None:
+                    count += 1
+                return count, found.late
+
+            assert await steps_of(one) == (4, False)
+            assert await steps_of(other) == (4, False)
+            assert await steps_of(one) == (4, True)
+            assert await steps_of(other) == (4, False)
+            assert await steps_of(one) == (2, True)
+            assert await steps_of(one) == (1, False)
+            assert await steps_of(one) == (2, False)
+            assert await steps_of(one) == (4, False)
+            with pytest.raises(aiodist.StaleError):
+                await steps_of(other)
+            await other.join()
+            assert torch.equal(flat(nets[0]), flat(nets[1]))
+            assert await steps_of(other) == (2, False)
+
+    run(main())
+
+
+async def test_gradients_and_weights_outlive_an_outer_step_and_a_failure():
+    async with aiodist.Coordinator() as coordinator, AsyncExitStack() as stack:
+        members = Members(stack, coordinator.address)
+        net = model()
+        net.weight.grad = torch.ones_like(net.weight)
+        averager = await members.enter("a")
+        diloco = aiodist_torch.DiLoCo(net, outer_of(net), averager, every=2)
+        begun = flat(net)
+        for step in range(2):
+            inner(net, 0, step)
+            waiting = asyncio.ensure_future(diloco.step(weight=3.0))
+            await asyncio.sleep(0)
+            moved = flat(net)
+            if waiting.done():
+                continue
+            waiting.cancel()  # there is no quorum
+            await asyncio.wait({waiting})
+        assert torch.equal(flat(net), moved)
+        second = await members.enter("b")
+        found, _ = await asyncio.gather(
+            diloco.step(), second.average([torch.zeros(2, 4), torch.zeros(2)], weight=7.0)
+        )
+        assert found.weights == (7.0, 7.0)
+        assert torch.equal(net.weight.grad, torch.ones_like(net.weight))
+        wanted = begun + 0.7 * 1.9 * (moved - begun) / 2
+        torch.testing.assert_close(flat(net), wanted)
+
+
+async def test_arguments_that_are_refused():
     net = model()
     with pytest.raises(ValueError, match="every is an int"):
         aiodist_torch.LocalSGD(net, None, every=0)
+    with pytest.raises(ValueError, match="divides every=5, not 2"):
+        aiodist_torch.DiLoCo(net, outer_of(net), None, every=5, fragments=2)
+    with pytest.raises(ValueError, match="the model has 2 arrays"):
+        aiodist_torch.DiLoCo(net, outer_of(net), None, every=6, fragments=3)
     with pytest.raises(ValueError, match="other parameters"):
         aiodist_torch.DiLoCo(net, outer_of(model()), None, every=1)
+    async with aiodist.Coordinator() as coordinator, AsyncExitStack() as stack:
+        averager = await Members(stack, coordinator.address).enter("a")
+        with pytest.raises(ValueError, match="enter it with as many, such as parts=\\('0', '1'"):
+            aiodist_torch.DiLoCo(net, outer_of(net), averager, every=2, fragments=2)

@@ -137,7 +137,7 @@ async def test_a_peer_that_names_the_loopback_is_dialled_where_the_coordinator_i
 
 async def test_where_no_transport_leads_it_says_so(transport: Transport) -> None:
     own = registry.Endpoint("process", "here", allowed=("shm",), user="me")
-    with pytest.raises(OSError, match=r"no transport of shm is common .* users differ"):
+    with pytest.raises(OSError, match=r"no transport of shm is common .* users need"):
         await reach().dial(own, member("h"), "c", None, 1.0)
 
 

@@ -355,7 +355,7 @@ def test_who_finds_a_full_house_comes_again(play: Play, monkeypatch: pytest.Monk
         coordinator._entrance._unproven.most = 2
         mute = await site.raw(coordinator.address)
         # Its time may end amid an attempt.
-        with pytest.raises(JoinTimeoutError, match=r"it is busy: too many connect|did not answer"):
+        with pytest.raises(JoinTimeoutError, match=r"it is busy: too many new conn|did not answer"):
             await site.process(coordinator.address, timeout=0.1)
         turned_away.clear()
         opening = asyncio.ensure_future(site.process(coordinator.address))

@@ -33,7 +33,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> Invoke:
         (("--ops", "all_reduec"), "there is no operation 'all_reduec' to measure"),
         (("--ops", ""), "at least one operation and one number of ranks is needed"),
         (("--ranks", "two"), "'two' is no number of ranks: expected such as 2 or 2,4"),
-        (("-n", "1"), "1 ranks have nobody to talk to"),
+        (("-n", "1"), "1 ranks cannot communicate"),
         (("--ops", "all_to_all", "--ranks", "4", "--sizes", "8B"), "cannot be split among 4 ranks"),
         (("--transports", "pigeon"), "there is no transport 'pigeon'"),
         (("--transports", "inproc"), "inproc joins ranks of one process"),

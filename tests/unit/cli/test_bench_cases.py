@@ -90,7 +90,7 @@ def test_bandwidths_have_three_digits() -> None:
     ("op", "nbytes", "ranks", "problem"),
     [
         ("all_reduec", 8, 2, "there is no operation 'all_reduec' to measure: expected one of all_"),
-        ("all_reduce", 8, 1, "1 ranks have nobody to talk to: expected at least 2"),
+        ("all_reduce", 8, 1, "1 ranks cannot communicate: expected at least 2"),
         (
             "all_to_all",
             8,

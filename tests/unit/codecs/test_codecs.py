@@ -96,6 +96,15 @@ def test_largest_keeps_those_of_the_largest_magnitude(kept: int) -> None:
             assert magnitudes[places].min() >= rest.max()
 
 
+def test_of_equal_values_the_first_are_kept() -> None:
+    values = np.tile(np.array([1, -2, 2, 3], np.float32), 1000)
+    places = largest(values, 1500)
+    assert np.count_nonzero(values[places] == 3) == 1000
+    assert places[values[places] != 3].tolist() == [
+        place for place in range(1000) if abs(values[place]) == 2
+    ]
+
+
 def test_largest_of_values_that_the_sample_misses() -> None:
     values = np.zeros(1 << 20, np.float32)
     values[:: (1 << 20) >> 14] = 1e-3  # all of the sample

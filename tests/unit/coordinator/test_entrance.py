@@ -165,6 +165,6 @@ async def test_who_comes_where_all_places_are_new_is_to_come_again(place: Place)
     place.entrance._unproven.most = 1
     with await place.called(), await place.called() as second:
         second.setblocking(False)
-        assert b"come again" in await place.loop.sock_recv(second, 4096)
+        assert b"try again" in await place.loop.sock_recv(second, 4096)
         await place.owner.came.wait()
     await place.owner.went.wait()

@@ -97,7 +97,7 @@ def test_a_write_that_was_cut_off_anywhere_is_dropped(
         # The file has its length already, and the rest of it never came.
         path.write_bytes(whole[:size] + bytes(len(whole) - size))
         assert read(path).records == records(1)
-    assert caplog.records[0].getMessage().endswith("was cut off; nobody was told of it")
+    assert caplog.records[0].getMessage().endswith("was cut off; it was not acknowledged")
     assert caplog.records[0].levelno == logging.WARNING
     assert path.write_bytes(whole)
     assert read(path).records == records(1, 2, 3)

@@ -7,6 +7,7 @@ from typing import Any
 
 from aiodist.engine.failures import Verdict
 from aiodist.engine.verdict_relay import VerdictRelay
+from aiodist.wire.frames import unpack_fields
 
 
 class Wire:
@@ -48,3 +49,42 @@ def test_who_leaves_passes_on_what_it_heard_to_those_it_has_links_to() -> None:
     told.clear()
     relay.leave(abort=True)
     assert told == [1, 2, 3]
+
+
+def test_who_hears_a_verdict_passes_it_on_to_those_that_its_sender_cannot_reach() -> None:
+    told: list[int] = []
+    relay = VerdictRelay(party(told, {1, 2, 3}))
+    verdict = Verdict("lost", "no link", 1, {3: ""})
+    assert relay.hear(1, (None, 7), [*verdict.fields(), [3]]) == verdict
+    assert told == [3]
+
+
+def test_the_verdicts_of_a_rank_that_dies_are_told_for_it() -> None:
+    # It may have told this rank, and died before it told the others.
+    told: list[int] = []
+    relay = VerdictRelay(party(told, {1, 2, 3}))
+    verdict = Verdict("cancelled", "the operation was cancelled", 1)
+    relay.hear(1, (None, 7), [*verdict.fields(), []])
+    relay.lose(2)
+    assert told == []
+    relay.lose(1)
+    assert told == [1, 2, 3]
+    told.clear()
+    relay.lose(1)
+    assert told == []  # once is enough
+
+
+def test_ranks_that_are_lost_here_are_told_by_others() -> None:
+    told: list[int] = []
+    own = party(told, {1, 3})
+    own.endpoint.lost[2] = "no link"
+    headers: list[bytes] = []
+
+    def send(header: bytes, *, urgent: bool) -> None:
+        headers.append(header)
+
+    own.peers[1].send = send
+    relay = VerdictRelay(own)
+    relay.tell((None, 7), Verdict("cancelled", "the operation was cancelled", 0))
+    assert told == [3]
+    assert unpack_fields(headers[0])[-1] == [2]  # asked to pass it on

@@ -265,7 +265,7 @@ def test_a_silent_joiner_is_not_part_of_what_forms_at_that_moment(world: Any) ->
     world.join(1, min_size=1, join_window=2.0, lease=2.0)
     world.pass_time(2.0)
     assert world.read(1) == []
-    assert world.closed == {1: "nobody of its group was heard any more"}
+    assert world.closed == {1: "all of its group fell silent"}
     assert world.machine.is_empty
 
 

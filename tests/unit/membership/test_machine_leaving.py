@@ -124,7 +124,7 @@ def test_a_ttl_dies_with_its_group(world: Any) -> None:
     form(world, size=1, lease=3.0)
     world.say(1, StoreSet("k", b"v", 3.0 + RETURN_SECONDS))
     world.pass_time(3.0)
-    assert world.closed == {1: "nobody of its group was heard any more"}
+    assert world.closed == {1: "all of its group fell silent"}
     world.pass_time(RETURN_SECONDS)
     assert world.machine.is_empty
 

@@ -230,7 +230,7 @@ def test_votes_of_some_members(world: Any) -> None:
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        (vote(members=("id-2",)), "none of the voters"),
+        (vote(members=("id-2",)), "not among the voters"),
         (vote(Purpose.RENDEZVOUS, members=("id-1",)), "of the whole group"),
     ],
 )

@@ -468,5 +468,5 @@ def test_records_that_make_no_sense() -> None:
         decode_records(b"\xc1")
     with pytest.raises(ValueError, match="no whole record"):
         decode_records(b"\x92\x01")
-    with pytest.raises(ValueError, match="a group that there is not"):
+    with pytest.raises(ValueError, match="an unknown group"):
         world.restore([Gone("g", "", (0,), None)], 0.0)

@@ -25,7 +25,7 @@ from aiodist.wire.messages import (
 from aiodist.wire.returning import Rejoin, Rejoined
 
 LEASE = 6.0
-SILENT = "nobody of its group was heard any more"
+SILENT = "all of its group fell silent"
 
 
 class Member:

@@ -1,0 +1,401 @@
+"""`explore`: run a program under many seeds, and tell the smallest story of a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import math
+import random
+import re
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aiodist.errors import AiodistError
+from aiodist.testing.network import Conditions
+from aiodist.testing.plans import KINDS, NAMES, Plan, Planned, draw, parse, shrink
+from aiodist.testing.simulation import HangError, InvariantError, Simulation
+from aiodist.testing.story import MOST_LINES, Event, Watch, merged, shown, shown_error, told, until
+from aiodist.testing.virtual_loop import DeadlockError
+
+Program = Callable[..., Awaitable[Any]]
+Check = Callable[[dict[int, Any]], object]
+
+HANG = "hang"
+MOST_RUNS = 400
+"""Runs that making a failure smaller may take."""
+EVEN = Conditions(delay=(5e-4, 5e-4), loss=0.0, short=0.0)
+
+
+class FoundError(AssertionError):
+    """`explore` has found a failure. Its text is the whole story.
+
+    `plan` is the smallest run that fails so, as `explore(replay=…)` takes it. `events` are the
+    lines of its story. `failure` says what went wrong.
+    """
+
+    def __init__(self, text: str, plan: str, failure: str, events: list[str]) -> None:
+        super().__init__(text)
+        self.plan = plan
+        self.failure = failure
+        self.events = events
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What `explore` has tried without finding a failure.
+
+    `seeds`: how many runs. `faults`: how many faults of each kind have happened in them.
+    """
+
+    seeds: int
+    faults: Counter[str]
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What went wrong. Two failures of the same `kind` are taken for the same."""
+
+    kind: str
+    text: str
+    cause: BaseException | None = None
+
+
+def explore(
+    program: Program,
+    *,
+    ranks: int = 3,
+    seeds: int | Iterable[int] = 200,
+    faults: str = "",
+    check: Check | None = None,
+    limit: float = 600.0,
+    replay: str | None = None,
+    **options: Any,
+) -> Explored:
+    """Run ``await program(group)`` on simulated ranks once for each seed, and look for failures.
+
+    A rank that lives has to return. A run fails in each of these cases:
+
+    - An exception leaves the program on a rank that was not killed.
+    - The program is not over after `limit` seconds of virtual time.
+    - `Simulation` finds something, such as an `await` that was forgotten or a task that is left.
+    - ``check(results)`` raises. It gets what the ranks returned, by rank.
+
+    The first failure is made smaller: fewer ranks, fewer and earlier faults, an even network. Then
+    FoundError is raised. Its text says which rank did what, line by line, and how to repeat it.
+
+    Args:
+        program: an async function of one argument, the `Group` of all ranks. ``group.address`` is
+            the address for channels, averagers and further groups.
+        ranks: how many ranks there are.
+        seeds: how many seeds, or which ones. Each decides delays, losses, the order of what is
+            ready, faults, and what the modules `random` and `numpy.random` give.
+        faults: what may happen to ranks, some of "kill cut delay break restart".
+        check: what has to hold of the results of one run.
+        limit: seconds of virtual time after which a run counts as hanging.
+        replay: a plan from the text of a FoundError. Only this is run.
+        options: more arguments of `aiodist.connect`, such as ``lease=2.0``.
+
+    Raises FoundError, and ValueError for arguments that mean nothing.
+
+    For example::
+
+        from aiodist.testing import explore
+
+        async def program(group):
+            assert await group.all_reduce(1) == group.size
+
+        explore(program, ranks=3, seeds=20, faults="delay")
+    """
+    kinds = faults.replace(",", " ").split()
+    for kind in kinds:
+        if kind not in NAMES:
+            raise ValueError(f"faults are some of {' '.join(NAMES)!r}, not {kind!r}")
+    if ranks < 1:
+        raise ValueError(f"ranks is at least 1, not {ranks}")
+    explorer = _Explorer(program, check, limit, options)
+    with _quietly():
+        if replay is not None:
+            plan = parse(replay)
+            failure = explorer.play(plan)
+            if failure is not None:
+                raise explorer.found(plan, failure, "This run fails:")
+            return Explored(1, explorer.happened)
+        chosen = range(seeds) if isinstance(seeds, int) else seeds
+        return explorer.explore(chosen, ranks, kinds)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep what thousands of runs would say from the log, and what they draw from the caller."""
+    disabled, own, numpys = logging.root.manager.disable, random.getstate(), np.random.get_state()
+    frozen = gc.get_freeze_count()
+    logging.disable(logging.CRITICAL)  # because ranks are lost all the time
+    gc.collect()
+    gc.freeze()  # because every run collects garbage, and what is there now is none
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        random.setstate(own)
+        np.random.set_state(numpys)
+        if not frozen:
+            gc.unfreeze()
+
+
+class _Explorer:
+    def __init__(
+        self, program: Program, check: Check | None, limit: float, options: dict[str, Any]
+    ) -> None:
+        self._program = program
+        self._limit = limit
+        self._check = check
+        self._options = options
+        self.happened: Counter[str] = Counter()
+        self._run: _Run
+
+    def explore(self, seeds: Iterable[int], ranks: int, kinds: Sequence[str]) -> Explored:
+        calm = Plan(ranks, 0, even=True)
+        failure = self.play(calm)  # says how often ranks wait, so faults come at times that exist
+        if failure is not None:
+            self._shrink(calm, failure, "It fails without any fault.")
+        waits = self._run.watch.waits
+        count = 0
+        for count, seed in enumerate(seeds, 1):
+            plan = draw(seed, ranks, kinds, waits)
+            failure = self.play(plan)
+            if failure is not None:
+                self._shrink(plan, failure, f"Seed {seed} fails, after {count - 1} that did not.")
+        return Explored(count, self.happened)
+
+    def play(
+        self, plan: Plan, *, limit: float | None = None, tell: bool = False
+    ) -> _Failure | None:
+        """Run the program by a plan. Returns what went wrong."""
+        self._run = _Run(plan, self._program, self._check, self._options, tell=tell)
+        failure = self._run.play(self._limit if limit is None else limit)
+        self.happened.update(fault.kind for fault in self._run.happened)
+        return failure
+
+    def _shrink(self, plan: Plan, failure: _Failure, how: str) -> None:
+        # A smaller run that lasts much longer hangs. That is another failure, and takes long.
+        spent = self._run.simulation.loop.time()
+        limit = None if failure.kind == HANG else min(self._limit, 2 * spent + 60)
+
+        def fails(candidate: Plan) -> bool:
+            found = self.play(candidate, limit=limit)
+            return found is not None and found.kind == failure.kind
+
+        if not any(fails(plan) for _ in range(3)):
+            text = (
+                f"{how} The same run does not fail again the same way, so the program depends on "
+                f"something that is not simulated: real time, threads, files, or the order of a "
+                f"set.\n\n{failure.text}\n\n{self._again(plan)}"
+            )
+            raise FoundError(text, str(plan), failure.text, []) from failure.cause
+        small, runs = shrink(plan, fails, MOST_RUNS)
+        raise self.found(small, failure, f"{how} Made smaller in {runs} runs:")
+
+    def found(self, plan: Plan, failure: _Failure, how: str) -> FoundError:
+        """Play a plan that fails, and return the error that tells its story."""
+        failure = self.play(plan, tell=True) or failure
+        lines = self._run.story()
+        listed = lines
+        if len(lines) > MOST_LINES:
+            half = MOST_LINES // 2
+            left = f"             … {len(lines) - 2 * half} lines …"
+            listed = [*lines[:half], left, *lines[-half:]]
+        network = "an even network" if plan.even else f"the network of seed {plan.seed}"
+        title = (
+            f"{how} {plan.ranks} ranks, {len(plan.faults)} faults, {network}, {len(lines)} events."
+        )
+        text = "\n".join([title, "", failure.text, "", *listed, "", self._again(plan)])
+        error = FoundError(text, str(plan), failure.text, lines)
+        error.__cause__ = failure.cause
+        return error
+
+    def _again(self, plan: Plan) -> str:
+        name = getattr(self._program, "__name__", repr(self._program))
+        return f'Run it again: explore({name}, replay="{plan}")'
+
+
+class _Run:
+    """One run of a program by a plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        program: Program,
+        check: Check | None,
+        options: dict[str, Any],
+        *,
+        tell: bool,
+    ) -> None:
+        self.plan = plan
+        self.happened: list[Planned] = []
+        self._program = program
+        self._check = check
+        conditions = EVEN if plan.even else _conditions(plan.seed)
+        restarts = any(fault.kind == "restart" for fault in plan.faults)
+        self.simulation = Simulation(
+            plan.ranks, seed=plan.seed, conditions=conditions, durable=restarts, **options
+        )
+        self.watch = Watch(self.simulation.nodes, self._begun, tell=tell)
+        self._start = 0.0
+        self._met = 0
+        self._all_met: asyncio.Future[None] = self.simulation.loop.create_future()
+        self._errors: list[tuple[int, BaseException, float]] = []
+        self._failed = math.inf  # when the rank ended that is to blame
+        self._results: dict[int, Any] = {}
+
+    def play(self, limit: float) -> _Failure | None:
+        random.seed(self.plan.seed)
+        np.random.seed(self.plan.seed)
+        self.simulation.loop.selector.on_turn = self.watch.turn
+        self.simulation.loop.on_task = self.watch.made
+        mains = {rank: self._rank(rank) for rank in range(self.plan.ranks)}
+        stuck: BaseException | None = None
+        problems: list[str] = []
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            try:
+                self.simulation.play(mains, limit)
+            except (HangError, DeadlockError) as error:
+                stuck = error
+            except InvariantError as error:
+                problems = error.problems
+            finally:
+                self.watch.close()
+        if not any(fault.kind in ("kill", "unplug", "restart") for fault in self.plan.faults):
+            texts = [str(one.message) for one in warned]
+            problems += [text for text in texts if "was never awaited" in text]
+        return self._judge(stuck, problems)
+
+    def _judge(self, stuck: BaseException | None, problems: list[str]) -> _Failure | None:
+        """Choose what went wrong first: one failure causes others."""
+        # Programs raise errors of their own because something is wrong, and errors of aiodist often
+        # because another rank has raised one.
+        own = [one for one in self._errors if not isinstance(one[1], AiodistError)]
+        alive = [one for one in [*own, *self._errors] if self.simulation.nodes[one[0]].alive]
+        if alive and (own or stuck is None):
+            rank, error, self._failed = alive[0]
+            place = _place_of(error)
+            text = f"rank {rank} ends with {shown_error(error)}{f'  ({place})' if place else ''}"
+            return _Failure(f"{type(error).__name__} {place}", text, error)
+        if stuck is not None:
+            return _Failure(HANG, "the program never ends: see the waits without an end below")
+        if problems:
+            text = re.sub(r"^\S+/(\S+:\d+: )", r"\1", problems[0])  # a line, without its folder
+            return _Failure(_kind_of(text), text)
+        if self._check is not None:
+            try:
+                self._check(self._results)
+            except Exception as error:
+                place = _place_of(error)
+                text = f"the check of the results raises {shown_error(error)}  ({place})"
+                return _Failure(f"check {type(error).__name__} {place}", text, error)
+        return None
+
+    def story(self) -> list[str]:
+        """Return what happened, one event a line."""
+        ranks = {node.name: rank for rank, node in enumerate(self.simulation.nodes)}
+        entries = self.simulation.history.entries
+        events = merged(self.watch.events, entries, ranks, self._start)
+        return told(until(events, self._failed), self._start)
+
+    # ---- one rank ----
+
+    async def _rank(self, rank: int) -> None:
+        async with self.simulation.connecting(rank) as group:
+            await self._meet()
+            task = asyncio.current_task()
+            assert task is not None
+            self.watch.follow(task, rank)
+            try:
+                result = await self._program(group)
+            except Exception as error:
+                self._errors.append((rank, error, self.simulation.loop.time()))
+                self._note(rank, f"ends with {shown_error(error)}")
+                raise
+            self._results[rank] = result
+            self._note(rank, f"returns {shown(result)}")
+
+    async def _meet(self) -> None:
+        """Let all ranks begin at the same time, so that no fault comes before a rank has begun."""
+        self._met += 1
+        if self._met == self.plan.ranks:
+            self._start = self.simulation.loop.time()
+            self._all_met.set_result(None)
+        await asyncio.shield(self._all_met)
+
+    # ---- faults ----
+
+    def _begun(self, rank: int, number: int) -> None:
+        for fault in self.plan.faults:
+            if (fault.rank, fault.at) == (rank, number):
+                happen = partial(self._happen, fault)
+                if fault.after:
+                    self.simulation.network.later_by(fault.after, happen)
+                else:
+                    happen()
+
+    def _happen(self, fault: Planned) -> None:
+        simulation = self.simulation
+        node, network = simulation.nodes[fault.rank], simulation.network
+        if not node.alive:
+            return
+        self.happened.append(fault)
+        others = [one for one in network.nodes.values() if one is not node]
+        lasts = f" for {fault.seconds:g} s" if fault.seconds else ""
+        who = None if fault.kind == "restart" else fault.rank
+        self._note(who, f"FAULT {fault.kind}: {KINDS[fault.kind]}{lasts}")
+        if fault.kind == "kill":
+            node.kill()
+        elif fault.kind == "unplug":
+            node.kill("silent")
+        elif fault.kind == "cut":
+            network.partition([node], others)
+            network.later_by(fault.seconds, network.heal)
+        elif fault.kind == "delay":
+            node.block()
+            network.later_by(fault.seconds, node.resume)
+        elif fault.kind == "break":
+            for other in others:
+                network.break_links(node, other)
+        else:
+            simulation.restart_coordinator(fault.seconds)
+
+    def _note(self, rank: int | None, text: str) -> None:
+        self.watch.events.append(Event(self.simulation.loop.time(), rank, ("", 0), text))
+
+
+def _conditions(seed: int) -> Conditions:
+    """Return the network of a seed."""
+    chooser = random.Random(f"conditions {seed}")
+    slow = chooser.choice([1e-3, 1e-3, 0.05])
+    return Conditions(delay=(20e-6, slow), loss=chooser.choice([0.0, 0.0, 0.001, 0.01]))
+
+
+def _place_of(error: BaseException) -> str:
+    """Return the innermost line outside of aiodist that an exception came from."""
+    own = str(Path(__file__).parents[1])
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(own)
+    ]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+
+
+def _kind_of(problem: str) -> str:
+    """Return what is the same in problems that are alike: no place, no numbers."""
+    return re.sub(r"\d+", "#", re.sub(r"^\S+:\d+: ", "", problem))[:40]

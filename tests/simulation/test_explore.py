@@ -1,0 +1,208 @@
+"""What `explore` takes for a failure, and what it says of it; the plugin of pytest."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist.testing import FoundError, explore
+
+Program = Callable[[aiodist.Group], Awaitable[Any]]
+
+
+async def raises(group: aiodist.Group) -> None:
+    raise KeyError("lost")
+
+
+async def hangs(group: aiodist.Group) -> None:
+    await asyncio.Event().wait()
+
+
+async def leaves_a_task(group: aiodist.Group) -> None:
+    group.left = asyncio.create_task(asyncio.sleep(1e6))  # type: ignore[attr-defined]
+
+
+async def forgets_a_coroutine(group: aiodist.Group) -> None:
+    asyncio.sleep(1.0)  # type: ignore[unused-coroutine]
+
+
+async def dies_of_a_loss(group: aiodist.Group) -> None:
+    await asyncio.sleep(1.0)
+    await group.barrier()
+
+
+@pytest.mark.parametrize(
+    ("program", "faults", "said", "plan"),
+    [
+        (raises, "", "rank 0 ends with KeyError: 'lost'", "ranks 1, seed 0, even network"),
+        (hangs, "", "never ends", "ranks 1, seed 0, even network"),
+        (leaves_a_task, "", "left a task over", "ranks 1, seed 0, even network"),
+        (forgets_a_coroutine, "", "'sleep' was never awaited", "ranks 1, seed 0, even network"),
+        (dies_of_a_loss, "kill", "PeerLostError", "ranks 2, seed 0, even network, kill 0 at 1"),
+        (
+            dies_of_a_loss,
+            "cut",
+            "PeerLostError",
+            "ranks 2, seed 0, even network, cut 0 at 1 for 40",
+        ),
+    ],
+)
+def test_a_failure_is_made_smaller(program: Program, faults: str, said: str, plan: str) -> None:
+    with pytest.raises(FoundError) as found:
+        explore(program, faults=faults)
+    assert said in found.value.failure
+    assert found.value.plan == plan
+    assert f'explore({program.__name__}, replay="{plan}")' in str(found.value)
+
+
+def test_a_story_has_lines_values_and_faults_in_one_clock() -> None:
+    async def program(group: aiodist.Group) -> None:
+        total = await group.all_reduce(1)
+        await asyncio.sleep(total)
+        work = group.send("done", 0)
+        await work
+        assert await group.all_reduce(1) == 2
+
+    with pytest.raises(FoundError) as found:
+        explore(program, replay="ranks 2, seed 0, even network, delay 0 at 1 for 1, kill 1 at 2")
+    first, delay, *others = found.value.events
+    line = program.__code__.co_firstlineno + 1
+    text = "total = await group.all_reduce(1)"
+    assert first.split(maxsplit=5) == [
+        *("0.0", "ms", "ranks", "0,", "1"),
+        f"test_explore.py:{line}  {text}  -> total = 2",
+    ]
+    assert "rank 0" in delay
+    assert "FAULT delay" in delay
+    assert [line for line in others if "rank 1" in line and "FAULT kill" in line]
+    assert [line for line in others if "rank 0" in line and 'work = group.send("done", 0)' in line]
+    assert "ends with PeerLostError" in others[-1]
+
+
+def test_a_seed_decides_what_random_modules_give() -> None:
+    seen: list[tuple[float, float]] = []
+
+    async def program(group: aiodist.Group) -> None:
+        seen.append((random.random(), float(np.random.random())))
+
+    before = random.getstate()
+    explore(program, ranks=1, seeds=[5, 6, 5])
+    assert seen[1] == seen[3] != seen[2]
+    assert random.getstate() == before
+
+
+def test_a_program_that_is_not_only_simulated_is_told_so() -> None:
+    times = iter(range(1000))
+
+    async def program(group: aiodist.Group) -> None:
+        assert next(times) != 7
+
+    with pytest.raises(FoundError, match="depends on something that is not simulated"):
+        explore(program, ranks=1)
+
+
+def test_what_happened_is_counted() -> None:
+    async def program(group: aiodist.Group) -> None:
+        await asyncio.sleep(1.0)
+
+    explored = explore(program, faults="delay, break", seeds=range(3, 20))
+    assert explored.seeds == 17
+    assert explored.faults.keys() == {"delay", "break"}
+
+
+@pytest.mark.parametrize("faults", ["kill", "cut", "delay", "break", "restart"])
+def test_a_program_that_expects_all_faults_passes(faults: str) -> None:
+    async def program(group: aiodist.Group) -> None:
+        try:
+            for _ in range(3):
+                await group.all_reduce(1)
+        except aiodist.AiodistError:
+            pass
+
+    assert explore(program, faults=faults, seeds=4).seeds == 4
+
+
+@pytest.mark.parametrize(
+    "options", [{"faults": "kil"}, {"ranks": 0}, {"replay": "seed 3"}], ids=str
+)
+def test_arguments_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"faults are some of|at least 1|a plan reads like"):
+        explore(hangs, **options)
+
+
+TESTS = """
+import asyncio
+
+import aiodist
+import pytest
+
+
+@pytest.fixture
+def expected():
+    return 1
+
+
+@pytest.mark.simulate(ranks=2, seeds=3)
+async def test_passes(group, expected):
+    assert await group.all_reduce(expected) == group.size
+
+
+@pytest.mark.simulate(ranks=3, faults="kill", seeds=4)
+async def test_fails(group):
+    await asyncio.sleep(1.0)
+    await group.barrier()
+
+
+class TestMethods:
+    @pytest.mark.simulate(ranks=2, seeds=3)
+    @pytest.mark.parametrize("value", [1, 2])
+    async def test_passes(self, ranks, value):
+        assert await ranks.all_reduce(value) == value * ranks.size
+"""
+REAL = """
+
+async def test_without_the_marker():
+    await asyncio.sleep(0)
+"""
+
+
+@pytest.mark.parametrize(
+    "beside", ["pytest-asyncio", pytest.param("nothing", marks=pytest.mark.long)]
+)
+def test_the_plugin_of_pytest(beside: str, tmp_path: Path) -> None:
+    alone = beside == "nothing"
+    (tmp_path / "test_it.py").write_text(TESTS if alone else TESTS + REAL)
+    options = (
+        ["-p", "no:asyncio"]
+        if alone
+        else ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"]
+    )
+
+    def run(*more: str) -> str:
+        command = [sys.executable, "-m", "pytest", "-p", "aiodist_pytest", "-p", "no:cacheprovider"]
+        command += ["-q", "--strict-markers", "-W", "error", "-c", "/dev/null", *options, *more]
+        done = subprocess.run(
+            command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            check=False, timeout=50,
+        )  # fmt: skip
+        return done.stdout + done.stderr
+
+    found = run("test_it.py")
+    assert f"1 failed, {3 if alone else 4} passed" in found
+    again = (
+        'pytest "test_it.py::test_fails" --simulate "ranks 2, seed 0, even network, kill 0 at 1"'
+    )
+    assert again in found
+    assert "await asyncio.sleep(1.0)  -> killed meanwhile" in found
+    if not alone:
+        calm = "ranks 2, seed 0, even network"
+        assert "1 passed" in run("test_it.py::test_fails", "--simulate", calm)
