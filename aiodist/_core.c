@@ -5,6 +5,9 @@
 // in float32 and rounded once. (Of two NaNs this keeps the one of the lower rank. numpy does so,
 // too, but for some elements at the end of an array.)
 //
+// **Differences.** `differ` finds what has changed between two versions of a chunk of weights. Its
+// reference is aiodist.channels.differences.
+//
 // **Tapes.** A tape is the plan of one phase, made for one area of a lane: its steps are those of
 // the plan, one to one, and their addresses are known. It does what aiodist.engine.executor does,
 // and leaves the same bytes in memory, so the other ranks cannot tell which of the two has run.
@@ -31,7 +34,7 @@
 #include <structmember.h>
 #include <time.h>
 
-#define LAYOUT 2       // aiodist.compiled refuses a build with another number
+#define LAYOUT 3       // aiodist.compiled refuses a build with another number
 #define BLOCK 1024     // elements that are worked on at once: they stay in the first cache
 #define ALONE 32768    // bytes from which other threads may run meanwhile
 
@@ -225,6 +228,63 @@ static const Entry entries[] = {
 };
 #define COUNT ((Py_ssize_t)(sizeof entries / sizeof *entries))
 
+// ---- what has changed ---------------------------------------------------------------------------
+
+#define FAR 255  // a gap of this many elements without a change behind it: the gap goes on
+
+typedef struct {
+    Py_ssize_t count, steps;  // changes, and bytes of `gaps`. count < 0: there is no room for them
+} Changes;
+
+// Most blocks of so many bytes have not changed, so they are compared at once.
+#define WORDS 8
+
+// T: an element. `room`: for so many changes. Each of them takes a byte of `gaps`, and each FAR
+// elements without one. Elements lie in words as on processors with the lowest byte first.
+#define DIFFER(NAME, T)                                                                            \
+    CLONES static Changes NAME(const char *old, const char *now, Py_ssize_t nbytes,                \
+                               unsigned char *gaps, void *into, Py_ssize_t room) {                 \
+        const int bits = 8 * sizeof(T);                                                            \
+        T *values = into;                                                                          \
+        Py_ssize_t count = 0, steps = 0, next = 0; /* next: behind the last change */              \
+        for (Py_ssize_t start = 0; start < nbytes; start += 8 * WORDS) {                           \
+            const Py_ssize_t left = nbytes - start;                                                \
+            uint64_t a[WORDS] = {0}, b[WORDS] = {0};                                               \
+            if (left >= 8 * WORDS) {                                                               \
+                memcpy(a, old + start, 8 * WORDS);                                                 \
+                memcpy(b, now + start, 8 * WORDS);                                                 \
+            } else {                                                                               \
+                memcpy(a, old + start, (size_t)left);                                              \
+                memcpy(b, now + start, (size_t)left);                                              \
+            }                                                                                      \
+            uint64_t differs = 0;                                                                  \
+            for (int k = 0; k < WORDS; k++) differs |= a[k] ^ b[k];                                \
+            if (!differs) continue;                                                                \
+            unsigned words = 0; /* a bit for each one that has changed: no branches to guess */    \
+            for (int k = 0; k < WORDS; k++) words |= (unsigned)(a[k] != b[k]) << k;                \
+            for (; words; words &= words - 1) {                                                    \
+                const int k = __builtin_ctz(words);                                                \
+                for (uint64_t rest = a[k] ^ b[k]; rest;) {                                         \
+                    const int j = __builtin_ctzll(rest) / bits;                                    \
+                    rest &= ~((uint64_t)(T)-1 << (j * bits));                                      \
+                    if (count == room) return (Changes){-1, 0};                                    \
+                    const Py_ssize_t at = (start + 8 * k) / (Py_ssize_t)sizeof(T) + j;             \
+                    for (; at - next >= FAR; next += FAR) gaps[steps++] = FAR;                     \
+                    gaps[steps++] = (unsigned char)(at - next);                                    \
+                    next = at + 1;                                                                 \
+                    const T step = (T)((b[k] >> (j * bits)) - (a[k] >> (j * bits)));               \
+                    values[count++] = (T)((T)(step << 1) ^ (T)-(step >> (bits - 1)));              \
+                }                                                                                  \
+            }                                                                                      \
+        }                                                                                          \
+        return (Changes){count, steps};                                                            \
+    }
+
+DIFFER(differ_1, uint8_t)
+DIFFER(differ_2, uint16_t)
+DIFFER(differ_4, uint32_t)
+DIFFER(differ_8, uint64_t)
+
 // ---- for Python ---------------------------------------------------------------------------------
 
 static PyObject *find(PyObject *self, PyObject *args) {
@@ -305,11 +365,43 @@ end:
     return result;
 }
 
+static PyObject *differ(PyObject *self, PyObject *args) {
+    Py_buffer old, now, gaps, values;
+    if (!PyArg_ParseTuple(args, "y*y*w*w*:differ", &old, &now, &gaps, &values)) return NULL;
+    PyObject *result = NULL;
+    const Py_ssize_t width = values.itemsize;
+    if (width != 1 && width != 2 && width != 4 && width != 8)
+        PyErr_Format(PyExc_ValueError, "there are no elements of %zd bytes", width);
+    else if (old.len != now.len || old.len % width)
+        PyErr_Format(PyExc_ValueError, "%zd and %zd bytes of elements of %zd", old.len, now.len, width);
+    else if (gaps.len < values.len / width + old.len / width / FAR)
+        PyErr_Format(PyExc_ValueError, "%zd bytes are not enough for gaps", gaps.len);
+    else {
+        const Py_ssize_t room = values.len / width;
+        Changes found;
+        Py_BEGIN_ALLOW_THREADS
+        found = (width == 1   ? differ_1
+                 : width == 2 ? differ_2
+                 : width == 4 ? differ_4
+                              : differ_8)(old.buf, now.buf, old.len, gaps.buf, values.buf, room);
+        Py_END_ALLOW_THREADS
+        if (found.count < 0)
+            result = Py_NewRef(Py_None);
+        else
+            result = Py_BuildValue("nn", found.count, found.steps);
+    }
+    PyBuffer_Release(&old);
+    PyBuffer_Release(&now);
+    PyBuffer_Release(&gaps);
+    PyBuffer_Release(&values);
+    return result;
+}
+
 // ---- what all below know ------------------------------------------------------------------------
 
 typedef struct {
     PyTypeObject *row;      // the base of lanes
-    PyTypeObject *tape, *ring, *reading;
+    PyTypeObject *tape, *ring, *cursor;
     PyObject *ndarray;      // numpy's type of arrays
     PyObject *names[16];    // of attributes, see NAMES
 } State;
@@ -405,7 +497,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     long long taken, at, given_up, held;
-} Reading;
+} Cursor;
 
 static PyMemberDef ring_members[] = {
     {"_head", T_LONGLONG, offsetof(Ring, head), 0, NULL},
@@ -414,25 +506,25 @@ static PyMemberDef ring_members[] = {
     {"_limit", T_LONGLONG, offsetof(Ring, limit), 0, NULL},
     {0},
 };
-static PyMemberDef reading_members[] = {
-    {"taken", T_LONGLONG, offsetof(Reading, taken), 0, NULL},
-    {"at", T_LONGLONG, offsetof(Reading, at), 0, NULL},
-    {"given_up", T_LONGLONG, offsetof(Reading, given_up), 0, NULL},
-    {"held", T_LONGLONG, offsetof(Reading, held), 0, NULL},
+static PyMemberDef cursor_members[] = {
+    {"taken", T_LONGLONG, offsetof(Cursor, taken), 0, NULL},
+    {"at", T_LONGLONG, offsetof(Cursor, at), 0, NULL},
+    {"given_up", T_LONGLONG, offsetof(Cursor, given_up), 0, NULL},
+    {"held", T_LONGLONG, offsetof(Cursor, held), 0, NULL},
     {0},
 };
 static PyType_Slot ring_slots[] = {
     {Py_tp_members, ring_members}, {Py_tp_doc, "What a rank knows of its posts."}, {0, NULL}};
-static PyType_Slot reading_slots[] = {
-    {Py_tp_members, reading_members}, {Py_tp_doc, "How far posts were read."}, {0, NULL}};
+static PyType_Slot cursor_slots[] = {
+    {Py_tp_members, cursor_members}, {Py_tp_doc, "How far posts were read."}, {0, NULL}};
 static PyType_Spec ring_spec = {.name = "aiodist._core.Ring",
                                 .basicsize = sizeof(Ring),
                                 .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
                                 .slots = ring_slots};
-static PyType_Spec reading_spec = {.name = "aiodist._core.Reading",
-                                   .basicsize = sizeof(Reading),
+static PyType_Spec cursor_spec = {.name = "aiodist._core.Cursor",
+                                   .basicsize = sizeof(Cursor),
                                    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-                                   .slots = reading_slots};
+                                   .slots = cursor_slots};
 
 // ---- tapes --------------------------------------------------------------------------------------
 
@@ -456,7 +548,7 @@ typedef struct {
 
 typedef struct {
     int rank, cursor;   // where, in the own words, stands how far its posts were read
-    Reading *reading;
+    Cursor *at;
 } Peer;
 
 typedef struct {
@@ -487,7 +579,7 @@ static uint64_t *words_of(Tape *tape, int peer) { return tape->buffers[1 + peer]
 // Whether a rank has not reached a stamp, or has not posted.
 static int is_missing(Tape *tape, int peer, long long stamp) {
     if (tape->posters)
-        return look(words_of(tape, peer) + HEAD) == (uint64_t)tape->posters[peer].reading->taken;
+        return look(words_of(tape, peer) + HEAD) == (uint64_t)tape->posters[peer].at->taken;
     return look(words_of(tape, peer) + STAMP) < (uint64_t)stamp;
 }
 
@@ -675,7 +767,7 @@ static int tell(Tape *tape) {
 
 // Whether a rank posts within a moment.
 static int follows(Tape *tape, int peer) {
-    PyObject *reading = (PyObject *)tape->posters[peer].reading;
+    PyObject *reading = (PyObject *)tape->posters[peer].at;
     PyObject *found = PyObject_CallMethodOneArg(tape->express, tape->names[FOLLOWS], reading);
     const int there = found ? PyObject_IsTrue(found) : -1;
     Py_XDECREF(found);
@@ -733,7 +825,7 @@ static int run_posts(Tape *tape, PyObject *tag, int64_t number, char *user) {
     places[tape->rank] = user;
     for (int peer = 0; peer < tape->peers; peer++) {
         Peer *poster = &tape->posters[peer];
-        Reading *reading = poster->reading;
+        Cursor *reading = poster->at;
         if (is_missing(tape, peer, 0)) {
             const int there = follows(tape, peer);
             if (there <= 0) {
@@ -753,7 +845,7 @@ static int run_posts(Tape *tape, PyObject *tag, int64_t number, char *user) {
     if (tape->reduces)
         tape->kernel->run(user, places, tape->peers + 1, tape->lengths[0], tape->size);
     for (int peer = 0; peer < tape->peers; peer++) {
-        Reading *reading = tape->posters[peer].reading;
+        Cursor *reading = tape->posters[peer].at;
         reading->at += whole;
         reading->taken += whole;
         // A release: what was read lies before it, so it may be written over from here on.
@@ -781,7 +873,7 @@ static int run_function(Tape *tape, PyObject *tag, PyObject *number, PyObject *x
 static int is_given_up(Tape *tape) {
     for (int peer = 0; peer < tape->peers; peer++)
         if (look(words_of(tape, peer) + GIVEN_UP) !=
-            (uint64_t)tape->posters[peer].reading->given_up)
+            (uint64_t)tape->posters[peer].at->given_up)
             return 1;
     return 0;
 }
@@ -854,7 +946,7 @@ static void tape_dealloc(Tape *tape) {
     PyMem_Free(tape->step);
     PyMem_Free(tape->places);
     for (int peer = 0; tape->posters && peer < tape->peers; peer++)
-        Py_XDECREF(tape->posters[peer].reading);
+        Py_XDECREF(tape->posters[peer].at);
     PyMem_Free(tape->posters);
     PyObject **const refs[] = {&tape->lane, &tape->progress, &tape->neighbours, &tape->moved,
                                &tape->free, &tape->fallback, &tape->dtype,      &tape->ndarray,
@@ -942,9 +1034,9 @@ static int parse_posters(Tape *tape, PyObject *posters, State *state) {
         Peer *poster = &tape->posters[peer];
         PyObject *reading;
         if (!PyArg_ParseTuple(PyList_GET_ITEM(posters, peer), "iiO!", &poster->rank,
-                              &poster->cursor, state->reading, &reading))
+                              &poster->cursor, state->cursor, &reading))
             return -1;
-        poster->reading = (Reading *)Py_NewRef(reading);
+        poster->at = (Cursor *)Py_NewRef(reading);
         if (poster->rank < 0 || poster->rank > tape->peers || poster->cursor < 400 ||
             poster->cursor >= 512)
             return PyErr_BadArgument(), -1;
@@ -1503,6 +1595,9 @@ static PyType_Spec caller_spec = {
 // ---- the module ---------------------------------------------------------------------------------
 
 static PyMethodDef methods[] = {
+    {"differ", differ, METH_VARARGS,
+     "differ(old, new, gaps, values)\n--\n\nWrite the gaps and values of what has changed, and return how"
+     " many there are of both; None if there is no room."},
     {"find", find, METH_VARARGS,
      "find(op, dtype)\n--\n\nReturn the number of a kernel, or None if there is none."},
     {"reduce", (PyCFunction)(void (*)(void))reduce, METH_FASTCALL,
@@ -1518,8 +1613,8 @@ static int begin(PyObject *module) {
     state->ndarray = numpy ? PyObject_GetAttrString(numpy, "ndarray") : NULL;
     Py_XDECREF(numpy);
     if (!state->ndarray) return -1;
-    PyType_Spec *const specs[] = {&row_spec, &ring_spec, &reading_spec, &tape_spec, &caller_spec};
-    PyTypeObject **const kept[] = {&state->row, &state->ring, &state->reading, &state->tape};
+    PyType_Spec *const specs[] = {&row_spec, &ring_spec, &cursor_spec, &tape_spec, &caller_spec};
+    PyTypeObject **const kept[] = {&state->row, &state->ring, &state->cursor, &state->tape};
     for (int i = 0; i < 5; i++) {
         PyObject *type = PyType_FromModuleAndSpec(module, specs[i], NULL);
         const int failed = !type || PyModule_AddType(module, (PyTypeObject *)type);
@@ -1535,7 +1630,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->row);
     Py_VISIT(state->tape);
     Py_VISIT(state->ring);
-    Py_VISIT(state->reading);
+    Py_VISIT(state->cursor);
     Py_VISIT(state->ndarray);
     return 0;
 }
@@ -1545,7 +1640,7 @@ static int module_clear(PyObject *module) {
     Py_CLEAR(state->row);
     Py_CLEAR(state->tape);
     Py_CLEAR(state->ring);
-    Py_CLEAR(state->reading);
+    Py_CLEAR(state->cursor);
     Py_CLEAR(state->ndarray);
     for (int i = 0; i < NAMES; i++) Py_CLEAR(state->names[i]);
     return 0;

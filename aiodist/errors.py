@@ -186,7 +186,8 @@ class MismatchError(AiodistError):
 
 
 class MessageTooLargeError(AiodistError, ValueError):
-    """A peer announced a message over `max_message_bytes`."""
+    """A peer announced a message over `max_message_bytes`, or a publisher a version over
+    `max_bytes`."""
 
 
 class GroupRevokedError(GroupBrokenError):

@@ -179,6 +179,9 @@ class _Taking:
         self._chain = chain
         self._patience = patience
         self._next = holding.filled  # the part whose codes come next
+        # A sender gives fewer bytes than the whole. The last difference may not have ended by then.
+        release = holding.release
+        self._room = round((1 + SHARE) * release.nbytes) + OVERHEAD * release.parts
         self._left: list[tuple[int, list[bytes]]] = []  # to decode
         self._failed: list[int] = []
 
@@ -214,6 +217,11 @@ class _Taking:
         most = max(holding.release.chunk, holding.release.manifest) + OVERHEAD
         if not all(type(size) is int and 0 <= size <= most for size in sizes):
             raise ProtocolError(f"codes of {sizes!r} bytes are to come")
+        self._room -= sum(sizes)
+        if self._room < 0:
+            raise ProtocolError(
+                f"differences of {len(holding.view)} bytes have more bytes than these"
+            )
         data = bytearray()
         while len(data) < sum(sizes):
             piece = await word(self._pair, holding, self._patience)

@@ -26,6 +26,7 @@ from aiodist.buffers.dtypes import carrier
 from aiodist.channels.differences import WIDTHS, Coded, decode, encode
 from aiodist.channels.directory import Release
 from aiodist.channels.holding import Holding, in_thread
+from aiodist.channels.manifest import Leaf
 
 log = logging.getLogger("aiodist.channels")
 
@@ -40,6 +41,9 @@ BATCH = 8 << 20
 
 LASTS = 60.0
 """Seconds that a publisher goes on encoding after a subscriber has asked for a difference."""
+
+PIECE = 1 << 20
+"""Bytes of two versions that are compared at once."""
 
 SMALL = 1 << 20
 """Versions with fewer bytes are sent whole, because they are in flight at once."""
@@ -239,6 +243,20 @@ def are_alike(base: Holding, newest: Holding) -> bool:
     return (old.meta, old.extents) == (new.meta, new.extents) and lie_alike(
         base.release, newest.release
     )
+
+
+def is_changed(base: Holding, newest: Holding, leaf: Leaf) -> bool:
+    """Whether an array of two versions that are alike has other bytes now. May run in a thread."""
+    start = newest.release.data + leaf.start
+    stop = start + leaf.spec.nbytes
+    for at in range(start, stop, PIECE):  # most arrays that have changed differ in the first piece
+        old, new = (
+            np.frombuffer(one.bytes_from(at, min(at + PIECE, stop)), np.uint8)
+            for one in (base, newest)
+        )
+        if not np.array_equal(old, new):
+            return True
+    return False
 
 
 def lie_alike(old: Release, new: Release) -> bool:

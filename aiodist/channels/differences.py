@@ -27,12 +27,14 @@ anything else              the chunk itself, if the others take as much
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
 
 from aiodist.buffers.arrays import Flat
+from aiodist.compiled import core
 from aiodist.errors import ProtocolError
 
 IS_FAST = True
@@ -88,19 +90,13 @@ def encode(base: Flat, new: Flat, width: int) -> Coded:
     """
     dtype = _dtype(width)
     old, now = base.view(dtype), new.view(dtype)
-    places = np.flatnonzero(old != now)
-    steps = count = len(places)
+    count, between, values = _changes(old, now)
     if not count:
         return Coded(b"", 0)
-    gaps: Stream | None = None
-    if count > DENSE * len(now):
-        values = now - old
-    else:
-        values = now[places] - old[places]
-        between = _gaps(places)
-        gaps, steps = _deflated(between), len(between)
-    signs = (values.view(f"<i{width}") >> (8 * width - 1)).view(dtype)  # 0, or all bits
-    planes = ((values << 1) ^ signs).view(np.uint8).reshape(-1, width)
+    steps, gaps = count, None
+    if between is not None:
+        steps, gaps = len(between), _deflated(between)
+    planes = values.view(np.uint8).reshape(-1, width)
     streams = [_deflated(np.ascontiguousarray(planes[:, at])) for at in range(width)]
     code: bytes = msgpack.packb((width, steps, gaps, streams))
     if len(code) >= len(new):
@@ -160,6 +156,30 @@ def _dtype(width: int) -> np.dtype[Any]:
     if width not in WIDTHS:
         raise ValueError(f"elements have {WIDTHS} bytes, not {width!r}")
     return np.dtype(f"<u{width}")
+
+
+def _changes(old: Flat, now: Flat) -> tuple[int, Flat | None, Flat]:
+    """How many elements have changed, the gaps before each of them, and by how much it has changed.
+    None instead of the gaps: so many have changed that there is a value for each element."""
+    room = int(DENSE * len(now))
+    if core is not None and sys.byteorder == "little":
+        between, values = np.empty(room + len(now) // FAR, np.uint8), np.empty(room, now.dtype)
+        found = core.differ(old, now, between, values)
+        if found is not None:
+            count, steps = found
+            return count, between[:steps], values[:count]
+    places = np.flatnonzero(old != now)
+    if len(places) > room:
+        return len(places), None, _unsigned(now - old)
+    return len(places), _gaps(places), _unsigned(now[places] - old[places])
+
+
+def _unsigned(values: Flat) -> Flat:
+    """The same, with the sign as the lowest bit."""
+    width = values.itemsize
+    signs = (values.view(f"<i{width}") >> (8 * width - 1)).view(values.dtype)  # 0, or all bits
+    found: Flat = (values << 1) ^ signs
+    return found
 
 
 def _gaps(places: Flat) -> Flat:

@@ -76,11 +76,16 @@ class Fetching:
         raise ValueError(f"the channel does not have version {releases[0].version} any more")
 
     async def _attempt(self, releases: Shares, reading: Reading) -> Holding | Lot:
-        """Take a version from those that may have it. Raises NobodyError."""
+        """Take a version from those that may have it. Raises NobodyError, MessageTooLargeError."""
         version = releases[0].version
+        is_whole = len(releases) == 1 and not reading.is_sliced
+        # The size of slices is not known yet.
+        reading.check_size(
+            version, sum(one.nbytes if is_whole else one.manifest for one in releases)
+        )
         # `latest` and `stream` may ask for it at the same time. Take it once.
         async with self._turns.setdefault(version, asyncio.Lock()):
-            if len(releases) == 1 and not reading.is_sliced:
+            if is_whole:
                 found: Holding | Lot = await self._whole(releases[0], reading)
             else:
                 found = await self.slicing.attempt(releases, reading)

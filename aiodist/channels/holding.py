@@ -50,6 +50,8 @@ class Coming(ABC):
         self.fed = 0
         self.stirs = 0
         self.starved = 0
+        self.is_starved = False
+        """Nobody had the version when it was looked for last."""
         self.given: dict[object, int] = {}
         self.wanted = 0
         """The number of calls that wait for all of it."""
@@ -104,12 +106,14 @@ class Coming(ABC):
     def starve(self) -> None:
         """Note that no living participant has the version."""
         self.starved += 1
+        self.is_starved = True
         self.tell()
 
     @contextmanager
     def feeding(self) -> Iterator[None]:
         """Note that a transfer runs while this context lasts."""
         self.fed += 1
+        self.is_starved = False
         try:
             yield
         finally:

@@ -18,25 +18,37 @@ from aiodist.channels.lots import Lot
 from aiodist.channels.manifest import Leaf
 from aiodist.channels.slices import Arrays, Want
 from aiodist.channels.trees import has_parts, parts_wanted
+from aiodist.errors import MessageTooLargeError
 
 
 class Reading:
     """What a user wants of a version: its tree, or writing to `into`, whole or in parts.
 
-    `is_sliced`: only these parts are to come here.
+    `is_sliced`: only these parts are to come here. `max_bytes`: no more may come.
     """
 
-    def __init__(self, into: Any = None, *, converts: bool = False) -> None:
+    def __init__(
+        self, into: Any = None, *, converts: bool = False, max_bytes: int | None = None
+    ) -> None:
         """Raises TypeError and ValueError, naming the place in `into`, for parts that cannot be
         written."""
         self._into = into
         self._converts = converts
+        self._max_bytes = max_bytes
         self.is_sliced = into is not None and (converts or has_parts(into))
         self._parts = IntoParts(into, converts=converts) if self.is_sliced else None
         self.begun = asyncio.Event()
         self.coming: Holding | Lot | None = None
         self.mixed: int | None = None
         """The version of which only some arrays were written."""
+
+    def check_size(self, version: int, nbytes: int) -> None:
+        """Before so many bytes of a version come. Raises MessageTooLargeError."""
+        if self._max_bytes is not None and nbytes > self._max_bytes:
+            raise MessageTooLargeError(
+                f"version {version} takes {nbytes:,} bytes here, and max_bytes is"
+                f" {self._max_bytes:,}: raise that, or publish less"
+            )
 
     def begin(self, coming: Holding | Lot) -> None:
         self.coming = coming

@@ -417,17 +417,24 @@ class Participant:
                 directory.RELEASES, Release, lambda known: directory.restored(known, self.own())
             )
 
+    def has_here(self, version: int | None) -> tuple[int, int]:
+        """How many bytes of a version are here, and how many it has; 0: it is not known."""
+        comings = [*self.holdings.values(), *self.lots.values()]
+        here = sum(one.here for one in comings if one.version == version)
+        return here, self._size(version)
+
     def _said(self) -> channels.Said:
         version = self.version()
         newest = directory.newest(self.releases)
+        here, nbytes = self.has_here(newest)
         comings = [*self.holdings.values(), *self.lots.values()]
         sent, received = self.bytes_moved
         return channels.Said(
             publishes=self.publishes,
             version=version,
             newest=newest,
-            nbytes=sum(one.nbytes for one in self.releases if one.version == newest),
-            here=sum(one.here for one in comings if one.version == newest),
+            nbytes=nbytes,
+            here=here,
             behind=0.0 if self.publishes else self._lag.seconds(version, self._loop.time()),
             memory=sum(one.own_bytes for one in comings) + self.spare.nbytes,
             sent=sent,
@@ -505,7 +512,14 @@ class Participant:
         said = channels.said_in(await self._at(who))
         if said is None:
             return None
-        return said.here if said.newest == version else 0
+        if said.newest == version:
+            return said.here
+        # It says only of the newest version how much it has, but its program has all of this one.
+        return self._size(version) if said.version == version else 0
+
+    def _size(self, version: int | None) -> int:
+        """Bytes of a version, as far as it is known here; 0: it is not."""
+        return sum(one.nbytes for one in self.releases if one.version == version)
 
     async def said_in_line(self, version: int) -> list[int]:
         """How many bytes of a version each living participant has that wants all of it."""

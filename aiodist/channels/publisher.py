@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
 from aiodist.buffers.encoding import encode
-from aiodist.channels import directory, serving
+from aiodist.channels import directory, receipts, serving
 from aiodist.channels.changes import LASTS, Encoding
 from aiodist.channels.differences import IS_FAST
 from aiodist.channels.directory import MAX_VERSION, MOST_RELEASES, MOST_SHARES, Release, Seat
@@ -257,6 +258,30 @@ class Publisher:
                 if held is None or held.memory is not memory:
                     memory.close()
                 raise
+
+    async def acknowledged(self, version: int, content: str = "") -> AsyncGenerator[int, None]:
+        """``async for hosts in out.acknowledged(7)``: the number of hosts that have acknowledged a
+        version with that `content`, each time that there are more. It never ends by itself.
+
+        For example, to serve a version until 8 hosts have it::
+
+            async for hosts in out.acknowledged(7):
+                if hosts >= 8:
+                    break
+
+        Waits for a coordinator that is away. Raises CoordinatorLostError, GroupClosedError.
+        """
+        participant, known = self._participant, set[str]()
+        more = partial(
+            receipts.more,
+            version=version,
+            content=content,
+            known=known,
+            patience=participant.patience,
+        )
+        while True:
+            known |= await participant.until_done(lambda: participant.ask(more))
+            yield len(known)
 
     async def take_back(self, version: int) -> None:
         """Wait until the arrays that were lent as `version` have no reader any more.

@@ -20,10 +20,6 @@ from aiodist.wire.limits import MAX_NAME
 log = logging.getLogger("aiodist.channels")
 
 
-KNOWN = 1 / 4
-"""The share of `patience` to wait until this participant begins a version that others know."""
-
-
 async def meet(participant: Participant, name: str) -> None:
     """Meet another participant in the group `name`, and give it what it asks for."""
     mine = directory.meetings(participant.channel, participant.id)
@@ -79,7 +75,7 @@ async def _until_begun(participant: Participant, version: int) -> None:
     Another one may ask for it before this one has heard of it, or before the program here wants it.
     """
     with suppress(TimeoutError):
-        async with asyncio.timeout(KNOWN * participant.patience):
+        async with asyncio.timeout(transfers.KNOWN * participant.patience):
             while version not in participant.holdings and not participant.publishes:
                 newest = directory.newest(participant.releases)
                 if newest is not None and version < newest:

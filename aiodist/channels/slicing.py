@@ -66,6 +66,8 @@ class Slicing:
             want = reading.wanted(arrays)
             arrays.check(want)
             lot = Lot(arrays, want, self._participant.spare)
+            manifests = sum(one.manifest for one in releases)
+            reading.check_size(lot.version, manifests + lot.nbytes)
             known = self._participant.lots.get((lot.version, lot.name))
             if known is not None and known.arrays.releases == releases:
                 lot = known

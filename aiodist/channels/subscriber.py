@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
-from typing import Any, Unpack, overload
+from contextlib import ExitStack, aclosing, contextmanager
+from functools import partial
+from typing import Any, NamedTuple, Unpack, overload
 
-from aiodist.channels import directory, serving
+from aiodist.channels import changes, directory, receipts, serving
+from aiodist.channels.changes import are_alike
 from aiodist.channels.directory import Release
 from aiodist.channels.fetching import Fetching
-from aiodist.channels.holding import in_thread
+from aiodist.channels.holding import Holding, in_thread
 from aiodist.channels.into import Reading, arriving, until_either
+from aiodist.channels.lots import Lot
+from aiodist.channels.manifest import Leaf
 from aiodist.channels.participant import PATIENCE, Participant
+from aiodist.channels.receipts import Receipt
 from aiodist.channels.slicing import Shares
 from aiodist.errors import CollectiveTimeoutError
 from aiodist.types import ChannelOptions
@@ -23,6 +29,7 @@ def subscriber(
     *,
     address: str | None = None,
     patience: float = PATIENCE,
+    max_bytes: int | None = None,
     **options: Unpack[ChannelOptions],
 ) -> Subscriber:
     """Take versions of weights from a channel, at any time.
@@ -30,8 +37,9 @@ def subscriber(
     Use it as ``async with aiodist.subscriber("policy", address=…) as weights: version, tree = await
     weights.latest()``. A publisher need not exist yet, or any more.
 
-    `address`, `patience` and `options` are as for `aiodist.publisher`. Entering raises what
-    `aiodist.connect` does.
+    `address`, `patience` and `options` are as for `aiodist.publisher`. `max_bytes`: the most bytes
+    of a version, or of the slices of it that are wanted, that may come here. Without it the
+    publisher decides how much memory a version takes. Entering raises what `aiodist.connect` does.
 
     For example::
 
@@ -43,7 +51,18 @@ def subscriber(
             await out.publish([1.5], version=7)
             assert await weights.latest() == (7, [1.5])
     """
-    return Subscriber(Participant(channel, address, patience, options))
+    if max_bytes is not None and not max_bytes > 0:
+        raise ValueError(f"max_bytes is more than 0, not {max_bytes!r}")
+    return Subscriber(Participant(channel, address, patience, options), max_bytes)
+
+
+class Arrived(NamedTuple):
+    """How much of a version a subscriber has: `here` of `nbytes` bytes. Memory that it maps counts
+    as well."""
+
+    version: int
+    here: int
+    nbytes: int
 
 
 class Subscriber:
@@ -54,8 +73,9 @@ class Subscriber:
     twice; see `latest`.
     """
 
-    def __init__(self, participant: Participant) -> None:
+    def __init__(self, participant: Participant, max_bytes: int | None = None) -> None:
         self._participant = participant
+        self._max_bytes = max_bytes
         self._fetching = Fetching(participant)
         self._turn = asyncio.Lock()
         self._mixed: int | None = None
@@ -76,6 +96,29 @@ class Subscriber:
     def newest(self) -> int | None:
         """The newest version of the channel, as far as known here; None: it has none."""
         return directory.newest(self._participant.releases)
+
+    @property
+    def arrived(self) -> Arrived | None:
+        """How much of the newest version is here, for example to show progress while `latest`
+        waits; None: the channel has no version."""
+        newest = self.newest
+        return None if newest is None else Arrived(newest, *self._participant.has_here(newest))
+
+    async def acknowledge(self, version: int, content: str = "") -> None:
+        """Tell publishers that this host has a version, for example in its folder. Each host counts
+        once, by the last version that it has acknowledged. `content`: tells versions of the same
+        number apart, because numbers may begin anew. See `Publisher.acknowledged`.
+
+        Waits for a coordinator that is away. Raises CoordinatorLostError, GroupClosedError, and
+        ValueError for a version that is no number of one.
+        """
+        if type(version) is not int or not 0 <= version <= directory.MAX_VERSION:
+            raise ValueError(f"a version is an int from 0 on, not {version!r}")
+        participant = self._participant
+        new = Receipt(version, content, participant.host or socket.gethostname())
+        await participant.until_done(
+            lambda: participant.ask(lambda store: receipts.give(store, new, participant.patience))
+        )
 
     async def wait(self, *, newer_than: int = -1, timeout: float | None = None) -> int:
         """Wait for a version above `newer_than`, and return its number, without taking it.
@@ -144,10 +187,11 @@ class Subscriber:
             timeout: seconds; None: no limit.
 
         Raises TypeError and ValueError, naming the place in `into`, if a part does not fit; then
-        nothing was written. Raises CollectiveTimeoutError (a TimeoutError), CoordinatorLostError,
-        GroupClosedError. Received parts are kept for the next call.
+        nothing was written. Raises MessageTooLargeError (a ValueError) if the newest version is
+        above `max_bytes`, before any of it comes. Raises CollectiveTimeoutError (a TimeoutError),
+        CoordinatorLostError, GroupClosedError. Received parts are kept for the next call.
         """
-        reading = Reading(into, converts=convert)
+        reading = Reading(into, converts=convert, max_bytes=self._max_bytes)
         with self._noted(reading), self._within(timeout, newer_than, "here"):
             async with asyncio.timeout(timeout), self._turn:
                 least = max(newer_than + 1, self._given)
@@ -208,32 +252,66 @@ class Subscriber:
     def __aiter__(self) -> Versions:
         return Versions(self)
 
-    async def stream(self, version: int) -> AsyncGenerator[tuple[str, Any], None]:
+    async def stream(
+        self, version: int, *, changed_since: int | None = None
+    ) -> AsyncGenerator[tuple[str, Any], None]:
         """Yield the arrays of a version: ``async for name, array in weights.stream(version)``.
 
         They come in the order of the tree, each as soon as it is here and was checked, while others
         are in flight. A name is the keys of an array, joined by dots. As with `latest`, numpy
         arrays are read-only, and tensors are copies.
 
+        `changed_since`: a version that was given before. Arrays that have the same bytes as in that
+        version are left out. All arrays come if it is not in memory any more, if it has another
+        tree, or if there are several publishers.
+
         Raises ValueError if the channel does not have the version, or if it is older than one that
         was given before; and what `latest` does.
         """
+        async with aclosing(self._leaves(version, changed_since)) as leaves:
+            async for coming, leaf, is_changed in leaves:
+                if is_changed:
+                    yield leaf.name, coming.read(leaf)
+
+    async def changed(self, version: int, *, since: int) -> set[str]:
+        """The names, as `stream` gives them, of the arrays of a version that have other bytes than
+        in the version `since`. Returns when the version is here. Raises what `stream` does."""
+        async with aclosing(self._leaves(version, since)) as leaves:
+            return {leaf.name async for _, leaf, is_changed in leaves if is_changed}
+
+    async def _leaves(
+        self, version: int, since: int | None
+    ) -> AsyncGenerator[tuple[Holding | Lot, Leaf, bool], None]:
+        """The arrays of a version, each when it is here, and whether it has changed."""
         releases = await self._release(version)
-        reading = Reading()
+        reading = Reading(max_bytes=self._max_bytes)
+        base = None if since is None or since == version else self._given_before(since)
         fetch = asyncio.ensure_future(self._fetching.this(releases, reading))
         self._participant.adopt(fetch)
         try:
-            await until_either(reading.begun.wait(), fetch)
-            coming = reading.coming
-            assert coming is not None
-            with coming:
+            with ExitStack() as read:
+                if base is not None:
+                    read.enter_context(base)  # it stays until all arrays have been compared
+                await until_either(reading.begun.wait(), fetch)
+                coming = reading.coming
+                assert coming is not None
+                read.enter_context(coming)
                 async for leaf in arriving(coming, fetch):
-                    yield leaf.name, coming.read(leaf)
+                    is_changed = True
+                    if isinstance(coming, Holding) and base and are_alike(base, coming):
+                        compare = partial(changes.is_changed, base, coming, leaf)
+                        is_changed = await in_thread(compare)
+                    yield coming, leaf, is_changed
                 await fetch
                 self._given = max(self._given, version)
         finally:
             fetch.cancel()
             await asyncio.gather(fetch, return_exceptions=True)
+
+    def _given_before(self, version: int) -> Holding | None:
+        """A version that was given here and is still in memory."""
+        found = self._participant.holdings.get(version)
+        return found if found is not None and found.is_whole and version <= self._given else None
 
     async def _release(self, version: int) -> Shares:
         there = directory.versions(await self._participant.look())

@@ -34,6 +34,10 @@ MOST_WAITS = 16
 """How often a receiver is told to wait, without data, before it looks for another source. It is
 told twice in `patience`."""
 
+KNOWN = 1 / 4
+"""Of `patience`: for so long a participant waits for its own program to begin with a version, or to
+go on with it, before it refuses that version to others."""
+
 NOT_HERE = -2
 """Sent instead of the number of a part: the source does not have that version, or no longer."""
 
@@ -161,20 +165,25 @@ class News:
         receiver has gone.
         """
         coming = self._coming
-        if coming.is_abandoned or coming.starved != self._starved:
+        is_idle = not (coming.fed or coming.is_whole)
+        is_starved = coming.starved != self._starved or (is_idle and coming.is_starved)
+        if coming.is_abandoned or is_starved:
             await refuse(self._pair)
             return False
         news = asyncio.ensure_future(coming.news())
         try:
             done, _ = await asyncio.wait(
                 {news, self._leaves},
-                timeout=self._patience / 2,
+                timeout=self._patience * (KNOWN if is_idle else 1 / 2),
                 return_when=asyncio.FIRST_COMPLETED,
             )
         finally:
             news.cancel()
         if self._leaves.done():
             self._leaves.result()
+        if is_idle and not done and not coming.fed:
+            await refuse(self._pair)
+            return False
         if coming.stirs != self._stirs or (not done and coming.fed):
             self._stirs = coming.stirs
             await self._pair.send(WAIT, TAKES, tag=PARTS)

@@ -43,7 +43,7 @@ MOST_RANKS = 16
 """Most ranks of which the compiled part reduces arrays in one step."""
 
 
-class Called(Protocol):
+class Taped(Protocol):
     """The call that a tape is for: see `aiodist.collectives.express.Recipe`."""
 
     op: str
@@ -53,7 +53,7 @@ class Called(Protocol):
     finish: Callable[[Any], Any] | None
 
 
-class Posted(Called, Protocol):
+class TapedPost(Taped, Protocol):
     """A call that is posted."""
 
     vector: Vector
@@ -74,7 +74,7 @@ def is_tape(run: Run) -> bool:
     return core is not None and type(run) is core.Tape
 
 
-def tape_of(what: Called, phase: Phase, lane: Lane, area: int, run: Run) -> Run | None:
+def tape_of(what: Taped, phase: Phase, lane: Lane, area: int, run: Run) -> Run | None:
     """Return the tape of `phase` in `area` of `lane`, or None if the compiled part cannot do it.
 
     `run` does the same in Python. The tape calls it for arrays that are none of numpy's, or that
@@ -112,7 +112,7 @@ def tape_of(what: Called, phase: Phase, lane: Lane, area: int, run: Run) -> Run 
 
 
 def tape_of_values(
-    what: Called, phase: Phase, lane: Lane, area: int, run: Run, show: Does, collect: Does
+    what: Taped, phase: Phase, lane: Lane, area: int, run: Run, show: Does, collect: Does
 ) -> Run:
     """Return what does `show`, waits for all others to have done so, and does `collect`.
 
@@ -134,7 +134,7 @@ def tape_of_values(
 
 
 def tape_of_posts(
-    what: Posted,
+    what: TapedPost,
     posts: Posts,
     express: object,
     run: Callable[[object, int, Any, Any], bool | None],
@@ -194,7 +194,7 @@ def tape_of_posts(
 
 
 def _made(
-    what: Called,
+    what: Taped,
     phase: Phase,
     lane: Lane,
     area: int,

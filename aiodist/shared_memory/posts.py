@@ -118,7 +118,7 @@ class Ring:
     """Up to here there is room in this lap, for all that is known."""
 
 
-class Reading:
+class Cursor:
     """How far a rank has read the posts of another one. The compiled part has the same."""
 
     __slots__ = ("at", "given_up", "held", "taken")
@@ -135,9 +135,9 @@ class Reading:
 
 if TYPE_CHECKING:
     CoreRing: TypeAlias = Ring
-    CoreReading: TypeAlias = Reading
+    CoreCursor: TypeAlias = Cursor
 else:
-    CoreRing, CoreReading = (Ring, Reading) if core is None else (core.Ring, core.Reading)
+    CoreRing, CoreCursor = (Ring, Cursor) if core is None else (core.Ring, core.Cursor)
 
 
 class Posts(CoreRing):
@@ -352,7 +352,7 @@ class Posts(CoreRing):
         self._own = memoryview(bytearray(PAGE)).cast("Q")
 
 
-class Reader(CoreReading):
+class Reader(CoreCursor):
     """The posts of `rank`, one after the other. What is used later may be held where it lies, as
     long as no further one is to be read."""
 

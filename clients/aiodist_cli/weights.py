@@ -148,6 +148,10 @@ def pull(
     follow: Annotated[
         bool, typer.Option("--follow", help="Stay, and take each newer version.")
     ] = False,
+    max_bytes: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Take no version of more bytes. [default: any]"),
+    ] = None,
     command: Annotated[
         str | None,
         typer.Option(
@@ -173,7 +177,7 @@ def pull(
     async def run() -> None:
         with Folder(to, channel) as folder:
             async with subscriber(
-                channel, address=address, timeout=timeout, **_options(address)
+                channel, address=address, timeout=timeout, max_bytes=max_bytes, **_options(address)
             ) as weights:
                 puller = Pulling(weights, folder, all_files=all_files, command=command)
                 await puller.begin()

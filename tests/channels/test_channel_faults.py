@@ -186,6 +186,116 @@ def test_a_version_that_nobody_has_any_more():
     stage.play({0: publish(), 1: first(), 2: second()})
 
 
+def test_a_new_subscriber_comes_before_the_one_that_has_the_version_is_listed():
+    """A version that was taken from the same source as the one before is listed with the next sign
+    of life. Meanwhile its publisher publishes another one, which nobody takes, and ends."""
+    stage = Stage(3)
+    taken, ended = asyncio.Event(), asyncio.Event()
+
+    async def publish():
+        async with stage.publisher() as out:
+            await out.publish(tree(1), version=1)
+            await taken.wait()
+            await out.publish(tree(2), version=2)
+            taken.clear()
+            await taken.wait()
+            await out.publish(tree(3), version=3)
+        ended.set()
+
+    async def first():
+        async with stage.subscriber() as weights:
+            assert (await weights.latest())[0] == 1
+            beaten = weights._participant.beaten
+            while weights._participant.beaten == beaten:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            taken.set()
+            assert (await weights.latest(newer_than=1))[0] == 2
+            assert weights._fetching._unlisted == {2}
+            taken.set()
+            await stage.done.wait()
+
+    async def second():
+        await ended.wait()
+        async with stage.subscriber() as weights:
+            version, got = await weights.latest(timeout=10)
+            assert version == 2
+            assert np.array_equal(got["w"], tree(2)["w"])
+        stage.done.set()
+
+    stage.play({0: publish(), 1: first(), 2: second()})
+
+
+def test_those_that_found_a_version_nowhere_refuse_it():
+    """Also if their programs have given up on it meanwhile."""
+    stage = Stage(4)
+    has, clock = asyncio.Event(), stage.sim.loop.time
+
+    async def publish():
+        async with stage.publisher() as out:
+            await out.publish(tree(1), version=1)
+            await has.wait()
+            await out.publish(tree(2), version=2)
+
+    async def poll():
+        async with stage.subscriber() as weights:
+            assert (await weights.latest())[0] == 1
+            has.set()
+            with pytest.raises(aiodist.CollectiveTimeoutError):
+                await weights.latest(newer_than=1, timeout=8.0)
+            await stage.done.wait()
+
+    async def late():
+        await asyncio.sleep(20)
+        async with stage.subscriber() as weights:
+            begin = clock()
+            assert (await weights.latest())[0] == 1
+            assert clock() - begin < PATIENCE
+        stage.done.set()
+
+    stage.play({0: publish(), 1: poll(), 2: poll(), 3: late()})
+
+
+def test_one_whose_call_was_broken_off_refuses_the_version_soon():
+    """It has some of it, and its program may go on with it."""
+    stage = Stage(4)
+    has, broken_off, clock = asyncio.Event(), asyncio.Event(), stage.sim.loop.time
+
+    async def publish():
+        async with stage.publisher() as out:
+            await out.publish(tree(1), version=1)
+            await has.wait()
+            await out.publish(tree(2), version=2)
+            await broken_off.wait()
+
+    async def first():
+        async with stage.subscriber() as weights:
+            assert (await weights.latest())[0] == 1
+            has.set()
+            await stage.done.wait()
+
+    async def second():
+        await has.wait()
+        async with stage.subscriber() as weights:
+            await weights.wait(newer_than=1)
+            taking = await until_filled(weights, 2)
+            taking.cancel()
+            await asyncio.gather(taking, return_exceptions=True)
+            broken_off.set()
+            await stage.done.wait()
+            assert 2 <= comings(weights._participant)[0].filled < CHUNKS
+
+    async def late():
+        await broken_off.wait()
+        await asyncio.sleep(10)
+        async with stage.subscriber() as weights:
+            begin = clock()
+            assert (await weights.latest())[0] == 1
+            assert clock() - begin < PATIENCE
+        stage.done.set()
+
+    stage.play({0: publish(), 1: first(), 2: second(), 3: late()})
+
+
 def test_strangers_learn_nothing(run):
     async def main():
         async with aiodist.Coordinator("tcp://127.0.0.1:0", token="secret") as coordinator:

@@ -186,3 +186,100 @@ def test_a_stream_is_closed_where_its_user_leaves_it(run, channel):
                 assert (await server.latest())[0] == 1
 
     run(main())
+
+
+def test_versions_above_the_size_that_is_allowed_do_not_come(run, channel):
+    async def main():
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            stage = channel(coordinator)
+            async with stage.publisher() as out, stage.subscriber(max_bytes=60_000) as weights:
+                assert weights.arrived is None
+                await out.publish(tree(1), version=1)
+                got, value = await weights.latest()
+                assert got == 1
+                same(value, tree(1))
+                version, here, nbytes = weights.arrived
+                assert (version, here) == (1, nbytes)
+                assert 12_000 < nbytes < 60_000
+                await out.publish(tree(2, 10_000), version=2)
+                for _ in range(2):
+                    with pytest.raises(
+                        aiodist.MessageTooLargeError, match=r"version 2 takes 12.,... bytes"
+                    ):
+                        await weights.latest(newer_than=1)
+                await weights.wait(newer_than=1)
+                with pytest.raises(aiodist.MessageTooLargeError, match="max_bytes is 60,000"):
+                    async with aclosing(weights.stream(2)) as arrays:
+                        await anext(arrays)
+                assert weights.arrived.here == 0
+                # Of slices, what is wanted of them counts.
+                await out.publish({"w": np.ones(20_000, np.float32)}, version=3)
+                arrays = [np.zeros(rows, np.float32) for rows in (19_000, 100)]
+                large, small = (
+                    {"w": aiodist.Shard(one, (slice(0, len(one)),), (20_000,))} for one in arrays
+                )
+                with pytest.raises(aiodist.MessageTooLargeError, match=r"3 takes 76,... bytes"):
+                    await weights.latest(into=large)
+                assert await weights.latest(into=small) == 3
+                assert (arrays[0].max(), arrays[1].min()) == (0, 1)
+                await out.publish(tree(3), version=4)
+                assert (await weights.latest(newer_than=3))[0] == 4
+            with pytest.raises(ValueError, match="max_bytes is more than 0, not 0"):
+                stage.subscriber(max_bytes=0)
+
+    run(main())
+
+
+def test_hosts_acknowledge_a_version(run, channel):
+    async def main():
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            stage = channel(coordinator)
+            async with stage.publisher() as out, stage.subscriber() as weights:
+                await out.publish(tree(1), version=1)
+                async with aclosing(out.acknowledged(1)) as counts:
+                    waiting = asyncio.ensure_future(anext(counts))
+                    await weights.acknowledge(2)
+                    await weights.acknowledge(1, "other bytes")
+                    assert not waiting.done()
+                    await weights.acknowledge(1)
+                    assert await waiting == 1
+                with pytest.raises(ValueError, match="from 0 on, not -1"):
+                    await weights.acknowledge(-1)
+
+    run(main())
+
+
+def test_only_arrays_that_have_changed(run, channel):
+    def version(number, **more):
+        arrays = {"same": np.full(400_000, np.nan), "new": np.zeros(400_000, np.int32)}
+        arrays["new"][-1] = number
+        return {"layers": [arrays, {"t": np.full(3, number // 2)}], **more}
+
+    async def names(weights, number, **options):
+        async with aclosing(weights.stream(number, **options)) as arrays:
+            return [name async for name, _ in arrays]
+
+    async def main():
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            stage = channel(coordinator)
+            async with stage.publisher(deltas=True) as out, stage.subscriber() as weights:
+                everything = ["layers.0.same", "layers.0.new", "layers.1.t"]
+                for number in range(2, 5):
+                    await out.publish(version(number), version=number)
+                    await weights.wait(newer_than=number - 1)
+                    if number == 2:
+                        # It has had no version before.
+                        assert await names(weights, 2, changed_since=1) == everything
+                    elif number == 3:
+                        assert await names(weights, 3, changed_since=2) == everything[1:2]
+                        assert await weights.changed(3, since=2) == set(everything)  # it is gone
+                    else:
+                        assert await weights.changed(4, since=3) == set(everything[1:])
+                # Another tree.
+                await out.publish(version(4, x=1), version=5)
+                await weights.wait(newer_than=4)
+                assert await names(weights, 5, changed_since=4) == everything
+                with pytest.raises(ValueError, match="version 4 cannot be had"):
+                    await weights.changed(4, since=3)
+
+    run(main())

@@ -66,6 +66,33 @@ def test_it_refuses_what_would_read_or_write_beyond_an_array() -> None:
 
 
 @built
+def test_it_refuses_versions_that_differ_in_size_and_too_little_room() -> None:
+    core = compiled.core
+    assert core is not None
+    old, now = np.zeros(1000, "<u2"), np.arange(1000, dtype="<u2")
+    gaps, values = np.empty(1007, np.uint8), np.empty(1000, "<u2")
+    assert core.differ(old, now, gaps, values) == (999, 999)
+    assert core.differ(old, now, gaps, values[:999]) == (999, 999)
+    assert core.differ(old, now, gaps, values[:998]) is None
+    assert core.differ(old, old, gaps[:7], values[:0]) == (0, 0)
+    odd = np.empty(8, [("a", "<u2"), ("b", "u1")])
+    for arguments in (
+        (old, now[:999], gaps, values),
+        (old.view(np.uint8)[:-1], now.view(np.uint8)[:-1], gaps, values),
+        (old, now, gaps[:1002], values),
+        (old[:9], now[:9], gaps, odd),
+        (old, now, gaps, np.empty(8, "V0")),
+        (old[::2], now[::2], gaps, values),
+    ):
+        with pytest.raises((ValueError, BufferError)):
+            core.differ(*arguments)
+    values.flags.writeable = False
+    for arguments in ((old, now, gaps, values), (old, now, gaps), (5, now, gaps, now.copy())):
+        with pytest.raises((TypeError, ValueError, BufferError)):
+            core.differ(*arguments)
+
+
+@built
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_value_is_loaded_and_rounded_as_by_numpy(dtype: str) -> None:
     """All of 16 bits; and sums that have to be rounded, in all parts of the range."""

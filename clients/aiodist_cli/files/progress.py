@@ -21,7 +21,6 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from aiodist.channels import directory
 from aiodist.channels.subscriber import Subscriber
 from aiodist_cli.errors import printable
 from aiodist_cli.files.reading import Read
@@ -104,19 +103,11 @@ async def arriving(weights: Subscriber) -> AsyncIterator[None]:
 
 
 async def _look(weights: Subscriber, shown: Progress) -> None:
-    participant = weights._participant
     newest: int | None = None
     while True:
-        here = directory.newest(participant.releases)
-        if here is not None:
-            if here != newest:
-                newest = here
+        if (arrived := weights.arrived) is not None:
+            if arrived.version != newest:
+                newest = arrived.version
                 shown.reset(shown.task_ids[0], description=f"version {newest} arrives")
-            shown.update(
-                shown.task_ids[0],
-                total=sum(one.nbytes for one in participant.releases if one.version == newest),
-                completed=sum(
-                    one.here for one in participant.holdings.values() if one.version == newest
-                ),
-            )
+            shown.update(shown.task_ids[0], total=arrived.nbytes, completed=arrived.here)
         await asyncio.sleep(OFTEN)

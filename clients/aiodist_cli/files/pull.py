@@ -12,8 +12,7 @@ import numpy as np
 
 import aiodist
 from aiodist.channels.subscriber import Subscriber
-from aiodist.errors import CollectiveTimeoutError
-from aiodist_cli.files import receipts
+from aiodist.errors import CollectiveTimeoutError, MessageTooLargeError
 from aiodist_cli.files.folder import Folder, FolderError, Held
 from aiodist_cli.files.names import RefusedError
 from aiodist_cli.files.progress import arriving, in_thread, say, size, warn
@@ -81,7 +80,7 @@ class Pulling:
         """
         number, failures, tree = await self._first(), 0, None
         if number is None:
-            number, tree = await self._latest(-1)
+            number, tree = await self._small_enough(-1)
         while True:
             pause: float | None = None
             try:
@@ -101,7 +100,7 @@ class Pulling:
                 await self._weights.wait(newer_than=number, timeout=pause)
             except CollectiveTimeoutError:
                 newer_than = number - 1
-            number, tree = await self._latest(newer_than)
+            number, tree = await self._small_enough(newer_than)
 
     async def _first(self) -> int | None:
         """The number of the newest version, if the folder has its content already. So a restart
@@ -118,6 +117,16 @@ class Pulling:
             return None
         await self._has(number)
         return number
+
+    async def _small_enough(self, newer_than: int) -> tuple[int, Any]:
+        """The newest version that is not above `--max-bytes`."""
+        while True:
+            try:
+                return await self._latest(newer_than)
+            except MessageTooLargeError as error:
+                self._warn(f"{error}; waiting for a newer version")
+                assert self._weights.newest is not None
+                newer_than = await self._weights.wait(newer_than=self._weights.newest) - 1
 
     async def _latest(self, newer_than: int) -> tuple[int, Any]:
         async with arriving(self._weights):
@@ -136,7 +145,7 @@ class Pulling:
             what = f"{count} file{'s'[: count != 1]}, {size(version.size)} in {self._folder.path}"
             say(f"version {number}: {what}")
             self._held = Held(number, version.id)
-            await receipts.give(self._weights, number, version.id)
+            await self._weights.acknowledge(number, version.id)
         elif self._held.number != number:
             await self._has(number)
 
@@ -147,7 +156,7 @@ class Pulling:
             self._folder.renumber(number)
         self._held = Held(number, self._held.id)
         say(f"version {number}: {self._folder.path} has these files already")
-        await receipts.give(self._weights, number, self._held.id)
+        await self._weights.acknowledge(number, self._held.id)
 
     async def _run(self, number: int) -> None:
         """Run the command. Raises FailedError."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aiodist.channels.publisher import Publisher
-from aiodist_cli.files import checkpoints, names, reading, receipts
+from aiodist_cli.files import checkpoints, names, reading
 from aiodist_cli.files.checkpoints import IncompleteError, Listing, Watch
 from aiodist_cli.files.names import RefusedError
 from aiodist_cli.files.progress import in_thread, say, size, warn
@@ -136,9 +136,10 @@ async def serve(out: Publisher, number: int, content: str, wanted: float) -> Non
     """Serve a version until so many hosts have it in a folder, or (`math.inf`) until this is
     cancelled. Raises CoordinatorLostError, GroupClosedError."""
     of = "" if wanted == math.inf else f" of {wanted}"
-    await receipts.until(
-        out, number, content, wanted, lambda count: say(f"version {number}: on {count}{of} hosts")
-    )
+    async for count in out.acknowledged(number, content):
+        say(f"version {number}: on {count}{of} hosts")
+        if count >= wanted:
+            break
 
 
 def check_source(source: Path, *, all_files: bool, watch: bool) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import sys
 import zlib
+from unittest import mock
 
 import msgpack
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from aiodist.channels import differences
 from aiodist.channels.differences import FAR, WIDTHS, decode, encode
+from aiodist.compiled import core, reason
 from aiodist.errors import ProtocolError
 
 
@@ -62,6 +64,16 @@ def test_what_is_coded_comes_back(made):
     assert found.changed == width * np.count_nonzero(differs)
     assert len(found.code) <= len(new) + 8
     assert (found.code == b"") == (not differs.any())
+
+
+@pytest.mark.skipif(core is None, reason=reason)
+@given(made=chunks(), tail=st.integers(0, 8))
+def test_the_compiled_part_gives_the_same_bytes(made, tail):
+    base, new, width = made
+    base, new = (one[: len(one) - width * tail] for one in (base, new))
+    found = encode(base, new, width)
+    with mock.patch.object(differences, "core", None):
+        assert encode(base, new, width) == found
 
 
 @given(made=chunks(), width=st.sampled_from(WIDTHS))

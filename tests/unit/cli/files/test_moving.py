@@ -49,10 +49,15 @@ async def channel() -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def pulling(
-    address: str, path: Path, *, command: str | None = None, all_files: bool = False
+    address: str,
+    path: Path,
+    *,
+    command: str | None = None,
+    all_files: bool = False,
+    max_bytes: int | None = None,
 ) -> AsyncIterator[Pulling]:
     with Folder(path, "policy") as folder:
-        async with aiodist.subscriber("policy", address=address) as weights:
+        async with aiodist.subscriber("policy", address=address, max_bytes=max_bytes) as weights:
             puller = Pulling(weights, folder, all_files=all_files, command=command)
             await puller.begin()
             yield puller
@@ -207,6 +212,26 @@ async def test_the_old_folder_stays_and_the_next_version_is_taken(
         await lines.until("version 99: 1 file,")
         assert content(path) == {"a": b"3"}
     assert content(path.parent) == {"policy/a": b"3"}
+
+
+async def test_a_version_that_is_too_large_is_not_taken(
+    channel: str, tmp_path: Path, lines: Lines
+) -> None:
+    path = tmp_path / "policy"
+    async with (
+        aiodist.publisher("policy", address=channel) as out,
+        pulling(channel, path, max_bytes=4000) as puller,
+        beside(puller.follow()),
+    ):
+        await out.publish(published(a=bytes(5000)), version=1)
+        assert "and max_bytes is 4,000" in await lines.until("version 1 takes")
+        assert content(path) == {}
+        async with pulling(channel, tmp_path / "other", max_bytes=4000) as other:
+            with pytest.raises(aiodist.MessageTooLargeError):
+                await other.once()
+        await out.publish(published(a=b"2"), version=2)
+        await lines.until("version 2: 1 file,")
+        assert content(path) == {"a": b"2"}
 
 
 async def test_a_full_disk_is_tried_again(

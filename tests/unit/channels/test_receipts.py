@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aiodist_cli.files import receipts
-from aiodist_cli.files.receipts import Receipt
+from aiodist.channels import receipts
+from aiodist.channels.receipts import Receipt
 
 
 def test_the_last_receipt_of_a_host_counts() -> None:
