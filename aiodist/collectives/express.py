@@ -78,8 +78,12 @@ from aiodist.work import Work
 
 Flat = NDArray[Any]
 
-KEPT = 50_000
-"""Most steps of all recipes of a group: some 10 MiB. Those of small arrays have four."""
+KEPT = 32 << 20
+"""Most bytes of all recipes of a group, by `A_RECIPE` and `A_STEP`."""
+A_RECIPE = 9_000
+"""Bytes of a recipe without the steps of its plan, measured with thousands of them."""
+A_STEP = 500
+"""Bytes of a step, with the views that it needs. Plans of small arrays have four."""
 FORMS = 4
 """Most forms of one operation: each is tried in turn."""
 AGAIN = 64
@@ -104,7 +108,7 @@ class Recipe:
         self.vector = vector  # the array of the user, in the memory of that phase
         vector.lend(None)
         self.nbytes = vector.nbytes  # bytes of the array
-        # What it counts of `KEPT`: the steps of its plan that are in memory.
+        # The steps of its plan that are in memory.
         self.weight = written_down(phase.prepared.plan.steps)
         self.keeps = keeps  # recipes are found by the identity of this, so it has to stay
         self.returns = True  # whether this rank has a result
@@ -450,10 +454,9 @@ def _is_function(x: Any) -> bool:
 
 
 def _weight(key: tuple[Any, ...], recipe: Recipe | None) -> int:
-    """What a recipe, and the key that it is found by, count of `KEPT`."""
-    return (1 if recipe is None else recipe.weight) + sum(
-        len(kind) for kind in key if type(kind) is tuple
-    )
+    """Bytes of a recipe, and of the key that it is found by."""
+    kinds = sum(len(kind) for kind in key if type(kind) is tuple)
+    return A_STEP * (1 + kinds) if recipe is None else A_RECIPE + A_STEP * (recipe.weight + kinds)
 
 
 WIDE = 64
