@@ -95,7 +95,11 @@ $(INTEGRATIONS)/.ready: tests/integrations/requirements.txt tests/integrations/c
 	  -c constraints.txt -c tests/integrations/constraints.txt -r $<
 	@touch $@
 
-integrations: $(INTEGRATIONS)/.ready  ## the tests on clusters of Ray and Dask, and of the notebooks
+$(INTEGRATIONS)/.engines: tests/integrations/engines.txt $(INTEGRATIONS)/.ready
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@touch $@
+
+integrations: $(INTEGRATIONS)/.ready $(INTEGRATIONS)/.engines  ## the tests on clusters of Ray and Dask, of the notebooks, and with vLLM and verl
 	$(INTEGRATIONS)/bin/python -m pytest tests/integrations
 
 # The MPIs share no environment: each brings its own libmpi and mpirun. Where one cannot be had,

@@ -52,6 +52,7 @@ WRITTEN = [
     "docs/monitoring.md",
     "docs/patterns.md",
     "docs/performance.md",
+    "docs/proof.md",
     "docs/quickstart.md",
     "docs/ray.md",
     "docs/recovery.md",

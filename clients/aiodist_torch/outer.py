@@ -62,7 +62,8 @@ class DiLoCo:
 
     Args:
         model: its parameters that require gradients, on the CPU, are averaged. They must be the
-            same on all members at first: use one seed, or call `join`.
+            same on all members at first: use one seed, or call `join`. A member that misses the
+            first round joins by itself.
         outer_optimizer: an optimizer of the parameters of `model`. The inner optimizer is yours.
         averager: an `aiodist.Averager` for this model alone, of `ReduceOp.AVG`, with as many
             `parts` as there are fragments.
@@ -124,6 +125,7 @@ class DiLoCo:
         self._wanted = self._most  # inner steps until its turn
         self._steps = 0  # of these, how many were taken
         self._sent: _Sent | None = None
+        self._is_apart = False  # the others have begun without this member
 
     async def step(self, *, weight: float = 1.0) -> Averaged | None:
         """Call this after each inner step. The outer step is taken within the last call of `every`.
@@ -142,6 +144,9 @@ class DiLoCo:
         for fragment in self._fragments:
             fragment.weight += weight
         if self._steps < self._wanted:
+            return None
+        if self._is_apart:
+            await self.join()
             return None
         if len(self._fragments) == 1:
             return await self._receive(self._send())
@@ -178,6 +183,7 @@ class DiLoCo:
         self._optimizer.load_state_dict(state)
         self._next = tree["next"]
         self._steps = 0
+        self._is_apart = False
 
     def _send(self) -> _Sent:
         """Begin to average the fragment whose turn it is."""
@@ -193,6 +199,7 @@ class DiLoCo:
 
     async def _receive(self, sent: _Sent) -> Averaged:
         """Take the outer step of a fragment."""
+        is_first = sent.fragment.part not in self._averager.rounds
         try:
             found = await sent.work
         except BaseException as error:
@@ -202,6 +209,11 @@ class DiLoCo:
                 self._wanted = max(1, self._wanted // 2)
             raise
         self._sent = None
+        if is_first and found.round > 1:
+            # Rounds count from 1. So the others have begun before, and are elsewhere.
+            self._is_apart = True
+            await self.join()
+            return found
         self._take(sent, found.value)
         self._steps = 0
         self._next = (self._next + 1) % len(self._fragments)

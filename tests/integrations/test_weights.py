@@ -1,5 +1,6 @@
-"""Channels as backends of vLLM and verl. On their packages where these are installed, else on what
-they document: vllm_standin.py and verl_standin.py. See docs/weights.md.
+"""Channels as backends of vLLM and verl, without models and Ray's actors: with `make integrations`
+on the Python files of their packages, else on what they document (vllm_standin.py and
+verl_standin.py). See docs/weights.md.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def tensors(version: int) -> dict[str, torch.Tensor]:
     return {
         "layers.0.weight": torch.full((300, 40), version, dtype=torch.bfloat16),
         "layers.0.bias": torch.arange(40) + version,
-        "norm": torch.tensor(version / 2),
+        "layers.1.weight": torch.full((300, 40), version // 4, dtype=torch.bfloat16),
+        "layers.1.bias": torch.zeros(40),
+        "norm": torch.tensor(version // 4),
     }
 
 
@@ -75,8 +78,19 @@ def same(got: dict[str, torch.Tensor], version: int) -> None:
 class Model(torch.nn.Module):
     """What vLLM has loaded."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: dict[str, torch.Tensor] = {}
+        self.asked: list[str] = []
+        self.fails = False
+
     def load_weights(self, weights: Any) -> None:
-        self.loaded = dict(weights)
+        self.asked = []
+        for name, tensor in weights:
+            self.asked.append(name)
+            self.loaded[name] = tensor
+            if self.fails:
+                raise RuntimeError("out of memory")
 
 
 class Client:
@@ -173,11 +187,23 @@ def test_vllm_loads_what_the_trainer_says(address: str, monkeypatch: pytest.Monk
     assert asked == ["begin", "begin", "end", "end"] * 2
     with pytest.raises(ValueError, match="version 7 is not available"):
         workers[0].update_weights({"version": 7})
+    # A layer is left out if nothing in it has changed, and the last load was complete.
+    everything = list(tensors(0))
+    assert [model.asked for model in models] == [[*everything[:2], "norm"]] * 2
+    source.version, models[0].fails = 3, True
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.send_weights()
+    models[0].fails = False
+    source.version = 4
+    trainer.send_weights()
+    assert [model.asked for model in models] == [everything] * 2
+    for model in models:
+        same(model.loaded, 4)
     trainer.shutdown()
     # A trainer that is started again goes on, and vLLM with it.
     trainer = begin(info, client=client, source=source)
     trainer.send_weights()
-    assert client.said[-1] == "2"
+    assert client.said[-1] == "4"
     for one in (trainer, idle, *workers):
         one.shutdown()
         one.shutdown()

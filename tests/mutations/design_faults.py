@@ -237,19 +237,11 @@ FAULTS = (
         (*_unit("engine"), PROGRAMS),
     ),
     DesignFault(
-        "the memory of a collective that failed is still written",
-        "aiodist/engine/ends.py",
-        "                party.discard(peer, op)",
-        "                pass",
-        (*_unit("engine"), PROGRAMS),
-    ),
-    # Links.
-    DesignFault(
         "the proof of a caller is not checked",
         "aiodist/links/greeting.py",
         "        return check_proof(mac,",
         "        return True or check_proof(mac,",
-        _unit("links"),
+        _unit("links/test_greeting.py"),
     ),
     DesignFault(
         "a connection takes over though frames were lost between the two",
@@ -316,20 +308,13 @@ FAULTS = (
         "aiodist/channels/changes.py",
         "        return found if at == base and sum(",
         "        return found if sum(",
-        ("tests/channels/test_channel_differences.py",),
+        _unit("channels/test_changes.py"),
     ),
     DesignFault(
         "a version number may be published again with other bytes",
         "aiodist/channels/directory.py",
         "    if taken and version <= max(taken):",
         "    if taken and version < max(taken):",
-        _unit("channels"),
-    ),
-    DesignFault(
-        "a subscriber may be given an older version than before",
-        "aiodist/channels/subscriber.py",
-        "                least = max(newer_than + 1, self._given)",
-        "                least = newer_than + 1",
-        ("tests/channels/test_channel_histories.py", "tests/channels"),
+        _unit("channels/test_directory.py"),
     ),
 )

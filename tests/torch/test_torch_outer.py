@@ -270,6 +270,7 @@ def test_a_member_that_is_late_takes_fewer_steps(run):
                 return count, found.late
 
             assert await steps_of(one) == (4, False)
+            await other.join()
             assert await steps_of(other) == (4, False)
             assert await steps_of(one) == (4, True)
             assert await steps_of(other) == (4, False)
@@ -282,6 +283,28 @@ def test_a_member_that_is_late_takes_fewer_steps(run):
             await other.join()
             assert torch.equal(flat(nets[0]), flat(nets[1]))
             assert await steps_of(other) == (2, False)
+
+    run(main())
+
+
+def test_a_member_that_misses_the_first_round_joins_by_itself(run):
+    async def main():
+        async with aiodist.Coordinator() as coordinator, AsyncExitStack() as stack:
+            members = Members(stack, coordinator.address, grace=0.0)
+            averagers = [await members.enter(name, quorum=1) for name in "ab"]
+            nets = [model(), model()]
+            one, other = [
+                aiodist_torch.DiLoCo(net, outer_of(net), averager, every=EVERY)
+                for net, averager in zip(nets, averagers, strict=True)
+            ]
+            await train(one, nets[0], 0, rounds=2)
+            await train(other, nets[1], 1, rounds=1)  # its contribution is round 3
+            assert torch.equal(flat(nets[0]), flat(nets[1]))
+            assert averagers[1].rounds == {"": 2}
+            await train(one, nets[0], 0, rounds=1)
+            await train(other, nets[1], 1, rounds=1)
+            assert averagers[0].rounds == averagers[1].rounds == {"": 3}
+            assert torch.equal(flat(nets[0]), flat(nets[1]))
 
     run(main())
 

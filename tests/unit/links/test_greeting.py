@@ -143,3 +143,17 @@ async def test_what_is_no_answer_to_a_greeting_is_refused() -> None:
         greeting = Greeting(asyncio.get_running_loop(), cast(Counterpart, peer), Identity("g", "a"))
         with pytest.raises(ProtocolError, match="not the answer to a greeting"):
             greeting.frame(cast(Link, link), frame, nbytes)
+
+
+def test_a_proof_is_of_one_member_role_greeting_and_claim() -> None:
+    nonces, claim = (b"1" * NONCE_BYTES, b"2" * NONCE_BYTES), Claim(1, 5)
+    caller, listener = Identity("g", "a", b"token"), Identity("g", "b", b"token")
+    mac = caller.prove("caller", "b", nonces, claim)
+    assert listener.check("caller", "a", mac, nonces, claim)
+    assert not listener.check("listener", "a", mac, nonces, claim)
+    assert not listener.check("caller", "c", mac, nonces, claim)
+    assert not listener.check("caller", "a", mac, (nonces[0], b"3" * NONCE_BYTES), claim)
+    assert not listener.check("caller", "a", mac, nonces, Claim(1, 6))
+    assert not listener.check("caller", "a", bytes(len(mac)), nonces, claim)
+    for other in (Identity("h", "b", b"token"), Identity("g", "b", b"other"), Identity("g", "b")):
+        assert not other.check("caller", "a", mac, nonces, claim)

@@ -352,6 +352,20 @@ def test_a_decision_outlives_the_coordinator_in_its_file(members: Members) -> No
     assert isinstance(members.told(1)[-1], a.AverageDecision)
 
 
+def test_a_second_decision_outlives_the_coordinator_in_its_file(members: Members) -> None:
+    members.enter(1, 2, 3)
+    first = members.close(1, 2, 3)
+    members.say(3, Leave())
+    second = next(one for one in members.told(1) if isinstance(one, a.AverageDecision))
+    assert (second.attempt, second.remaining) == (first.attempt + 1, (0, 1))
+    restarted(members, file=True)
+    # Both are told the second one again. By the first, they would wait for the one that is gone.
+    assert second in back(members, 1)
+    assert second in back(members, 2)
+    members.hold(second, 1, 2)
+    assert any(isinstance(one, a.AverageDone) for one in members.told(1))
+
+
 def test_a_reopened_round_is_open_after_a_restart(members: Members) -> None:
     members.enter(1, 2)
     members.close(1, 2)

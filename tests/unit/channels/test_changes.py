@@ -1,0 +1,35 @@
+"""Chains of differences: from one version to another, and no other."""
+
+from __future__ import annotations
+
+from aiodist.channels.changes import Difference, Differences
+
+
+def known(*pairs: tuple[bytes, bytes]) -> Differences:
+    """Whole differences of 10 bytes, by base and result."""
+    found = Differences()
+    for base, result in pairs:
+        one = Difference(base, result, 1)
+        one.add(b"0123456789")
+        found.add(one, 1e9)
+    return found
+
+
+def test_a_chain_leads_from_the_base_to_the_result() -> None:
+    differences = known((b"1", b"2"), (b"2", b"3"), (b"3", b"4"))
+    chain = differences.between(b"2", b"4", 100)
+    assert [(one.base, one.result) for one in chain] == [(b"2", b"3"), (b"3", b"4")]
+
+
+def test_there_is_none_from_a_base_that_none_of_them_has() -> None:
+    # A restarted publisher may use a number for other bytes: the ids tell these apart.
+    differences = known((b"1", b"2"), (b"2", b"3"))
+    assert differences.between(b"another 1", b"3", 100) == []
+    assert differences.between(b"1", b"another 3", 100) == []
+    assert known((b"1", b"2"), (b"3", b"4")).between(b"1", b"4", 100) == []
+
+
+def test_there_is_none_if_it_has_as_many_bytes_as_the_whole() -> None:
+    differences = known((b"1", b"2"), (b"2", b"3"))
+    assert len(differences.between(b"1", b"3", 21)) == 2
+    assert differences.between(b"1", b"3", 20) == []
