@@ -1,21 +1,40 @@
-// The compiled part of aiodist: the work for which numpy goes over an array several times.
+// The compiled part of aiodist: reductions, and calls of ranks that share memory.
 //
-// `differ` finds what has changed between two versions of a chunk of weights. Its reference is
-// aiodist.channels.differences.
+// **Kernels.** aiodist.buffers.kernels is the reference, and does all others. Both give the same
+// bits, because operands are combined in the order of ranks, and float16 and bfloat16 are added up
+// in float32 and rounded once. (Of two NaNs this keeps the one of the lower rank. numpy does so,
+// too, but for some elements at the end of an array.)
 //
-// `reduce` reduces arrays. aiodist.buffers.kernels is the reference, and does all others. Both give the same bits, because
-// operands are combined in the order of ranks, and float16 and bfloat16 are added up in float32 and
-// rounded once. (Of two NaNs this keeps the one of the lower rank. numpy does so, too, but for some
-// elements at the end of an array.)
+// **Differences.** `differ` finds what has changed between two versions of a chunk of weights. Its
+// reference is aiodist.channels.differences.
+//
+// **Tapes.** A tape is the plan of one phase, made for one area of a lane: its steps are those of
+// the plan, one to one, and their addresses are known. It does what aiodist.engine.executor does,
+// and leaves the same bytes in memory, so the other ranks cannot tell which of the two has run.
+// If a step has to wait for long, the tape returns how many steps are done, and an `Executor` goes
+// on with the next one.
+//
+// **Posts.** A call with a tag is posted in a ring: see aiodist.shared_memory.posts. Its tape has no
+// steps, because there is one way to do it: post, wait for the posts of all others, reduce them.
+//
+// **Caller.** It does what `LaneExpress` and `PostExpress` do with a call that was prepared: it looks
+// whether the call may be done at once, makes its Work, runs the tape and notes the end. In all other
+// cases nothing has happened, and the Python way is called.
 //
 // Build it with -ffp-contract=off: a fused multiply-add would round differently.
 
+#define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <math.h>
+#include <sched.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <structmember.h>
+#include <time.h>
 
-#define LAYOUT 2       // aiodist.compiled refuses a build with another number
+#define LAYOUT 3       // aiodist.compiled refuses a build with another number
 #define BLOCK 1024     // elements that are worked on at once: they stay in the first cache
 #define ALONE 32768    // bytes from which other threads may run meanwhile
 
@@ -130,6 +149,57 @@ FLOATS(float16, uint16_t, float, from_float16, to_float16)
 KERNEL(avg_float32, float, float, SAME, SUM, x / n, SAME)
 KERNEL(avg_float64, double, double, SAME, SUM, x / n, SAME)
 
+// Sums and products for which numpy needs no help, but which a tape does without numpy. Two
+// operands are read once and written once; further ones are added block by block.
+#define PLAIN(NAME, T, EXPR)                                                                       \
+    CLONES SEPARATE static void NAME##_two(T *into, const T *a, const T *b, Py_ssize_t stop) {     \
+        for (Py_ssize_t i = 0; i < stop; i++) {                                                    \
+            const T x = a[i], y = b[i];                                                            \
+            into[i] = (T)(EXPR);                                                                   \
+        }                                                                                          \
+    }                                                                                              \
+    static void NAME(void *out, void *const *operands, int count, Py_ssize_t length,               \
+                     double size) {                                                                \
+        (void)size;                                                                                \
+        if (count == 2) {                                                                          \
+            NAME##_two(out, operands[0], operands[1], length);                                     \
+            return;                                                                                \
+        }                                                                                          \
+        for (Py_ssize_t start = 0; start < length; start += BLOCK) {                               \
+            const Py_ssize_t stop = length - start < BLOCK ? length - start : BLOCK;               \
+            T total[BLOCK];                                                                        \
+            const T *last = (const T *)operands[0] + start;                                        \
+            for (int k = 1; k + 1 < count; k++) {                                                  \
+                NAME##_two(total, last, (const T *)operands[k] + start, stop);                     \
+                last = total;                                                                      \
+            }                                                                                      \
+            if (count == 1)                                                                        \
+                memmove((T *)out + start, last, stop * sizeof(T));                                 \
+            else                                                                                   \
+                NAME##_two((T *)out + start, last, (const T *)operands[count - 1] + start, stop);  \
+        }                                                                                          \
+    }
+
+// Integers wrap around, so they are added up without a sign.
+#define INTEGERS(S, T, U)                                                                          \
+    PLAIN(sum_##S, U, x + y)                                                                       \
+    PLAIN(product_##S, U, (uint64_t)x * (uint64_t)y)                                               \
+    PLAIN(min_##S, T, x < y ? x : y)                                                               \
+    PLAIN(max_##S, T, x > y ? x : y)
+
+PLAIN(sum_float32, float, SUM)
+PLAIN(sum_float64, double, SUM)
+PLAIN(product_float32, float, PRODUCT)
+PLAIN(product_float64, double, PRODUCT)
+INTEGERS(int8, int8_t, uint8_t)
+INTEGERS(int16, int16_t, uint16_t)
+INTEGERS(int32, int32_t, uint32_t)
+INTEGERS(int64, int64_t, uint64_t)
+INTEGERS(uint8, uint8_t, uint8_t)
+INTEGERS(uint16, uint16_t, uint16_t)
+INTEGERS(uint32, uint32_t, uint32_t)
+INTEGERS(uint64, uint64_t, uint64_t)
+
 typedef struct {
     const char *op, *dtype;
     int itemsize;
@@ -140,11 +210,21 @@ typedef struct {
     {"SUM", #S, 2, sum_##S}, {"AVG", #S, 2, avg_##S}, {"PRODUCT", #S, 2, product_##S},             \
         {"MIN", #S, 2, min_##S}, {"MAX", #S, 2, max_##S}
 
+#define WHOLE(S, N)                                                                                \
+    {"SUM", #S, N, sum_##S}, {"PRODUCT", #S, N, product_##S}, {"MIN", #S, N, min_##S},             \
+        {"MAX", #S, N, max_##S}
+
 static const Entry entries[] = {
     ENTRIES(bfloat16),
     ENTRIES(float16),
     {"AVG", "float32", 4, avg_float32},
     {"AVG", "float64", 8, avg_float64},
+    {"SUM", "float32", 4, sum_float32},
+    {"SUM", "float64", 8, sum_float64},
+    {"PRODUCT", "float32", 4, product_float32},
+    {"PRODUCT", "float64", 8, product_float64},
+    WHOLE(int8, 1), WHOLE(int16, 2), WHOLE(int32, 4), WHOLE(int64, 8),
+    WHOLE(uint8, 1), WHOLE(uint16, 2), WHOLE(uint32, 4), WHOLE(uint64, 8),
 };
 #define COUNT ((Py_ssize_t)(sizeof entries / sizeof *entries))
 
@@ -317,6 +397,1203 @@ static PyObject *differ(PyObject *self, PyObject *args) {
     return result;
 }
 
+// ---- what all below know ------------------------------------------------------------------------
+
+typedef struct {
+    PyTypeObject *row;      // the base of lanes
+    PyTypeObject *tape, *ring, *cursor;
+    PyObject *ndarray;      // numpy's type of arrays
+    PyObject *names[16];    // of attributes, see NAMES
+} State;
+
+enum { WATCH, ROUSE, DUE, SEEN, ADD, FINISH, SET_RESULT, TAPES, TELL, FIND, WAKE, FOLLOWS, NAMES };
+static const char *const names[] = {"watch",      "rouse", "_due", "seen",  "add",  "finish",
+                                    "set_result", "tapes", "tell", "_find", "wake", "follows"};
+
+static struct PyModuleDef module;
+
+static State *state_of(PyTypeObject *type) {
+    PyObject *found = PyType_GetModuleByDef(type, &module);
+    return found ? PyModule_GetState(found) : NULL;
+}
+
+// The beginning of an array of numpy, which is the same in all of its versions.
+typedef struct {
+    PyObject_HEAD
+    char *data;
+    int nd;
+    Py_ssize_t *dimensions, *strides;
+    PyObject *base, *descr;
+    int flags;
+} Array;
+enum { CONTIGUOUS = 0x1, ALIGNED = 0x100, WRITEABLE = 0x400, PLAIN_ARRAY = 0x501 };
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// ---- the words of a board: see aiodist.shared_memory.board --------------------------------------
+
+// Those of posts lie behind them, as in aiodist.shared_memory.posts.
+enum { HEAD = 384, LAP = 385, GIVEN_UP = 386, NAP = 392, NUMBER_AT = 16, UNIT = 32 };
+enum { STAMP = 0, CALL = 1, ABORTED = 3, PLACE = 5, CORE = 7, ASLEEP = 8, WANTED = 9, TEXT = 128 };
+#define AN_OPERATION (1ll << 24)
+#define A_PHASE (1ll << 20)
+#define TEXT_ROOM 1016
+
+// Memory order. Words have one writer each, so a load or a store is enough, and there are two orders
+// to keep, for the reasons that stand above `fence` in aiodist.shared_memory.board:
+//
+// 1. Data before the word that shows it: a word is stored with `release` and looked at with
+//    `acquire`. What was read of others is read before the next word is stored, too, because a
+//    release keeps earlier reads before it.
+// 2. The own stamp before the look who sleeps: a sequentially consistent fence lies between the two,
+//    and another one lies in the rank that falls asleep.
+static inline uint64_t look(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+static inline void show(uint64_t *word, uint64_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+static inline void fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+// What a lane knows of its operation: the members are those of `aiodist.shared_memory.lane.Row`.
+typedef struct {
+    PyObject_HEAD
+    long long seq, phase, base, publishes, known;
+    unsigned long long digest;
+    char entered, agreed;
+} Row;
+
+static PyMemberDef row_members[] = {
+    {"_seq", T_LONGLONG, offsetof(Row, seq), 0, NULL},
+    {"_phase", T_LONGLONG, offsetof(Row, phase), 0, NULL},
+    {"_base", T_LONGLONG, offsetof(Row, base), 0, NULL},
+    {"_publishes", T_LONGLONG, offsetof(Row, publishes), 0, NULL},
+    {"_known", T_LONGLONG, offsetof(Row, known), 0, NULL},
+    {"_digest", T_ULONGLONG, offsetof(Row, digest), 0, NULL},
+    {"_entered", T_BOOL, offsetof(Row, entered), 0, NULL},
+    {"_agreed", T_BOOL, offsetof(Row, agreed), 0, NULL},
+    {0},
+};
+static PyType_Slot row_slots[] = {
+    {Py_tp_members, row_members},
+    {Py_tp_doc, "What a lane knows of the operation whose turn it is."},
+    {0, NULL},
+};
+static PyType_Spec row_spec = {
+    .name = "aiodist._core.Row",
+    .basicsize = sizeof(Row),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = row_slots,
+};
+
+// What a rank knows of its own ring of posts, and of that of another rank: the members of
+// `aiodist.shared_memory.posts.Ring` and `Reader`.
+typedef struct {
+    PyObject_HEAD
+    long long head, base, before, limit;
+} Ring;
+typedef struct {
+    PyObject_HEAD
+    long long taken, at, given_up, held;
+} Cursor;
+
+static PyMemberDef ring_members[] = {
+    {"_head", T_LONGLONG, offsetof(Ring, head), 0, NULL},
+    {"_base", T_LONGLONG, offsetof(Ring, base), 0, NULL},
+    {"_before", T_LONGLONG, offsetof(Ring, before), 0, NULL},
+    {"_limit", T_LONGLONG, offsetof(Ring, limit), 0, NULL},
+    {0},
+};
+static PyMemberDef cursor_members[] = {
+    {"taken", T_LONGLONG, offsetof(Cursor, taken), 0, NULL},
+    {"at", T_LONGLONG, offsetof(Cursor, at), 0, NULL},
+    {"given_up", T_LONGLONG, offsetof(Cursor, given_up), 0, NULL},
+    {"held", T_LONGLONG, offsetof(Cursor, held), 0, NULL},
+    {0},
+};
+static PyType_Slot ring_slots[] = {
+    {Py_tp_members, ring_members}, {Py_tp_doc, "What a rank knows of its posts."}, {0, NULL}};
+static PyType_Slot cursor_slots[] = {
+    {Py_tp_members, cursor_members}, {Py_tp_doc, "How far posts were read."}, {0, NULL}};
+static PyType_Spec ring_spec = {.name = "aiodist._core.Ring",
+                                .basicsize = sizeof(Ring),
+                                .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+                                .slots = ring_slots};
+static PyType_Spec cursor_spec = {.name = "aiodist._core.Cursor",
+                                   .basicsize = sizeof(Cursor),
+                                   .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+                                   .slots = cursor_slots};
+
+// ---- tapes --------------------------------------------------------------------------------------
+
+enum { DO_COPY, DO_REDUCE, DO_PUBLISH, DO_AWAIT, DO_CALL };
+enum { USER = 2 };  // arrays of the user: the input, and where the result goes
+
+typedef struct {
+    int user;  // which array of the user; -1: it is at `base`
+    char *base;
+    Py_ssize_t offset;
+} Where;
+
+typedef struct {
+    int kind;
+    long long count;    // DO_AWAIT: how often the others have published. Otherwise: elements
+    Where into;
+    int operands;
+    Where *from;
+    PyObject *function;  // DO_CALL
+} Step;
+
+typedef struct {
+    int rank, cursor;   // where, in the own words, stands how far its posts were read
+    Cursor *at;
+} Peer;
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *lane, *progress, *neighbours, *moved, *free, *fallback, *dtype, *ndarray, **names;
+    PyObject *shown, *taken;  // bytes that others see of this rank, and it of them
+    PyObject *op, *call, *nbytes, *finish;  // see `Recipe`
+    unsigned long long digest;
+    int peers, held, spins, area, last, both, unended;
+    Py_buffer *buffers;       // [0]: the own words, then those of the others, then areas
+    Py_ssize_t lengths[USER];
+    const Entry *kernel;
+    double size;
+    int steps;
+    Step *step;
+    Where *places;            // of all operands
+    // Of posts: `lane` is the `Posts`, `buffers` has rings in place of areas.
+    PyObject *express, *heads;  // whose they are; by tag, what comes before the data
+    int rank, reduces;
+    Peer *posters;              // by peer; NULL: it is no tape of posts
+} Tape;
+
+static Row *row_of(Tape *tape) { return (Row *)tape->lane; }
+static uint64_t *own_words(Tape *tape) { return tape->buffers[0].buf; }
+static uint64_t *words_of(Tape *tape, int peer) { return tape->buffers[1 + peer].buf; }
+
+// Whether a rank has not reached a stamp, or has not posted.
+static int is_missing(Tape *tape, int peer, long long stamp) {
+    if (tape->posters)
+        return look(words_of(tape, peer) + HEAD) == (uint64_t)tape->posters[peer].at->taken;
+    return look(words_of(tape, peer) + STAMP) < (uint64_t)stamp;
+}
+
+static int reached(Tape *tape, long long stamp) {
+    for (int peer = 0; peer < tape->peers; peer++)
+        if (is_missing(tape, peer, stamp)) return 0;
+    return 1;
+}
+
+#define ALONE_SECONDS 10e-6  // as ALONE of aiodist.transports.polling
+#define LOOKS 16             // looks between two looks at the clock
+
+// Look for a short while whether the others have reached a stamp. 0: `Progress.watch` goes on.
+static int spin(Tape *tape, long long stamp) {
+    // A missing rank that was last seen on this core needs it.
+    const uint64_t here = (uint64_t)(sched_getcpu() + 1);
+    if (own_words(tape)[CORE] != here) show(own_words(tape) + CORE, here);
+    for (int peer = 0; peer < tape->peers; peer++) {
+        const uint64_t core = look(words_of(tape, peer) + CORE);
+        if ((!core || core == here) && is_missing(tape, peer, stamp)) return 0;
+    }
+    PyObject *seen = PyObject_GetAttr(tape->neighbours, tape->names[SEEN]);
+    if (!seen) {
+        PyErr_Clear();
+        return 0;
+    }
+    const double computed = PyFloat_AsDouble(seen);
+    Py_DECREF(seen);
+    if (computed > 0) return 0;  // other programs compute on our cores: see `Neighbours`
+    const double until = now() + ALONE_SECONDS;
+    do {
+        for (int i = 0; i < LOOKS; i++) {
+            if (reached(tape, stamp)) return 1;
+#if defined(__x86_64__) || defined(__i386__)
+            __builtin_ia32_pause();
+#endif
+        }
+    } while (now() < until);
+    return 0;
+}
+
+// 1: all others have published so often, and called the same. 0: not yet, or not. -1: an error.
+static int wait_for(Tape *tape, long long count) {
+    Row *row = row_of(tape);
+    const long long stamp = row->base + count;
+    if (count > 1 || !(reached(tape, stamp) || (tape->spins && spin(tape, stamp)))) {
+        PyObject *others = PyObject_GetAttrString(tape->lane, "others");
+        PyObject *number = others ? PyLong_FromLongLong(count) : NULL;
+        PyObject *found = NULL;
+        if (number)
+            found = PyObject_CallMethodObjArgs(tape->lane, tape->names[WATCH], others, number, NULL);
+        Py_XDECREF(others);
+        Py_XDECREF(number);
+        if (!found) return -1;
+        const int is_there = PyObject_IsTrue(found);
+        Py_DECREF(found);
+        return is_there;
+    }
+    row->known = stamp;
+    if (!row->agreed) {
+        const int word = CALL + (int)(row->seq & 1);
+        for (int peer = 0; peer < tape->peers; peer++)
+            if (look(words_of(tape, peer) + word) != row->digest) return 0;
+        row->agreed = 1;
+    }
+    return 1;
+}
+
+// Say that this rank has come to a stamp, and wake the ranks that sleep until then. -1: an error.
+static int reach(Tape *tape, long long stamp) {
+    show(own_words(tape) + STAMP, (uint64_t)stamp);
+    fence();
+    for (int peer = 0; peer < tape->peers; peer++) {
+        const uint64_t *words = words_of(tape, peer);
+        if (look(words + ASLEEP) && look(words + WANTED) <= (uint64_t)stamp) {
+            PyObject *number = PyLong_FromLongLong(stamp);
+            if (!number) return -1;
+            PyObject *done = PyObject_CallMethodOneArg(tape->lane, tape->names[ROUSE], number);
+            Py_DECREF(number);
+            Py_XDECREF(done);
+            return done ? 0 : -1;
+        }
+    }
+    return 0;
+}
+
+// 1: the phase is over. 0: the Python way finds out what is wrong. -1: an error.
+static int end_phase(Tape *tape) {
+    Row *row = row_of(tape);
+    if (!row->agreed) return 0;
+    const int word = ABORTED + (int)(row->seq & 1);
+    for (int peer = 0; peer < tape->peers; peer++)
+        if (look(words_of(tape, peer) + word) == (uint64_t)(row->seq + 1)) return 0;
+    const long long over = row->base + A_PHASE;
+    PyObject *number = PyLong_FromLongLong(over);
+    if (!number) return -1;
+    if (PyList_SetItem(tape->free, tape->area, number) < 0) return -1;
+    return tape->last && reach(tape, over) < 0 ? -1 : 1;
+}
+
+static char *place(const Where *where, char *const *user) {
+    return (where->user < 0 ? where->base : user[where->user]) + where->offset;
+}
+
+static void do_step(Tape *tape, const Step *step, char *const *user) {
+    const Py_ssize_t length = (Py_ssize_t)step->count;
+    if (step->kind == DO_COPY) {
+        memcpy(place(&step->into, user), place(step->from, user), length * tape->kernel->itemsize);
+        return;
+    }
+    void *places[FEW];
+    for (int k = 0; k < step->operands; k++) places[k] = place(&step->from[k], user);
+    tape->kernel->run(place(&step->into, user), places, step->operands, length, tape->size);
+}
+
+// Add to a count of bytes.
+static int add_to(PyObject *counts, const char *name, PyObject *more) {
+    PyObject *before = PyObject_GetAttrString(counts, name);
+    PyObject *after = before ? PyNumber_Add(before, more) : NULL;
+    Py_XDECREF(before);
+    if (!after) return -1;
+    const int failed = PyObject_SetAttrString(counts, name, after);
+    Py_DECREF(after);
+    return failed;
+}
+
+enum { ALL_DONE = -1, FAILED = -2 };
+
+// Call a function with what was given. It returns True to go on, or how many steps are done.
+static int do_call(PyObject *function, PyObject *given) {
+    PyObject *found = PyObject_CallOneArg(function, given);
+    if (!found) return FAILED;
+    const long done = found == Py_True ? ALL_DONE : PyLong_AsLong(found);
+    Py_DECREF(found);
+    return done == -1 && PyErr_Occurred() ? FAILED : (int)done;
+}
+
+// Carry out all steps. Returns how many are done, or ALL_DONE if the phase is over, or FAILED.
+static int run_tape(Tape *tape, PyObject *given, char *const *user) {
+    for (int at = 0; at < tape->steps; at++) {
+        const Step *step = &tape->step[at];
+        if (step->kind == DO_PUBLISH) {
+            Row *row = row_of(tape);
+            if (reach(tape, row->base + ++row->publishes) < 0) return FAILED;
+        } else if (step->kind == DO_AWAIT) {
+            const int there = wait_for(tape, step->count);
+            if (there < 0) return FAILED;
+            if (!there) return at;
+        } else if (step->kind == DO_CALL) {
+            const int done = do_call(step->function, given);
+            if (done != ALL_DONE) return done;
+        } else if (step->count * tape->kernel->itemsize * step->operands < ALONE) {
+            do_step(tape, step, user);
+        } else {
+            Py_BEGIN_ALLOW_THREADS
+            do_step(tape, step, user);
+            Py_END_ALLOW_THREADS
+        }
+    }
+    const int over = end_phase(tape);
+    if (over < 0) return FAILED;
+    if (!over) return tape->unended;
+    if (add_to(tape->moved, "sent", tape->shown) < 0) return FAILED;
+    if (add_to(tape->moved, "received", tape->taken) < 0) return FAILED;
+    return ALL_DONE;
+}
+
+// ---- posts --------------------------------------------------------------------------------------
+
+enum { POSTED = 0, NO_ROOM = -3 };
+
+// Whether nobody that this rank has woken is lost: what `Posts.tell` and `PostExpress.wake` say.
+static int tell(Tape *tape) {
+    PyObject *woken = PyObject_CallMethodNoArgs(tape->lane, tape->names[TELL]);
+    if (!woken) return -1;
+    int goes_on = 1;
+    if (PyObject_Size(woken)) {
+        PyObject *found = PyObject_CallMethodOneArg(tape->express, tape->names[WAKE], woken);
+        goes_on = found ? PyObject_IsTrue(found) : -1;
+        Py_XDECREF(found);
+    }
+    Py_DECREF(woken);
+    return goes_on;
+}
+
+// Whether a rank posts within a moment.
+static int follows(Tape *tape, int peer) {
+    PyObject *reading = (PyObject *)tape->posters[peer].at;
+    PyObject *found = PyObject_CallMethodOneArg(tape->express, tape->names[FOLLOWS], reading);
+    const int there = found ? PyObject_IsTrue(found) : -1;
+    Py_XDECREF(found);
+    return there;
+}
+
+// Write a post with this number. 1: it is there. NO_ROOM: nothing was done. FAILED: an error.
+static int put(Tape *tape, const char *head, Py_ssize_t before, int64_t number, const char *data,
+               Py_ssize_t nbytes) {
+    Ring *ring = (Ring *)tape->lane;
+    const Py_buffer *memory = &tape->buffers[1 + tape->peers + tape->rank];
+    const long long whole = before + ((nbytes + UNIT - 1) & -UNIT);
+    long long at = ring->head - ring->base;
+    if (at + whole > ring->limit) {
+        PyObject *length = PyLong_FromLongLong(whole), *found = NULL;
+        if (length) found = PyObject_CallMethodOneArg(tape->lane, tape->names[FIND], length);
+        Py_XDECREF(length);
+        if (!found) return FAILED;
+        at = PyLong_AsLongLong(found);
+        Py_DECREF(found);
+    }
+    if (at < 0 || at + whole > memory->len) return NO_ROOM;
+    char *post = (char *)memory->buf + at;
+    memcpy(post, head, before);
+    memcpy(post + NUMBER_AT, &number, sizeof number);
+    memcpy(post + before, data, nbytes);
+    ring->head += whole;
+    return 1;
+}
+
+// Post, and reduce what all have posted. ALL_DONE; or POSTED, and nothing was read; or as `put`.
+static int run_posts(Tape *tape, PyObject *tag, int64_t number, char *user) {
+    PyObject *heads = PyObject_GetItem(tape->heads, tag);
+    if (!heads) return FAILED;
+    char *const head = PyBytes_AsString(heads);
+    const Py_ssize_t before = head ? PyBytes_GET_SIZE(heads) : 0;
+    const Py_ssize_t nbytes = tape->lengths[0] * tape->kernel->itemsize;
+    const long long whole = before + ((nbytes + UNIT - 1) & -UNIT);
+    int done = before < NUMBER_AT + 8 ? FAILED : put(tape, head, before, number, user, nbytes);
+    if (done < 0) goto end;
+    done = POSTED;
+    show(own_words(tape) + HEAD, (uint64_t)((Ring *)tape->lane)->head);
+    fence();
+    for (int peer = 0; peer < tape->peers; peer++) {
+        if (!look(words_of(tape, peer) + NAP)) continue;
+        const int goes_on = tell(tape);
+        if (goes_on <= 0) {
+            done = goes_on < 0 ? FAILED : POSTED;
+            goto end;
+        }
+        break;
+    }
+    if (tape->spins && !reached(tape, 0)) spin(tape, 0);
+    void *places[FEW];
+    places[tape->rank] = user;
+    for (int peer = 0; peer < tape->peers; peer++) {
+        Peer *poster = &tape->posters[peer];
+        Cursor *reading = poster->at;
+        if (is_missing(tape, peer, 0)) {
+            const int there = follows(tape, peer);
+            if (there <= 0) {
+                done = there < 0 ? FAILED : POSTED;
+                goto end;
+            }
+        }
+        if (look(words_of(tape, peer) + LAP) == (uint64_t)reading->taken) reading->at = 0;
+        const Py_buffer *memory = &tape->buffers[1 + tape->peers + poster->rank];
+        if (reading->at < 0 || reading->at + whole > memory->len) goto end;
+        char *post = (char *)memory->buf + reading->at;
+        if (memcmp(post, head, NUMBER_AT) || memcmp(post + NUMBER_AT, &number, sizeof number) ||
+            memcmp(post + NUMBER_AT + 8, head + NUMBER_AT + 8, before - NUMBER_AT - 8))
+            goto end;
+        places[poster->rank] = post + before;
+    }
+    if (tape->reduces)
+        tape->kernel->run(user, places, tape->peers + 1, tape->lengths[0], tape->size);
+    for (int peer = 0; peer < tape->peers; peer++) {
+        Cursor *reading = tape->posters[peer].at;
+        reading->at += whole;
+        reading->taken += whole;
+        // A release: what was read lies before it, so it may be written over from here on.
+        show(own_words(tape) + tape->posters[peer].cursor, (uint64_t)reading->taken);
+    }
+    done = ALL_DONE;
+    if (add_to(tape->moved, "sent", tape->shown) < 0) done = FAILED;
+    if (add_to(tape->moved, "received", tape->taken) < 0) done = FAILED;
+end:
+    Py_DECREF(heads);
+    return done;
+}
+
+// The same for what no tape does: by a function that takes the tag, the number and what is given.
+static int run_function(Tape *tape, PyObject *tag, PyObject *number, PyObject *x, PyObject *given) {
+    PyObject *args[] = {tag, number, x, given};
+    PyObject *found = PyObject_Vectorcall(tape->fallback, args, 4, NULL);
+    if (!found) return FAILED;
+    const int done = found == Py_None ? NO_ROOM : PyObject_IsTrue(found) ? ALL_DONE : POSTED;
+    Py_DECREF(found);
+    return done;
+}
+
+// Whether a rank has given a call up since somebody asked.
+static int is_given_up(Tape *tape) {
+    for (int peer = 0; peer < tape->peers; peer++)
+        if (look(words_of(tape, peer) + GIVEN_UP) !=
+            (uint64_t)tape->posters[peer].at->given_up)
+            return 1;
+    return 0;
+}
+
+// ---- what Python sees of tapes ------------------------------------------------------------------
+
+// The memory of an array that the tape is for; NULL: it is another one.
+static char *memory_of(Tape *tape, PyObject *given, int which) {
+    const Array *array = (Array *)given;
+    if ((PyObject *)Py_TYPE(given) != tape->ndarray || array->descr != tape->dtype) return NULL;
+    const int needed = which == tape->both ? PLAIN_ARRAY : CONTIGUOUS | ALIGNED;
+    if ((array->flags & needed) != needed || array->nd != 1) return NULL;
+    return array->dimensions[0] == tape->lengths[which] ? array->data : NULL;
+}
+
+// The same of one array, or of a tuple of both. 0: these are not what the tape is for.
+static int memories_of(Tape *tape, PyObject *given, char **user) {
+    if (!tape->kernel) return 1;  // all that it does is by functions
+    if (!tape->both) {
+        user[0] = user[1] = memory_of(tape, given, 0);
+        return user[0] != NULL;
+    }
+    if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != USER) return 0;
+    for (int which = 0; which < USER; which++)
+        if (!(user[which] = memory_of(tape, PyTuple_GET_ITEM(given, which), which))) return 0;
+    return 1;
+}
+
+static PyObject *tape_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *keywords) {
+    Tape *tape = (Tape *)self;
+    if (PyVectorcall_NARGS(nargsf) != 1 || keywords || tape->posters) {
+        PyErr_SetString(PyExc_TypeError, "a tape takes what it is done with");
+        return NULL;
+    }
+    char *user[USER];
+    if (!memories_of(tape, args[0], user)) return PyObject_CallOneArg(tape->fallback, args[0]);
+    const int done = run_tape(tape, args[0], user);
+    return done == FAILED ? NULL : PyLong_FromLong(done);
+}
+
+static int tape_traverse(Tape *tape, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(tape));
+    Py_VISIT(tape->lane);
+    Py_VISIT(tape->progress);
+    Py_VISIT(tape->neighbours);
+    Py_VISIT(tape->moved);
+    Py_VISIT(tape->free);
+    Py_VISIT(tape->fallback);
+    Py_VISIT(tape->finish);
+    Py_VISIT(tape->express);
+    Py_VISIT(tape->heads);
+    for (int at = 0; at < tape->steps; at++) Py_VISIT(tape->step[at].function);
+    return 0;
+}
+
+static int tape_clear(Tape *tape) {
+    // These may be parts of a cycle.
+    Py_CLEAR(tape->fallback);
+    Py_CLEAR(tape->express);
+    for (int at = 0; at < tape->steps; at++) Py_CLEAR(tape->step[at].function);
+    return 0;
+}
+
+static void tape_dealloc(Tape *tape) {
+    PyTypeObject *type = Py_TYPE(tape);
+    PyObject_GC_UnTrack(tape);
+    tape_clear(tape);
+    while (tape->held) PyBuffer_Release(&tape->buffers[--tape->held]);
+    PyMem_Free(tape->buffers);
+    PyMem_Free(tape->step);
+    PyMem_Free(tape->places);
+    for (int peer = 0; tape->posters && peer < tape->peers; peer++)
+        Py_XDECREF(tape->posters[peer].at);
+    PyMem_Free(tape->posters);
+    PyObject **const refs[] = {&tape->lane, &tape->progress, &tape->neighbours, &tape->moved,
+                               &tape->free, &tape->fallback, &tape->dtype,      &tape->ndarray,
+                               &tape->shown, &tape->taken,    &tape->op,         &tape->call,
+                               &tape->nbytes, &tape->finish,   &tape->heads};
+    for (size_t i = 0; i < sizeof refs / sizeof *refs; i++) Py_CLEAR(*refs[i]);
+    type->tp_free(tape);
+    Py_DECREF(type);
+}
+
+// A place in memory: (buffer, begin) in elements, where buffers are those of plans. Checks that
+// `length` elements are there, and that what is written may be.
+static int parse_place(Tape *tape, PyObject *words, Py_ssize_t length, int written, Where *into) {
+    const int itemsize = tape->kernel->itemsize;
+    int buffer;
+    Py_ssize_t start;
+    if (!PyArg_ParseTuple(words, "in", &buffer, &start)) return -1;
+    if (buffer == USER) buffer = -1;  // scratch: no tape has any
+    const int area = 1 + tape->peers + buffer - USER - 1;
+    if (buffer < 0 || area >= tape->held || start < 0 || length < 0) {
+        PyErr_SetString(PyExc_ValueError, "there is no such place");
+        return -1;
+    }
+    const Py_ssize_t room =
+        buffer < USER ? tape->lengths[buffer] : tape->buffers[area].len / itemsize;
+    if (start > room || length > room - start) {
+        PyErr_SetString(PyExc_ValueError, "a step goes beyond its memory");
+        return -1;
+    }
+    if (written && buffer > USER && tape->buffers[area].readonly) {
+        PyErr_SetString(PyExc_ValueError, "a step writes to the memory of another rank");
+        return -1;
+    }
+    into->user = buffer < USER ? buffer : -1;
+    into->base = buffer < USER ? NULL : tape->buffers[area].buf;
+    into->offset = start * itemsize;
+    return 0;
+}
+
+static int parse_steps(Tape *tape, PyObject *steps) {
+    Py_ssize_t operands = 0;
+    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(steps); at++) {
+        PyObject *words = PyList_GET_ITEM(steps, at), *into, *from;
+        Step *step = &tape->step[at];
+        if (!PyArg_ParseTuple(words, "iLOO!", &step->kind, &step->count, &into, &PyList_Type, &from))
+            return -1;
+        if (step->kind == DO_CALL) step->function = Py_NewRef(into);
+        tape->steps++;
+        if (step->kind > DO_REDUCE) continue;
+        if (!tape->kernel) {
+            PyErr_SetString(PyExc_ValueError, "a step that needs a kernel");
+            return -1;
+        }
+        const Py_ssize_t count = PyList_GET_SIZE(from);
+        if (step->kind < 0 || count < 1 || count > FEW || (step->kind == DO_COPY && count > 1)) {
+            PyErr_SetString(PyExc_ValueError, "a step with as many operands as no tape has");
+            return -1;
+        }
+        operands += count;
+    }
+    tape->places = PyMem_New(Where, operands ? operands : 1);
+    if (!tape->places) return PyErr_NoMemory(), -1;
+    Where *next = tape->places;
+    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(steps); at++) {
+        PyObject *words = PyList_GET_ITEM(steps, at);
+        Step *step = &tape->step[at];
+        if (step->kind > DO_REDUCE) continue;
+        PyObject *into = PyTuple_GET_ITEM(words, 2), *from = PyTuple_GET_ITEM(words, 3);
+        if (parse_place(tape, into, (Py_ssize_t)step->count, 1, &step->into) < 0) return -1;
+        step->operands = (int)PyList_GET_SIZE(from);
+        step->from = next;
+        for (int k = 0; k < step->operands; k++, next++)
+            if (parse_place(tape, PyList_GET_ITEM(from, k), (Py_ssize_t)step->count, 0, next) < 0)
+                return -1;
+    }
+    return 0;
+}
+
+// Posters are given as (rank, word of the cursor, reader).
+static int parse_posters(Tape *tape, PyObject *posters, State *state) {
+    tape->posters = PyMem_Calloc(tape->peers + 1, sizeof(Peer));
+    if (!tape->posters) return PyErr_NoMemory(), -1;
+    if (PyList_GET_SIZE(posters) != tape->peers) return PyErr_BadArgument(), -1;
+    for (int peer = 0; peer < tape->peers; peer++) {
+        Peer *poster = &tape->posters[peer];
+        PyObject *reading;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(posters, peer), "iiO!", &poster->rank,
+                              &poster->cursor, state->cursor, &reading))
+            return -1;
+        poster->at = (Cursor *)Py_NewRef(reading);
+        if (poster->rank < 0 || poster->rank > tape->peers || poster->cursor < 400 ||
+            poster->cursor >= 512)
+            return PyErr_BadArgument(), -1;
+    }
+    const int is_wrong = tape->peers + 1 > FEW || tape->held != 2 * tape->peers + 2 ||
+                         tape->rank < 0 || tape->rank > tape->peers ||
+                         tape->buffers[1 + tape->peers + tape->rank].readonly;
+    return is_wrong ? (PyErr_BadArgument(), -1) : 0;
+}
+
+static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    static char *words[] = {"lane",  "progress", "neighbours", "moved", "free",  "fallback", "dtype",
+                            "shown", "taken",    "words",      "areas", "steps", "lengths",  "kernel",
+                            "size",  "area",     "spins",      "last",  "op",    "call",     "digest",
+                            "nbytes", "finish",   "unended",    "posters", "heads", "express",
+                            "rank",   "reduces",  NULL};
+    PyObject *lane, *progress, *neighbours, *moved, *free, *fallback, *dtype, *shown, *taken, *boards,
+        *areas, *steps, *op, *call, *nbytes, *finish, *posters = NULL, *heads = NULL,
+        *express = NULL;
+    int rank = 0, reduces = 0;
+    unsigned long long digest;
+    Py_ssize_t lengths[USER];
+    int kernel, area, spins, last, unended;
+    double size;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, keywords, "OOOOO!OOO!O!O!O!O!(nn)idippO!O!KO!Oi|O!OOip:Tape", words, &lane, &progress, &neighbours,
+            &moved, &PyList_Type, &free, &fallback, &dtype, &PyLong_Type, &shown, &PyLong_Type, &taken,
+            &PyList_Type, &boards, &PyList_Type, &areas, &PyList_Type, &steps, &lengths[0],
+            &lengths[1], &kernel, &size, &area, &spins, &last, &PyUnicode_Type, &op, &PyBytes_Type,
+            &call, &digest, &PyLong_Type, &nbytes, &finish, &unended, &PyList_Type,
+            &posters, &heads, &express, &rank, &reduces))
+        return NULL;
+    State *state = state_of(type);
+    if (!state) return NULL;
+    if (!PyObject_TypeCheck(lane, posters ? state->ring : state->row)) {
+        PyErr_SetString(PyExc_TypeError, "a tape is for a lane");
+        return NULL;
+    }
+    const Py_ssize_t pages = PyList_GET_SIZE(boards), all = pages + PyList_GET_SIZE(areas);
+    if (pages < 1 || all > 1 << 16 || kernel >= COUNT || lengths[0] < 0 ||
+        PyList_GET_SIZE(steps) > 1 << 16 || area < 0 || area >= PyList_GET_SIZE(free)) {
+        PyErr_SetString(PyExc_ValueError, "no such tape can be made");
+        return NULL;
+    }
+    Tape *tape = (Tape *)type->tp_alloc(type, 0);
+    if (!tape) return NULL;
+    tape->vectorcall = tape_call;
+    tape->lane = Py_NewRef(lane);
+    tape->progress = Py_NewRef(progress);
+    tape->neighbours = Py_NewRef(neighbours);
+    tape->moved = Py_NewRef(moved);
+    tape->free = Py_NewRef(free);
+    tape->fallback = Py_NewRef(fallback);
+    tape->dtype = Py_NewRef(dtype);
+    tape->shown = Py_NewRef(shown);
+    tape->taken = Py_NewRef(taken);
+    tape->ndarray = Py_NewRef(state->ndarray);
+    tape->op = Py_NewRef(op);
+    tape->call = Py_NewRef(call);
+    tape->nbytes = Py_NewRef(nbytes);
+    tape->finish = Py_NewRef(finish);
+    tape->digest = digest;
+    tape->names = state->names;
+    tape->peers = (int)pages - 1;
+    tape->kernel = kernel < 0 ? NULL : &entries[kernel];
+    tape->size = size;
+    tape->area = area;
+    tape->spins = spins;
+    tape->last = last;
+    tape->unended = unended;
+    tape->both = lengths[1] >= 0;
+    memcpy(tape->lengths, lengths, sizeof lengths);
+    if (!tape->both) tape->lengths[1] = lengths[0];
+    tape->buffers = PyMem_New(Py_buffer, all);
+    tape->step = PyMem_New(Step, PyList_GET_SIZE(steps) + 1);
+    if (!tape->buffers || !tape->step) {
+        PyErr_NoMemory();
+        goto failed;
+    }
+    memset(tape->step, 0, sizeof(Step) * (PyList_GET_SIZE(steps) + 1));
+    for (Py_ssize_t at = 0; at < all; at++) {
+        PyObject *memory = at < pages ? PyList_GET_ITEM(boards, at) : PyList_GET_ITEM(areas, at - pages);
+        const int how = at ? PyBUF_SIMPLE : PyBUF_WRITABLE;
+        if (PyObject_GetBuffer(memory, &tape->buffers[at], how) < 0) goto failed;
+        tape->held++;
+        if (at < pages && tape->buffers[at].len < 4096) {
+            PyErr_SetString(PyExc_ValueError, "a board has 4096 bytes");
+            goto failed;
+        }
+    }
+    if (parse_steps(tape, steps) < 0) goto failed;
+    tape->rank = rank;
+    tape->reduces = reduces;
+    if (posters && (!heads || !express)) {
+        PyErr_BadArgument();
+        goto failed;
+    }
+    tape->heads = Py_XNewRef(heads);
+    tape->express = Py_XNewRef(express);
+    if (posters && parse_posters(tape, posters, state) < 0) goto failed;
+    return (PyObject *)tape;
+failed:
+    Py_DECREF(tape);
+    return NULL;
+}
+
+static PyMemberDef tape_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Tape, vectorcall), READONLY, NULL},
+    {0},
+};
+static PyType_Slot tape_slots[] = {
+    {Py_tp_new, tape_new},
+    {Py_tp_dealloc, tape_dealloc},
+    {Py_tp_traverse, tape_traverse},
+    {Py_tp_clear, tape_clear},
+    {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_members, tape_members},
+    {Py_tp_doc, "The steps of one phase in one area of a lane: see aiodist.collectives.tapes."},
+    {0, NULL},
+};
+static PyType_Spec tape_spec = {
+    .name = "aiodist._core.Tape",
+    .basicsize = sizeof(Tape),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .slots = tape_slots,
+};
+
+// ---- the caller ---------------------------------------------------------------------------------
+
+// The slots of a Work, in the order of `WORK_SLOTS`.
+enum { OP, TAG, SEQ, NBYTES, SOURCE, WORK_TRACE, RECORD, ON_CANCEL, STARTED, ENDED, SLOTS };
+static const char *const work_slots[SLOTS] = {"op",    "tag",    "seq",        "nbytes",   "source",
+                                              "trace", "record", "_on_cancel", "_started", "_ended"};
+
+#define KINDS 4  // kinds of all_reduce that are known by their arrays
+#define DIMENSIONS 4
+#define LOOP_DUE 0.0007  // as in aiodist.transports.polling
+
+typedef struct {
+    PyObject *op, *dtype, *recipe;
+    int nd;
+    Py_ssize_t dimensions[DIMENSIONS];
+} Kind;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *empty, *unset;  // see `is_quiet`
+    PyObject *next, *idle, *passed, *records, *progress, *said, *loop, *time, *work, *where;
+    PyObject *run, *all_reduce, *unfinished, *broke, *loop_word;
+    PyObject **names, *ndarray;
+    Py_ssize_t slots[SLOTS];
+    long long first, many;
+    PyTypeObject *tape;
+    Kind kinds[KINDS];  // the last ones first
+    int known;
+} Caller;
+
+// Whether an attribute is None, or false. -1: an error.
+static int is_unset(PyObject *owner, PyObject *name) {
+    PyObject *found = PyObject_GetAttr(owner, name);
+    if (!found) return -1;
+    const int set = found != Py_None && PyObject_IsTrue(found);
+    Py_DECREF(found);
+    return set < 0 ? -1 : !set;
+}
+
+static void set_slot(Caller *caller, PyObject *work, int slot, PyObject *value) {
+    PyObject **at = (PyObject **)((char *)work + caller->slots[slot]);
+    Py_XSETREF(*at, Py_NewRef(value));
+}
+
+// 1: the call that is next may run within itself, because containers are `empty`, and attributes,
+// given as (owner, name), are `unset`. 0: it goes another way. -1: an error.
+static int is_quiet(Caller *caller) {
+    for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(caller->empty); at++) {
+        const Py_ssize_t size = PyObject_Size(PyTuple_GET_ITEM(caller->empty, at));
+        if (size) return size < 0 ? -1 : 0;
+    }
+    for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(caller->unset); at++) {
+        PyObject *pair = PyTuple_GET_ITEM(caller->unset, at);
+        const int unset = is_unset(PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1));
+        if (unset <= 0) return unset;
+    }
+    return 1;
+}
+
+static PyObject *make_work(Caller *caller, Tape *tape, PyObject *tag, PyObject *seq) {
+    PyObject *started = PyObject_CallNoArgs(caller->time);
+    if (!started) return NULL;
+    PyObject *work = PyObject_Vectorcall(caller->work, &caller->loop, 0, caller->loop_word);
+    if (work) {
+        set_slot(caller, work, OP, tape->op);
+        set_slot(caller, work, TAG, tag);
+        set_slot(caller, work, SEQ, seq);
+        set_slot(caller, work, NBYTES, tape->nbytes);
+        for (int slot = SOURCE; slot <= ON_CANCEL; slot++) set_slot(caller, work, slot, Py_None);
+        set_slot(caller, work, STARTED, started);
+        set_slot(caller, work, ENDED, Py_None);
+    }
+    Py_DECREF(started);
+    return work;
+}
+
+// What `Lane.try_enter` does where nothing has to be waited for.
+static int enter(Tape *tape, PyObject *said, long long seq) {
+    Row *row = row_of(tape);
+    uint64_t *own = own_words(tape);
+    const int parity = (int)(seq & 1);
+    if (own[CALL + parity] != tape->digest) {
+        PyObject *digest = PyLong_FromUnsignedLongLong(tape->digest);
+        if (!digest || PyList_SetItem(said, parity, digest) < 0) return -1;
+        const Py_ssize_t length = PyBytes_GET_SIZE(tape->call);
+        const Py_ssize_t shown = length < TEXT_ROOM ? length : TEXT_ROOM;
+        uint64_t *text = own + TEXT + TEXT * parity;
+        text[0] = (uint64_t)shown;
+        memcpy(text + 1, PyBytes_AS_STRING(tape->call), shown);
+        show(own + CALL + parity, tape->digest);
+    }
+    row->seq = seq;
+    row->base = (seq + 1) * AN_OPERATION;
+    row->digest = tape->digest;
+    row->publishes = 0;
+    row->entered = 1;
+    row->phase = 0;
+    return 0;
+}
+
+// Note a call that is done, and complete its Work: what `Express._done` does.
+static int finish_call(Caller *caller, Tape *tape, PyObject *work, PyObject *tag, PyObject *seq,
+                       PyObject *next, PyObject *x) {
+    if (!tape->posters) {
+        Row *row = row_of(tape);
+        row->entered = row->agreed = 0;
+        row->phase = -1;
+    }
+    PyObject *ended = NULL, *entry = NULL, *done = NULL, *add = NULL, *due = NULL;
+    PyObject *result = tape->finish == Py_None ? Py_NewRef(x) : PyObject_CallOneArg(tape->finish, x);
+    int failed = -1;
+    if (!result || PyDict_SetItem(caller->next, tag, next) < 0) goto end;
+    if (tag != Py_None) {
+        const int is_idle = PyDict_Contains(caller->idle, tag);
+        if (is_idle < 0) goto end;
+        if (!is_idle || PyDict_GET_SIZE(caller->idle) > caller->many) {
+            done = PyObject_CallOneArg(caller->passed, tag);
+            if (!done) goto end;
+            Py_CLEAR(done);
+        }
+    }
+    ended = PyObject_CallNoArgs(caller->time);
+    PyObject *started = *(PyObject **)((char *)work + caller->slots[STARTED]);
+    if (!ended) goto end;
+    entry = PyTuple_Pack(9, caller->where, tape->op, tag, seq, tape->call, Py_None, tape->nbytes,
+                         started, ended);
+    add = entry ? PyObject_GetAttr(caller->records, caller->names[ADD]) : NULL;
+    done = add ? PyObject_CallOneArg(add, entry) : NULL;
+    if (!done) goto end;
+    Py_CLEAR(done);
+    due = PyObject_GetAttr(caller->progress, caller->names[DUE]);
+    if (!due) goto end;
+    // If the loop is due for a turn, or was not asked for one yet, `Progress.finish` sees to it.
+    const double left = PyFloat_AsDouble(due) - now();
+    if (left <= 0 || left > LOOP_DUE) {
+        PyObject *args[] = {caller->progress, work, result, ended};
+        done = PyObject_VectorcallMethod(caller->names[FINISH], args, 4, NULL);
+    } else {
+        set_slot(caller, work, ENDED, ended);
+        done = PyObject_CallMethodOneArg(work, caller->names[SET_RESULT], result);
+    }
+    failed = done ? 0 : -1;
+end:
+    Py_XDECREF(done);
+    Py_XDECREF(due);
+    Py_XDECREF(add);
+    Py_XDECREF(entry);
+    Py_XDECREF(ended);
+    Py_XDECREF(result);
+    return failed;
+}
+
+// It did not end within the call: what goes on with it, in Python.
+static int hand_over(Caller *caller, PyObject *recipe, PyObject *work, PyObject *x, PyObject *flat,
+                     PyObject *seconds, int area, int done) {
+    PyObject *found = NULL;
+    if (done == FAILED) {
+        PyObject *type, *error, *trace;
+        PyErr_Fetch(&type, &error, &trace);
+        PyErr_NormalizeException(&type, &error, &trace);
+        if (trace) PyException_SetTraceback(error, trace);
+        if (PyErr_GivenExceptionMatches(type, PyExc_Exception)) {
+            found = PyObject_CallFunctionObjArgs(caller->broke, work, recipe, error, seconds, NULL);
+            Py_XDECREF(type);
+            Py_XDECREF(error);
+            Py_XDECREF(trace);
+        } else {
+            PyErr_Restore(type, error, trace);
+        }
+    } else {
+        found = PyObject_CallFunction(caller->unfinished, "OOOOiiO", work, recipe, x, flat, area, done,
+                                      seconds);
+    }
+    Py_XDECREF(found);
+    return found ? 0 : -1;
+}
+
+// Whether a lane allows that its next operation is entered, and that the area of a tape is written.
+static int may_enter(Caller *caller, Tape *tape, long long number) {
+    if (own_words(tape)[PLACE + (number & 1)]) return 0;
+    PyObject *free = PyList_GetItem(tape->free, tape->area);
+    if (!free) return 0;
+    const long long before = number > caller->first ? number * AN_OPERATION : 0;
+    const long long over = PyLong_AsLongLong(free), needed = over > before ? over : before;
+    return row_of(tape)->known >= needed || reached(tape, needed);
+}
+
+// Start a call of `recipe` with arrays at `user`, of which Python has `flat` (NULL: it has `x`).
+// NULL without an error: nothing has happened.
+static PyObject *start(Caller *caller, PyObject *recipe, PyObject *x, PyObject *flat, char *const *user,
+                       PyObject *seconds, PyObject *tag) {
+    PyObject *tapes = PyObject_GetAttr(recipe, caller->names[TAPES]);
+    if (!tapes) return NULL;
+    PyObject *work = NULL, *seq = NULL, *next = NULL;
+    if (!PyTuple_Check(tapes) || PyTuple_GET_SIZE(tapes) != 2) goto end;
+    seq = PyDict_GetItemWithError(caller->next, tag);
+    if (!seq && PyErr_Occurred()) goto end;
+    seq = seq ? Py_NewRef(seq) : PyLong_FromLong(0);
+    if (!seq) goto end;
+    const long long number = PyLong_AsLongLong(seq);
+    if (number < caller->first) goto end;
+    Tape *tape = (Tape *)PyTuple_GET_ITEM(tapes, number & 1);
+    if (!Py_IS_TYPE(tape, caller->tape) || is_quiet(caller) <= 0) goto end;
+    char *places[USER];
+    if (!user) {
+        if (!memories_of(tape, flat, places)) goto end;
+        user = places;
+    } else if (tape->both || !tape->kernel) {
+        goto end;  // it is done with something else than `x`
+    }
+    if (tape->posters ? is_given_up(tape) : !may_enter(caller, tape, number)) goto end;
+    next = PyLong_FromLongLong(number + 1);
+    work = next ? make_work(caller, tape, tag, seq) : NULL;
+    if (!work) goto end;
+    Py_INCREF(tape);  // the Python way may have `tapes` made anew
+    int done, failed = 0;
+    if (!tape->posters)
+        done = enter(tape, caller->said, number) < 0 ? NO_ROOM : run_tape(tape, flat, user);
+    else if (tape->kernel)
+        done = run_posts(tape, tag, number, user[0]);
+    else
+        done = run_function(tape, tag, seq, x, flat);
+    if (done == NO_ROOM) {
+        Py_CLEAR(work);
+    } else if (done == ALL_DONE) {
+        failed = finish_call(caller, tape, work, tag, seq, next, x);
+    } else if (flat) {
+        failed = hand_over(caller, recipe, work, x, flat, seconds, tape->area, done);
+    } else {
+        // An error of the tape is not to be lost by what makes the array.
+        PyObject *type, *error, *trace;
+        PyErr_Fetch(&type, &error, &trace);
+        flat = PyObject_CallMethod(x, "reshape", "i", -1);
+        if (flat) PyErr_Restore(type, error, trace);
+        failed = flat ? hand_over(caller, recipe, work, x, flat, seconds, tape->area, done) : -1;
+        Py_XDECREF(flat);
+    }
+    if (failed) Py_CLEAR(work);
+    Py_DECREF(tape);
+end:
+    Py_XDECREF(next);
+    Py_XDECREF(seq);
+    Py_DECREF(tapes);
+    return work;
+}
+
+// all_reduce(x, op, seconds, tag=None)
+static PyObject *caller_all_reduce(Caller *caller, PyObject *const *args, Py_ssize_t nargs) {
+    if ((nargs == 3 || nargs == 4) && (PyObject *)Py_TYPE(args[0]) == caller->ndarray) {
+        const Array *x = (Array *)args[0];
+        for (int at = 0; at < caller->known && (x->flags & PLAIN_ARRAY) == PLAIN_ARRAY; at++) {
+            const Kind *kind = &caller->kinds[at];
+            if (kind->op != args[1] || kind->dtype != x->descr || kind->nd != x->nd ||
+                memcmp(kind->dimensions, x->dimensions, x->nd * sizeof(Py_ssize_t)))
+                continue;
+            char *user[USER] = {x->data, x->data};
+            PyObject *recipe = Py_NewRef(kind->recipe);
+            PyObject *tag = nargs == 4 ? args[3] : Py_None;
+            PyObject *work = start(caller, recipe, args[0], NULL, user, args[2], tag);
+            Py_DECREF(recipe);
+            if (work || PyErr_Occurred()) return work;
+            break;
+        }
+    }
+    return PyObject_Vectorcall(caller->all_reduce, args, nargs, NULL);
+}
+
+// run(recipe, x, flat, seconds, tag=None)
+static PyObject *caller_run(Caller *caller, PyObject *const *args, Py_ssize_t nargs) {
+    if (nargs == 4 || nargs == 5) {
+        PyObject *tag = nargs == 5 ? args[4] : Py_None;
+        PyObject *work = start(caller, args[0], args[1], args[2], NULL, args[3], tag);
+        if (work || PyErr_Occurred()) return work;
+    }
+    return PyObject_Vectorcall(caller->run, args, nargs, NULL);
+}
+
+static void drop_kind(Kind *kind) {
+    Py_CLEAR(kind->op);
+    Py_CLEAR(kind->dtype);
+    Py_CLEAR(kind->recipe);
+}
+
+// know(x, op, recipe)
+static PyObject *caller_know(Caller *caller, PyObject *const *args, Py_ssize_t nargs) {
+    if (nargs != 3 || (PyObject *)Py_TYPE(args[0]) != caller->ndarray) {
+        PyErr_SetString(PyExc_TypeError, "know takes an array of numpy, an operator and a recipe");
+        return NULL;
+    }
+    const Array *x = (Array *)args[0];
+    if (x->nd > DIMENSIONS) Py_RETURN_NONE;
+    if (caller->known == KINDS) drop_kind(&caller->kinds[--caller->known]);
+    memmove(caller->kinds + 1, caller->kinds, caller->known * sizeof(Kind));
+    Kind *kind = &caller->kinds[0];
+    kind->op = Py_NewRef(args[1]);
+    kind->dtype = Py_NewRef(x->descr);
+    kind->recipe = Py_NewRef(args[2]);
+    kind->nd = x->nd;
+    memcpy(kind->dimensions, x->dimensions, x->nd * sizeof(Py_ssize_t));
+    caller->known++;
+    Py_RETURN_NONE;
+}
+
+static PyObject *caller_forget(Caller *caller, PyObject *nothing) {
+    while (caller->known) drop_kind(&caller->kinds[--caller->known]);
+    Py_RETURN_NONE;
+}
+
+#define REFS(C) \
+    {&(C)->empty, &(C)->unset, &(C)->next, &(C)->idle, &(C)->passed, &(C)->records, \
+     &(C)->progress, &(C)->said, &(C)->loop, &(C)->time, &(C)->work, &(C)->where, \
+     &(C)->run, &(C)->all_reduce, &(C)->unfinished, &(C)->broke, &(C)->loop_word}
+#define REF_NAMES \
+    {"empty", "unset", "next", "idle", "passed", "records", "progress", "said", "loop", \
+     "time", "work", "where", "run", "all_reduce", "unfinished", "broke", "loop_word"}
+
+static int caller_traverse(Caller *caller, visitproc visit, void *arg) {
+    PyObject **const refs[] = REFS(caller);
+    for (size_t i = 0; i < sizeof refs / sizeof *refs; i++) Py_VISIT(*refs[i]);
+    for (int at = 0; at < caller->known; at++) Py_VISIT(caller->kinds[at].recipe);
+    Py_VISIT(Py_TYPE(caller));
+    return 0;
+}
+
+static int caller_clear(Caller *caller) {
+    Py_CLEAR(caller->run);
+    Py_CLEAR(caller->all_reduce);
+    Py_CLEAR(caller->unfinished);
+    Py_CLEAR(caller->broke);
+    return 0;
+}
+
+static void caller_dealloc(Caller *caller) {
+    PyTypeObject *type = Py_TYPE(caller);
+    PyObject_GC_UnTrack(caller);
+    caller_forget(caller, NULL);
+    PyObject **const refs[] = REFS(caller);
+    for (size_t i = 0; i < sizeof refs / sizeof *refs; i++) Py_CLEAR(*refs[i]);
+    Py_CLEAR(caller->ndarray);
+    Py_CLEAR(caller->tape);
+    type->tp_free(caller);
+    Py_DECREF(type);
+}
+
+static PyObject *caller_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    static const char *const words[] = REF_NAMES;
+    State *state = state_of(type);
+    if (!state) return NULL;
+    PyObject *first = keywords ? PyDict_GetItemString(keywords, "first") : NULL;
+    PyObject *many = keywords ? PyDict_GetItemString(keywords, "many") : NULL;
+    if (PyTuple_GET_SIZE(args) || !first || !many) {
+        PyErr_SetString(PyExc_TypeError, "a caller is made with keywords");
+        return NULL;
+    }
+    Caller *caller = (Caller *)type->tp_alloc(type, 0);
+    if (!caller) return NULL;
+    caller->names = state->names;
+    caller->ndarray = Py_NewRef(state->ndarray);
+    caller->tape = (PyTypeObject *)Py_NewRef(state->tape);
+    caller->first = PyLong_AsLongLong(first);
+    caller->many = PyLong_AsLongLong(many);
+    PyObject **const refs[] = REFS(caller);
+    for (size_t i = 0; i < sizeof refs / sizeof *refs; i++) {
+        PyObject *given = PyDict_GetItemString(keywords, words[i]);
+        if (!given) {
+            PyErr_Format(PyExc_TypeError, "a caller needs %s", words[i]);
+            goto failed;
+        }
+        *refs[i] = Py_NewRef(given);
+    }
+    if (PyErr_Occurred()) goto failed;
+    int is_sound = PyType_Check(caller->work) && PyDict_Check(caller->next) &&
+                   PyDict_Check(caller->idle) && PyList_Check(caller->said) &&
+                   PyList_GET_SIZE(caller->said) == 2 && PyTuple_Check(caller->empty) &&
+                   PyTuple_Check(caller->unset);
+    for (Py_ssize_t at = 0; is_sound && at < PyTuple_GET_SIZE(caller->unset); at++) {
+        PyObject *pair = PyTuple_GET_ITEM(caller->unset, at);
+        is_sound = PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) == 2;
+    }
+    if (!is_sound) {
+        PyErr_SetString(PyExc_TypeError, "a caller is made of other things");
+        goto failed;
+    }
+    for (int slot = 0; slot < SLOTS; slot++) {
+        PyObject *found = PyObject_GetAttrString(caller->work, work_slots[slot]);
+        if (!found) goto failed;
+        const int is_slot = Py_IS_TYPE(found, &PyMemberDescr_Type) &&
+                            ((PyMemberDescrObject *)found)->d_member->type == T_OBJECT_EX;
+        if (is_slot) caller->slots[slot] = ((PyMemberDescrObject *)found)->d_member->offset;
+        Py_DECREF(found);
+        if (!is_slot) {
+            PyErr_Format(PyExc_TypeError, "%s is no slot of a Work", work_slots[slot]);
+            goto failed;
+        }
+    }
+    return (PyObject *)caller;
+failed:
+    Py_DECREF(caller);
+    return NULL;
+}
+
+static PyMethodDef caller_methods[] = {
+    {"all_reduce", (PyCFunction)(void (*)(void))caller_all_reduce, METH_FASTCALL,
+     "all_reduce(x, op, seconds, tag=None)\n--\n\nReduce `x` in place: see `Express.all_reduce`."},
+    {"run", (PyCFunction)(void (*)(void))caller_run, METH_FASTCALL,
+     "run(recipe, x, flat, seconds, tag=None)\n--\n\nDo `recipe` with `x`: see `Express._run`."},
+    {"know", (PyCFunction)(void (*)(void))caller_know, METH_FASTCALL,
+     "know(x, op, recipe)\n--\n\nFind this recipe for arrays like `x` from now on."},
+    {"forget", (PyCFunction)caller_forget, METH_NOARGS,
+     "forget()\n--\n\nForget all recipes."},
+    {0},
+};
+static PyType_Slot caller_slots[] = {
+    {Py_tp_new, caller_new},
+    {Py_tp_dealloc, caller_dealloc},
+    {Py_tp_traverse, caller_traverse},
+    {Py_tp_clear, caller_clear},
+    {Py_tp_methods, caller_methods},
+    {Py_tp_doc, "Starts prepared calls on a lane: see aiodist.collectives.lane_express."},
+    {0, NULL},
+};
+static PyType_Spec caller_spec = {
+    .name = "aiodist._core.Caller",
+    .basicsize = sizeof(Caller),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = caller_slots,
+};
+
+// ---- the module ---------------------------------------------------------------------------------
+
 static PyMethodDef methods[] = {
     {"differ", differ, METH_VARARGS,
      "differ(old, new, gaps, values)\n--\n\nWrite the gaps and values of what has changed, and return how"
@@ -328,7 +1605,48 @@ static PyMethodDef methods[] = {
     {0},
 };
 
-static int begin(PyObject *module) { return PyModule_AddIntConstant(module, "LAYOUT", LAYOUT); }
+static int begin(PyObject *module) {
+    State *state = PyModule_GetState(module);
+    for (int i = 0; i < NAMES; i++)
+        if (!(state->names[i] = PyUnicode_InternFromString(names[i]))) return -1;
+    PyObject *numpy = PyImport_ImportModule("numpy");
+    state->ndarray = numpy ? PyObject_GetAttrString(numpy, "ndarray") : NULL;
+    Py_XDECREF(numpy);
+    if (!state->ndarray) return -1;
+    PyType_Spec *const specs[] = {&row_spec, &ring_spec, &cursor_spec, &tape_spec, &caller_spec};
+    PyTypeObject **const kept[] = {&state->row, &state->ring, &state->cursor, &state->tape};
+    for (int i = 0; i < 5; i++) {
+        PyObject *type = PyType_FromModuleAndSpec(module, specs[i], NULL);
+        const int failed = !type || PyModule_AddType(module, (PyTypeObject *)type);
+        if (!failed && i < 4) *kept[i] = (PyTypeObject *)Py_NewRef(type);
+        Py_XDECREF(type);
+        if (failed) return -1;
+    }
+    return PyModule_AddIntConstant(module, "LAYOUT", LAYOUT);
+}
+
+static int module_traverse(PyObject *module, visitproc visit, void *arg) {
+    State *state = PyModule_GetState(module);
+    Py_VISIT(state->row);
+    Py_VISIT(state->tape);
+    Py_VISIT(state->ring);
+    Py_VISIT(state->cursor);
+    Py_VISIT(state->ndarray);
+    return 0;
+}
+
+static int module_clear(PyObject *module) {
+    State *state = PyModule_GetState(module);
+    Py_CLEAR(state->row);
+    Py_CLEAR(state->tape);
+    Py_CLEAR(state->ring);
+    Py_CLEAR(state->cursor);
+    Py_CLEAR(state->ndarray);
+    for (int i = 0; i < NAMES; i++) Py_CLEAR(state->names[i]);
+    return 0;
+}
+
+static void module_free(void *module) { module_clear(module); }
 
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, begin},
@@ -336,12 +1654,15 @@ static PyModuleDef_Slot slots[] = {
     {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
 #endif
 #if PY_VERSION_HEX >= 0x030D0000
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED},  // it keeps no state
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},  // a lane is used by one thread
 #endif
     {0},
 };
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, .m_name = "aiodist._core", .m_methods = methods, .m_slots = slots};
+    PyModuleDef_HEAD_INIT,       .m_name = "aiodist._core",
+    .m_size = sizeof(State),     .m_methods = methods,
+    .m_slots = slots,            .m_traverse = module_traverse,
+    .m_clear = module_clear,     .m_free = module_free};
 
 PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&module); }

@@ -45,7 +45,7 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- |")
     for op, dtype in CASES:
         by_core, by_python = Kernel(op, dtype), Kernel(op, dtype)
-        by_python._compiled = None
+        by_python.compiled = None
         for ranks in (2, 4):
             before, now = shortest(by_python, ranks), shortest(by_core, ranks)
             print(f"| {op} {dtype} | {ranks} | {before:.0f} | {now:.0f} | {before / now:.1f} |")

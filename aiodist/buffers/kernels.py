@@ -76,7 +76,6 @@ class Kernel:
     __slots__ = (
         "_averages",
         "_block",
-        "_compiled",
         "_factor",
         "_logical",
         "_lone",
@@ -84,6 +83,7 @@ class Kernel:
         "_new",
         "_scale",
         "_ufunc",
+        "compiled",
         "dtype",
         "loads",
         "name",
@@ -132,8 +132,8 @@ class Kernel:
         self.loads = self._narrow is not None or self._factor is not None or self._logical
         self.stores = self._narrow is not None or self._averages
         self._block = BLOCK_BYTES // self.wire_dtype.itemsize  # elements that are processed at once
-        # The number of the compiled kernel; None: there is none.
-        self._compiled: int | None = core.find(op.name, name) if core else None
+        # The number of the kernel of the compiled part; None: it has none.
+        self.compiled: int | None = core.find(op.name, name) if core else None
 
     def plain(self, length: int, *, disjoint: bool = False) -> Callable[..., Any] | None:
         """Return a function that reduces two operands: ``plain(a, b, out=c)``.
@@ -235,9 +235,9 @@ class Kernel:
         if len(operands) == 2 and not self.loads and not self.stores:
             (self._lone if len(out) == 1 else self._ufunc)(operands[0], operands[1], out=out)
             return
-        if self._compiled is not None:
+        if self.compiled is not None:
             assert core is not None
-            core.reduce(self._compiled, operands, out, size)
+            core.reduce(self.compiled, operands, out, size)
             return
         n = min(len(out), self._block)
         acc = np.empty(n, self.wire_dtype)

@@ -63,6 +63,8 @@ from aiodist.buffers.reductions import DtypeGroup
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.forms import WORDS, Form, said
 from aiodist.collectives.reductions import goes_on_berths, phases_of_all_reduce
+from aiodist.compiled import core
+from aiodist.engine import tags
 from aiodist.engine.calls import Calls
 from aiodist.engine.operation import Program, Running
 from aiodist.engine.phase import Phase
@@ -70,13 +72,18 @@ from aiodist.links.endpoint import Endpoint
 from aiodist.phases.base import Call, Place
 from aiodist.schedules.script import written_down
 from aiodist.shared_memory.board import ON_DEVICE, digest_of
+from aiodist.transports.surroundings import is_virtual
 from aiodist.types import ReduceOp
 from aiodist.work import Work
 
 Flat = NDArray[Any]
 
-KEPT = 50_000
-"""Most steps of all recipes of a group: some 10 MiB. Those of small arrays have four."""
+KEPT = 32 << 20
+"""Most bytes of all recipes of a group, by `A_RECIPE` and `A_STEP`."""
+A_RECIPE = 9_000
+"""Bytes of a recipe without the steps of its plan, measured with thousands of them."""
+A_STEP = 500
+"""Bytes of a step, with the views that it needs. Plans of small arrays have four."""
 FORMS = 4
 """Most forms of one operation: each is tried in turn."""
 AGAIN = 64
@@ -87,8 +94,8 @@ class Recipe:
     """One collective that is called with one kind of array, prepared."""
 
     __slots__ = (
-        "call", "digest", "finish", "keeps", "nbytes", "op", "phase", "returns", "unformed",
-        "vector", "weight",
+        "call", "digest", "finish", "keeps", "nbytes", "op", "phase", "returns", "tapes",
+        "unformed", "vector", "weight",
     )  # fmt: skip
 
     def __init__(self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object) -> None:
@@ -101,10 +108,12 @@ class Recipe:
         self.vector = vector  # the array of the user, in the memory of that phase
         vector.lend(None)
         self.nbytes = vector.nbytes  # bytes of the array
-        # What it counts of `KEPT`: the steps of its plan that are in memory.
+        # The steps of its plan that are in memory.
         self.weight = written_down(phase.prepared.plan.steps)
         self.keeps = keeps  # recipes are found by the identity of this, so it has to stay
         self.returns = True  # whether this rank has a result
+        # By parity of the number of the call, what the compiled part does it with.
+        self.tapes: tuple[Any, Any] = (None, None)
         self.unformed = 0  # so many calls are laid out until a form is made of one; 0: none is
 
     def form(self, args: tuple[Any, ...]) -> Form | None:
@@ -148,6 +157,7 @@ class Express(ABC, Generic[G, R]):
         self._recipes: dict[tuple[Any, ...], R | None] = {}  # None: not to be prepared
         self._forms: dict[str, list[tuple[R, Form]]] = {}  # by operation, the last ones
         self._weight = 0  # of all of them
+        self._caller: Any = None  # the compiled part of it
 
     @abstractmethod
     def _run(
@@ -165,6 +175,63 @@ class Express(ABC, Generic[G, R]):
     def _prepare_large(self, call: bytes, group: DtypeGroup, op: ReduceOp) -> R | None:
         """The recipe of an all_reduce that has berths (`reductions.goes_on_berths`)."""
         return None
+
+    # -- the compiled part ------------------------------------------------------------------------
+
+    def _use_compiled(
+        self, empty: tuple[Any, ...], unset: tuple[tuple[object, str], ...], **more: Any
+    ) -> None:
+        """Have the compiled part start the calls that it can do. It calls the Python way for the
+        others: if a container is not `empty`, or an attribute not `unset`, for example."""
+        if core is None or is_virtual(self._loop):
+            return
+        calls, records = self._calls, self._records
+        self._caller = core.Caller(
+            empty=(calls.arrivals.early, calls.arrivals.verdicts, *empty),
+            unset=((calls, "deferred"), (records, "trace"), *unset),
+            next=calls.tags.numbers,
+            idle=calls.tags.idle,
+            many=tags.MANY,
+            passed=self._passed,
+            records=records,
+            progress=self._progress,
+            loop=self._loop,
+            time=self._loop.time,
+            work=Work,
+            where=records.where,
+            run=self._run,
+            all_reduce=self._all_reduce,
+            unfinished=self._unfinished,
+            broke=self._broke,
+            loop_word=("loop",),
+            **more,
+        )
+        vars(self).update(all_reduce=self._caller.all_reduce, _run=self._caller.run)
+
+    def _all_reduce(self, x: Any, op: Any, seconds: float, tag: object = None) -> Work[Any] | None:
+        """Reduce an array of a kind that the compiled part does not know, perhaps from now on."""
+        work = Express.all_reduce(self, x, op, seconds, tag)
+        if work is not None and type(x) is np.ndarray:
+            recipe = self._recipes.get((id(op), x.dtype, x.shape))
+            if recipe is not None and recipe.tapes[0] is not None:
+                self._caller.know(x, op, recipe)
+        return work
+
+    def _passed(self, tag: object) -> None:
+        """A call with a tag that was not idle before is done."""
+        self._calls.tags.passed(tag)
+        if self._calls.tags.many:
+            self._calls.forget_tags()
+
+    def _unfinished(
+        self, work: Work[Any], recipe: R, x: Any, flat: Any, area: int, done: int, seconds: float, /
+    ) -> None:
+        """Go on with a call of which so many steps are `done`, and which has to wait."""
+        raise NotImplementedError
+
+    def _broke(self, work: Work[Any], recipe: R, error: Exception, seconds: float, /) -> None:
+        """Fail a call, because a step of it has raised `error`."""
+        raise NotImplementedError
 
     # -- finding recipes --------------------------------------------------------------------------
 
@@ -301,9 +368,15 @@ class Express(ABC, Generic[G, R]):
         # the collector alone, and what they look at stay mapped as long.
         for recipe in self._recipes.values():
             if recipe is not None:
+                recipe.tapes = (None, None)
                 recipe.release()
         self._recipes.clear()
         self._forms.clear()
+        if self._caller is not None:
+            self._caller.forget()
+            self._caller = None
+            vars(self).pop("all_reduce")
+            vars(self).pop("_run")
 
     # -- the two ends of a call -------------------------------------------------------------------
 
@@ -381,10 +454,9 @@ def _is_function(x: Any) -> bool:
 
 
 def _weight(key: tuple[Any, ...], recipe: Recipe | None) -> int:
-    """What a recipe, and the key that it is found by, count of `KEPT`."""
-    return (1 if recipe is None else recipe.weight) + sum(
-        len(kind) for kind in key if type(kind) is tuple
-    )
+    """Bytes of a recipe, and of the key that it is found by."""
+    kinds = sum(len(kind) for kind in key if type(kind) is tuple)
+    return A_STEP * (1 + kinds) if recipe is None else A_RECIPE + A_STEP * (recipe.weight + kinds)
 
 
 WIDE = 64

@@ -31,6 +31,7 @@ from aiodist.collectives.express import (
     returning,
 )
 from aiodist.collectives.lane_reductions import LaneRecipe
+from aiodist.collectives.tapes import ALL_SHOWN, is_tape, tape_of
 from aiodist.engine.early import Key
 from aiodist.engine.executor import ALL, Executor, area_for, area_of
 from aiodist.engine.operation import Failure, Operation, Program
@@ -93,6 +94,13 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
     def __init__(self, context: ExpressGroup, lane: Lane) -> None:
         super().__init__(context)
         self._lane = lane
+        turns, *_ = lane.inner()
+        self._use_compiled(
+            (turns.queue,),
+            ((turns, "current"), (lane, "is_broken")),
+            said=lane.board.said,
+            first=lane.first,
+        )
 
     def _prepare(
         self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
@@ -126,9 +134,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         executor = None
         try:
             if recipe.fused is not None and not place:
-                made = recipe.at_once
-                at_once = made.get(area) or made.setdefault(area, recipe.fused(phase, lane, area))
-                done = at_once(flat)
+                done = (recipe.at_once.get(area) or self._fused(recipe, area))(flat)
             else:
                 assert isinstance(recipe, LaneRecipe)
                 executor = recipe.executor(flat, lane, area, place)
@@ -136,22 +142,59 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         except Exception as error:
             if executor is not None:
                 executor.close()
-            calls.take_over(work, recipe.call, None, failing(error), seconds)
+            self._broke(work, recipe, error, seconds)
             return work
         if done == ALL:
             if executor is not None:
                 executor.close()
             lane.finish_inline()
             self._done(work, recipe, x)
-            return work
-        if executor is None:
-            executor, rest = self._rest(recipe, x, flat, area, done)
-            if done >= lane_values.ALL_SHOWN and executor is not None and not self._runs_others():
-                return self._go_on(work, recipe.call, executor, rest, seconds)
+        elif executor is None:
+            self._unfinished(work, recipe, x, flat, area, done, seconds)
         else:
-            rest = rest_of(recipe, x)
-        calls.take_over(work, recipe.call, executor, rest, seconds)
+            calls.take_over(work, recipe.call, executor, rest_of(recipe, x), seconds)
         return work
+
+    def _fused(
+        self, recipe: LaneRecipe | lane_values.ValueRecipe, area: int
+    ) -> Callable[[Any], int]:
+        """Make what carries `recipe` out in `area`."""
+        phase, lane = recipe.phase, self._lane
+        assert recipe.fused is not None
+        run = recipe.fused(phase, lane, area)
+        run = tape_of(recipe, phase, lane, area, run) or run
+        if is_tape(run) and phase.direct is None:
+            even, odd = recipe.tapes
+            recipe.tapes = (even if area == 1 else run, odd if area == 0 else run)
+        recipe.at_once[area] = run
+        return run
+
+    def _unfinished(
+        self,
+        work: Work[Any],
+        recipe: LaneRecipe | lane_values.ValueRecipe,
+        x: Any,
+        flat: Any,
+        area: int,
+        done: int,
+        seconds: float,
+    ) -> None:
+        """Go on with a call of which so many steps are `done`, and which has to wait."""
+        executor, rest = self._rest(recipe, x, flat, area, done)
+        if done >= ALL_SHOWN and executor is not None and not self._runs_others():
+            self._go_on(work, recipe.call, executor, rest, seconds)
+        else:
+            self._calls.take_over(work, recipe.call, executor, rest, seconds)
+
+    def _broke(
+        self,
+        work: Work[Any],
+        recipe: LaneRecipe | lane_values.ValueRecipe,
+        error: Exception,
+        seconds: float,
+    ) -> None:
+        """Fail a call, because a step of it has raised `error`."""
+        self._calls.take_over(work, recipe.call, None, failing(error), seconds)
 
     def _rest(
         self,
@@ -201,16 +244,12 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
             return
         del calls.waiting.by_key[call.key]
         recipe, seq, work, x = call.recipe, call.seq, call.work, call.x
-        phase, fused = recipe.phase, recipe.fused
-        assert fused is not None
-        area = area_for(phase.shared or 0, seq, 0, lane.by_turns)
+        area = area_for(recipe.phase.shared or 0, seq, 0, lane.by_turns)
         if not lane.try_enter(seq, area, recipe.digest, recipe.call, 0, call):
             self._take_over(call)
             return
-        made = recipe.at_once
         try:
-            at_once = made.get(area) or made.setdefault(area, fused(phase, lane, area))
-            done = at_once(call.flat)
+            done = (recipe.at_once.get(area) or self._fused(recipe, area))(call.flat)
             if done == ALL and recipe.finish is not None:
                 x = recipe.finish(x)
         except Exception as error:

@@ -36,6 +36,7 @@ from aiodist.collectives.exchange import exchange
 from aiodist.collectives.exchanged import Exchanged, exchanged_by
 from aiodist.collectives.express import ExpressGroup, Flat, Recipe, written
 from aiodist.collectives.forms import Form, Matches, matching, placing, showing
+from aiodist.collectives.tapes import ALL_SHOWN, tape_of_values
 from aiodist.collectives.templates import Data, Reading, Template
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Program
@@ -58,9 +59,6 @@ MOST_TAKES = 16
 """Most combinations of templates for which it is kept what to do."""
 BEGUN = 2
 """Steps that are done before a call waits: what this rank shows is copied, and published."""
-ALL_SHOWN = 3
-"""The same where it need not wait: what all show is there."""
-
 Make = Callable[..., Call]
 
 
@@ -281,7 +279,7 @@ class ValueRecipe(Recipe):
                 return None
             return self._hit
 
-        def run(call: Given) -> int:
+        def show(call: Given) -> int:
             if call.own is not template:
                 return 0  # it has waited, and other words are shown by now
             shown_bytes = call.shown
@@ -291,20 +289,29 @@ class ValueRecipe(Recipe):
                 own.write()
                 for at in shows:
                     gaps[at][:] = call.flats[at]
+            return True
+
+        def take(call: Given) -> int:
+            made = collect(call)
+            return steps if made is None else made or ALL_SHOWN
+
+        def run(call: Given) -> int:
+            if show(call) is not True:
+                return 0
             lane.publish()
             if not lane.watch(lane.others, 1):
                 return BEGUN
-            made = collect(call)
-            if made is None:
-                return steps
-            if not (made and lane.end(area)):
+            done = take(call)
+            if done is not True:
+                return done
+            if not lane.end(area):
                 return ALL_SHOWN
             moved.sent += shown
             moved.received += taken
             return ALL
 
         self._collects[area] = collect
-        return run
+        return tape_of_values(self, phase, lane, area, run, show, take)
 
     def take(self, found: Sequence[Reading], call: Given) -> bool:
         """Make the result of `found`, what each rank shows. False: that goes the ordinary way."""
@@ -483,6 +490,7 @@ class ValueRecipe(Recipe):
         self._forget_areas()
 
     def _forget_areas(self) -> None:
+        self.tapes = (None, None)
         self.at_once.clear()
         self._collects.clear()
 

@@ -61,6 +61,7 @@ from aiodist.collectives.posted import (
 )
 from aiodist.collectives.posted_slots import slots_in_one_go
 from aiodist.collectives.posted_values import PostedValues, taking_in_one_go
+from aiodist.collectives.tapes import tape_of_posts
 from aiodist.engine.early import key_of
 from aiodist.engine.operation import Operation
 from aiodist.engine.phase import Phase
@@ -122,6 +123,10 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         self._bytes = 0  # that calls have posted which wait
         self._in_ring: PostedCall | None = None  # what it shows lies in the ring of this rank
         self._broken = False  # a rank is lost: nothing is posted any more
+        calls = self._calls
+        self._use_compiled(
+            (calls.waiting.by_key, calls.tags.frozen), ((self, "_broken"),), said=[0, 0], first=0
+        )
 
     def _prepare(
         self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
@@ -141,11 +146,23 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     def _learn(self, x: Any, op: Any) -> PostRecipe | PostedValues | BerthRecipe | None:
         recipe = super()._learn(x, op)
         if isinstance(recipe, PostRecipe) and getattr(x.dtype, "isnative", True):
-            recipe.in_one_go = self._fused(in_one_go, recipe)
+            self._fuse(recipe, in_one_go, recipe.compiled)
         return recipe
 
-    def _fused(self, way: Callable[..., InOneGo], recipe: PostRecipe | PostedValues) -> InOneGo:
-        return way(recipe, self._posts, self._wake, self._follows, self._moved)
+    def _fuse(
+        self,
+        recipe: PostRecipe | PostedValues,
+        way: Callable[..., InOneGo],
+        kernel: int | None = None,
+    ) -> None:
+        """Have `recipe` done in one go, by the compiled part if there is a `kernel` for it."""
+        run = way(recipe, self._posts, self.wake, self.follows, self._moved)
+        recipe.in_one_go = run
+        spins = self._polls and self._progress.polls and not self._crowded
+        tape = tape_of_posts(
+            recipe, self._posts, self, run, kernel, self._progress, self._moved, spins=spins
+        )
+        recipe.tapes = (tape, tape)
 
     def _learn_other(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
@@ -153,7 +170,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         with Shows(self._context):
             found = lane_values.learn(PostedValues, self._context, op, make, args)
         if found is not None:
-            found.in_one_go = self._fused(taking_in_one_go, found)
+            self._fuse(found, taking_in_one_go)
             return found
         if op not in lane_reductions.OPS:
             return None
@@ -173,7 +190,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         except (TypeError, ValueError):
             return None  # and the ordinary way raises it
         if slots is not None:
-            slots.in_one_go = self._fused(slots_in_one_go, slots)
+            self._fuse(slots, slots_in_one_go)
         return slots
 
     def _learn_reduce(self, call: Call, x: Any, dst: int, op: Any, out: None) -> PostRecipe | None:
@@ -185,7 +202,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         if not recipe.returns:
             recipe.finish = None  # there is no result, and nothing was written
         if recipe.in_one_go is not None:
-            recipe.in_one_go = self._fused(in_one_go, recipe)
+            self._fuse(recipe, in_one_go, recipe.compiled)
         return recipe
 
     # -- calls ------------------------------------------------------------------------------------
@@ -223,8 +240,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         try:
             done = run(tag, seq, x, given)
         except Exception as error:
-            tags.take(tag)
-            self._take_over(what, (), work, seconds, Otherwise(None, failing(error)))
+            self._broke(work, what, error, seconds)
             return work
         if done:
             self._finish(work, what.op, what.call, what.nbytes, what.made(x))
@@ -233,13 +249,32 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             return work
         if done is None:
             return None
-        due, rank = what.prefixes(tag, seq), self._context.rank
+        self._unfinished(work, what, x, given, 0, 0, seconds)
+        return work
+
+    def _unfinished(
+        self,
+        work: Work[Any],
+        what: Any,
+        x: Any,
+        given: Any,
+        area: int,
+        done: int,
+        seconds: float,
+        /,
+    ) -> None:
+        assert work.seq is not None
+        due, rank = what.prefixes(work.tag, work.seq), self._context.rank
         prefix = due[rank]
         assert prefix is not None
         shown: Data = self._posts.last(len(prefix), what.lengths[rank])
         if not (lies := len(shown) > CHEAP_COPY):
             shown = bytes(shown)
-        return self._called(work, what, x, given, seconds, due, shown, {}, lies=lies)
+        self._called(work, what, x, given, seconds, due, shown, {}, lies=lies)
+
+    def _broke(self, work: Work[Any], what: Any, error: Exception, seconds: float, /) -> None:
+        self._calls.tags.take(work.tag)
+        self._take_over(what, (), work, seconds, Otherwise(None, failing(error)))
 
     def begin(
         self, call: Call, args: tuple[Any, ...], seconds: float, tag: object = None
@@ -299,7 +334,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         if early is not None:
             arrivals.take(key)  # now: what is heard while others are woken is kept beside it
         work: Work[Any] = Work.begin(self._loop, what.op, tag, seq, what.nbytes)
-        self._wake(self._posts.tell())
+        self.wake(self._posts.tell())
         if not (found or self._calls.waiting.by_key):
             met = self._met(what, due, shown)
             if met is not None:
@@ -351,7 +386,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
                 self._complete(call)
         return work
 
-    def _wake(self, peers: Sequence[int]) -> bool:
+    def wake(self, peers: Sequence[int]) -> bool:
         """Wake those who sleep until this rank posts. Returns whether nobody is lost."""
         for peer in peers:
             self._context.kick(peer)
@@ -365,7 +400,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         for reader in self._posts.readers:
             rank = reader.rank
             prefix = due[rank]
-            if prefix is None or not (reader.has_more() or self._follows(reader)):
+            if prefix is None or not (reader.has_more() or self.follows(reader)):
                 return None
             data = reader.shown(prefix, lengths[rank])
             if data is None:
@@ -432,7 +467,8 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     def _comes(self, readers: Sequence[Reader]) -> bool:
         return self._progress.watch(self._posts, readers, 0, crowded=self._crowded)
 
-    def _follows(self, reader: Reader) -> bool:
+    def follows(self, reader: Reader) -> bool:
+        """Whether `reader` has something to read within a moment."""
         return self._polls and self._comes((reader,))
 
     def _look(self, call: PostedCall) -> None:

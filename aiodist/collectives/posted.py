@@ -86,6 +86,7 @@ class Posted(ABC):
 
     __slots__ = ()
     in_one_go: InOneGo | None = None
+    tapes: tuple[Any, Any] = (None, None)
     op: str
     call: bytes
     nbytes: int
@@ -127,7 +128,7 @@ class PostRecipe(Recipe, Posted):
     nobody: it is for one call at a time, and of these there are many."""
 
     __slots__ = (
-        "_kernel", "_plain", "_quietly", "_rank", "_size", "begins", "dtype", "in_one_go",
+        "_kernel", "_plain", "_quietly", "_rank", "_size", "begins", "dtype", "heads", "in_one_go",
         "lengths",
     )  # fmt: skip
 
@@ -142,8 +143,14 @@ class PostRecipe(Recipe, Posted):
         self._size = phase.prepared.plan.size
         self.lengths = [self.nbytes] * self._size
         self.begins = ByTag(self._begin)
+        self.heads = ByTag(lambda tag: self.begins[tag](0))  # for the compiled part
         self._quietly = quietly()
         self.in_one_go: InOneGo | None = None
+
+    @property
+    def compiled(self) -> int | None:
+        """The number of the kernel of the compiled part; None: there is none."""
+        return self._kernel.compiled
 
     def shown(self, given: Any) -> Data:
         if not given.dtype.isnative:

@@ -8,7 +8,7 @@ are laid over their posts; and what makes the result is made once, of windows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from aiodist.collectives.express import ExpressGroup
@@ -54,6 +54,7 @@ class PostedValues(ValueRecipe, Posted):
     """A recipe of values that are posted."""
 
     __slots__ = ("_taken", "_windows", "expected", "in_one_go", "lengths")
+    heads: Mapping[object, bytes] = {}
     on_lane = False
     moves = frozenset()
 
@@ -94,6 +95,9 @@ class PostedValues(ValueRecipe, Posted):
 
     def release(self) -> None:
         _lift(itertools.chain.from_iterable(self._windows))
+
+    def _forget_areas(self) -> None:
+        """There are none: what is known of others lies in windows."""
 
     def fits(self, nbytes: int) -> bool:
         return True

@@ -84,11 +84,11 @@ class TagCounts:
         self.frozen: set[object] = set()  # tags whose count must not change until the round is over
         self._rank = rank
         self._size = size
-        self._next: dict[object, int] = {}  # by tag, the number of its next collective: its count
+        self.numbers: dict[object, int] = {}  # by tag, that of its next collective: its count
         self._pending: dict[object, int] = {}  # by tag, how many collectives have not ended here
         self._kept: set[object] = set()  # tags whose number is never forgotten
         # Tags that may be forgotten, the oldest first; and the count of each when it was put there.
-        self._idle: dict[object, int] = {}
+        self.idle: dict[object, int] = {}
         self._forgotten = 0  # collectives of tags that were forgotten: they count as called
         # The round under way: its number and tags; at rank 0 also who has answered, and what.
         self._round = 0
@@ -97,35 +97,38 @@ class TagCounts:
         self._disbanded = False  # a rank was lost, so there are no more rounds
 
     def __len__(self) -> int:
-        return len(self._next)
+        return len(self.numbers)
 
     @property
     def called(self) -> int:
         """How many collectives were called, with any tag. Any thread may ask."""
         # The list is made in one step, so the loop may add a tag meanwhile in its own thread. To
         # sum the values themselves would raise then.
-        return self._forgotten + sum(list(self._next.values()))
+        return self._forgotten + sum(list(self.numbers.values()))
 
     def take(self, tag: object) -> int:
         """The number of the collective that is called now."""
-        seq = self._next.get(tag, 0)
-        self._next[tag] = seq + 1
+        seq = self.numbers.get(tag, 0)
+        self.numbers[tag] = seq + 1
         self._pending[tag] = self._pending.get(tag, 0) + 1
-        self._idle.pop(tag, None)
+        self.idle.pop(tag, None)
         return seq
 
     def pass_over(self, tag: object) -> None:
         """A collective was called that is over already."""
-        count = self._next[tag] = self._next.get(tag, 0) + 1
+        self.numbers[tag] = self.numbers.get(tag, 0) + 1
         # One that is there stays where it is: this is done in each call, `propose` is not.
-        if tag in self._idle or tag is None:
-            return
+        if tag is not None and tag not in self.idle:
+            self.passed(tag)
+
+    def passed(self, tag: object) -> None:
+        """Do what is left of `pass_over` once the number is counted."""
         if tag not in self._pending and tag not in self._kept:
-            self._idle[tag] = count
+            self.idle.setdefault(tag, self.numbers[tag])
 
     def upcoming(self, tag: object) -> int:
         """The number of the next collective."""
-        return self._next.get(tag, 0)
+        return self.numbers.get(tag, 0)
 
     def release(self, tag: object, *, failed: bool) -> None:
         """A collective with `tag` has ended here."""
@@ -137,20 +140,20 @@ class TagCounts:
             return
         del self._pending[tag]
         if tag is not None and tag not in self._kept:
-            self._idle[tag] = self._next[tag]
+            self.idle[tag] = self.numbers[tag]
 
     def keep(self, tag: object) -> None:
         """Never forget the number of `tag`."""
         self._kept.add(tag)
-        self._idle.pop(tag, None)
+        self.idle.pop(tag, None)
 
     def is_ahead(self, tag: object, seq: int) -> bool:
         """Whether number `seq` of `tag` was not called here yet."""
-        return seq >= self._next.get(tag, 0)
+        return seq >= self.numbers.get(tag, 0)
 
     def contributed(self, tag: object, seq: int) -> None:
         """A contribution to number `seq` of `tag` has come."""
-        if tag in self.frozen and seq < self._next.get(tag, 0):
+        if tag in self.frozen and seq < self.numbers.get(tag, 0):
             self._forget(tag)
 
     # -- rounds -----------------------------------------------------------------------------------
@@ -158,7 +161,7 @@ class TagCounts:
     @property
     def many(self) -> bool:
         """Whether there are so many idle tags that something should be done about it."""
-        return len(self._idle) > MANY
+        return len(self.idle) > MANY
 
     def propose(self) -> Sends:
         """At rank 0: start a round if there are many idle tags."""
@@ -167,8 +170,8 @@ class TagCounts:
         named: list[object] = []
         room = BATCH_BYTES
         used: list[object] = []
-        for tag, count in self._idle.items():
-            if self._next[tag] != count:  # called since then
+        for tag, count in self.idle.items():
+            if self.numbers[tag] != count:  # called since then
                 used.append(tag)
                 continue
             room -= 16 + (len(tag) * 4 if isinstance(tag, (str, bytes)) else 0)
@@ -176,17 +179,17 @@ class TagCounts:
                 break
             named.append(tag)
         for tag in used:  # they come last from now on
-            del self._idle[tag]
-            self._idle[tag] = self._next[tag]
+            del self.idle[tag]
+            self.idle[tag] = self.numbers[tag]
         if not named:
             return []
         self._round += 1
         self._named = named
-        self._answers = {0: self._freeze(named, [self._next[tag] for tag in named])}
+        self._answers = {0: self._freeze(named, [self.numbers[tag] for tag in named])}
         if self._size == 1:
             self._commit(self._answers[0])
             return []
-        fields = (PREPARE, self._round, named, [self._next[tag] for tag in named])
+        fields = (PREPARE, self._round, named, [self.numbers[tag] for tag in named])
         return [(rank, fields) for rank in range(1, self._size)]
 
     def heard(self, src: int, fields: Sequence[Any]) -> tuple[Sends, bool]:
@@ -228,7 +231,7 @@ class TagCounts:
     def _freeze(self, named: Sequence[object], counts: Sequence[int]) -> list[bool]:
         frozen: list[bool] = []
         for tag, count in zip(named, counts, strict=True):
-            same = tag in self._idle and self._next[tag] == count
+            same = tag in self.idle and self.numbers[tag] == count
             if same:
                 self.frozen.add(tag)
             frozen.append(same)
@@ -242,8 +245,8 @@ class TagCounts:
 
     def _forget(self, tag: object) -> None:
         self.frozen.discard(tag)
-        self._forgotten += self._next.pop(tag, 0)
-        self._idle.pop(tag, None)
+        self._forgotten += self.numbers.pop(tag, 0)
+        self.idle.pop(tag, None)
 
     def _end(self) -> None:
         self.frozen.clear()

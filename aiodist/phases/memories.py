@@ -229,6 +229,11 @@ class Reductions(Regions):
         self._kernel = kernel
         self._size = size
 
+    @property
+    def parts(self) -> tuple[Vector, Vector, AnyKernel, int]:
+        """The input, the result, what reduces, and of how many ranks."""
+        return self._vectors[X], self._vectors[OUT], self._kernel, self._size
+
     def everyone(
         self, lane: Lane, area: int, start: int, stop: int
     ) -> tuple[Array, Callable[..., Any]]:

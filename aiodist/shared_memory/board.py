@@ -155,11 +155,10 @@ class Board:
         self._words = list(self.words.items())  # made once, for loops
         self._own_bytes = own  # the same memory as `own`, by bytes: for texts
         self._bytes = {rank: own, **others}  # whole segments, by rank
-        self._calls = [0, 0]  # by parity: the digest that is on the board
+        self.said = [0, 0]  # by parity: the digest that is on the board
         self._places = [0, 0]  # by parity: the place that is on the board
         self._nap = 0  # how often this rank has slept
         self._slept = 0  # how, as it is on the board
-        self._core = 0  # as it is on the board
         self._kicked = dict.fromkeys(others, 0)  # by peer: the nap from which it was woken last
         self.can_doze = dozes
         # By rank: where its stamp lies, which is the first word.
@@ -173,6 +172,11 @@ class Board:
     def memory(self, rank: int) -> memoryview:
         """The whole segment of `rank`."""
         return self._bytes[rank]
+
+    @property
+    def pages(self) -> list[memoryview]:
+        """The words of this rank, and of all others."""
+        return [self.own, *self.words.values()]
 
     def close(self) -> None:
         """Let go of all memory."""
@@ -190,9 +194,9 @@ class Board:
         parity = operation & 1
         if self._places[parity] != place:
             self._say_place(parity, place)
-        if self._calls[parity] == digest:
+        if self.said[parity] == digest:
             return
-        self._calls[parity] = digest
+        self.said[parity] = digest
         shown = text[:_TEXT_ROOM]
         at = _TEXT + 1024 * parity
         self.own[at // 8] = len(shown)
@@ -310,8 +314,8 @@ class Board:
     def here(self) -> int:
         """1 + the core that this rank is on, as it says by this; 0 if the system does not tell."""
         here = core() + 1
-        if here != self._core:
-            self._core = self.own[CORE] = here
+        if here != self.own[CORE]:
+            self.own[CORE] = here
         return here
 
     def apart(self, peers: Iterable[int], stamp: int) -> bool:
@@ -362,6 +366,10 @@ class Board:
         self.own[STAMP] = stamp
         _acquire()
         _release()
+        return self.rouse(stamp)
+
+    def rouse(self, stamp: int) -> list[int]:
+        """Do what `reach` does once the stamp is written."""
         asleep = []
         for peer, words in self._words:
             nap = words[SLEEP]

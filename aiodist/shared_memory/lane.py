@@ -67,11 +67,12 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from aiodist.buffers.vector import Vector
+from aiodist.compiled import core
 from aiodist.links.moved import Moved
 from aiodist.schedules.costs import ONE_HOST_TCP, Costs
 from aiodist.schedules.teams import Teams
@@ -120,7 +121,39 @@ class DifferentCallsError(Exception):
         self.calls = calls
 
 
-class Lane:
+class Row:
+    """What a lane knows of the operation whose turn it is. The compiled part has the same, and
+    tapes that change it (`aiodist.collectives.tapes`)."""
+
+    __slots__ = (
+        "_agreed", "_base", "_digest", "_entered", "_known", "_phase", "_publishes", "_seq",
+    )  # fmt: skip
+
+    _entered: bool
+    """Its words are on the board."""
+    _agreed: bool
+    """All others are known to have called the same."""
+    _seq: int
+    """Its number."""
+    _digest: int
+    """Of what was called."""
+    _phase: int
+    """The number of its phase; -1: none has begun."""
+    _base: int
+    """The stamp with which that began."""
+    _publishes: int
+    """How often this rank has published in it."""
+    _known: int
+    """All others have reached this stamp, perhaps a later one."""
+
+
+if TYPE_CHECKING:
+    LaneRow: TypeAlias = Row
+else:
+    LaneRow = Row if core is None else core.Row
+
+
+class Lane(LaneRow):
     """One rank's end of a lane. `first`: the number of the first operation that runs on it; `size`:
     the ranks of the group, of whom those on this host are on the board. `crowded`: there are more
     of these than cores, as all of them know."""
@@ -162,15 +195,9 @@ class Lane:
             crowded=crowded or self._spans,
         )
         self._areas = Areas(board, size)  # staging memory
-        # Of the current operation:
-        self._entered = False  # its words are on the board
-        self._agreed = False  # all others are known to have called the same
-        self._seq = -1  # its number
-        self._digest = 0  # of what was called
-        self._phase = -1  # the number of its phase; -1: none has begun
-        self._base = 0  # the stamp with which that began
-        self._publishes = 0  # how often this rank has published in it
-        self._known = 0  # all others have reached this stamp, perhaps a later one
+        self._entered = self._agreed = False
+        self._seq = self._phase = -1
+        self._digest = self._base = self._publishes = self._known = 0
 
     # -- the order of operations ------------------------------------------------------------------
 
@@ -289,8 +316,8 @@ class Lane:
         rider: Rider | None = None,
     ) -> bool:
         """Enter the operation `seq`, which is called now, or is `rider`, whose turn it is, and
-        needs `area`, if that takes no waiting. `finish_inline` comes next, or `finish_turn`, or
-        `add` of an operation that goes on. False: nothing is done.
+        needs `area`, if that takes no more than a moment. `finish_inline` comes next, or
+        `finish_turn`, or `add` of an operation that goes on. False: nothing is done.
 
         `place`: where its array lies, see `Board.announce`.
         """
@@ -303,10 +330,13 @@ class Lane:
         before = base - AN_OPERATION if seq > self.first else 0  # as in `_before`
         free = self._areas.free[area]
         known = self._known
-        if (known < before or known < free) and not self.board.reached(
-            self.others, max(before, free)
-        ):
-            return False
+        if known < before or known < free:
+            needed = max(before, free)
+            # The others may still read what was shown in the operation before. They are nearly
+            # through with that, and a wait here is shorter than one in the loop.
+            there = self.board.reached(self.others, needed)
+            if not (there or self._waiting.poll(self.others, needed)):
+                return False
         self._enter(seq, base, digest, call, place)
         self._phase = 0
         if place:
@@ -428,7 +458,7 @@ class Lane:
             return False
         over = self._base + A_PHASE
         self._areas.free[area] = over
-        if area == len(AREAS) - 1:
+        if self.is_shared_by_all(area):
             # Used by one operation after the other: let others go on before our next one.
             self._write(over)
         return True
@@ -436,3 +466,21 @@ class Lane:
     def _write(self, stamp: int) -> None:
         for peer in self.board.reach(stamp):
             self._kick(peer)
+
+    # -- for the compiled part --------------------------------------------------------------------
+
+    def rouse(self, stamp: int) -> None:
+        """Wake the ranks that sleep until this one has reached `stamp`, as it has."""
+        for peer in self.board.rouse(stamp):
+            self._kick(peer)
+
+    @staticmethod
+    def is_shared_by_all(area: int) -> bool:
+        """Whether all operations use `area`, so that the others wait for the end of each phase."""
+        return area == len(AREAS) - 1
+
+    def inner(self) -> tuple[Turns, list[int], Progress, bool]:
+        """Return whose turn it is, the stamps with which areas are free, what polls, and whether a
+        call begins to wait by looks alone."""
+        waiting = self._waiting
+        return self._turns, self._areas.free, waiting.progress, waiting.spins

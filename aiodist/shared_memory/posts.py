@@ -40,8 +40,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from aiodist.compiled import core
 from aiodist.errors import ProtocolError
 from aiodist.shared_memory.board import CORE, PAGE, POSTS, Board, fence
 from aiodist.transports import futex
@@ -102,7 +103,44 @@ def prefixes(words: bytes, nbytes: int, first: bytes = b"") -> Callable[[int], b
     return lambda number: begin(whole, length, nbytes, number) + tail
 
 
-class Posts:
+class Ring:
+    """What a rank knows of the ring of its own posts. The compiled part has the same."""
+
+    __slots__ = ("_base", "_before", "_head", "_limit")
+
+    _head: int
+    """Bytes that were posted."""
+    _base: int
+    """The same when this lap of the ring began."""
+    _before: int
+    """And when the one before did."""
+    _limit: int
+    """Up to here there is room in this lap, for all that is known."""
+
+
+class Cursor:
+    """How far a rank has read the posts of another one. The compiled part has the same."""
+
+    __slots__ = ("at", "given_up", "held", "taken")
+
+    taken: int
+    """Bytes that were read."""
+    at: int
+    """Where the next post lies."""
+    given_up: int
+    """Calls that the other rank has given up, when last asked."""
+    held: int
+    """Bytes of the next post, if it is held."""
+
+
+if TYPE_CHECKING:
+    CoreRing: TypeAlias = Ring
+    CoreCursor: TypeAlias = Cursor
+else:
+    CoreRing, CoreCursor = (Ring, Cursor) if core is None else (core.Ring, core.Cursor)
+
+
+class Posts(CoreRing):
     """The posts of the ranks of a host, as one of them reads and writes them."""
 
     def __init__(self, board: Board) -> None:
@@ -114,11 +152,8 @@ class Posts:
         self.rank = board.rank
         self._dozes = board.can_doze
         self.ring = board.memory(board.rank)[START : START + SIZE]
-        self._head = 0  # bytes that were posted
-        self._base = 0  # the same when this lap of the ring began
-        self._before = 0  # and the one before
-        # Up to here there is room in this lap, for all that is known: none before all read.
-        self._limit = 0
+        # There is no room in this lap before all read.
+        self._head = self._base = self._before = self._limit = 0
         self._is_read = False  # by all others, as far as known
         # The words of the others in which they say how far they have read, and whether they sleep.
         self._words = list(board.words.values())
@@ -303,6 +338,11 @@ class Posts:
             reader.given_up = reader.words[GIVEN_UP]
         return True
 
+    @property
+    def pages(self) -> list[memoryview]:
+        """The words of this rank, and of all others in the order of `readers`."""
+        return [self._own, *(reader.words for reader in self.readers)]
+
     def close(self) -> None:
         """Let go of all memory."""
         self.readers.clear()
@@ -312,13 +352,11 @@ class Posts:
         self._own = memoryview(bytearray(PAGE)).cast("Q")
 
 
-class Reader:
+class Reader(CoreCursor):
     """The posts of `rank`, one after the other. What is used later may be held where it lies, as
     long as no further one is to be read."""
 
-    __slots__ = (
-        "_cursor", "_own", "at", "given_up", "held", "holder", "rank", "ring", "taken", "words",
-    )  # fmt: skip
+    __slots__ = ("_own", "cursor", "holder", "rank", "ring", "words")
 
     def __init__(
         self, rank: int, memory: memoryview, words: memoryview, own: memoryview, cursor: int
@@ -327,11 +365,8 @@ class Reader:
         self.ring = memory[START : START + SIZE]  # its bytes, that this rank only reads
         self.words = words
         self._own = own  # this rank's words
-        self._cursor = cursor  # where in these it says how far it has read
-        self.taken = 0  # bytes that were read
-        self.at = 0  # where the next one lies
-        self.given_up = 0  # calls that it has given up, when last asked
-        self.held = 0  # bytes of the next one, if it is held
+        self.cursor = cursor  # where in these it says how far it has read
+        self.taken = self.at = self.given_up = self.held = 0
         self.holder: Any = None  # who uses that
 
     def has_more(self) -> bool:
@@ -387,4 +422,4 @@ class Reader:
         """So many bytes more were read."""
         self.at += nbytes
         self.taken += nbytes
-        self._own[self._cursor] = self.taken
+        self._own[self.cursor] = self.taken

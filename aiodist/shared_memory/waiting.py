@@ -37,7 +37,7 @@ class Waiting:
         crowded: bool,
     ) -> None:
         self._board = board
-        self._progress = progress  # how long to poll
+        self.progress = progress  # how long to poll
         self._resume_soon = resume_soon  # has the loop go on with the current operation
         self.polls = polls  # whether waiting begins with a look at memory, again and again
         self._crowded = crowded  # whether others may need this core
@@ -65,11 +65,16 @@ class Waiting:
 
     def poll(self, peers: Sequence[int], stamp: int) -> bool:
         """Whether `peers` reach `stamp` within a moment."""
-        return self.polls and self._progress.watch(self._board, peers, stamp, crowded=self._crowded)
+        return self.polls and self.progress.watch(self._board, peers, stamp, crowded=self._crowded)
+
+    @property
+    def spins(self) -> bool:
+        """Whether a rank with a core of its own looks for a moment before it does anything else."""
+        return self.polls and self.progress.polls and not self._crowded
 
     def is_due(self) -> bool:
         """Whether the loop is due for a turn."""
-        return not self.hurries and self._progress.is_due()
+        return not self.hurries and self.progress.is_due()
 
     def gives_way(self) -> bool:
         """Whether the loop is due for a turn, with the next of which the current operation goes

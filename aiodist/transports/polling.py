@@ -167,12 +167,12 @@ class Neighbours:
         return self.seen > 0 and 0 <= now - self.seen < A_WHILE
 
 
-_neighbours = Neighbours()
+neighbours = Neighbours()
 
 
 def others_compute() -> bool:
     """Tell whether programs were seen that compute on the cores of this process."""
-    return _neighbours.compute(_clock())
+    return neighbours.compute(_clock())
 
 
 def linger(until: float) -> bool:
@@ -182,7 +182,7 @@ def linger(until: float) -> bool:
     was then offered to the awaited peer.
     """
     now = _clock()
-    if now >= until or _neighbours.compute(now):
+    if now >= until or neighbours.compute(now):
         return False
     _yield()
     return True
@@ -193,7 +193,7 @@ class Progress:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._polls = not is_virtual(loop)
+        self.polls = not is_virtual(loop)  # in virtual time nothing comes while a rank looks
         self._in_vain = 0  # polls in a row
         self._dozed_in_vain = 0  # dozes in a row
         self._due = math.inf  # when the loop is due for a turn; inf: nothing since the last one
@@ -207,7 +207,7 @@ class Progress:
     def is_due(self) -> bool:
         """Tell whether the loop is due for a turn. Time counts from the first call after the last
         turn."""
-        if not self._polls:
+        if not self.polls:
             return False
         now = _clock()
         if now >= self._due:
@@ -222,7 +222,7 @@ class Progress:
         loop has read the links, because noting each of its turns would cost more than reading them
         once too often.
         """
-        if not self._polls:
+        if not self.polls:
             return False
         now = _clock()
         if now - self._read < UNREAD:
@@ -287,7 +287,7 @@ class Progress:
         seconds of a yield after which there is one more look, and no yield. `due`: when the loop is
         due for a turn, if not as usual.
         """
-        if not self._polls:
+        if not self.polls:
             return None
         # Three times bound a poll. `limit` is for this rank, because sleeping is cheaper after
         # that. `alone` is for ranks that need this core, which is offered to them after that. `due`
@@ -299,7 +299,7 @@ class Progress:
         now = _clock()
         limit = now + self._patience(self._in_vain)
         alone += now if crowded else now + ALONE
-        if not crowded and _neighbours.seen and _neighbours.compute(now):
+        if not crowded and neighbours.seen and neighbours.compute(now):
             alone, limit = math.inf, now + SHORTEST
         while now < due:
             if now >= alone:
@@ -309,14 +309,14 @@ class Progress:
                 if found is not None:
                     self._in_vain = 0
                     if now >= alone and not crowded:
-                        _neighbours.yielded(now, _clock())
+                        neighbours.yielded(now, _clock())
                     return found
             before, now = now, _clock()
             away = now - before
             if away > OTHERS:
                 limit += away
             if not crowded:
-                _neighbours.yielded(before, now)
+                neighbours.yielded(before, now)
             if now > limit or away > hogged:
                 self._in_vain += 1
                 break
@@ -335,11 +335,11 @@ class Progress:
             alone = 0.0 if near else APART
             if self._spin(board.met, peers, stamp, 1, crowded=True, alone=alone, hogged=hogged):
                 return True
-            return board.can_doze and self._polls and self._doze(board, peers, stamp)
-        dozes = _neighbours.seen and board.can_doze and _neighbours.compute(_clock())
+            return board.can_doze and self.polls and self._doze(board, peers, stamp)
+        dozes = neighbours.seen and board.can_doze and neighbours.compute(_clock())
         if not dozes and self._spin(board.met, peers, stamp, SPINS, crowded=False):
             return True
-        return board.can_doze and self._polls and self._doze(board, peers, stamp)
+        return board.can_doze and self.polls and self._doze(board, peers, stamp)
 
     def _doze(self, board: Stamps, peers: Sequence[Any], stamp: int) -> bool:
         """Sleep within the call until all of `peers` have reached `stamp`. Returns False after the
@@ -358,7 +358,7 @@ class Progress:
         self, link: FramedLink, look: Callable[[Any, Any], bool | None], a: Any, b: Any
     ) -> bool | None:
         """Sleep within the call at a link until ``look(a, b)`` is not None, and return that."""
-        if not self._polls:
+        if not self.polls:
             return None
         now = _clock()
         until = min(now + DOZE * self._patience(self._dozed_in_vain), self._due)
@@ -387,7 +387,7 @@ class Progress:
         False if something else comes first, and None once the budget is used up.
         """
         found = look(a, b)
-        if found is None and self._polls:
+        if found is None and self.polls:
             if self._due == math.inf:
                 self._turns_by(_clock() + LOOP_DUE_FRAMES)
             found = self._spin(look, a, b, 1, crowded=crowded)

@@ -102,7 +102,7 @@ async def test_large_numbers_are_written_as_others_write_them(groups):
         await learn(ranks, x)
         for start in (126, 254, 65534, 2**32 - 2):
             for group in ranks:
-                group._context.calls.tags._next[None] = start
+                group._context.calls.tags.numbers[None] = start
             for turn in range(4):
                 express = express_of(ranks[turn % 2])
                 ordinary(ranks[turn % 2])

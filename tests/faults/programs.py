@@ -53,6 +53,9 @@ def plan(seed: int, batches: int, **fixed: Any) -> dict[str, Any]:
     drawn.update((name, value) for name, value in fixed.items() if value is not None)
     victim = chooser.randrange(1, max(2, drawn["size"]))
     drawn["victims"] = [None, victim, None] if dies and drawn["size"] > 2 else [None]
+    # Ranks with and without the compiled part share a group.
+    share = chooser.choice([0.0, 0.5, 1.0])
+    drawn["python"] = [rank for rank in range(drawn["size"]) if chooser.random() < share]
     return drawn
 
 
@@ -68,7 +71,7 @@ async def run(it: dict[str, Any]) -> Counter[str]:
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.PIPE,
                     start_new_session=True,
-                    env=clean,
+                    env=clean | ({"AIODIST_CORE": "python"} if rank in it["python"] else {}),
                 )
                 ranks.append(process)
             said = await ended(ranks)

@@ -112,7 +112,7 @@ def test_every_value_is_loaded_and_rounded_as_by_numpy(dtype: str) -> None:
     a, b, c = (rng.permutation(HALVES) for _ in range(3))
     narrow = kernels.carrier(dtype)
     kernel = kernels.Kernel(kernels.ReduceOp.SUM, dtype)
-    kernel._compiled = None
+    kernel.compiled = None
     operands = [each.view(narrow) for each in (a, b, c)]
     reference = np.empty(len(a), narrow)
     kernel.reduce(operands, reference, 3)

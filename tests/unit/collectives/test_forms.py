@@ -286,7 +286,7 @@ def test_how_many_are_kept(run, described, monkeypatch):
 
 
 def test_what_is_not_kept_has_no_form(run, described, monkeypatch):
-    monkeypatch.setattr(express, "KEPT", 20)
+    monkeypatch.setattr(express, "KEPT", 4 * express.A_RECIPE)
 
     async def main():
         async with sharing(2) as ranks:

@@ -101,6 +101,9 @@ class Path:
 class Progress:
     """`aiodist.transports.polling.Progress` without a clock: it looks once."""
 
+    polls = False  # it does not look at the clock
+    _due = math.inf  # so that the compiled part asks `finish`
+
     def __init__(self, chooser: Any, loop: Loop) -> None:
         self._chooser = chooser
         self._loop = loop

@@ -1,4 +1,5 @@
-"""What `all_at_once` and `in_steps` do in one go is what the executor does step by step."""
+"""What `all_at_once`, `in_steps` and the compiled part do in one go is what the executor does step
+by step."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ import pytest
 from seeds import seeds
 
 import aiodist
-from aiodist import ReduceOp
-from aiodist.collectives import reductions
+from aiodist import ReduceOp, compiled
+from aiodist.collectives import lane_express, reductions
 from aiodist.collectives.lane_express import LaneExpress
 from aiodist.collectives.lane_reductions import LaneRecipe
 from aiodist.engine import executor
@@ -54,10 +55,10 @@ def watching(world: Any, rank: int) -> Any:
 
 
 def outcome(
-    lanes: Any, size: int, seed: int, monkeypatch: Any, *, at_once: bool, lengths: list[int]
+    lanes: Any, size: int, seed: int, monkeypatch: Any, *, way: str, lengths: list[int]
 ) -> Any:
     """Calls in some order; what is in the memory of all ranks after each of them, and what the
-    users have."""
+    users have. `way`: "steps", "python", "tape", or all that is compiled."""
     taken: list[int] = []
 
     def counted(fused: Any) -> Any:
@@ -74,10 +75,22 @@ def outcome(
         assert isinstance(recipe, LaneRecipe)
         one_round = recipe.phase.prepared.plan.publishes <= 2
         assert recipe.fused in (executor.all_at_once, executor.in_steps) or not one_round
-        recipe.fused = counted(recipe.fused) if at_once and recipe.fused else None
+        if way == "steps":
+            recipe.fused = None
+        elif way == "python" and recipe.fused:
+            recipe.fused = counted(recipe.fused)
         return recipe
 
+    def counted_tape(*args: Any) -> Any:
+        tape = tape_of(*args)
+        return tape and (lambda x: taken.append(tape(x)) or taken[-1])
+
     monkeypatch.setattr(LaneExpress, "_prepare", unmarked)
+    tape_of = lane_express.tape_of
+    if way == "tape":
+        monkeypatch.setattr(lane_express, "tape_of", counted_tape)
+    elif way == "python":
+        monkeypatch.setattr(lane_express, "tape_of", lambda *_: None)
     world = lanes.World(size, lanes.Path([]), polls=True)
     for context in world.contexts:
         monkeypatch.setattr(context.endpoint.progress, "watch", watching(world, context.rank))
@@ -109,9 +122,14 @@ def outcome(
         seen += [work.cancelled() or repr(work.exception()) for work in works]
         seen += [array.tobytes() for array in arrays]
         seen += written(world)
-    assert bool(taken) is at_once
-    if at_once and size < 4:
+    assert bool(taken) is (way in ("python", "tape"))
+    if taken and size < 4:
         assert {2, executor.ALL} <= {*taken}
+    if way == "compiled":
+        assert compiled.core is not None
+        recipes = [each for each in world.contexts[0].express._recipes.values() if each]
+        runs = {type(run) for recipe in recipes for run in recipe.at_once.values()}
+        assert compiled.core.Tape in runs
     return seen
 
 
@@ -119,11 +137,11 @@ def outcome(
 @pytest.mark.parametrize("seed", seeds(2, 4))
 @pytest.mark.parametrize("lengths", [[1, 3, 2000, 8192], [131_073, 150_000]])
 def test_they_leave_the_same(lanes, monkeypatch, size, seed, lengths):
-    with monkeypatch.context() as patch:
-        fused = outcome(lanes, size, seed, patch, at_once=True, lengths=lengths)
-    with monkeypatch.context() as patch:
-        steps = outcome(lanes, size, seed, patch, at_once=False, lengths=lengths)
-    assert fused == steps
+    seen = []
+    for way in ["steps", "python", *(["tape", "compiled"] if compiled.core else [])]:
+        with monkeypatch.context() as patch:
+            seen.append(outcome(lanes, size, seed, patch, way=way, lengths=lengths))
+    assert all(each == seen[0] for each in seen)
 
 
 def test_it_takes_few_calls_in_few_files(lanes):

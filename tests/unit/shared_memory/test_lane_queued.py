@@ -184,7 +184,7 @@ def test_what_is_called_when_the_loop_is_due_is_done_if_the_others_come(lanes):
     arrays = [np.full(2, 1.0), np.full(2, 2.0)]
     works = []
     first.endpoint.progress.is_due = lambda: True
-    first.endpoint.progress._polls = True  # though its loop has a clock of its own
+    first.endpoint.progress.polls = True  # though its loop has a clock of its own
     met = first.lane.board.met
 
     def comes(peers, stamp):

@@ -239,8 +239,9 @@ IN_ONE_GO = {
 """By kind of call: what carries it out within it."""
 
 
-def outcome(lanes, posting, seed, kind, monkeypatch, *, in_one_go):
-    """What is in the memory of all ranks after each of some calls, and what the users have."""
+def outcome(lanes, posting, seed, kind, monkeypatch, *, way):
+    """What is in the memory of all ranks after each of some calls, and what the users have. `way`:
+    "ordinary", "python" or "compiled"."""
     ends = []
     name = IN_ONE_GO[kind]
     make = getattr(post_express, name)
@@ -252,9 +253,11 @@ def outcome(lanes, posting, seed, kind, monkeypatch, *, in_one_go):
             ends.append(run(*call))
             return ends[-1]
 
-        return count if in_one_go else None
+        return count if way == "python" else None
 
-    monkeypatch.setattr(post_express, name, counted)
+    if way != "compiled":
+        monkeypatch.setattr(post_express, "tape_of_posts", lambda *_, **__: None)
+        monkeypatch.setattr(post_express, name, counted)
     chance = random.Random(f"{kind} {seed}")
     size = chance.choice([2, 2, 3]) if kind == "all_reduce" else 2
     world = posting(size, seed, polls=True)
@@ -297,11 +300,13 @@ def outcome(lanes, posting, seed, kind, monkeypatch, *, in_one_go):
 @pytest.mark.parametrize("seed", seeds(3, 10))
 def test_in_one_go_leaves_the_same(lanes, posting, seed, kind, monkeypatch):
     with monkeypatch.context() as patch:
-        there, ends = outcome(lanes, posting, seed, kind, patch, in_one_go=True)
+        there, ends = outcome(lanes, posting, seed, kind, patch, way="python")
     assert {True, False} <= {*ends}
     assert {*ends} <= {True, False, None}
     with monkeypatch.context() as patch:
-        assert there == outcome(lanes, posting, seed, kind, patch, in_one_go=False)[0]
+        assert there == outcome(lanes, posting, seed, kind, patch, way="ordinary")[0]
+    with monkeypatch.context() as patch:
+        assert there == outcome(lanes, posting, seed, kind, patch, way="compiled")[0]
 
 
 @pytest.mark.parametrize("polls", [False, True])

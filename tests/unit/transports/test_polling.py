@@ -63,7 +63,7 @@ class Dozy(Quiet):
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(progress, "_clock", made)
-    monkeypatch.setattr(progress, "_neighbours", progress.Neighbours())
+    monkeypatch.setattr(progress, "neighbours", progress.Neighbours())
     return made
 
 
@@ -431,7 +431,7 @@ async def test_beside_who_computes_a_link_is_polled_briefly(
 ) -> None:
     polling = Progress(asyncio.get_running_loop())
     assert look(polling, Quiet())[1] == pytest.approx(LONGEST / STEP, abs=3)
-    progress._neighbours.yielded(clock.now - 2 * progress.HOGGED, clock.now)
+    progress.neighbours.yielded(clock.now - 2 * progress.HOGGED, clock.now)
     yields: list[float] = []
     monkeypatch.setattr(progress, "_yield", lambda: yields.append(clock.now))
     polling._in_vain = 0

@@ -1,0 +1,235 @@
+"""Tapes: plans of one phase that the compiled part carries out within a call.
+
+A tape is made from the steps of a plan, one to one, for one area of a lane. It does what
+`aiodist.engine.executor` does with them and leaves the same bytes in shared memory, so ranks with
+and without the compiled part can share a group. If a step would have to wait for long, the tape
+returns how many steps are done, and an `Executor` goes on with the next step.
+
+The compiled part (`_core.c`) has `Tape` itself. Here is only what makes it of a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from aiodist.buffers.kernels import Kernel
+from aiodist.buffers.vector import Vector
+from aiodist.compiled import core
+from aiodist.engine.phase import Phase
+from aiodist.links.moved import Moved
+from aiodist.phases.memories import Reductions
+from aiodist.schedules.plan import OUT, SHARED, Await, Copy, Publish, Reduce, Span, X
+from aiodist.shared_memory.lane import Lane
+from aiodist.shared_memory.posts import Posts
+from aiodist.transports import polling
+
+_COPY, _REDUCE, _PUBLISH, _AWAIT, _CALL = range(5)
+MOST_STEPS = 64
+"""Most steps of a plan of which a tape is made. Arrays with longer plans take so long that it would
+make no difference."""
+
+ALL_SHOWN = 3
+"""Steps of a call with values that are done once what all ranks show is there."""
+
+Does = Callable[[Any], int]
+"""What a call with values does before it publishes, and after all have."""
+Run = Callable[[Any], int]
+"""Carries out a phase in an area, and returns how many steps are done: see
+`executor.all_at_once`."""
+
+
+MOST_RANKS = 16
+"""Most ranks of which the compiled part reduces arrays in one step."""
+
+
+class Taped(Protocol):
+    """The call that a tape is for: see `aiodist.collectives.express.Recipe`."""
+
+    op: str
+    call: bytes
+    digest: int
+    nbytes: int
+    finish: Callable[[Any], Any] | None
+
+
+class TapedPost(Taped, Protocol):
+    """A call that is posted."""
+
+    vector: Vector
+    returns: bool
+
+    @property
+    def heads(self) -> Mapping[object, bytes]:
+        """By tag, what comes before the data, with the number 0."""
+        ...
+
+    def made(self, x: Any, /) -> Any:
+        """See `aiodist.collectives.posted.Posted.made`."""
+        ...
+
+
+def is_tape(run: Run) -> bool:
+    """Whether the compiled part carries it out."""
+    return core is not None and type(run) is core.Tape
+
+
+def tape_of(what: Taped, phase: Phase, lane: Lane, area: int, run: Run) -> Run | None:
+    """Return the tape of `phase` in `area` of `lane`, or None if the compiled part cannot do it.
+
+    `run` does the same in Python. The tape calls it for arrays that are none of numpy's, or that
+    the tape was not made for.
+    """
+    memory, plan = phase.memory, phase.prepared.plan
+    board = lane.board
+    if core is None or type(memory) is not Reductions or type(board.own) is not memoryview:
+        return None
+    if plan.size > MOST_RANKS:
+        return None
+    x, out, kernel, size = memory.parts
+    if not isinstance(kernel, Kernel) or kernel.compiled is None or len(plan.steps) > MOST_STEPS:
+        return None
+    steps: list[tuple[int, int, Any, list[Any]]] = []
+    for step in plan.steps:
+        if isinstance(step, Copy):
+            steps.append((_COPY, step.into.length, _place(step.into), [_place(step.source)]))
+        elif isinstance(step, Reduce):
+            operands = [_place(operand) for operand in step.operands]
+            steps.append((_REDUCE, step.into.length, _place(step.into), operands))
+        elif isinstance(step, Publish):
+            steps.append((_PUBLISH, 0, None, []))
+        elif isinstance(step, Await) and len(step.peers) == len(lane.others):
+            steps.append((_AWAIT, step.count, None, []))
+        else:
+            return None
+    lengths = x.length, -1 if out is x else out.length
+    areas = [board.area(rank, area) for rank in range(plan.size)]
+    return _made(
+        what, phase, lane, area, steps, areas,
+        fallback=run, dtype=x.dtype, lengths=lengths, kernel=kernel.compiled, size=size,
+        unended=len(steps),
+    )  # fmt: skip
+
+
+def tape_of_values(
+    what: Taped, phase: Phase, lane: Lane, area: int, run: Run, show: Does, collect: Does
+) -> Run:
+    """Return what does `show`, waits for all others to have done so, and does `collect`.
+
+    The compiled part does what lies between; without it this is `run`. Each function is given what
+    the call is done with, and returns True, or how many steps are done if it cannot go on.
+    """
+    if core is None or type(lane.board.own) is not memoryview:
+        return run
+    steps: list[tuple[int, int, Any, list[Any]]] = [
+        (_CALL, 0, show, []),
+        (_PUBLISH, 0, None, []),
+        (_AWAIT, 1, None, []),
+        (_CALL, 0, collect, []),
+    ]
+    return _made(
+        what, phase, lane, area, steps, [],
+        fallback=run, dtype=None, lengths=(0, -1), kernel=-1, size=0, unended=ALL_SHOWN,
+    )  # fmt: skip
+
+
+def tape_of_posts(
+    what: TapedPost,
+    posts: Posts,
+    express: object,
+    run: Callable[[object, int, Any, Any], bool | None],
+    kernel: int | None,
+    progress: polling.Progress,
+    moved: Moved,
+    *,
+    spins: bool,
+) -> object:
+    """Return what posts, waits for the posts of all others and reduces them; None: nothing does.
+
+    `kernel`: the number of what reduces the arrays. If it is None, `run` is called in the place of
+    all this, and the compiled part does what lies around it. `express` wakes and waits: see
+    `PostExpress.wake` and `follows`.
+    """
+    pages = posts.pages
+    if core is None or type(pages[0]) is not memoryview or len(pages) > MOST_RANKS:
+        return None
+    rings = [memoryview(b"")] * len(pages)
+    rings[posts.rank] = posts.ring
+    posters = []
+    for reader in posts.readers:
+        rings[reader.rank] = reader.ring
+        posters.append((reader.rank, reader.cursor, reader))
+    nbytes = 0 if kernel is None else what.nbytes
+    return core.Tape(
+        lane=posts,
+        progress=progress,
+        neighbours=polling.neighbours,
+        moved=moved,
+        free=[0],
+        fallback=run,
+        dtype=what.vector.dtype,
+        shown=nbytes,
+        taken=nbytes * len(posts.readers),
+        words=pages,
+        areas=rings,
+        steps=[],
+        lengths=(what.vector.length, -1),
+        kernel=-1 if kernel is None else kernel,
+        size=len(pages),
+        area=0,
+        spins=spins,
+        last=False,
+        op=what.op,
+        call=what.call,
+        digest=what.digest,
+        nbytes=what.nbytes,
+        finish=what.finish if kernel is not None else what.made,
+        unended=0,
+        posters=posters,
+        heads=what.heads,
+        express=express,
+        rank=posts.rank,
+        reduces=what.returns,
+    )
+
+
+def _made(
+    what: Taped,
+    phase: Phase,
+    lane: Lane,
+    area: int,
+    steps: list[tuple[int, int, Any, list[Any]]],
+    areas: list[memoryview],
+    **more: Any,
+) -> Run:
+    assert core is not None
+    _, free, progress, spins = lane.inner()
+    _, _, shown, taken = phase.prepared
+    made: Run = core.Tape(
+        lane=lane,
+        progress=progress,
+        neighbours=polling.neighbours,
+        moved=lane.moved,
+        free=free,
+        shown=shown * phase.itemsize,
+        taken=taken * phase.itemsize,
+        words=lane.board.pages,
+        areas=areas,
+        steps=steps,
+        area=area,
+        spins=spins,
+        last=lane.is_shared_by_all(area),
+        op=what.op,
+        call=what.call,
+        digest=what.digest,
+        nbytes=what.nbytes,
+        finish=what.finish,
+        **more,
+    )
+    return made
+
+
+def _place(span: Span) -> tuple[int, int]:
+    """Where it begins: the buffer, and elements from its beginning."""
+    assert span.buffer in (X, OUT) or span.buffer >= SHARED
+    return span.buffer, span.start

@@ -1,0 +1,79 @@
+"""Calls by the compiled part beside those by Python: ``python -m benchmarks.compiled_calls``
+
+Both run in turns, each in processes of their own. The table has microseconds: the shortest tenth of
+the calls, which shows what a call costs, and the median, which shows your machine as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import aiodist
+from aiodist import Group, compiled
+
+SIZES = {8: 2000, 64 << 10: 1000, 1 << 20: 100}
+"""Bytes of an array, and how many calls are measured in a turn."""
+CALLS: dict[str, Callable[[Group, Any, str | None], aiodist.Work[Any]]] = {
+    "all_reduce": lambda group, x, tag: group.all_reduce(x, tag=tag),
+    "all_gather": lambda group, x, tag: group.all_gather(x, tag=tag),
+    "broadcast": lambda group, x, tag: group.broadcast(x, 0, tag=tag),
+    "all_to_all": lambda group, x, tag: group.all_to_all([x] * group.size, tag=tag),
+    "reduce": lambda group, x, tag: group.reduce(x, 0, tag=tag),
+}
+CASES = [*((op, None) for op in CALLS), ("all_reduce", "loss")]
+
+Case = tuple[str, str | None, int]
+
+
+async def measured(group: Group) -> dict[Case, list[float]]:
+    """Seconds of each call on this rank."""
+    found: dict[Case, list[float]] = {}
+    for (op, tag), (nbytes, count) in ((case, size) for case in CASES for size in SIZES.items()):
+        call, x = CALLS[op], np.ones(nbytes // 8)
+        times = found[op, tag, nbytes] = []
+        for number in range(count + 20):
+            x.fill(1)
+            start = time.perf_counter()
+            await call(group, x, tag)
+            if number >= 20:  # the first ones are prepared
+                times.append(time.perf_counter() - start)
+    return found
+
+
+def main() -> None:
+    """Measure both, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-n", type=int, default=2, help="ranks")
+    parser.add_argument("--turns", type=int, default=3)
+    given = parser.parse_args()
+    if compiled.core is None:
+        raise SystemExit(f"the compiled part is not in use: {compiled.reason}")
+    times: dict[tuple[str, Case], list[float]] = {}
+    for _ in range(given.turns):
+        for how in ("compiled", "python"):
+            os.environ["AIODIST_CORE"] = "" if how == "compiled" else how
+            first, *_ = aiodist.run(measured, nprocs=given.n)
+            for case, seconds in first.items():
+                times.setdefault((how, case), []).extend(seconds)
+    print(f"{given.n} ranks, microseconds: shortest tenth, median")
+    print(f"{'':24}{'bytes':>9}{'compiled':>18}{'python':>18}{'times as fast':>16}")
+    for op, tag in CASES:
+        for nbytes in SIZES:
+            case = op, tag, nbytes
+            both = [
+                np.percentile(times[how, case], [10, 50]) * 1e6 for how in ("compiled", "python")
+            ]
+            shown = "".join(f"{low:9.1f}{median:9.1f}" for low, median in both)
+            ratios = both[1] / both[0]
+            name = op if tag is None else f"{op}, tag"
+            print(f"{name:24}{nbytes:>9,}{shown}{ratios[0]:8.1f}{ratios[1]:8.1f}")
+
+
+if __name__ == "__main__":
+    main()

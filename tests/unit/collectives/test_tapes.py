@@ -1,0 +1,121 @@
+"""What the compiled part starts and carries out: every operator on every dtype, again and again."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from sharing import everyone, sharing
+
+from aiodist import ReduceOp, compiled
+
+pytestmark = [
+    pytest.mark.usefixtures("no_turn_is_due"),
+    pytest.mark.skipif(compiled.core is None, reason=compiled.reason),
+]
+
+OPS = {
+    "SUM": (ReduceOp.SUM, np.add),
+    "PRODUCT": (ReduceOp.PRODUCT, np.multiply),
+    "MIN": (ReduceOp.MIN, np.minimum),
+    "MAX": (ReduceOp.MAX, np.maximum),
+    "BXOR": (ReduceOp.BXOR, np.bitwise_xor),
+}
+DTYPES = ["f4", "f8", "f2", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", ">f8", "c16"]
+
+
+class Special(np.ndarray):  # type: ignore[type-arg]
+    """Of a class of its own."""
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("tag", [None, "a"])
+async def test_every_operator_on_every_dtype(size: int, tag: str | None) -> None:
+    """With kernels of the compiled part, and with those that only numpy has: of such a call it does
+    all but the reduction."""
+    numbers = np.random.default_rng(0)
+    async with sharing(size) as ranks:
+        for (name, (op, reference)), dtype in itertools.product(OPS.items(), DTYPES):
+            kind = np.dtype(dtype).kind
+            if (name == "BXOR" and kind in "fc") or (name in ("MIN", "MAX") and kind == "c"):
+                continue
+            for turn in range(4):
+                xs = [(numbers.normal(size=5) * 9).astype(dtype) for _ in ranks]
+                wide = [x.astype("f4") if dtype == "f2" else x for x in xs]
+                expected = wide[0]
+                for x in wide[1:]:
+                    expected = reference(expected, x)
+                await everyone(ranks, lambda g, op=op, xs=xs: g.all_reduce(xs[g.rank], op, tag=tag))
+                for x in xs:
+                    assert x.tobytes() == expected.astype(dtype).tobytes(), (name, dtype, turn)
+
+
+@pytest.mark.parametrize("tag", [None, "a"])
+async def test_arrays_that_a_tape_was_not_made_for(tag: str | None) -> None:
+    """The same shape and dtype, but read-only, strided, of a subclass: nothing else is written."""
+    async with sharing(2) as ranks:
+        for _ in range(3):
+            xs = [np.full(4, g.rank + 1.0) for g in ranks]
+            await everyone(ranks, lambda g, xs=xs: g.all_reduce(xs[g.rank], tag=tag))
+            assert (xs[0] == 3).all()
+        wide = [np.full((4, 2), g.rank + 1.0) for g in ranks]
+        await everyone(ranks, lambda g: g.all_reduce(wide[g.rank][:, 0], tag=tag))
+        assert (wide[0] == [3, 1]).all()
+        assert (wide[1] == [3, 2]).all()
+        fixed = np.full(4, 1.0)
+        fixed.flags.writeable = False
+        for group in ranks:
+            with pytest.raises(ValueError, match="read-only"):
+                await group.all_reduce(fixed, tag=tag)
+        assert (fixed == 1).all()
+        special = [np.full(4, g.rank + 1.0).view(Special) for g in ranks]
+        await everyone(ranks, lambda g: g.all_reduce(special[g.rank], tag=tag))
+        assert (special[0] == 3).all()
+
+
+async def test_a_tape_refuses_steps_beyond_its_memory() -> None:
+    """It reads and writes addresses, so what it is made of is checked when it is made."""
+    core = compiled.core
+    assert core is not None
+    async with sharing(2) as ranks:
+        for _ in range(3):
+            await everyone(ranks, lambda g: g.all_reduce(np.ones(4)))
+        lane = ranks[0]._context.lane
+        assert lane is not None
+        areas = [lane.area(rank, 0) for rank in range(2)]
+        _, free, progress, _ = lane.inner()
+        made = {
+            "lane": lane, "progress": progress, "neighbours": None, "moved": lane.moved,
+            "free": free, "fallback": None, "dtype": np.dtype("f8"), "shown": 0, "taken": 0,
+            "words": lane.board.pages, "areas": areas, "lengths": (4, -1),
+            "kernel": core.find("SUM", "float64"), "size": 2, "area": 0, "spins": False,
+            "last": False, "op": "x", "call": b"x", "digest": 0, "nbytes": 0, "finish": None,
+            "unended": 0,
+        }  # fmt: skip
+        copy, much = 0, areas[0].nbytes // 8
+        core.Tape(steps=[(copy, 4, (3, 0), [(0, 0)])], **made)
+        for steps in (
+            [(copy, 5, (3, 0), [(0, 0)])],
+            [(copy, 4, (3, 0), [(0, 1)])],
+            [(copy, 4, (3, much - 3), [(0, 0)])],
+            [(copy, 4, (3, -1), [(0, 0)])],
+            [(copy, -1, (3, 0), [(0, 0)])],
+            [(copy, 4, (4, 0), [(0, 0)])],  # of the other rank
+            [(copy, 4, (5, 0), [(0, 0)])],
+            [(copy, 4, (2, 0), [(0, 0)])],
+            [(copy, 4, (-1, 0), [(0, 0)])],
+            [(copy, 4, (3, 0), [])],
+            [(1, 4, (0, 0), [(3, 0)] * 17)],
+            [(-1, 4, (0, 0), [(3, 0)])],
+        ):
+            with pytest.raises(ValueError, match=r"."):
+                core.Tape(steps=steps, **made)
+        for wrong in (
+            {"words": []}, {"words": [memoryview(bytearray(8))]}, {"kernel": 10_000},
+            {"area": 9}, {"lengths": (-1, -1)},
+        ):  # fmt: skip
+            with pytest.raises(ValueError, match=r"."):
+                core.Tape(**(made | {"steps": []} | wrong))
+        with pytest.raises(TypeError):
+            core.Tape(**(made | {"steps": [], "lane": object()}))
