@@ -595,7 +595,11 @@ static int reached(Tape *tape, long long stamp) {
 // Look for a short while whether the others have reached a stamp. 0: `Progress.watch` goes on.
 static int spin(Tape *tape, long long stamp) {
     // A missing rank that was last seen on this core needs it.
+#if defined(__linux__)
     const uint64_t here = (uint64_t)(sched_getcpu() + 1);
+#else
+    const uint64_t here = 0;  // the system does not say
+#endif
     if (own_words(tape)[CORE] != here) show(own_words(tape) + CORE, here);
     for (int peer = 0; peer < tape->peers; peer++) {
         const uint64_t core = look(words_of(tape, peer) + CORE);
