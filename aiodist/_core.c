@@ -149,10 +149,18 @@ FLOATS(float16, uint16_t, float, from_float16, to_float16)
 KERNEL(avg_float32, float, float, SAME, SUM, x / n, SAME)
 KERNEL(avg_float64, double, double, SAME, SUM, x / n, SAME)
 
+// `into` may be an operand itself, but it does not overlap one otherwise. So wide registers are right.
+#if defined(__GNUC__) && !defined(__clang__)
+#define NO_OVERLAP _Pragma("GCC ivdep")
+#else
+#define NO_OVERLAP
+#endif
+
 // Sums and products for which numpy needs no help, but which a tape does without numpy. Two
 // operands are read once and written once; further ones are added block by block.
 #define PLAIN(NAME, T, EXPR)                                                                       \
     CLONES SEPARATE static void NAME##_two(T *into, const T *a, const T *b, Py_ssize_t stop) {     \
+        NO_OVERLAP                                                                                 \
         for (Py_ssize_t i = 0; i < stop; i++) {                                                    \
             const T x = a[i], y = b[i];                                                            \
             into[i] = (T)(EXPR);                                                                   \
@@ -448,7 +456,7 @@ enum { STAMP = 0, CALL = 1, ABORTED = 3, PLACE = 5, CORE = 7, ASLEEP = 8, WANTED
 //
 // 1. Data before the word that shows it: a word is stored with `release` and looked at with
 //    `acquire`. What was read of others is read before the next word is stored, too, because a
-//    release keeps earlier reads before it.
+//    release keeps earlier reads before it. It is read before abort words are, by a fence.
 // 2. The own stamp before the look who sleeps: a sequentially consistent fence lies between the two,
 //    and another one lies in the rank that falls asleep.
 static inline uint64_t look(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
@@ -522,9 +530,9 @@ static PyType_Spec ring_spec = {.name = "aiodist._core.Ring",
                                 .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
                                 .slots = ring_slots};
 static PyType_Spec cursor_spec = {.name = "aiodist._core.Cursor",
-                                   .basicsize = sizeof(Cursor),
-                                   .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-                                   .slots = cursor_slots};
+                                  .basicsize = sizeof(Cursor),
+                                  .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+                                  .slots = cursor_slots};
 
 // ---- tapes --------------------------------------------------------------------------------------
 
@@ -589,7 +597,8 @@ static int reached(Tape *tape, long long stamp) {
     return 1;
 }
 
-#define ALONE_SECONDS 10e-6  // as ALONE of aiodist.transports.polling
+#define ALONE_SECONDS 10e-6  // as ALONE and A_WHILE of aiodist.transports.polling
+#define A_WHILE 1.0
 #define LOOKS 16             // looks between two looks at the clock
 
 // Look for a short while whether the others have reached a stamp. 0: `Progress.watch` goes on.
@@ -610,10 +619,11 @@ static int spin(Tape *tape, long long stamp) {
         PyErr_Clear();
         return 0;
     }
-    const double computed = PyFloat_AsDouble(seen);
+    const double computed = PyFloat_AsDouble(seen), begun = now();
     Py_DECREF(seen);
-    if (computed > 0) return 0;  // other programs compute on our cores: see `Neighbours`
-    const double until = now() + ALONE_SECONDS;
+    // Other programs compute on our cores: see `Neighbours.compute`.
+    if (computed > 0 && begun >= computed && begun - computed < A_WHILE) return 0;
+    const double until = begun + ALONE_SECONDS;
     do {
         for (int i = 0; i < LOOKS; i++) {
             if (reached(tape, stamp)) return 1;
@@ -674,6 +684,7 @@ static int reach(Tape *tape, long long stamp) {
 static int end_phase(Tape *tape) {
     Row *row = row_of(tape);
     if (!row->agreed) return 0;
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);  // all data was read before the abort words are
     const int word = ABORTED + (int)(row->seq & 1);
     for (int peer = 0; peer < tape->peers; peer++)
         if (look(words_of(tape, peer) + word) == (uint64_t)(row->seq + 1)) return 0;
@@ -810,7 +821,11 @@ static int run_posts(Tape *tape, PyObject *tag, int64_t number, char *user) {
     const Py_ssize_t before = head ? PyBytes_GET_SIZE(heads) : 0;
     const Py_ssize_t nbytes = tape->lengths[0] * tape->kernel->itemsize;
     const long long whole = before + ((nbytes + UNIT - 1) & -UNIT);
-    int done = before < NUMBER_AT + 8 ? FAILED : put(tape, head, before, number, user, nbytes);
+    int done = FAILED;
+    if (before >= NUMBER_AT + 8)
+        done = put(tape, head, before, number, user, nbytes);
+    else if (head)
+        PyErr_SetString(PyExc_ValueError, "what comes before the data of a post is longer");
     if (done < 0) goto end;
     done = POSTED;
     show(own_words(tape) + HEAD, (uint64_t)((Ring *)tape->lane)->head);
