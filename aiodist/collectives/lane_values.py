@@ -135,7 +135,7 @@ class ValueRecipe(Recipe):
     ) -> None:
         super().__init__(call.op, call.text.encode(), phase, Vector([], np.uint8), None)
         self.nbytes = call.nbytes
-        self.finish = list.pop
+        self.finish: Callable[[Any], Any] | None = list.pop
         self._context = context
         self._make = make  # makes the call anew, for the ordinary way
         self._exchanged = exchanged

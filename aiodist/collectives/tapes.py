@@ -80,7 +80,8 @@ def tape_of(what: Taped, phase: Phase, lane: Lane, area: int, run: Run) -> Run |
     `run` does the same in Python. The tape calls it for arrays that are none of numpy's, or that
     the tape was not made for.
     """
-    memory, plan = phase.memory, phase.prepared.plan
+    plan = phase.prepared.plan
+    memory: Any = phase.memory
     board = lane.board
     if core is None or type(memory) is not Reductions or type(board.own) is not memoryview:
         return None
