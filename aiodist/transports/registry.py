@@ -53,20 +53,15 @@ class _Kind:
 def _no_abstract_sockets() -> str | None:
     if sys.platform != "linux":
         return f"this is {sys.platform}, not Linux"
-    return _simulated()
+    return None
 
 
-def _no_shared_memory() -> str | None:
-    return unsupported_reason() or _simulated()
-
-
-def _simulated() -> str | None:
-    """Return why real files cannot be waited for here; None if they can."""
+def _is_simulated() -> bool:
+    """Tell whether real files cannot be waited for here, because time is virtual."""
     try:
-        virtual = is_virtual(asyncio.get_running_loop())
+        return is_virtual(asyncio.get_running_loop())
     except RuntimeError:
-        return None  # no loop runs, so it is none of a simulation
-    return "this event loop is simulated" if virtual else None
+        return False  # no loop runs
 
 
 def _share_a_host(own: Endpoint, peer: Endpoint) -> bool:
@@ -77,7 +72,7 @@ def _share_a_host(own: Endpoint, peer: Endpoint) -> bool:
 # In order of preference.
 _KINDS: Mapping[str, _Kind] = {
     "inproc": _Kind(InprocTransport, lambda own, peer: own.process == peer.process),
-    "shm": _Kind(ShmTransport, _share_a_host, _no_shared_memory),
+    "shm": _Kind(ShmTransport, _share_a_host, unsupported_reason),
     "unix": _Kind(UnixTransport, _share_a_host, _no_abstract_sockets),
     "tcp": _Kind(TcpTransport, lambda own, peer: True),
 }
@@ -88,10 +83,13 @@ DEVICES = "cuda_ipc"
 
 
 def names_of(names: str | Iterable[str] | None) -> list[str]:
-    """Return what `choose` takes, as a list; all for None."""
+    """Return what `choose` takes, as a list; all that this loop can use for None."""
     if isinstance(names, str):
         return [name.strip() for name in names.split(",")]
-    return [*_KINDS, DEVICES] if names is None else list(names)
+    if names is None:
+        # A loop of virtual time cannot wait for real files, unless a test asks for them.
+        return [*_KINDS, DEVICES] if not _is_simulated() else ["inproc", "tcp", DEVICES]
+    return list(names)
 
 
 def allows_devices(names: str | Iterable[str] | None) -> bool:
@@ -114,7 +112,7 @@ def choose(names: str | Iterable[str] | None) -> tuple[str, ...]:
     # allowed but missing, the rank uses the next best, with a line in the log. It is an error only
     # if none is left. So one setting works for all machines of a job.
     missing = {name: reason for name in wanted if (reason := _KINDS[name].unavailable())}
-    if "shm" in missing and not _simulated():
+    if "shm" in missing:
         _say_why(missing["shm"])
     chosen = tuple(name for name in _KINDS if name in wanted and name not in missing)
     if not chosen:
