@@ -11,7 +11,7 @@ from copies import Copy
 from design_faults import FAULTS, PROGRAMS, DesignFault
 from protocol import find
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
