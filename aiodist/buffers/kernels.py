@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, cast
 
 import numpy as np
@@ -106,8 +106,8 @@ class Kernel:
         # numpy's inner loop for one element depends on whether `out` is the first operand, and so
         # does the choice between two NaNs. A result in new memory is always computed in the same
         # way.
-        self._new = self._ufunc if name in FLOATS | COMPLEX else None
-        self._lone = self._ufunc if self._new is None else _elsewhere(self._new)
+        self._new: Callable[..., Any] | None = self._ufunc if name in FLOATS | COMPLEX else None
+        self._lone: Callable[..., Any] = self._ufunc if self._new is None else _elsewhere(self._new)
         if op.name == "PRODUCT" and name in COMPLEX:
             # numpy rounds otherwise (with or without fused multiply-add) if `out` is an operand.
             # Ranks reduce into different operands, and have to get the same bits.
@@ -134,6 +134,9 @@ class Kernel:
         self._block = BLOCK_BYTES // self.wire_dtype.itemsize  # elements that are processed at once
         # The number of the kernel of the compiled part; None: it has none.
         self.compiled: int | None = core.find(op.name, name) if core else None
+        if self.compiled is not None and not (self.loads or self.stores) and name in FLOATS:
+            # Tapes use this kernel, too. Of two NaNs all ways have to keep the same one.
+            self._ufunc = self._lone = self._new = partial(_by_compiled, self.compiled)
 
     def plain(self, length: int, *, disjoint: bool = False) -> Callable[..., Any] | None:
         """Return a function that reduces two operands: ``plain(a, b, out=c)``.
@@ -295,6 +298,15 @@ class Kernel:
             round_to_bfloat16(acc, out)
         else:
             np.copyto(out, acc, casting="same_kind")
+
+
+def _by_compiled(kernel: int, a: Flat, b: Flat, *, out: Flat | None = None) -> Flat:
+    """Reduce two operands by the compiled part, to `out` or a new array."""
+    if out is None:
+        out = np.empty_like(a)
+    assert core is not None
+    core.reduce(kernel, (a, b), out, 2)
+    return out
 
 
 def quietly() -> Callable[..., Any]:
