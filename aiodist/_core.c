@@ -1474,6 +1474,8 @@ static PyObject *caller_know(Caller *caller, PyObject *const *args, Py_ssize_t n
     }
     const Array *x = (Array *)args[0];
     if (x->nd > DIMENSIONS) Py_RETURN_NONE;
+    for (int at = 0; at < caller->known; at++)
+        if (caller->kinds[at].recipe == args[2]) Py_RETURN_NONE;
     if (caller->known == KINDS) drop_kind(&caller->kinds[--caller->known]);
     memmove(caller->kinds + 1, caller->kinds, caller->known * sizeof(Kind));
     Kind *kind = &caller->kinds[0];

@@ -19,7 +19,8 @@ into the processor three times. A block that fits into the cache of a core comes
 steps are done while it is there.
 
 The compiled part (`aiodist.compiled`), if it is there, does all three in one pass: `reduce` of
-float16 and bfloat16, and averages.
+float16 and bfloat16, and averages. Sums and products of floats go by it, too, because its tapes
+reduce them: all ways of a rank have to keep the same one of two NaNs.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Coming(ABC):
         self.stirs = 0
         self.starved = 0
         self.is_starved = False
-        """Nobody had the version when it was looked for last."""
+        """No participant had the version at the last search."""
         self.given: dict[object, int] = {}
         self.wanted = 0
         """The number of calls that wait for all of it."""

@@ -182,7 +182,9 @@ class Express(ABC, Generic[G, R]):
         self, empty: tuple[Any, ...], unset: tuple[tuple[object, str], ...], **more: Any
     ) -> None:
         """Have the compiled part start the calls that it can do. It calls the Python way for the
-        others: if a container is not `empty`, or an attribute not `unset`, for example."""
+        others: if a container is not `empty`, or an attribute not `unset`, for example. `more`:
+        `unfinished` goes on with a call that has to wait, `broke` fails one that raised an error,
+        and what else `core.Caller` needs."""
         if core is None or is_virtual(self._loop):
             return
         calls, records = self._calls, self._records
@@ -201,8 +203,6 @@ class Express(ABC, Generic[G, R]):
             where=records.where,
             run=self._run,
             all_reduce=self._all_reduce,
-            unfinished=self._unfinished,
-            broke=self._broke,
             loop_word=("loop",),
             **more,
         )
@@ -222,16 +222,6 @@ class Express(ABC, Generic[G, R]):
         self._calls.tags.passed(tag)
         if self._calls.tags.many:
             self._calls.forget_tags()
-
-    def _unfinished(
-        self, work: Work[Any], recipe: R, x: Any, flat: Any, area: int, done: int, seconds: float, /
-    ) -> None:
-        """Go on with a call of which so many steps are `done`, and which has to wait."""
-        raise NotImplementedError
-
-    def _broke(self, work: Work[Any], recipe: R, error: Exception, seconds: float, /) -> None:
-        """Fail a call, because a step of it has raised `error`."""
-        raise NotImplementedError
 
     # -- finding recipes --------------------------------------------------------------------------
 

@@ -100,6 +100,8 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
             ((turns, "current"), (lane, "is_broken")),
             said=lane.board.said,
             first=lane.first,
+            unfinished=self._unfinished,
+            broke=self._broke,
         )
 
     def _prepare(

@@ -125,7 +125,12 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         self._broken = False  # a rank is lost: nothing is posted any more
         calls = self._calls
         self._use_compiled(
-            (calls.waiting.by_key, calls.tags.frozen), ((self, "_broken"),), said=[0, 0], first=0
+            (calls.waiting.by_key, calls.tags.frozen),
+            ((self, "_broken"),),
+            said=[0, 0],
+            first=0,
+            unfinished=self._unfinished,
+            broke=self._broke,
         )
 
     def _prepare(
@@ -273,6 +278,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         self._called(work, what, x, given, seconds, due, shown, {}, lies=lies)
 
     def _broke(self, work: Work[Any], what: Any, error: Exception, seconds: float, /) -> None:
+        """Fail a call, because a step of it has raised `error`."""
         self._calls.tags.take(work.tag)
         self._take_over(what, (), work, seconds, Otherwise(None, failing(error)))
 

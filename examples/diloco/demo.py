@@ -50,7 +50,7 @@ class Run:
 
     @property
     def phases(self) -> tuple[list[int], ...]:
-        """Who begins in each third. DDP begins again with all that there are, as torchrun does."""
+        """The members that begin in each third. DDP restarts all members then, as torchrun does."""
         joins = ([0, 2, 3], [0, 2, 3, 4]) if self.label == "DDP" else ([], [4])
         return ([0, 1, 2, 3], *(([], []) if self.calm else joins))
 

@@ -188,7 +188,8 @@ def test_a_version_that_nobody_has_any_more():
 
 def test_a_new_subscriber_comes_before_the_one_that_has_the_version_is_listed():
     """A version that was taken from the same source as the one before is listed with the next sign
-    of life. Meanwhile its publisher publishes another one, which nobody takes, and ends."""
+    of life. Meanwhile its publisher publishes another version, which no subscriber takes. Then it
+    ends."""
     stage = Stage(3)
     taken, ended = asyncio.Event(), asyncio.Event()
 

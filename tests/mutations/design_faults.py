@@ -47,7 +47,7 @@ ROUNDS = ("tests/unit/membership/test_rounds.py", "tests/simulation/test_averagi
 AVERAGING = ("tests/unit/membership/test_averaging.py", "tests/simulation/test_averaging.py")
 
 FAULTS = (
-    # Who lives, and who hears of it.
+    # Which ranks live, and which ranks hear of a loss.
     DesignFault(
         "a sign of life does not renew the lease",
         "aiodist/membership/machine.py",
@@ -193,7 +193,7 @@ FAULTS = (
     ),
     # Collectives.
     DesignFault(
-        "a rank that gives up tells nobody",
+        "a rank that gives up does not tell the others",
         "aiodist/engine/ends.py",
         "        self.relay.tell((op.tag, op.seq), verdict)\n",
         "",
