@@ -26,6 +26,7 @@
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <limits.h>
 #include <math.h>
 #include <sched.h>
 #include <stddef.h>
@@ -33,8 +34,13 @@
 #include <string.h>
 #include <structmember.h>
 #include <time.h>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
-#define LAYOUT 3       // aiodist.compiled refuses a build with another number
+#define LAYOUT 4       // aiodist.compiled refuses a build with another number
 #define BLOCK 1024     // elements that are worked on at once: they stay in the first cache
 #define ALONE 32768    // bytes from which other threads may run meanwhile
 
@@ -409,14 +415,14 @@ static PyObject *differ(PyObject *self, PyObject *args) {
 
 typedef struct {
     PyTypeObject *row;      // the base of lanes
-    PyTypeObject *tape, *ring, *cursor;
+    PyTypeObject *tape, *ring, *cursor, *naps, *pace;
     PyObject *ndarray;      // numpy's type of arrays
     PyObject *names[16];    // of attributes, see NAMES
 } State;
 
-enum { WATCH, ROUSE, DUE, SEEN, ADD, FINISH, SET_RESULT, TAPES, TELL, FIND, WAKE, FOLLOWS, NAMES };
-static const char *const names[] = {"watch",      "rouse", "_due", "seen",  "add",  "finish",
-                                    "set_result", "tapes", "tell", "_find", "wake", "follows"};
+enum { IS_DUE, WATCH, ROUSE, SEEN, ADD, FINISH, SET_RESULT, TAPES, TELL, FIND, WAKE, FOLLOWS, NAMES };
+static const char *const names[] = {"is_due", "watch",      "rouse", "seen", "add",   "finish",
+                                    "set_result", "tapes", "tell",  "_find", "wake", "follows"};
 
 static struct PyModuleDef module;
 
@@ -445,8 +451,9 @@ static double now(void) {
 // ---- the words of a board: see aiodist.shared_memory.board --------------------------------------
 
 // Those of posts lie behind them, as in aiodist.shared_memory.posts.
-enum { HEAD = 384, LAP = 385, GIVEN_UP = 386, NAP = 392, NUMBER_AT = 16, UNIT = 32 };
-enum { STAMP = 0, CALL = 1, ABORTED = 3, PLACE = 5, CORE = 7, ASLEEP = 8, WANTED = 9, TEXT = 128 };
+enum { HEAD = 384, LAP = 385, GIVEN_UP = 386, NAP = 392, DOZES = 393, NUMBER_AT = 16, UNIT = 32 };
+enum { STAMP = 0, CALL = 1, ABORTED = 3, PLACE = 5, CORE = 7, ASLEEP = 8, WANTED = 9, HOW = 10 };
+enum { TEXT = 128 };
 #define AN_OPERATION (1ll << 24)
 #define A_PHASE (1ll << 20)
 #define TEXT_ROOM 1016
@@ -496,10 +503,18 @@ static PyType_Spec row_spec = {
     .slots = row_slots,
 };
 
+// How a rank sleeps: the members of `aiodist.shared_memory.board.Naps`.
+typedef struct {
+    PyObject_HEAD
+    long long nap;
+    unsigned long long slept;
+    char can_doze;
+} Naps;
+
 // What a rank knows of its own ring of posts, and of that of another rank: the members of
 // `aiodist.shared_memory.posts.Ring` and `Reader`.
 typedef struct {
-    PyObject_HEAD
+    Naps naps;
     long long head, base, before, limit;
 } Ring;
 typedef struct {
@@ -507,6 +522,27 @@ typedef struct {
     long long taken, at, given_up, held;
 } Cursor;
 
+// How long the calls of one endpoint poll: the members of `aiodist.transports.polling.Pace`.
+typedef struct {
+    PyObject_HEAD
+    char polls;
+    int in_vain, dozed_in_vain;
+    double due;
+} Pace;
+
+static PyMemberDef naps_members[] = {
+    {"_nap", T_LONGLONG, offsetof(Naps, nap), 0, NULL},
+    {"_slept", T_ULONGLONG, offsetof(Naps, slept), 0, NULL},
+    {"can_doze", T_BOOL, offsetof(Naps, can_doze), 0, NULL},
+    {0},
+};
+static PyMemberDef pace_members[] = {
+    {"polls", T_BOOL, offsetof(Pace, polls), 0, NULL},
+    {"_in_vain", T_INT, offsetof(Pace, in_vain), 0, NULL},
+    {"_dozed_in_vain", T_INT, offsetof(Pace, dozed_in_vain), 0, NULL},
+    {"_due", T_DOUBLE, offsetof(Pace, due), 0, NULL},
+    {0},
+};
 static PyMemberDef ring_members[] = {
     {"_head", T_LONGLONG, offsetof(Ring, head), 0, NULL},
     {"_base", T_LONGLONG, offsetof(Ring, base), 0, NULL},
@@ -521,10 +557,22 @@ static PyMemberDef cursor_members[] = {
     {"held", T_LONGLONG, offsetof(Cursor, held), 0, NULL},
     {0},
 };
+static PyType_Slot naps_slots[] = {
+    {Py_tp_members, naps_members}, {Py_tp_doc, "How a rank sleeps."}, {0, NULL}};
+static PyType_Slot pace_slots[] = {
+    {Py_tp_members, pace_members}, {Py_tp_doc, "How long calls poll."}, {0, NULL}};
 static PyType_Slot ring_slots[] = {
     {Py_tp_members, ring_members}, {Py_tp_doc, "What a rank knows of its posts."}, {0, NULL}};
 static PyType_Slot cursor_slots[] = {
     {Py_tp_members, cursor_members}, {Py_tp_doc, "How far posts were read."}, {0, NULL}};
+static PyType_Spec naps_spec = {.name = "aiodist._core.Naps",
+                                .basicsize = sizeof(Naps),
+                                .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+                                .slots = naps_slots};
+static PyType_Spec pace_spec = {.name = "aiodist._core.Pace",
+                                .basicsize = sizeof(Pace),
+                                .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+                                .slots = pace_slots};
 static PyType_Spec ring_spec = {.name = "aiodist._core.Ring",
                                 .basicsize = sizeof(Ring),
                                 .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
@@ -555,18 +603,21 @@ typedef struct {
 } Step;
 
 typedef struct {
-    int rank, cursor;   // where, in the own words, stands how far its posts were read
+    int cursor;  // where, in the own words, stands how far its posts were read
     Cursor *at;
 } Peer;
 
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
-    PyObject *lane, *progress, *neighbours, *moved, *free, *fallback, *dtype, *ndarray, **names;
+    PyObject *lane, *neighbours, *moved, *free, *fallback, *dtype, *ndarray, **names;
+    Pace *progress;
+    Naps *naps;
     PyObject *shown, *taken;  // bytes that others see of this rank, and it of them
     PyObject *op, *call, *nbytes, *finish;  // see `Recipe`
     unsigned long long digest;
-    int peers, held, spins, area, last, both, unended;
+    int peers, held, polls, crowded, area, last, both, unended;
+    int *ranks;               // [0]: the own rank, then those of the others
     Py_buffer *buffers;       // [0]: the own words, then those of the others, then areas
     Py_ssize_t lengths[USER];
     const Entry *kernel;
@@ -576,7 +627,7 @@ typedef struct {
     Where *places;            // of all operands
     // Of posts: `lane` is the `Posts`, `buffers` has rings in place of areas.
     PyObject *express, *heads;  // whose they are; by tag, what comes before the data
-    int rank, reduces;
+    int reduces;
     Peer *posters;              // by peer; NULL: it is no tape of posts
 } Tape;
 
@@ -597,61 +648,193 @@ static int reached(Tape *tape, long long stamp) {
     return 1;
 }
 
-#define ALONE_SECONDS 10e-6  // as ALONE and A_WHILE of aiodist.transports.polling
-#define A_WHILE 1.0
-#define LOOKS 16             // looks between two looks at the clock
+// ---- waiting: as aiodist.transports.polling does it, where the reasons stand --------------------
 
-// Look for a short while whether the others have reached a stamp. 0: `Progress.watch` goes on.
-static int spin(Tape *tape, long long stamp) {
-    // A missing rank that was last seen on this core needs it.
+#define LONGEST 100e-6
+#define SHORTEST 5e-6
+#define AGAIN 8
+#define OTHERS 10e-6
+#define ALONE_SECONDS 10e-6
+#define APART 30e-6
+#define HOGGED 2e-3
+#define A_WHILE 1.0
+#define DOZE 5
+#define LOOKS 16  // looks between two looks at the clock
+
 #if defined(__linux__)
-    const uint64_t here = (uint64_t)(sched_getcpu() + 1);
+static int here(void) { return sched_getcpu() + 1; }
+static void sleep_at(const uint64_t *word, uint64_t seen, double seconds) {
+    const struct timespec most = {0, (long)(seconds * 1e9)};
+    Py_BEGIN_ALLOW_THREADS
+    syscall(SYS_futex, word, FUTEX_WAIT, (uint32_t)seen, &most, NULL, 0);
+    Py_END_ALLOW_THREADS
+}
+static void ring(const uint64_t *word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
 #else
-    const uint64_t here = 0;  // the system does not say
+static int here(void) { return 0; }  // the system does not say
+static void sleep_at(const uint64_t *word, uint64_t seen, double seconds) {}
+static void ring(const uint64_t *word) {}
 #endif
-    if (own_words(tape)[CORE] != here) show(own_words(tape) + CORE, here);
-    for (int peer = 0; peer < tape->peers; peer++) {
-        const uint64_t core = look(words_of(tape, peer) + CORE);
-        if ((!core || core == here) && is_missing(tape, peer, stamp)) return 0;
-    }
+
+static double patience(int tried) {
+    if (tried >= AGAIN) return tried % AGAIN ? SHORTEST : LONGEST;
+    const double seconds = LONGEST / (1 << tried);
+    return seconds > SHORTEST ? seconds : SHORTEST;
+}
+
+// Whether a call of a method returns True. -1: an error.
+static int asks(PyObject *owner, PyObject *name, PyObject *first, PyObject *second) {
+    PyObject *found = PyObject_CallMethodObjArgs(owner, name, first, second, NULL);
+    const int is_true = found ? PyObject_IsTrue(found) : -1;
+    Py_XDECREF(found);
+    return is_true;
+}
+
+// Whether other programs compute on our cores: see `Neighbours`.
+static int others_compute(Tape *tape, double t) {
     PyObject *seen = PyObject_GetAttr(tape->neighbours, tape->names[SEEN]);
-    if (!seen) {
-        PyErr_Clear();
-        return 0;
+    const double at = seen ? PyFloat_AsDouble(seen) : 0;
+    Py_XDECREF(seen);
+    if (PyErr_Occurred()) PyErr_Clear();
+    return at > 0 && t >= at && t - at < A_WHILE;
+}
+
+static void yielded(Tape *tape, double since, double t) {
+    if (t - since <= HOGGED) return;
+    PyObject *seen = PyFloat_FromDouble(t);
+    if (!seen || PyObject_SetAttr(tape->neighbours, tape->names[SEEN], seen) < 0) PyErr_Clear();
+    Py_XDECREF(seen);
+}
+
+// `Progress.is_due`. -1: an error.
+static int is_due(Tape *tape) {
+    if (tape->progress->polls && !isinf(tape->progress->due)) return now() >= tape->progress->due;
+    return asks((PyObject *)tape->progress, tape->names[IS_DUE], NULL, NULL);
+}
+
+// `Progress._spin`.
+static int spin(Tape *tape, long long stamp, int crowded, double alone, double hogged, double due) {
+    Pace *pace = tape->progress;
+    double t = now(), limit = t + patience(pace->in_vain);
+    alone += crowded ? t : t + ALONE_SECONDS;
+    if (!crowded && others_compute(tape, t)) {
+        alone = INFINITY;
+        limit = t + SHORTEST;
     }
-    const double computed = PyFloat_AsDouble(seen), begun = now();
-    Py_DECREF(seen);
-    // Other programs compute on our cores: see `Neighbours.compute`.
-    if (computed > 0 && begun >= computed && begun - computed < A_WHILE) return 0;
-    const double until = begun + ALONE_SECONDS;
-    do {
-        for (int i = 0; i < LOOKS; i++) {
-            if (reached(tape, stamp)) return 1;
+    while (t < due) {
+        const int yields = t >= alone;
+        if (yields) sched_yield();
+        for (int looks = yields ? 1 : LOOKS; looks; looks--) {
+            if (reached(tape, stamp)) {
+                pace->in_vain = 0;
+                if (yields && !crowded) yielded(tape, t, now());
+                return 1;
+            }
 #if defined(__x86_64__) || defined(__i386__)
-            __builtin_ia32_pause();
+            if (!yields) __builtin_ia32_pause();
 #endif
         }
-    } while (now() < until);
+        const double before = t, away = (t = now()) - before;
+        if (away > OTHERS) limit += away;
+        if (!crowded) yielded(tape, before, t);
+        if (t > limit || away > hogged) {
+            pace->in_vain++;
+            break;
+        }
+    }
     return 0;
+}
+
+// Sleep until the first rank that is missing has come: `Board.doze` and `Posts.doze`.
+static void nap(Tape *tape, long long stamp, double seconds) {
+    uint64_t *own = own_words(tape);
+    Naps *naps = tape->naps;
+    int peer = 0;
+    while (peer < tape->peers && !is_missing(tape, peer, stamp)) peer++;
+    if (peer == tape->peers) return;
+    const int posts = tape->posters != NULL, asleep = posts ? NAP : ASLEEP;
+    const uint64_t dozes = 1 + (uint64_t)tape->ranks[1 + peer];
+    naps->nap++;
+    if (!posts) show(own + WANTED, (uint64_t)stamp);
+    if (naps->slept != dozes) {
+        naps->slept = dozes;
+        show(own + (posts ? DOZES : HOW), dozes);
+    }
+    show(own + asleep, (uint64_t)naps->nap);
+    fence();
+    const uint64_t *word = words_of(tape, peer) + (posts ? HEAD : STAMP);
+    const uint64_t seen = look(word);
+    if (posts ? seen == (uint64_t)tape->posters[peer].at->taken : seen < (uint64_t)stamp)
+        sleep_at(word, seen, seconds);
+    show(own + asleep, 0);
+}
+
+// `Progress._doze`.
+static int doze(Tape *tape, long long stamp) {
+    Pace *pace = tape->progress;
+    double t = now(), until = t + DOZE * patience(pace->dozed_in_vain);
+    if (until > pace->due) until = pace->due;
+    for (; t < until; t = now()) {
+        nap(tape, stamp, until - t);
+        if (reached(tape, stamp)) {
+            pace->dozed_in_vain = 0;
+            return 1;
+        }
+    }
+    pace->dozed_in_vain++;
+    return 0;
+}
+
+// `Lane.watch` or `PostExpress.follows`, for loops of virtual time, in which other ranks run meanwhile.
+static int watch_virtually(Tape *tape, long long count) {
+    if (!tape->posters) {
+        PyObject *others = PyObject_GetAttrString(tape->lane, "others");
+        PyObject *number = others ? PyLong_FromLongLong(count) : NULL;
+        const int there = number ? asks(tape->lane, tape->names[WATCH], others, number) : -1;
+        Py_XDECREF(number);
+        Py_XDECREF(others);
+        return there;
+    }
+    int there = 1;
+    for (int peer = 0; there > 0 && peer < tape->peers; peer++)
+        if (is_missing(tape, peer, 0))
+            there = asks(tape->express, tape->names[FOLLOWS], (PyObject *)tape->posters[peer].at, NULL);
+    return there;
+}
+
+// `Progress.watch`: whether all others reach a stamp, or post, within a moment. -1: an error.
+static int watch(Tape *tape, long long stamp, long long count) {
+    if (reached(tape, stamp)) return 1;
+    if (!tape->progress->polls) return watch_virtually(tape, count);
+    if (!tape->polls) return 0;
+    const int due = is_due(tape), can_doze = tape->naps->can_doze;
+    if (due < 0) return -1;
+    if (due) return tape->crowded ? 0 : spin(tape, stamp, 0, 0, HOGGED, INFINITY);
+    const uint64_t at = (uint64_t)here();
+    int near = !at;
+    if (own_words(tape)[CORE] != at) show(own_words(tape) + CORE, at);
+    for (int peer = 0; peer < tape->peers; peer++) {
+        const uint64_t core = look(words_of(tape, peer) + CORE);
+        if ((!core || core == at) && is_missing(tape, peer, stamp)) near = 1;
+    }
+    const double until = tape->progress->due;
+    if (near || tape->crowded) {
+        if (spin(tape, stamp, 1, near ? 0 : APART, can_doze ? OTHERS : HOGGED, until)) return 1;
+    } else if (!(can_doze && others_compute(tape, now())) && spin(tape, stamp, 0, 0, HOGGED, until)) {
+        return 1;
+    }
+    return can_doze ? doze(tape, stamp) : 0;
 }
 
 // 1: all others have published so often, and called the same. 0: not yet, or not. -1: an error.
 static int wait_for(Tape *tape, long long count) {
     Row *row = row_of(tape);
     const long long stamp = row->base + count;
-    if (count > 1 || !(reached(tape, stamp) || (tape->spins && spin(tape, stamp)))) {
-        PyObject *others = PyObject_GetAttrString(tape->lane, "others");
-        PyObject *number = others ? PyLong_FromLongLong(count) : NULL;
-        PyObject *found = NULL;
-        if (number)
-            found = PyObject_CallMethodObjArgs(tape->lane, tape->names[WATCH], others, number, NULL);
-        Py_XDECREF(others);
-        Py_XDECREF(number);
-        if (!found) return -1;
-        const int is_there = PyObject_IsTrue(found);
-        Py_DECREF(found);
-        return is_there;
-    }
+    // Between two pieces the loop has its turn, though the next one may be there.
+    int there = count > 1 ? is_due(tape) : 0;
+    if (there) return there < 0 ? -1 : 0;
+    there = watch(tape, stamp, count);
+    if (there <= 0) return there;
     row->known = stamp;
     if (!row->agreed) {
         const int word = CALL + (int)(row->seq & 1);
@@ -662,13 +845,26 @@ static int wait_for(Tape *tape, long long count) {
     return 1;
 }
 
+// Whether all is there now that a rank sleeps for: see `Board._completes`.
+static int completes(Tape *tape, int sleeper, uint64_t wanted, uint64_t needs) {
+    if (needs) return needs == 1 + (uint64_t)tape->ranks[0];
+    for (int peer = 0; peer < tape->peers; peer++)
+        if (peer != sleeper && look(words_of(tape, peer) + STAMP) < wanted) return 0;
+    return 1;
+}
+
 // Say that this rank has come to a stamp, and wake the ranks that sleep until then. -1: an error.
 static int reach(Tape *tape, long long stamp) {
     show(own_words(tape) + STAMP, (uint64_t)stamp);
     fence();
+    uint64_t rung = 0;
     for (int peer = 0; peer < tape->peers; peer++) {
         const uint64_t *words = words_of(tape, peer);
-        if (look(words + ASLEEP) && look(words + WANTED) <= (uint64_t)stamp) {
+        if (!look(words + ASLEEP)) continue;
+        const uint64_t wanted = look(words + WANTED), how = look(words + HOW);
+        const uint64_t dozes = how & 0xffffffff;
+        if (wanted > (uint64_t)stamp || !completes(tape, peer, wanted, how >> 32)) continue;
+        if (!dozes) {  // a frame wakes it
             PyObject *number = PyLong_FromLongLong(stamp);
             if (!number) return -1;
             PyObject *done = PyObject_CallMethodOneArg(tape->lane, tape->names[ROUSE], number);
@@ -676,6 +872,9 @@ static int reach(Tape *tape, long long stamp) {
             Py_XDECREF(done);
             return done ? 0 : -1;
         }
+        for (int at = 0; dozes != rung && at <= tape->peers; at++)
+            if (dozes == 1 + (uint64_t)tape->ranks[at]) ring((uint64_t *)tape->buffers[at].buf + STAMP);
+        rung = dozes;
     }
     return 0;
 }
@@ -766,34 +965,34 @@ static int run_tape(Tape *tape, PyObject *given, char *const *user) {
 
 enum { POSTED = 0, NO_ROOM = -3 };
 
-// Whether nobody that this rank has woken is lost: what `Posts.tell` and `PostExpress.wake` say.
+// Show what was put, and wake the ranks that sleep until then: `Posts.tell` and `PostExpress.wake`.
+// 1: nobody is lost. -1: an error.
 static int tell(Tape *tape) {
+    uint64_t *own = own_words(tape);
+    show(own + HEAD, (uint64_t)((Ring *)tape->lane)->head);
+    fence();
+    int framed = 0, dozed = 0;
+    for (int peer = 0; peer < tape->peers; peer++) {
+        if (!look(words_of(tape, peer) + NAP)) continue;
+        const uint64_t dozes = look(words_of(tape, peer) + DOZES);
+        framed |= !dozes;
+        dozed |= dozes == 1 + (uint64_t)tape->ranks[0];
+    }
+    if (dozed) ring(own + HEAD);
+    if (!framed) return 1;
     PyObject *woken = PyObject_CallMethodNoArgs(tape->lane, tape->names[TELL]);
     if (!woken) return -1;
-    int goes_on = 1;
-    if (PyObject_Size(woken)) {
-        PyObject *found = PyObject_CallMethodOneArg(tape->express, tape->names[WAKE], woken);
-        goes_on = found ? PyObject_IsTrue(found) : -1;
-        Py_XDECREF(found);
-    }
+    const int goes_on =
+        PyObject_Size(woken) ? asks(tape->express, tape->names[WAKE], woken, NULL) : 1;
     Py_DECREF(woken);
     return goes_on;
-}
-
-// Whether a rank posts within a moment.
-static int follows(Tape *tape, int peer) {
-    PyObject *reading = (PyObject *)tape->posters[peer].at;
-    PyObject *found = PyObject_CallMethodOneArg(tape->express, tape->names[FOLLOWS], reading);
-    const int there = found ? PyObject_IsTrue(found) : -1;
-    Py_XDECREF(found);
-    return there;
 }
 
 // Write a post with this number. 1: it is there. NO_ROOM: nothing was done. FAILED: an error.
 static int put(Tape *tape, const char *head, Py_ssize_t before, int64_t number, const char *data,
                Py_ssize_t nbytes) {
     Ring *ring = (Ring *)tape->lane;
-    const Py_buffer *memory = &tape->buffers[1 + tape->peers + tape->rank];
+    const Py_buffer *memory = &tape->buffers[1 + tape->peers + tape->ranks[0]];
     const long long whole = before + ((nbytes + UNIT - 1) & -UNIT);
     long long at = ring->head - ring->base;
     if (at + whole > ring->limit) {
@@ -827,39 +1026,26 @@ static int run_posts(Tape *tape, PyObject *tag, int64_t number, char *user) {
     else if (head)
         PyErr_SetString(PyExc_ValueError, "what comes before the data of a post is longer");
     if (done < 0) goto end;
-    done = POSTED;
-    show(own_words(tape) + HEAD, (uint64_t)((Ring *)tape->lane)->head);
-    fence();
-    for (int peer = 0; peer < tape->peers; peer++) {
-        if (!look(words_of(tape, peer) + NAP)) continue;
-        const int goes_on = tell(tape);
-        if (goes_on <= 0) {
-            done = goes_on < 0 ? FAILED : POSTED;
-            goto end;
-        }
-        break;
+    done = tell(tape);
+    if (done > 0) done = watch(tape, 0, 0);
+    if (done <= 0) {
+        done = done < 0 ? FAILED : POSTED;
+        goto end;
     }
-    if (tape->spins && !reached(tape, 0)) spin(tape, 0);
+    done = POSTED;
     void *places[FEW];
-    places[tape->rank] = user;
+    places[tape->ranks[0]] = user;
     for (int peer = 0; peer < tape->peers; peer++) {
-        Peer *poster = &tape->posters[peer];
-        Cursor *reading = poster->at;
-        if (is_missing(tape, peer, 0)) {
-            const int there = follows(tape, peer);
-            if (there <= 0) {
-                done = there < 0 ? FAILED : POSTED;
-                goto end;
-            }
-        }
+        Cursor *reading = tape->posters[peer].at;
+        const int rank = tape->ranks[1 + peer];
         if (look(words_of(tape, peer) + LAP) == (uint64_t)reading->taken) reading->at = 0;
-        const Py_buffer *memory = &tape->buffers[1 + tape->peers + poster->rank];
+        const Py_buffer *memory = &tape->buffers[1 + tape->peers + rank];
         if (reading->at < 0 || reading->at + whole > memory->len) goto end;
         char *post = (char *)memory->buf + reading->at;
         if (memcmp(post, head, NUMBER_AT) || memcmp(post + NUMBER_AT, &number, sizeof number) ||
             memcmp(post + NUMBER_AT + 8, head + NUMBER_AT + 8, before - NUMBER_AT - 8))
             goto end;
-        places[poster->rank] = post + before;
+        places[rank] = post + before;
     }
     if (tape->reduces)
         tape->kernel->run(user, places, tape->peers + 1, tape->lengths[0], tape->size);
@@ -937,6 +1123,7 @@ static int tape_traverse(Tape *tape, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(tape));
     Py_VISIT(tape->lane);
     Py_VISIT(tape->progress);
+    Py_VISIT(tape->naps);
     Py_VISIT(tape->neighbours);
     Py_VISIT(tape->moved);
     Py_VISIT(tape->free);
@@ -967,7 +1154,10 @@ static void tape_dealloc(Tape *tape) {
     for (int peer = 0; tape->posters && peer < tape->peers; peer++)
         Py_XDECREF(tape->posters[peer].at);
     PyMem_Free(tape->posters);
-    PyObject **const refs[] = {&tape->lane, &tape->progress, &tape->neighbours, &tape->moved,
+    PyMem_Free(tape->ranks);
+    Py_CLEAR(tape->progress);
+    Py_CLEAR(tape->naps);
+    PyObject **const refs[] = {&tape->lane, &tape->neighbours, &tape->moved,
                                &tape->free, &tape->fallback, &tape->dtype,      &tape->ndarray,
                                &tape->shown, &tape->taken,    &tape->op,         &tape->call,
                                &tape->nbytes, &tape->finish,   &tape->heads};
@@ -1044,7 +1234,21 @@ static int parse_steps(Tape *tape, PyObject *steps) {
     return 0;
 }
 
-// Posters are given as (rank, word of the cursor, reader).
+// Ranks are given in the order of words.
+static int parse_ranks(Tape *tape, PyObject *ranks) {
+    tape->ranks = PyMem_Calloc(tape->peers + 1, sizeof(int));
+    if (!tape->ranks) return PyErr_NoMemory(), -1;
+    if (PyList_GET_SIZE(ranks) != tape->peers + 1) return PyErr_BadArgument(), -1;
+    for (int at = 0; at <= tape->peers; at++) {
+        const long rank = PyLong_AsLong(PyList_GET_ITEM(ranks, at));
+        if (PyErr_Occurred()) return -1;
+        if (rank < 0 || rank >= 1 << 30) return PyErr_BadArgument(), -1;
+        tape->ranks[at] = (int)rank;
+    }
+    return 0;
+}
+
+// Posters are given as (word of the cursor, reader).
 static int parse_posters(Tape *tape, PyObject *posters, State *state) {
     tape->posters = PyMem_Calloc(tape->peers + 1, sizeof(Peer));
     if (!tape->posters) return PyErr_NoMemory(), -1;
@@ -1052,44 +1256,44 @@ static int parse_posters(Tape *tape, PyObject *posters, State *state) {
     for (int peer = 0; peer < tape->peers; peer++) {
         Peer *poster = &tape->posters[peer];
         PyObject *reading;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(posters, peer), "iiO!", &poster->rank,
-                              &poster->cursor, state->cursor, &reading))
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(posters, peer), "iO!", &poster->cursor, state->cursor,
+                              &reading))
             return -1;
         poster->at = (Cursor *)Py_NewRef(reading);
-        if (poster->rank < 0 || poster->rank > tape->peers || poster->cursor < 400 ||
-            poster->cursor >= 512)
+        if (tape->ranks[1 + peer] > tape->peers || poster->cursor < 400 || poster->cursor >= 512)
             return PyErr_BadArgument(), -1;
     }
     const int is_wrong = tape->peers + 1 > FEW || tape->held != 2 * tape->peers + 2 ||
-                         tape->rank < 0 || tape->rank > tape->peers ||
-                         tape->buffers[1 + tape->peers + tape->rank].readonly;
+                         tape->ranks[0] > tape->peers ||
+                         tape->buffers[1 + tape->peers + tape->ranks[0]].readonly;
     return is_wrong ? (PyErr_BadArgument(), -1) : 0;
 }
 
 static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *words[] = {"lane",  "progress", "neighbours", "moved", "free",  "fallback", "dtype",
-                            "shown", "taken",    "words",      "areas", "steps", "lengths",  "kernel",
-                            "size",  "area",     "spins",      "last",  "op",    "call",     "digest",
-                            "nbytes", "finish",   "unended",    "posters", "heads", "express",
-                            "rank",   "reduces",  NULL};
-    PyObject *lane, *progress, *neighbours, *moved, *free, *fallback, *dtype, *shown, *taken, *boards,
-        *areas, *steps, *op, *call, *nbytes, *finish, *posters = NULL, *heads = NULL,
+    static char *words[] = {"lane",   "progress", "naps",  "neighbours", "moved",   "free",   "fallback",
+                            "dtype",  "shown",    "taken", "words",      "ranks",   "areas",  "steps",
+                            "lengths", "kernel",  "size",  "area",       "polls",   "crowded", "last",
+                            "op",     "call",     "digest", "nbytes",    "finish",  "unended", "posters",
+                            "heads",  "express",  "reduces", NULL};
+    PyObject *lane, *progress, *naps, *neighbours, *moved, *free, *fallback, *dtype, *shown, *taken,
+        *boards, *ranks, *areas, *steps, *op, *call, *nbytes, *finish, *posters = NULL, *heads = NULL,
         *express = NULL;
-    int rank = 0, reduces = 0;
+    int reduces = 0;
     unsigned long long digest;
     Py_ssize_t lengths[USER];
-    int kernel, area, spins, last, unended;
+    int kernel, area, polls, crowded, last, unended;
     double size;
-    if (!PyArg_ParseTupleAndKeywords(
-            args, keywords, "OOOOO!OOO!O!O!O!O!(nn)idippO!O!KO!Oi|O!OOip:Tape", words, &lane, &progress, &neighbours,
-            &moved, &PyList_Type, &free, &fallback, &dtype, &PyLong_Type, &shown, &PyLong_Type, &taken,
-            &PyList_Type, &boards, &PyList_Type, &areas, &PyList_Type, &steps, &lengths[0],
-            &lengths[1], &kernel, &size, &area, &spins, &last, &PyUnicode_Type, &op, &PyBytes_Type,
-            &call, &digest, &PyLong_Type, &nbytes, &finish, &unended, &PyList_Type,
-            &posters, &heads, &express, &rank, &reduces))
-        return NULL;
     State *state = state_of(type);
     if (!state) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, keywords, "OO!O!OOO!OOO!O!O!O!O!O!(nn)idipppO!O!KO!Oi|O!OOp:Tape", words, &lane,
+            state->pace, &progress, state->naps, &naps, &neighbours, &moved, &PyList_Type, &free,
+            &fallback, &dtype, &PyLong_Type, &shown, &PyLong_Type, &taken, &PyList_Type, &boards,
+            &PyList_Type, &ranks, &PyList_Type, &areas, &PyList_Type, &steps, &lengths[0],
+            &lengths[1], &kernel, &size, &area, &polls, &crowded, &last, &PyUnicode_Type, &op,
+            &PyBytes_Type, &call, &digest, &PyLong_Type, &nbytes, &finish, &unended, &PyList_Type,
+            &posters, &heads, &express, &reduces))
+        return NULL;
     if (!PyObject_TypeCheck(lane, posters ? state->ring : state->row)) {
         PyErr_SetString(PyExc_TypeError, "a tape is for a lane");
         return NULL;
@@ -1104,7 +1308,8 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     if (!tape) return NULL;
     tape->vectorcall = tape_call;
     tape->lane = Py_NewRef(lane);
-    tape->progress = Py_NewRef(progress);
+    tape->progress = (Pace *)Py_NewRef(progress);
+    tape->naps = (Naps *)Py_NewRef(naps);
     tape->neighbours = Py_NewRef(neighbours);
     tape->moved = Py_NewRef(moved);
     tape->free = Py_NewRef(free);
@@ -1123,7 +1328,8 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     tape->kernel = kernel < 0 ? NULL : &entries[kernel];
     tape->size = size;
     tape->area = area;
-    tape->spins = spins;
+    tape->polls = polls;
+    tape->crowded = crowded;
     tape->last = last;
     tape->unended = unended;
     tape->both = lengths[1] >= 0;
@@ -1146,8 +1352,7 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *keywords
             goto failed;
         }
     }
-    if (parse_steps(tape, steps) < 0) goto failed;
-    tape->rank = rank;
+    if (parse_ranks(tape, ranks) < 0 || parse_steps(tape, steps) < 0) goto failed;
     tape->reduces = reduces;
     if (posters && (!heads || !express)) {
         PyErr_BadArgument();
@@ -1291,7 +1496,7 @@ static int finish_call(Caller *caller, Tape *tape, PyObject *work, PyObject *tag
         row->entered = row->agreed = 0;
         row->phase = -1;
     }
-    PyObject *ended = NULL, *entry = NULL, *done = NULL, *add = NULL, *due = NULL;
+    PyObject *ended = NULL, *entry = NULL, *done = NULL, *add = NULL;
     PyObject *result = tape->finish == Py_None ? Py_NewRef(x) : PyObject_CallOneArg(tape->finish, x);
     int failed = -1;
     if (!result || PyDict_SetItem(caller->next, tag, next) < 0) goto end;
@@ -1313,10 +1518,8 @@ static int finish_call(Caller *caller, Tape *tape, PyObject *work, PyObject *tag
     done = add ? PyObject_CallOneArg(add, entry) : NULL;
     if (!done) goto end;
     Py_CLEAR(done);
-    due = PyObject_GetAttr(caller->progress, caller->names[DUE]);
-    if (!due) goto end;
     // If the loop is due for a turn, or was not asked for one yet, `Progress.finish` sees to it.
-    const double left = PyFloat_AsDouble(due) - now();
+    const double left = tape->progress->due - now();
     if (left <= 0 || left > LOOP_DUE) {
         PyObject *args[] = {caller->progress, work, result, ended};
         done = PyObject_VectorcallMethod(caller->names[FINISH], args, 4, NULL);
@@ -1327,7 +1530,6 @@ static int finish_call(Caller *caller, Tape *tape, PyObject *work, PyObject *tag
     failed = done ? 0 : -1;
 end:
     Py_XDECREF(done);
-    Py_XDECREF(due);
     Py_XDECREF(add);
     Py_XDECREF(entry);
     Py_XDECREF(ended);
@@ -1634,12 +1836,16 @@ static int begin(PyObject *module) {
     state->ndarray = numpy ? PyObject_GetAttrString(numpy, "ndarray") : NULL;
     Py_XDECREF(numpy);
     if (!state->ndarray) return -1;
-    PyType_Spec *const specs[] = {&row_spec, &ring_spec, &cursor_spec, &tape_spec, &caller_spec};
-    PyTypeObject **const kept[] = {&state->row, &state->ring, &state->cursor, &state->tape};
-    for (int i = 0; i < 5; i++) {
-        PyObject *type = PyType_FromModuleAndSpec(module, specs[i], NULL);
+    // The bases come first.
+    PyType_Spec *const specs[] = {&naps_spec,   &pace_spec, &row_spec,   &ring_spec,
+                                  &cursor_spec, &tape_spec, &caller_spec};
+    PyTypeObject **const kept[] = {&state->naps,   &state->pace, &state->row, &state->ring,
+                                   &state->cursor, &state->tape, NULL};
+    for (int i = 0; i < 7; i++) {
+        PyObject *base = specs[i] == &ring_spec ? (PyObject *)state->naps : NULL;
+        PyObject *type = PyType_FromModuleAndSpec(module, specs[i], base);
         const int failed = !type || PyModule_AddType(module, (PyTypeObject *)type);
-        if (!failed && i < 4) *kept[i] = (PyTypeObject *)Py_NewRef(type);
+        if (!failed && kept[i]) *kept[i] = (PyTypeObject *)Py_NewRef(type);
         Py_XDECREF(type);
         if (failed) return -1;
     }
@@ -1648,6 +1854,8 @@ static int begin(PyObject *module) {
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg) {
     State *state = PyModule_GetState(module);
+    Py_VISIT(state->naps);
+    Py_VISIT(state->pace);
     Py_VISIT(state->row);
     Py_VISIT(state->tape);
     Py_VISIT(state->ring);
@@ -1658,6 +1866,8 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
 
 static int module_clear(PyObject *module) {
     State *state = PyModule_GetState(module);
+    Py_CLEAR(state->naps);
+    Py_CLEAR(state->pace);
     Py_CLEAR(state->row);
     Py_CLEAR(state->tape);
     Py_CLEAR(state->ring);

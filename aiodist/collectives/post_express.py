@@ -163,10 +163,10 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         """Have `recipe` done in one go, by the compiled part if there is a `kernel` for it."""
         run = way(recipe, self._posts, self.wake, self.follows, self._moved)
         recipe.in_one_go = run
-        spins = self._polls and self._progress.polls and not self._crowded
         tape = tape_of_posts(
-            recipe, self._posts, self, run, kernel, self._progress, self._moved, spins=spins
-        )
+            recipe, self._posts, self, run, kernel, self._progress, self._moved,
+            polls=self._polls, crowded=self._crowded,
+        )  # fmt: skip
         recipe.tapes = (tape, tape)
 
     def _learn_other(

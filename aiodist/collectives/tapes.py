@@ -143,13 +143,14 @@ def tape_of_posts(
     progress: polling.Progress,
     moved: Moved,
     *,
-    spins: bool,
+    polls: bool,
+    crowded: bool,
 ) -> object:
     """Return what posts, waits for the posts of all others and reduces them; None: nothing does.
 
     `kernel`: the number of what reduces the arrays. If it is None, `run` is called in the place of
-    all this, and the compiled part does what lies around it. `express` wakes and waits: see
-    `PostExpress.wake` and `follows`.
+    all this, and the compiled part does what lies around it. `express` wakes ranks: see
+    `PostExpress.wake`. `polls`, `crowded`: see `Lane`.
     """
     pages = posts.pages
     if core is None or type(pages[0]) is not memoryview or len(pages) > MOST_RANKS:
@@ -159,11 +160,12 @@ def tape_of_posts(
     posters = []
     for reader in posts.readers:
         rings[reader.rank] = reader.ring
-        posters.append((reader.rank, reader.cursor, reader))
+        posters.append((reader.cursor, reader))
     nbytes = 0 if kernel is None else what.nbytes
     return core.Tape(
         lane=posts,
         progress=progress,
+        naps=posts,
         neighbours=polling.neighbours,
         moved=moved,
         free=[0],
@@ -172,13 +174,15 @@ def tape_of_posts(
         shown=nbytes,
         taken=nbytes * len(posts.readers),
         words=pages,
+        ranks=[posts.rank, *(reader.rank for reader in posts.readers)],
         areas=rings,
         steps=[],
         lengths=(what.vector.length, -1),
         kernel=-1 if kernel is None else kernel,
         size=len(pages),
         area=0,
-        spins=spins,
+        polls=polls,
+        crowded=crowded,
         last=False,
         op=what.op,
         call=what.call,
@@ -189,7 +193,6 @@ def tape_of_posts(
         posters=posters,
         heads=what.heads,
         express=express,
-        rank=posts.rank,
         reduces=what.returns,
     )
 
@@ -204,21 +207,25 @@ def _made(
     **more: Any,
 ) -> Run:
     assert core is not None
-    _, free, progress, spins = lane.inner()
+    _, free, waiting = lane.inner()
+    board = lane.board
     _, _, shown, taken = phase.prepared
     made: Run = core.Tape(
         lane=lane,
-        progress=progress,
+        progress=waiting.progress,
+        naps=board,
         neighbours=polling.neighbours,
         moved=lane.moved,
         free=free,
         shown=shown * phase.itemsize,
         taken=taken * phase.itemsize,
-        words=lane.board.pages,
+        words=board.pages,
+        ranks=[board.rank, *board.words],
         areas=areas,
         steps=steps,
         area=area,
-        spins=spins,
+        polls=waiting.polls,
+        crowded=waiting.crowded,
         last=lane.is_shared_by_all(area),
         op=what.op,
         call=what.call,

@@ -58,8 +58,9 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
+from aiodist import compiled
 from aiodist.transports import futex
 from aiodist.transports.polling import core
 
@@ -139,7 +140,27 @@ def stamp_of(operation: int, phase: int = 0, publishes: int = 0) -> int:
     return (operation + 1) * AN_OPERATION + phase * A_PHASE + publishes
 
 
-class Board:
+class Naps:
+    """How a rank sleeps until others have come as far as it needs. The compiled part has the same.
+    """
+
+    __slots__ = ("_nap", "_slept", "can_doze")
+
+    _nap: int
+    """How often it has slept."""
+    _slept: int
+    """How, as its words say."""
+    can_doze: bool
+    """Whether it may sleep within a call, because the system can wake it for a word."""
+
+
+if TYPE_CHECKING:
+    CoreNaps: TypeAlias = Naps
+else:
+    CoreNaps = Naps if compiled.core is None else compiled.core.Naps
+
+
+class Board(CoreNaps):
     """The segments of all ranks, as seen by `rank`.
 
     `own` is writable, `others` are by rank. `words` are the others' words. `dozes`: ranks may sleep
@@ -157,8 +178,7 @@ class Board:
         self._bytes = {rank: own, **others}  # whole segments, by rank
         self.said = [0, 0]  # by parity: the digest that is on the board
         self._places = [0, 0]  # by parity: the place that is on the board
-        self._nap = 0  # how often this rank has slept
-        self._slept = 0  # how, as it is on the board
+        self._nap = self._slept = 0
         self._kicked = dict.fromkeys(others, 0)  # by peer: the nap from which it was woken last
         self.can_doze = dozes
         # By rank: where its stamp lies, which is the first word.

@@ -479,8 +479,7 @@ class Lane(LaneRow):
         """Whether all operations use `area`, so that the others wait for the end of each phase."""
         return area == len(AREAS) - 1
 
-    def inner(self) -> tuple[Turns, list[int], Progress, bool]:
-        """Return whose turn it is, the stamps with which areas are free, what polls, and whether a
-        call begins to wait by looks alone."""
-        waiting = self._waiting
-        return self._turns, self._areas.free, waiting.progress, waiting.spins
+    def inner(self) -> tuple[Turns, list[int], Waiting]:
+        """Return whose turn it is, the stamps with which areas are free, and how this rank waits.
+        """
+        return self._turns, self._areas.free, self._waiting

@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from aiodist.compiled import core
 from aiodist.errors import ProtocolError
-from aiodist.shared_memory.board import CORE, PAGE, POSTS, Board, fence
+from aiodist.shared_memory.board import CORE, PAGE, POSTS, Board, Naps, fence
 from aiodist.transports import futex
 
 START, SIZE = POSTS
@@ -103,7 +103,7 @@ def prefixes(words: bytes, nbytes: int, first: bytes = b"") -> Callable[[int], b
     return lambda number: begin(whole, length, nbytes, number) + tail
 
 
-class Ring:
+class Ring(Naps):
     """What a rank knows of the ring of its own posts. The compiled part has the same."""
 
     __slots__ = ("_base", "_before", "_head", "_limit")
@@ -160,8 +160,8 @@ class Posts(CoreRing):
         self._cursor = CURSORS + place
         self._sleepers = list(board.words.items())
         self._woken = dict.fromkeys(board.words, 0)  # by rank: the sleep that was ended last
-        self._naps = 0  # how often this rank has slept
-        self._slept = 0  # how, as its words say
+        self._nap = self._slept = 0
+        self.can_doze = self._dozes
         self._given_up = 0  # calls that this rank has given up
         self.asleep = False
         self.readers = [  # the posts of the others
@@ -269,22 +269,18 @@ class Posts(CoreRing):
                 self._own[SLEEP] = 0
                 return False
         self.asleep = True
+        self.can_doze = False  # a rank has one word to say how it sleeps
         return True
 
     def _lie_down(self, dozes: int) -> None:
         """Say that this rank sleeps, and how, see `DOZES`. Look once more before it does."""
-        self._naps += 1
+        self._nap += 1
         if dozes != self._slept:
             self._slept = self._own[DOZES] = dozes
-        self._own[SLEEP] = self._naps
+        self._own[SLEEP] = self._nap
         fence()
 
     # Who looks for posts, and then dozes: see `aiodist.transports.polling.Stamps`.
-
-    @property
-    def can_doze(self) -> bool:
-        """Not where this rank sleeps for others of its calls: it has one word to say how."""
-        return self._dozes and not self.asleep
 
     def met(self, readers: Sequence[Reader], _: int) -> bool | None:
         """True: there is something to read of one of them."""
@@ -316,6 +312,7 @@ class Posts(CoreRing):
     def awake(self) -> None:
         """Nobody need wake this rank."""
         self.asleep = False
+        self.can_doze = self._dozes
         self._own[SLEEP] = 0
 
     # A post stays where it is when its call is given up: others may have read it. The word that it

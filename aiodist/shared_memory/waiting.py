@@ -40,7 +40,7 @@ class Waiting:
         self.progress = progress  # how long to poll
         self._resume_soon = resume_soon  # has the loop go on with the current operation
         self.polls = polls  # whether waiting begins with a look at memory, again and again
-        self._crowded = crowded  # whether others may need this core
+        self.crowded = crowded  # whether others may need this core
         self._asleep = False  # the board says that this rank sleeps, and what it waits for
         self.hurries = False  # nothing is waited for: one of the others is gone
 
@@ -65,12 +65,7 @@ class Waiting:
 
     def poll(self, peers: Sequence[int], stamp: int) -> bool:
         """Whether `peers` reach `stamp` within a moment."""
-        return self.polls and self.progress.watch(self._board, peers, stamp, crowded=self._crowded)
-
-    @property
-    def spins(self) -> bool:
-        """Whether a rank with a core of its own looks for a moment before it does anything else."""
-        return self.polls and self.progress.polls and not self._crowded
+        return self.polls and self.progress.watch(self._board, peers, stamp, crowded=self.crowded)
 
     def is_due(self) -> bool:
         """Whether the loop is due for a turn."""

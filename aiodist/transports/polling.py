@@ -43,8 +43,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from aiodist import compiled
 from aiodist.transports.surroundings import is_virtual
 
 if TYPE_CHECKING:
@@ -188,15 +189,35 @@ def linger(until: float) -> bool:
     return True
 
 
-class Progress:
+class Pace:
+    """How long the calls of one endpoint poll. The compiled part has the same, and waits by it."""
+
+    __slots__ = ("_dozed_in_vain", "_due", "_in_vain", "polls")
+
+    polls: bool
+    """False in virtual time, because nothing comes while a rank looks."""
+    _in_vain: int
+    """Polls in a row that have ended in vain."""
+    _dozed_in_vain: int
+    """The same of dozes."""
+    _due: float
+    """When the loop is due for a turn; inf: no call was made since the last one."""
+
+
+if TYPE_CHECKING:
+    CorePace: TypeAlias = Pace
+else:
+    CorePace = Pace if compiled.core is None else compiled.core.Pace
+
+
+class Progress(CorePace):
     """Polls within the calls of one endpoint. What pays for one of its groups pays for all."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.polls = not is_virtual(loop)  # in virtual time nothing comes while a rank looks
-        self._in_vain = 0  # polls in a row
-        self._dozed_in_vain = 0  # dozes in a row
-        self._due = math.inf  # when the loop is due for a turn; inf: nothing since the last one
+        self.polls = not is_virtual(loop)
+        self._in_vain = self._dozed_in_vain = 0
+        self._due = math.inf
         self._read = -math.inf  # when all links were read for a call
         # Done operations that complete with the next turn: see `finish`.
         self._late: deque[tuple[Finishing, Any, float]] = deque()

@@ -84,12 +84,13 @@ async def test_a_tape_refuses_steps_beyond_its_memory() -> None:
         lane = ranks[0]._context.lane
         assert lane is not None
         areas = [lane.area(rank, 0) for rank in range(2)]
-        _, free, progress, _ = lane.inner()
+        _, free, waiting = lane.inner()
         made = {
-            "lane": lane, "progress": progress, "neighbours": None, "moved": lane.moved,
+            "lane": lane, "progress": waiting.progress, "naps": lane.board, "neighbours": None,
+            "moved": lane.moved, "ranks": [0, 1], "polls": True, "crowded": False,
             "free": free, "fallback": None, "dtype": np.dtype("f8"), "shown": 0, "taken": 0,
             "words": lane.board.pages, "areas": areas, "lengths": (4, -1),
-            "kernel": core.find("SUM", "float64"), "size": 2, "area": 0, "spins": False,
+            "kernel": core.find("SUM", "float64"), "size": 2, "area": 0,
             "last": False, "op": "x", "call": b"x", "digest": 0, "nbytes": 0, "finish": None,
             "unended": 0,
         }  # fmt: skip
@@ -116,6 +117,11 @@ async def test_a_tape_refuses_steps_beyond_its_memory() -> None:
             {"area": 9}, {"lengths": (-1, -1)},
         ):  # fmt: skip
             with pytest.raises(ValueError, match=r"."):
+                core.Tape(**(made | {"steps": []} | wrong))
+        for wrong in (
+            {"ranks": [0]}, {"ranks": [0, -1]}, {"ranks": [0, "1"]},
+        ):  # fmt: skip
+            with pytest.raises(TypeError):
                 core.Tape(**(made | {"steps": []} | wrong))
         with pytest.raises(TypeError):
             core.Tape(**(made | {"steps": [], "lane": object()}))

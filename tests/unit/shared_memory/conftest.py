@@ -31,6 +31,7 @@ from aiodist.shared_memory.board import SEGMENT, Board
 from aiodist.shared_memory.lane import Lane, Layout, Sharing
 from aiodist.transports.base import deliver
 from aiodist.transports.copies import Copies
+from aiodist.transports.polling import CorePace
 from aiodist.types import SUM, ReduceOp
 from aiodist.wire import kinds
 from aiodist.wire.frames import unpack_fields
@@ -98,13 +99,12 @@ class Path:
         return None
 
 
-class Progress:
+class Progress(CorePace):
     """`aiodist.transports.polling.Progress` without a clock: it looks once."""
 
-    polls = False  # it does not look at the clock
-    _due = math.inf  # so that the compiled part asks `finish`
-
     def __init__(self, chooser: Any, loop: Loop) -> None:
+        self.polls = False  # it does not look at the clock
+        self._due = math.inf  # so that the compiled part asks `finish`
         self._chooser = chooser
         self._loop = loop
 
