@@ -40,7 +40,7 @@
 #include <unistd.h>
 #endif
 
-#define LAYOUT 4       // aiodist.compiled refuses a build with another number
+#define LAYOUT 5       // aiodist.compiled refuses a build with another number
 #define BLOCK 1024     // elements that are worked on at once: they stay in the first cache
 #define ALONE 32768    // bytes from which other threads may run meanwhile
 
@@ -413,16 +413,18 @@ static PyObject *differ(PyObject *self, PyObject *args) {
 
 // ---- what all below know ------------------------------------------------------------------------
 
+enum { IS_DUE, WATCH, ROUSE, SEEN, ADD, FINISH, SET_RESULT, TAPES, TELL, FIND, WAKE, FOLLOWS,
+       IS_NEG, STORAGE, DATA_PTR, NBYTES_OF, NAMES };
+static const char *const names[] = {"is_due", "watch",      "rouse", "seen", "add",   "finish",
+                                    "set_result", "tapes", "tell",  "_find", "wake", "follows",
+                                    "is_neg", "untyped_storage", "data_ptr", "nbytes"};
+
 typedef struct {
     PyTypeObject *row;      // the base of lanes
     PyTypeObject *tape, *ring, *cursor, *naps, *pace;
     PyObject *ndarray;      // numpy's type of arrays
-    PyObject *names[16];    // of attributes, see NAMES
+    PyObject *names[NAMES];  // of attributes
 } State;
-
-enum { IS_DUE, WATCH, ROUSE, SEEN, ADD, FINISH, SET_RESULT, TAPES, TELL, FIND, WAKE, FOLLOWS, NAMES };
-static const char *const names[] = {"is_due", "watch",      "rouse", "seen", "add",   "finish",
-                                    "set_result", "tapes", "tell",  "_find", "wake", "follows"};
 
 static struct PyModuleDef module;
 
@@ -441,6 +443,21 @@ typedef struct {
     int flags;
 } Array;
 enum { CONTIGUOUS = 0x1, ALIGNED = 0x100, WRITEABLE = 0x400, PLAIN_ARRAY = 0x501 };
+
+// Tensors of torch are read by the C exchange of DLPack, version 1: see dlpack.h.
+typedef struct {
+    void *data;
+    int32_t device, device_id, nd;
+    struct { uint8_t code, bits; uint16_t lanes; } dtype;
+    int64_t *dimensions, *strides;
+    uint64_t offset;
+} Tensor;
+typedef struct {
+    uint32_t major, minor;
+    void *older, *allocate, *managed, *to_python;
+    int (*read)(void *object, Tensor *into);  // what is read is valid as long as the object is
+} Exchange;
+enum { ON_CPU = 1 };
 
 static double now(void) {
     struct timespec t;
@@ -1400,7 +1417,8 @@ static const char *const work_slots[SLOTS] = {"op",    "tag",    "seq",        "
 #define LOOP_DUE 0.0007  // as in aiodist.transports.polling
 
 typedef struct {
-    PyObject *op, *dtype, *recipe;
+    PyObject *op, *dtype, *recipe;  // `dtype` is None for tensors
+    Tensor like;                    // has their dtype
     int nd;
     Py_ssize_t dimensions[DIMENSIONS];
 } Kind;
@@ -1409,8 +1427,10 @@ typedef struct {
     PyObject_HEAD
     PyObject *empty, *unset;  // see `is_quiet`
     PyObject *next, *idle, *passed, *records, *progress, *said, *loop, *time, *work, *where;
-    PyObject *run, *all_reduce, *unfinished, *broke, *loop_word;
+    PyObject *run, *all_reduce, *flat_of, *unfinished, *broke, *loop_word;
     PyObject **names, *ndarray;
+    PyObject *tensor;          // torch's type of tensors, once one was seen
+    const Exchange *exchange;
     Py_ssize_t slots[SLOTS];
     long long first, many;
     PyTypeObject *tape;
@@ -1617,7 +1637,7 @@ static PyObject *start(Caller *caller, PyObject *recipe, PyObject *x, PyObject *
         // An error of the tape is not to be lost by what makes the array.
         PyObject *type, *error, *trace;
         PyErr_Fetch(&type, &error, &trace);
-        flat = PyObject_CallMethod(x, "reshape", "i", -1);
+        flat = PyObject_CallFunctionObjArgs(caller->flat_of, recipe, x, NULL);
         if (flat) PyErr_Restore(type, error, trace);
         failed = flat ? hand_over(caller, recipe, work, x, flat, seconds, tape->area, done) : -1;
         Py_XDECREF(flat);
@@ -1631,23 +1651,70 @@ end:
     return work;
 }
 
+// A number that a method returns. -1: an error, or no method.
+static long long number_of(PyObject *owner, PyObject *name) {
+    PyObject *found = PyObject_CallMethodNoArgs(owner, name);
+    const long long number = found ? PyLong_AsLongLong(found) : -1;
+    Py_XDECREF(found);
+    return number;
+}
+
+// Where the elements of a tensor lie, if they lie on this host, one after the other, and in memory
+// that its storage has by now: see `aiodist.buffers.tensors.flat`. NULL: the Python way decides.
+static char *read_tensor(Caller *caller, PyObject *x, Tensor *tensor) {
+    char *data = NULL;
+    if (caller->exchange->read(x, tensor) || tensor->device != ON_CPU) goto end;
+    int64_t elements = 1;
+    for (int at = tensor->nd; at--; elements *= tensor->dimensions[at])
+        if (tensor->strides && tensor->dimensions[at] > 1 && tensor->strides[at] != elements) goto end;
+    PyObject *is_negated = PyObject_CallMethodNoArgs(x, caller->names[IS_NEG]);
+    Py_XDECREF(is_negated);
+    if (is_negated != Py_False) goto end;
+    PyObject *storage = PyObject_CallMethodNoArgs(x, caller->names[STORAGE]);
+    if (!storage) goto end;
+    const uint64_t start = (uint64_t)number_of(storage, caller->names[DATA_PTR]);
+    const uint64_t held = (uint64_t)number_of(storage, caller->names[NBYTES_OF]);
+    Py_DECREF(storage);
+    char *first = (char *)tensor->data + tensor->offset;
+    const uint64_t before = (uint64_t)first - start, nbytes = elements * (tensor->dtype.bits / 8);
+    if (!PyErr_Occurred() && start && first && before <= held && nbytes <= held - before) data = first;
+end:
+    if (PyErr_Occurred()) PyErr_Clear();
+    return data;
+}
+
+// Where the elements of an array or of a tensor lie, if it is of this kind.
+static char *elements_of(Caller *caller, const Kind *kind, PyObject *x, Tensor *tensor) {
+    if (kind->dtype == Py_None) {
+        if (!tensor->data || tensor->nd != kind->nd) return NULL;
+        if (memcmp(&tensor->dtype, &kind->like.dtype, sizeof tensor->dtype)) return NULL;
+        for (int at = 0; at < kind->nd; at++)
+            if (tensor->dimensions[at] != kind->dimensions[at]) return NULL;
+        return (char *)tensor->data + tensor->offset;
+    }
+    const Array *array = (Array *)x;
+    if (tensor->data || kind->dtype != array->descr || kind->nd != array->nd) return NULL;
+    if (memcmp(kind->dimensions, array->dimensions, array->nd * sizeof(Py_ssize_t))) return NULL;
+    return array->data;
+}
+
 // all_reduce(x, op, seconds, tag=None)
 static PyObject *caller_all_reduce(Caller *caller, PyObject *const *args, Py_ssize_t nargs) {
-    if ((nargs == 3 || nargs == 4) && (PyObject *)Py_TYPE(args[0]) == caller->ndarray) {
-        const Array *x = (Array *)args[0];
-        for (int at = 0; at < caller->known && (x->flags & PLAIN_ARRAY) == PLAIN_ARRAY; at++) {
-            const Kind *kind = &caller->kinds[at];
-            if (kind->op != args[1] || kind->dtype != x->descr || kind->nd != x->nd ||
-                memcmp(kind->dimensions, x->dimensions, x->nd * sizeof(Py_ssize_t)))
-                continue;
-            char *user[USER] = {x->data, x->data};
-            PyObject *recipe = Py_NewRef(kind->recipe);
-            PyObject *tag = nargs == 4 ? args[3] : Py_None;
-            PyObject *work = start(caller, recipe, args[0], NULL, user, args[2], tag);
-            Py_DECREF(recipe);
-            if (work || PyErr_Occurred()) return work;
-            break;
-        }
+    PyObject *type = nargs == 3 || nargs == 4 ? (PyObject *)Py_TYPE(args[0]) : NULL;
+    Tensor tensor = {0};
+    int is_plain = type == caller->ndarray && (((Array *)args[0])->flags & PLAIN_ARRAY) == PLAIN_ARRAY;
+    if (type && type == caller->tensor) is_plain = read_tensor(caller, args[0], &tensor) != NULL;
+    for (int at = 0; is_plain && at < caller->known; at++) {
+        const Kind *kind = &caller->kinds[at];
+        char *data = kind->op == args[1] ? elements_of(caller, kind, args[0], &tensor) : NULL;
+        if (!data) continue;
+        char *user[USER] = {data, data};
+        PyObject *recipe = Py_NewRef(kind->recipe);
+        PyObject *tag = nargs == 4 ? args[3] : Py_None;
+        PyObject *work = start(caller, recipe, args[0], NULL, user, args[2], tag);
+        Py_DECREF(recipe);
+        if (work || PyErr_Occurred()) return work;
+        break;
     }
     return PyObject_Vectorcall(caller->all_reduce, args, nargs, NULL);
 }
@@ -1668,24 +1735,54 @@ static void drop_kind(Kind *kind) {
     Py_CLEAR(kind->recipe);
 }
 
+// Learn how tensors are read, from the first one. 0: they cannot be read here. -1: an error.
+static int know_tensors(Caller *caller, PyObject *type) {
+    if (caller->tensor) return type == caller->tensor;
+    PyObject *capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
+    if (!capsule) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;
+        PyErr_Clear();
+        return 0;
+    }
+    const Exchange *exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    Py_DECREF(capsule);
+    if (!exchange) return -1;
+    if (exchange->major != 1 || !exchange->read) return 0;
+    caller->exchange = exchange;
+    caller->tensor = Py_NewRef(type);
+    return 1;
+}
+
 // know(x, op, recipe)
 static PyObject *caller_know(Caller *caller, PyObject *const *args, Py_ssize_t nargs) {
-    if (nargs != 3 || (PyObject *)Py_TYPE(args[0]) != caller->ndarray) {
-        PyErr_SetString(PyExc_TypeError, "know takes an array of numpy, an operator and a recipe");
+    if (nargs != 3) {
+        PyErr_SetString(PyExc_TypeError, "know takes an array, an operator and a recipe");
         return NULL;
     }
-    const Array *x = (Array *)args[0];
-    if (x->nd > DIMENSIONS) Py_RETURN_NONE;
+    Kind kind = {0};
+    if ((PyObject *)Py_TYPE(args[0]) == caller->ndarray) {
+        const Array *x = (Array *)args[0];
+        if (x->nd > DIMENSIONS) Py_RETURN_NONE;
+        kind.dtype = x->descr;
+        kind.nd = x->nd;
+        memcpy(kind.dimensions, x->dimensions, x->nd * sizeof(Py_ssize_t));
+    } else {
+        const int known = know_tensors(caller, (PyObject *)Py_TYPE(args[0]));
+        if (known < 0) return NULL;
+        if (!known || !read_tensor(caller, args[0], &kind.like)) Py_RETURN_NONE;
+        if (kind.like.nd > DIMENSIONS) Py_RETURN_NONE;
+        kind.dtype = Py_None;
+        kind.nd = kind.like.nd;
+        for (int at = 0; at < kind.nd; at++) kind.dimensions[at] = kind.like.dimensions[at];
+    }
     for (int at = 0; at < caller->known; at++)
         if (caller->kinds[at].recipe == args[2]) Py_RETURN_NONE;
+    kind.op = Py_NewRef(args[1]);
+    kind.recipe = Py_NewRef(args[2]);
+    Py_INCREF(kind.dtype);
     if (caller->known == KINDS) drop_kind(&caller->kinds[--caller->known]);
     memmove(caller->kinds + 1, caller->kinds, caller->known * sizeof(Kind));
-    Kind *kind = &caller->kinds[0];
-    kind->op = Py_NewRef(args[1]);
-    kind->dtype = Py_NewRef(x->descr);
-    kind->recipe = Py_NewRef(args[2]);
-    kind->nd = x->nd;
-    memcpy(kind->dimensions, x->dimensions, x->nd * sizeof(Py_ssize_t));
+    caller->kinds[0] = kind;
     caller->known++;
     Py_RETURN_NONE;
 }
@@ -1698,10 +1795,10 @@ static PyObject *caller_forget(Caller *caller, PyObject *nothing) {
 #define REFS(C) \
     {&(C)->empty, &(C)->unset, &(C)->next, &(C)->idle, &(C)->passed, &(C)->records, \
      &(C)->progress, &(C)->said, &(C)->loop, &(C)->time, &(C)->work, &(C)->where, \
-     &(C)->run, &(C)->all_reduce, &(C)->unfinished, &(C)->broke, &(C)->loop_word}
+     &(C)->run, &(C)->all_reduce, &(C)->flat_of, &(C)->unfinished, &(C)->broke, &(C)->loop_word}
 #define REF_NAMES \
     {"empty", "unset", "next", "idle", "passed", "records", "progress", "said", "loop", \
-     "time", "work", "where", "run", "all_reduce", "unfinished", "broke", "loop_word"}
+     "time", "work", "where", "run", "all_reduce", "flat_of", "unfinished", "broke", "loop_word"}
 
 static int caller_traverse(Caller *caller, visitproc visit, void *arg) {
     PyObject **const refs[] = REFS(caller);
@@ -1726,6 +1823,7 @@ static void caller_dealloc(Caller *caller) {
     PyObject **const refs[] = REFS(caller);
     for (size_t i = 0; i < sizeof refs / sizeof *refs; i++) Py_CLEAR(*refs[i]);
     Py_CLEAR(caller->ndarray);
+    Py_CLEAR(caller->tensor);
     Py_CLEAR(caller->tape);
     type->tp_free(caller);
     Py_DECREF(type);

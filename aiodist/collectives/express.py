@@ -203,6 +203,7 @@ class Express(ABC, Generic[G, R]):
             where=records.where,
             run=self._run,
             all_reduce=self._all_reduce,
+            flat_of=flat_of,
             loop_word=("loop",),
             **more,
         )
@@ -211,7 +212,7 @@ class Express(ABC, Generic[G, R]):
     def _all_reduce(self, x: Any, op: Any, seconds: float, tag: object = None) -> Work[Any] | None:
         """Reduce an array of a kind that the compiled part does not know, perhaps from now on."""
         work = Express.all_reduce(self, x, op, seconds, tag)
-        if work is not None and type(x) is np.ndarray:
+        if work is not None:
             recipe = self._recipes.get((id(op), x.dtype, x.shape))
             if recipe is not None and recipe.tapes[0] is not None:
                 self._caller.know(x, op, recipe)
@@ -243,11 +244,7 @@ class Express(ABC, Generic[G, R]):
             return self._watched(self.all_reduce(x, op, seconds, tag))
         if recipe is None:
             return None
-        # Looked at anew in each call: what was there before may be freed by now.
-        if cls is np.ndarray:
-            flat = x.reshape(-1) if x.flags.carray else None
-        else:
-            flat = arrays.flat(x, recipe.vector.dtype, recipe.vector.length)
+        flat = flat_of(recipe, x)
         return None if flat is None else self._run(recipe, x, flat, seconds, tag)
 
     def _learn(self, x: Any, op: Any) -> R | None:
@@ -398,6 +395,14 @@ class Express(ABC, Generic[G, R]):
             (records.where, op, work.tag, work.seq, call, None, nbytes, work._started, ended)
         )
         return ended
+
+
+def flat_of(recipe: Recipe, x: Any) -> Flat | None:
+    """The memory of `x`, which `recipe` is for; None: it is to be taken the long way."""
+    # Looked at anew in each call: what was there before may be freed by now.
+    if type(x) is np.ndarray:
+        return x.reshape(-1) if x.flags.carray else None
+    return arrays.flat(x, recipe.vector.dtype, recipe.vector.length)
 
 
 def marked(x: Any) -> Any:

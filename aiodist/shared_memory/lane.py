@@ -480,6 +480,5 @@ class Lane(LaneRow):
         return area == len(AREAS) - 1
 
     def inner(self) -> tuple[Turns, list[int], Waiting]:
-        """Return whose turn it is, the stamps with which areas are free, and how this rank waits.
-        """
+        """Return whose turn it is, the stamps with which areas are free, and how this rank waits."""
         return self._turns, self._areas.free, self._waiting

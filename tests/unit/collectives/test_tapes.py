@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from sharing import everyone, sharing
 
 from aiodist import ReduceOp, compiled
@@ -72,6 +73,61 @@ async def test_arrays_that_a_tape_was_not_made_for(tag: str | None) -> None:
         special = [np.full(4, g.rank + 1.0).view(Special) for g in ranks]
         await everyone(ranks, lambda g: g.all_reduce(special[g.rank], tag=tag))
         assert (special[0] == 3).all()
+
+
+@pytest.mark.parametrize("tag", [None, "a"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+async def test_tensors(tag: str | None, dtype: torch.dtype) -> None:
+    """Results, and the version by which autograd knows that a tensor was written."""
+    op = ReduceOp.MAX if dtype == torch.bool else ReduceOp.SUM
+    numbers = torch.Generator().manual_seed(0)
+    async with sharing(2) as ranks:
+        for turn in range(6):
+            whole = [torch.randint(0, 2, (3, 4), generator=numbers).to(dtype) for _ in ranks]
+            xs = [x[1:] for x in whole] if turn % 2 else [x[1:].clone() for x in whole]
+            versions = [x._version for x in xs]
+            expected = torch.stack(xs).amax(0) if dtype == torch.bool else xs[0] + xs[1]
+            rest = [x[0].clone() for x in whole]
+            await everyone(ranks, lambda g, xs=xs: g.all_reduce(xs[g.rank], op, tag=tag))
+            assert all(torch.equal(x, expected) for x in xs)
+            assert [x._version for x in xs] == [version + 1 for version in versions]
+            assert all(torch.equal(x[0], one) for x, one in zip(whole, rest, strict=True))
+
+
+@pytest.mark.parametrize("tag", [None, "a"])
+async def test_tensors_that_a_tape_was_not_made_for(tag: str | None) -> None:
+    """The same shape and dtype, but in memory that is gone, or that is looked at in another way."""
+    async with sharing(2) as ranks:
+
+        async def reduced(xs: list[torch.Tensor]) -> None:
+            await everyone(ranks, lambda g: g.all_reduce(xs[g.rank], tag=tag))
+
+        for _ in range(3):
+            xs = [torch.full((2, 2), g.rank + 1.0) for g in ranks]
+            await reduced(xs)
+            assert all((x == 3).all() for x in xs)
+        wide = [torch.full((2, 4), g.rank + 1.0) for g in ranks]
+        await reduced([x[:, :2] for x in wide])
+        assert [x.tolist() for x in wide] == [[[3, 3, 1, 1]] * 2, [[3, 3, 2, 2]] * 2]
+        turned = [torch.tensor([[1.0, 2.0], [3.0, 4.0]]).t() for _ in ranks]
+        await reduced(turned)
+        assert all(x.tolist() == [[2, 6], [4, 8]] for x in turned)
+        negated = [torch._neg_view(torch.full((2, 2), g.rank + 1.0)) for g in ranks]
+        for group, x in zip(ranks, negated, strict=True):
+            with pytest.raises(ValueError, match="negated view"):
+                await group.all_reduce(x, tag=tag)
+        gone = [torch.full((2, 2), 1.0) for _ in ranks]
+        for group, x in zip(ranks, gone, strict=True):
+            x.untyped_storage().resize_(8)
+            with pytest.raises((TypeError, ValueError), match="storage of this Tensor has 8 bytes"):
+                await group.all_reduce(x, tag=tag)
+        with torch.inference_mode():
+            xs = [torch.full((2, 2), g.rank + 1.0) for g in ranks]
+        await reduced(xs)
+        assert all((x == 3).all() for x in xs)
+        leaves = [torch.nn.Parameter(torch.full((2, 2), g.rank + 1.0)) for g in ranks]
+        await reduced(leaves)
+        assert all((x == 3).all() and x._version == 1 for x in leaves)
 
 
 async def test_a_tape_refuses_steps_beyond_its_memory() -> None:
