@@ -1395,7 +1395,7 @@ static PyType_Slot tape_slots[] = {
     {Py_tp_clear, tape_clear},
     {Py_tp_call, PyVectorcall_Call},
     {Py_tp_members, tape_members},
-    {Py_tp_doc, "The steps of one phase in one area of a lane: see aiodist.collectives.tapes."},
+    {Py_tp_doc, "The steps of one phase in one area of a lane: see aiodist.prepared.tapes."},
     {0, NULL},
 };
 static PyType_Spec tape_spec = {
@@ -1903,7 +1903,7 @@ static PyType_Slot caller_slots[] = {
     {Py_tp_traverse, caller_traverse},
     {Py_tp_clear, caller_clear},
     {Py_tp_methods, caller_methods},
-    {Py_tp_doc, "Starts prepared calls on a lane: see aiodist.collectives.lane_express."},
+    {Py_tp_doc, "Starts prepared calls on a lane: see aiodist.prepared.lane_express."},
     {0, NULL},
 };
 static PyType_Spec caller_spec = {

@@ -53,11 +53,17 @@ ABOVE_THE_LOOP = tuple(
     f"{Path(__file__).parent / name}{os.sep}"
     for name in (
         *("channels", "collectives", "faults", "multiprocess", "scenarios"),
-        *("unit/blocking", "unit/collectives", "unit/control", "unit/p2p"),
+        *("unit/blocking", "unit/collectives", "unit/control", "unit/prepared", "unit/p2p"),
     )
 )
 """Where tests are about what is above the event loop. What depends on it is tested on both kinds:
 the transports, and what they share."""
+
+
+@pytest.fixture
+def no_turn_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call waits for a turn of the loop, however slow the machine is."""
+    monkeypatch.setattr("aiodist.transports.polling.LOOP_DUE", 3600.0)
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ called. So ranks that call different things learn it, instead of waiting for eve
 **One executor** runs the steps of all plans, those with links, those in shared memory and the mixed
 ones of groups that span hosts: it waits for a frame or for a stamp, whichever comes next
 (`executor`). The same one runs collectives that are done within their call
-(`aiodist.collectives.express`). A few functions do the whole of a short plan in one go, for speed:
+(`aiodist.prepared.express`). A few functions do the whole of a short plan in one go, for speed:
 in shared memory `executor.all_at_once` and `executor.in_steps`, and the like for values
-(`aiodist.collectives.lane_values`) and over links (`aiodist.collectives.link_express`). Tests hold
+(`aiodist.prepared.lane_values`) and over links (`aiodist.prepared.link_express`). Tests hold
 them to what the executor does.
 """

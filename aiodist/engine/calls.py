@@ -172,7 +172,7 @@ class Calls:
 
     # A collective that is begun within its call becomes an operation when what it waits for does
     # not come. Its first steps are done then, and stay done: the executor goes on with the next
-    # one. Why that is right in shared memory, `collectives.express` says. Over links it has sent
+    # one. Why that is right in shared memory, `prepared.express` says. Over links it has sent
     # frames then, and has taken some straight from a link. Why the operation can go on there:
     #
     # * The frames are those of the plan, byte for byte, and travel on the same links in the same

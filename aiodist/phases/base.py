@@ -116,7 +116,7 @@ class Call(NamedTuple):
 
 def may_post(place: Place) -> bool:
     """Whether ranks may show all others what they send to all, which then is one round over links,
-    too: see `aiodist.collectives.post_express`."""
+    too: see `aiodist.prepared.post_express`."""
     return place.shares_memory and 1 < place.size <= MAX_RANKS_POSTING
 
 

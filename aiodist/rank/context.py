@@ -13,12 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiodist.codecs.feedback import Residuals
-from aiodist.collectives.express import Express
-from aiodist.collectives.lane_express import LaneExpress
-from aiodist.collectives.lane_setup import LaneSetup
-from aiodist.collectives.link_express import LinkExpress
-from aiodist.collectives.multihost_express import MultihostExpress
-from aiodist.collectives.post_express import PostExpress
 from aiodist.devices.memory import DeviceMemory
 from aiodist.engine.calls import Calls
 from aiodist.engine.operation import Operation
@@ -28,6 +22,12 @@ from aiodist.links.party import Party
 from aiodist.p2p.express import P2PExpress
 from aiodist.p2p.point_to_point import PointToPoint
 from aiodist.p2p.shared import SharedMemory
+from aiodist.prepared.express import Express
+from aiodist.prepared.lane_express import LaneExpress
+from aiodist.prepared.lane_setup import LaneSetup
+from aiodist.prepared.link_express import LinkExpress
+from aiodist.prepared.multihost_express import MultihostExpress
+from aiodist.prepared.post_express import PostExpress
 from aiodist.recorder import Records
 from aiodist.schedules.teams import spans_hosts
 from aiodist.shared_memory.berths import Berths

@@ -141,7 +141,7 @@ def stamp_of(operation: int, phase: int = 0, publishes: int = 0) -> int:
 
 
 class Naps:
-    """How a rank sleeps until others have come as far as it needs. The compiled part has the same."""
+    """How a rank sleeps until others have come far enough. The compiled part has the same."""
 
     __slots__ = ("_nap", "_slept", "can_doze")
 

@@ -52,7 +52,7 @@ others choose what to do by the entry, so there it is written. Until the call re
 can touch the lane: all of it is synchronous, on one loop, and only words are polled, no links. The
 call ends in one of two ways: all is done, and the lane is free; or something has to wait, and an
 operation becomes the current one that finds the lane entered, and goes on with the steps that are
-left (see `aiodist.collectives.express`). In both cases the turn is over before the next begins.
+left (see `aiodist.prepared.express`). In both cases the turn is over before the next begins.
 
 **Nobody waits for ever.** Whoever waits goes on with the next turn of the loop, or has said on the
 board what it waits for, and is woken by the rank that gets there (see the comment above
@@ -123,7 +123,7 @@ class DifferentCallsError(Exception):
 
 class Row:
     """What a lane knows of the operation whose turn it is. The compiled part has the same, and
-    tapes that change it (`aiodist.collectives.tapes`)."""
+    tapes that change it (`aiodist.prepared.tapes`)."""
 
     __slots__ = (
         "_agreed", "_base", "_digest", "_entered", "_known", "_phase", "_publishes", "_seq",
@@ -480,5 +480,5 @@ class Lane(LaneRow):
         return area == len(AREAS) - 1
 
     def inner(self) -> tuple[Turns, list[int], Waiting]:
-        """Return whose turn it is, the stamps with which areas are free, and how this rank waits."""
+        """Return whose turn it is, the stamps that free areas, and how this rank waits."""
         return self._turns, self._areas.free, self._waiting

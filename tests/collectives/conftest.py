@@ -12,7 +12,7 @@ import pytest
 
 import aiodist
 from aiodist import Group
-from aiodist.transports import polling, registry
+from aiodist.transports import registry
 
 Groups = Callable[..., AbstractAsyncContextManager[list[Group]]]
 
@@ -84,9 +84,3 @@ def everyone() -> Callable[..., Awaitable[list[Any]]]:
         return list(await asyncio.gather(*[start(group) for group in ranks]))
 
     return call
-
-
-@pytest.fixture
-def no_turn_is_due(monkeypatch):
-    """However slow the machine is."""
-    monkeypatch.setattr(polling, "LOOP_DUE", 3600.0)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from aiodist import ReduceOp
-from aiodist.collectives import exchange, exchanged
+from aiodist.collectives import exchange
+from aiodist.prepared import exchanged
 from aiodist.schedules import halving_doubling
 from aiodist.schedules.choose_reductions import Shape, choose_all_reduce
 

@@ -17,7 +17,7 @@ from aiodist import (
     PeerLostError,
     ReduceOp,
 )
-from aiodist.collectives import lane_setup
+from aiodist.prepared import lane_setup
 from aiodist.rank import actor
 
 pytestmark = pytest.mark.strength(2)

@@ -12,8 +12,8 @@ from over_links import OVER_SOCKETS
 
 import aiodist
 from aiodist import operations
-from aiodist.collectives import link_express
-from aiodist.collectives.link_express import LinkExpress
+from aiodist.prepared import link_express
+from aiodist.prepared.link_express import LinkExpress
 
 pytestmark = OVER_SOCKETS
 

@@ -10,8 +10,8 @@ from over_links import OVER_SOCKETS, nothing_is_left, until
 
 import aiodist
 from aiodist import ReduceOp
-from aiodist.collectives.link_express import LinkExpress, LinkRecipe
 from aiodist.engine import deadlines
+from aiodist.prepared.link_express import LinkExpress, LinkRecipe
 from aiodist.transports import polling
 from aiodist.transports.stream import StreamLink
 

@@ -11,7 +11,7 @@ import pytest
 from over_links import OVER_SOCKETS, nothing_is_left, until
 
 import aiodist
-from aiodist.collectives.link_moves import MovingCall
+from aiodist.prepared.link_moves import MovingCall
 from aiodist.transports.stream import StreamLink
 
 pytestmark = OVER_SOCKETS

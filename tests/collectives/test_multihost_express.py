@@ -19,7 +19,7 @@ from aiodist import (
     PeerLostError,
     ReduceOp,
 )
-from aiodist.collectives.multihost_express import MultihostExpress
+from aiodist.prepared.multihost_express import MultihostExpress
 
 pytestmark = [pytest.mark.strength(2), pytest.mark.usefixtures("no_turn_is_due")]
 

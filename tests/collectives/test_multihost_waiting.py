@@ -11,9 +11,9 @@ import pytest
 from over_links import nothing_is_left, until
 
 import aiodist
-from aiodist.collectives.multihost_waiting import MultihostCall
 from aiodist.engine import waiting_calls
 from aiodist.engine.calls import Calls
+from aiodist.prepared.multihost_waiting import MultihostCall
 from aiodist.transports.copies import Copies
 
 pytestmark = [pytest.mark.strength(2), pytest.mark.usefixtures("no_turn_is_due")]

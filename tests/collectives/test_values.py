@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import aiodist
-from aiodist.collectives import exchange, exchanged
+from aiodist.collectives import exchange
+from aiodist.prepared import exchanged
 
 pytestmark = pytest.mark.strength(2)
 

@@ -113,7 +113,7 @@ def test_everything(run):
 
 NONE_HERE = """
 if os.environ.get("NO_MEMORY"):
-    from aiodist.collectives import lane_setup
+    from aiodist.prepared import lane_setup
     lane_setup.unsupported_reason = lambda: "no memfd today"
 
 async def program(group):

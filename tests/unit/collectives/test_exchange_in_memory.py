@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sharing import everyone, sharing
 
-from aiodist.collectives import lane_values
 from aiodist.collectives.exchange import ROOM_IN_MEMORY
-from aiodist.collectives.post_express import MOST_SHOWN
+from aiodist.prepared import lane_values
+from aiodist.prepared.post_express import MOST_SHOWN
 from aiodist.shared_memory.board import AREAS
 
 

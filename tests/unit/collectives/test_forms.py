@@ -10,7 +10,7 @@ import pytest
 from sharing import everyone, sharing
 
 from aiodist import CollectiveAbortedError, ReduceOp
-from aiodist.collectives import express
+from aiodist.prepared import express
 
 pytestmark = pytest.mark.usefixtures("no_turn_is_due")
 

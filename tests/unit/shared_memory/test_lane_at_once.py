@@ -16,10 +16,11 @@ from seeds import seeds
 
 import aiodist
 from aiodist import ReduceOp, compiled
-from aiodist.collectives import lane_express, reductions
-from aiodist.collectives.lane_express import LaneExpress
-from aiodist.collectives.lane_reductions import LaneRecipe
+from aiodist.collectives import reductions
 from aiodist.engine import executor
+from aiodist.prepared import lane_express
+from aiodist.prepared.lane_express import LaneExpress
+from aiodist.prepared.lane_reductions import LaneRecipe
 from aiodist.shared_memory.board import AREAS, STAMP
 
 LIBRARY = Path(aiodist.__file__).parent

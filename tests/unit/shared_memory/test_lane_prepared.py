@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
-from aiodist.collectives.lane_express import LaneExpress
-from aiodist.collectives.lane_reductions import LaneRecipe
 from aiodist.engine.executor import ALL
+from aiodist.prepared.lane_express import LaneExpress
+from aiodist.prepared.lane_reductions import LaneRecipe
 from aiodist.shared_memory.board import AREAS, CROWDED_SMALL, SMALL
 
 

@@ -12,10 +12,10 @@ import pytest
 from sharing import everyone, sharing
 
 from aiodist import CollectiveAbortedError, CollectiveTimeoutError, MismatchError
-from aiodist.collectives import lane_express
-from aiodist.collectives.lane_express import LaneExpress
 from aiodist.engine import waiting_calls
 from aiodist.errors import GroupClosedError
+from aiodist.prepared import lane_express
+from aiodist.prepared.lane_express import LaneExpress
 from aiodist.rank import doings
 from aiodist.types import SUM
 

@@ -14,17 +14,11 @@ import numpy as np
 import pytest
 from seeds import seeds
 
-from aiodist.collectives import (
-    exchange,
-    lane_reductions,
-    post_express,
-    posted_values,
-    reductions,
-    values,
-)
+from aiodist.collectives import exchange, reductions, values
 from aiodist.engine import tags
 from aiodist.engine.early import Early
 from aiodist.errors import CollectiveAbortedError, GroupClosedError, MismatchError, PeerLostError
+from aiodist.prepared import lane_reductions, post_express, posted_values
 from aiodist.shared_memory import berths, posts
 from aiodist.shared_memory.board import PAGE
 from aiodist.types import SUM, ReduceOp

@@ -21,8 +21,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiodist.buffers.vector import Vector
-from aiodist.collectives import lane_reductions, lane_values
-from aiodist.collectives.express import (
+from aiodist.engine.early import Key
+from aiodist.engine.executor import ALL, Executor, area_for, area_of
+from aiodist.engine.operation import Failure, Operation, Program
+from aiodist.engine.phase import Phase
+from aiodist.phases.base import Call
+from aiodist.prepared import lane_reductions, lane_values
+from aiodist.prepared.express import (
     Express,
     ExpressGroup,
     before,
@@ -30,13 +35,8 @@ from aiodist.collectives.express import (
     rest_of,
     returning,
 )
-from aiodist.collectives.lane_reductions import LaneRecipe
-from aiodist.collectives.tapes import ALL_SHOWN, is_tape, tape_of
-from aiodist.engine.early import Key
-from aiodist.engine.executor import ALL, Executor, area_for, area_of
-from aiodist.engine.operation import Failure, Operation, Program
-from aiodist.engine.phase import Phase
-from aiodist.phases.base import Call
+from aiodist.prepared.lane_reductions import LaneRecipe
+from aiodist.prepared.tapes import ALL_SHOWN, is_tape, tape_of
 from aiodist.shared_memory.board import digest_of
 from aiodist.shared_memory.lane import Lane
 from aiodist.work import Work

@@ -21,11 +21,7 @@ from typing import Any
 
 from aiodist.buffers.reductions import DtypeGroup
 from aiodist.buffers.vector import Vector
-from aiodist.collectives import lane_reductions
-from aiodist.collectives.express import ExpressGroup, Flat, Recipe, failing, rest_of
 from aiodist.collectives.forms import Form
-from aiodist.collectives.lane_reductions import ONE_ROUND, LaneRecipe
-from aiodist.collectives.posted import ByTag, Data, Otherwise, Posted
 from aiodist.collectives.reductions import (
     all_reduce_where,
     goes_on_berths,
@@ -42,6 +38,10 @@ from aiodist.errors import ProtocolError
 from aiodist.phases import berths, lanes, pulls
 from aiodist.phases.base import Call, share_over_links
 from aiodist.phases.memories import Blobs
+from aiodist.prepared import lane_reductions
+from aiodist.prepared.express import ExpressGroup, Flat, Recipe, failing, rest_of
+from aiodist.prepared.lane_reductions import ONE_ROUND, LaneRecipe
+from aiodist.prepared.posted import ByTag, Data, Otherwise, Posted
 from aiodist.shared_memory.berths import Berth, Berths
 from aiodist.shared_memory.posts import prefixes
 from aiodist.wire.frames import pack_fields

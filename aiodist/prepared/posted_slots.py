@@ -12,23 +12,23 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from aiodist.buffers.vector import Vector
-from aiodist.collectives.express import ExpressGroup, Flat
 from aiodist.collectives.forms import Form, placing
-from aiodist.collectives.lane_reductions import Slots, slots_of
-from aiodist.collectives.lane_values import kept
-from aiodist.collectives.posted import (
-    Begin,
-    Data,
-    InOneGo,
-    Otherwise,
-    PostRecipe,
-)
 from aiodist.collectives.reductions import LEAD, shown_by, shows_slots
 from aiodist.collectives.templates import LENGTH, native
 from aiodist.engine.executor import Executor
 from aiodist.engine.phase import Phase
 from aiodist.links.moved import Moved
 from aiodist.phases.base import Call
+from aiodist.prepared.express import ExpressGroup, Flat
+from aiodist.prepared.lane_reductions import Slots, slots_of
+from aiodist.prepared.lane_values import kept
+from aiodist.prepared.posted import (
+    Begin,
+    Data,
+    InOneGo,
+    Otherwise,
+    PostRecipe,
+)
 from aiodist.shared_memory.posts import HEAD, Posts, Reader, padded, prefixes
 from aiodist.wire.frames import pack_fields
 

@@ -11,8 +11,8 @@ from sharing import everyone, sharing
 
 import aiodist
 from aiodist import CollectiveAbortedError, MismatchError
-from aiodist.collectives import lane_values
 from aiodist.engine.executor import ALL
+from aiodist.prepared import lane_values
 
 torch = pytest.importorskip("torch")
 

@@ -16,14 +16,6 @@ import numpy as np
 
 from aiodist.buffers.kernels import Kernel, quietly
 from aiodist.buffers.vector import Vector
-from aiodist.collectives.express import (
-    ExpressGroup,
-    Flat,
-    Recipe,
-    before,
-    rest_of,
-    returning,
-)
 from aiodist.collectives.templates import native
 from aiodist.engine.early import Key
 from aiodist.engine.executor import Executor
@@ -33,6 +25,14 @@ from aiodist.errors import ProtocolError
 from aiodist.links.moved import Moved
 from aiodist.phases.base import Call
 from aiodist.phases.memories import Blobs, SmallReductions
+from aiodist.prepared.express import (
+    ExpressGroup,
+    Flat,
+    Recipe,
+    before,
+    rest_of,
+    returning,
+)
 from aiodist.schedules import direct_exchange
 from aiodist.schedules.plan import OUT, Copy, Span
 from aiodist.shared_memory.lane import Lane

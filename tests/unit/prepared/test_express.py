@@ -13,7 +13,7 @@ from sharing import everyone, sharing
 
 import aiodist
 from aiodist import ReduceOp
-from aiodist.collectives.express import Express
+from aiodist.prepared.express import Express
 from aiodist.transports import polling as progress
 
 torch = pytest.importorskip("torch")

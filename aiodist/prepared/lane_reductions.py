@@ -18,13 +18,13 @@ from aiodist.buffers.dtypes import carrier
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import DtypeGroup, split_slots
 from aiodist.buffers.vector import Vector
-from aiodist.collectives.express import ExpressGroup, Flat, Recipe, rest_of, written
 from aiodist.collectives.forms import Form, placing
 from aiodist.engine.executor import Executor, all_at_once, in_steps
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase
 from aiodist.phases import pulls
 from aiodist.phases.base import Call
+from aiodist.prepared.express import ExpressGroup, Flat, Recipe, rest_of, written
 from aiodist.schedules.selection import EAGER_LIMIT
 from aiodist.shared_memory.lane import Lane
 from aiodist.types import ReduceOp

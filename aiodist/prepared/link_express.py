@@ -15,8 +15,13 @@ import numpy as np
 
 from aiodist.buffers.kernels import quietly
 from aiodist.buffers.vector import Vector
-from aiodist.collectives import lane_values
-from aiodist.collectives.express import (
+from aiodist.engine.executor import ALL, Executor
+from aiodist.engine.operation import Failure, Program
+from aiodist.engine.phase import Phase
+from aiodist.phases.base import Call, share_over_links
+from aiodist.phases.memories import Blobs, SmallReductions
+from aiodist.prepared import lane_values
+from aiodist.prepared.express import (
     Express,
     Flat,
     Recipe,
@@ -25,14 +30,9 @@ from aiodist.collectives.express import (
     rest_of,
     returning,
 )
-from aiodist.collectives.link_frames import Frames, LinkGroup, is_free
-from aiodist.collectives.link_moves import MovingCall
-from aiodist.collectives.link_values import ARENA, LinkValues
-from aiodist.engine.executor import ALL, Executor
-from aiodist.engine.operation import Failure, Program
-from aiodist.engine.phase import Phase
-from aiodist.phases.base import Call, share_over_links
-from aiodist.phases.memories import Blobs, SmallReductions
+from aiodist.prepared.link_frames import Frames, LinkGroup, is_free
+from aiodist.prepared.link_moves import MovingCall
+from aiodist.prepared.link_values import ARENA, LinkValues
 from aiodist.schedules.plan import Recv, Reduce, Send, Step
 from aiodist.work import Work
 

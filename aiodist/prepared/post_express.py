@@ -42,12 +42,19 @@ from typing import Any, Protocol
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import DtypeGroup
 from aiodist.buffers.vector import Vector
-from aiodist.collectives import berthed, lane_reductions, lane_values, posted_slots
-from aiodist.collectives.berthed import BerthedCall, BerthRecipe
 from aiodist.collectives.exchange import ROOM_IN_MEMORY
-from aiodist.collectives.express import Express, ExpressGroup, before, failing, returning
-from aiodist.collectives.lane_reductions import LaneRecipe
-from aiodist.collectives.posted import (
+from aiodist.engine.early import key_of
+from aiodist.engine.operation import Operation
+from aiodist.engine.phase import Phase
+from aiodist.errors import ProtocolError
+from aiodist.phases import pulls
+from aiodist.phases.base import Call
+from aiodist.phases.memories import SmallReductions
+from aiodist.prepared import berthed, lane_reductions, lane_values, posted_slots
+from aiodist.prepared.berthed import BerthedCall, BerthRecipe
+from aiodist.prepared.express import Express, ExpressGroup, before, failing, returning
+from aiodist.prepared.lane_reductions import LaneRecipe
+from aiodist.prepared.posted import (
     Data,
     InOneGo,
     Otherwise,
@@ -59,16 +66,9 @@ from aiodist.collectives.posted import (
     in_one_go,
     is_shown,
 )
-from aiodist.collectives.posted_slots import slots_in_one_go
-from aiodist.collectives.posted_values import PostedValues, taking_in_one_go
-from aiodist.collectives.tapes import tape_of_posts
-from aiodist.engine.early import key_of
-from aiodist.engine.operation import Operation
-from aiodist.engine.phase import Phase
-from aiodist.errors import ProtocolError
-from aiodist.phases import pulls
-from aiodist.phases.base import Call
-from aiodist.phases.memories import SmallReductions
+from aiodist.prepared.posted_slots import slots_in_one_go
+from aiodist.prepared.posted_values import PostedValues, taking_in_one_go
+from aiodist.prepared.tapes import tape_of_posts
 from aiodist.schedules import direct_exchange
 from aiodist.shared_memory.berths import Berths
 from aiodist.shared_memory.lane import Lane

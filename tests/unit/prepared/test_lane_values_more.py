@@ -10,7 +10,8 @@ import pytest
 from sharing import everyone, sharing
 
 from aiodist import CollectiveAbortedError, MismatchError
-from aiodist.collectives import exchange, lane_values
+from aiodist.collectives import exchange
+from aiodist.prepared import lane_values
 
 torch = pytest.importorskip("torch")
 

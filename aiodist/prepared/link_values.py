@@ -19,14 +19,14 @@ from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
 from aiodist.collectives import exchange
-from aiodist.collectives.lane_values import Given, ValueRecipe, Views
-from aiodist.collectives.link_frames import Frames, LinkGroup
 from aiodist.collectives.templates import LENGTH, Reading
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase, Spans, prepared
 from aiodist.phases.base import Part
 from aiodist.phases.memories import Blobs
+from aiodist.prepared.lane_values import Given, ValueRecipe, Views
+from aiodist.prepared.link_frames import Frames, LinkGroup
 from aiodist.schedules import star
 from aiodist.schedules.choose_values import choose_all_gather, choose_broadcast
 from aiodist.schedules.plan import Plan, Recv, Send, Span

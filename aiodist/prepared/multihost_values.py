@@ -14,15 +14,15 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, cast
 
-from aiodist.collectives import lane_values
-from aiodist.collectives.lane_values import Given, Take, ValueRecipe
-from aiodist.collectives.link_frames import LendingFrames, LinkGroup
-from aiodist.collectives.link_values import LinkValues
 from aiodist.collectives.templates import LENGTH, Reading, Template
 from aiodist.engine.executor import Executor
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase, Spans
 from aiodist.phases.memories import Blobs
+from aiodist.prepared import lane_values
+from aiodist.prepared.lane_values import Given, Take, ValueRecipe
+from aiodist.prepared.link_frames import LendingFrames, LinkGroup
+from aiodist.prepared.link_values import LinkValues
 from aiodist.schedules.plan import SHARED, Copy, Send
 from aiodist.schedules.teams import team_view
 from aiodist.shared_memory.lane import Lane

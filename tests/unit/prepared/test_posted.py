@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aiodist.collectives import posted
-from aiodist.collectives.posted import ByTag
+from aiodist.prepared import posted
+from aiodist.prepared.posted import ByTag
 
 
 def test_what_is_made_for_a_tag_is_kept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

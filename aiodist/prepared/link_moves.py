@@ -28,15 +28,15 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.collectives.express import written
-from aiodist.collectives.lane_values import Given
-from aiodist.collectives.link_frames import Coming
-from aiodist.collectives.link_values import LinkValues, Route
 from aiodist.engine.calls import Calls
 from aiodist.engine.early import Key
 from aiodist.engine.executor import ALL
 from aiodist.engine.operation import Operation, Pause, Program
 from aiodist.links.party import Party
+from aiodist.prepared.express import written
+from aiodist.prepared.lane_values import Given
+from aiodist.prepared.link_frames import Coming
+from aiodist.prepared.link_values import LinkValues, Route
 from aiodist.transports.base import Landing
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields

@@ -33,10 +33,7 @@ from aiodist.buffers.vector import Vector
 from aiodist.collectives import fitting, numbers
 from aiodist.collectives.device_transfer import copy
 from aiodist.collectives.exchange import exchange
-from aiodist.collectives.exchanged import Exchanged, exchanged_by
-from aiodist.collectives.express import ExpressGroup, Flat, Recipe, written
 from aiodist.collectives.forms import Form, Matches, matching, placing, showing
-from aiodist.collectives.tapes import ALL_SHOWN, tape_of_values
 from aiodist.collectives.templates import Data, Reading, Template
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Program
@@ -44,6 +41,9 @@ from aiodist.engine.phase import Phase
 from aiodist.phases import lanes
 from aiodist.phases.base import Call, Part
 from aiodist.phases.memories import Blobs
+from aiodist.prepared.exchanged import Exchanged, exchanged_by
+from aiodist.prepared.express import ExpressGroup, Flat, Recipe, written
+from aiodist.prepared.tapes import ALL_SHOWN, tape_of_values
 from aiodist.schedules.plan import Copy
 from aiodist.shared_memory.lane import Lane
 from aiodist.shared_memory.posts import CHEAP_COPY

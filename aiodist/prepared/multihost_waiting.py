@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from aiodist.collectives.express import failing
-from aiodist.collectives.link_frames import Coming, LendingFrames
 from aiodist.engine.calls import Calls
 from aiodist.engine.early import Key
 from aiodist.engine.executor import Executor
 from aiodist.engine.operation import Operation, Program
 from aiodist.engine.phase import Spans
+from aiodist.prepared.express import failing
+from aiodist.prepared.link_frames import Coming, LendingFrames
 from aiodist.schedules.plan import Recv
 from aiodist.shared_memory.lane import DifferentCallsError, Lane
 from aiodist.transports.base import Landing

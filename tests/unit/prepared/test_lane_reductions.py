@@ -10,9 +10,9 @@ import pytest
 from sharing import everyone, sharing
 
 from aiodist import MismatchError, ReduceOp
-from aiodist.collectives import lane_reductions
-from aiodist.collectives.lane_express import LaneExpress
 from aiodist.engine.executor import ALL
+from aiodist.prepared import lane_reductions
+from aiodist.prepared.lane_express import LaneExpress
 
 torch = pytest.importorskip("torch")
 

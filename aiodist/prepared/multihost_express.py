@@ -17,8 +17,13 @@ from functools import partial
 from typing import Any
 
 from aiodist.buffers.vector import Vector
-from aiodist.collectives import lane_values
-from aiodist.collectives.express import (
+from aiodist.engine.executor import Executor, area_of, begin_area
+from aiodist.engine.operation import Failure, Program
+from aiodist.engine.phase import Phase
+from aiodist.phases.base import Call
+from aiodist.phases.memories import Blobs
+from aiodist.prepared import lane_values
+from aiodist.prepared.express import (
     Express,
     Recipe,
     before,
@@ -26,15 +31,10 @@ from aiodist.collectives.express import (
     rest_of,
     returning,
 )
-from aiodist.collectives.link_express import KEPT_KINDS, Known, learning
-from aiodist.collectives.link_frames import Frames, LendingFrames, LinkGroup, is_free
-from aiodist.collectives.multihost_values import MultihostValues
-from aiodist.collectives.multihost_waiting import MultihostCall
-from aiodist.engine.executor import Executor, area_of, begin_area
-from aiodist.engine.operation import Failure, Program
-from aiodist.engine.phase import Phase
-from aiodist.phases.base import Call
-from aiodist.phases.memories import Blobs
+from aiodist.prepared.link_express import KEPT_KINDS, Known, learning
+from aiodist.prepared.link_frames import Frames, LendingFrames, LinkGroup, is_free
+from aiodist.prepared.multihost_values import MultihostValues
+from aiodist.prepared.multihost_waiting import MultihostCall
 from aiodist.shared_memory.board import digest_of
 from aiodist.shared_memory.lane import Lane
 from aiodist.work import Work

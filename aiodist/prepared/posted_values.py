@@ -11,14 +11,14 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from aiodist.collectives.express import ExpressGroup
-from aiodist.collectives.lane_values import MOST_TAKES, Given, Take, ValueRecipe, give
-from aiodist.collectives.posted import Begin, ByTag, Data, InOneGo, Otherwise, Posted, Shows
 from aiodist.collectives.templates import Window
 from aiodist.engine.executor import Executor
 from aiodist.engine.phase import Phase
 from aiodist.links.moved import Moved
 from aiodist.phases.memories import Blobs
+from aiodist.prepared.express import ExpressGroup
+from aiodist.prepared.lane_values import MOST_TAKES, Given, Take, ValueRecipe, give
+from aiodist.prepared.posted import Begin, ByTag, Data, InOneGo, Otherwise, Posted, Shows
 from aiodist.schedules.plan import OUT, Span
 from aiodist.shared_memory.posts import HEAD, Posts, Reader, padded, prefixes
 from aiodist.wire.frames import pack_fields

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiodist.collectives.link_values import Laid, LaidBlobs
+from aiodist.prepared.link_values import Laid, LaidBlobs
 from aiodist.schedules.plan import OUT, Span
 
 MINE, FIRST, BOTH = ((Span(OUT, 0, 1),), (Span(OUT, 1, 2),), (Span(OUT, 2, 4),))

@@ -44,7 +44,7 @@ MOST_RANKS = 16
 
 
 class Taped(Protocol):
-    """The call that a tape is for: see `aiodist.collectives.express.Recipe`."""
+    """The call that a tape is for: see `aiodist.prepared.express.Recipe`."""
 
     op: str
     call: bytes
@@ -65,7 +65,7 @@ class TapedPost(Taped, Protocol):
         ...
 
     def made(self, x: Any, /) -> Any:
-        """See `aiodist.collectives.posted.Posted.made`."""
+        """See `aiodist.prepared.posted.Posted.made`."""
         ...
 
 

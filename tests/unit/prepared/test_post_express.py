@@ -11,10 +11,11 @@ from idle_time import on_idle_time
 
 import aiodist
 from aiodist import CollectiveTimeoutError, MismatchError, ReduceOp, trace
-from aiodist.collectives import post_express
 from aiodist.engine import waiting_calls
+from aiodist.prepared import post_express
 from aiodist.rank import doings
-from aiodist.transports import polling
+
+pytestmark = pytest.mark.usefixtures("no_turn_is_due")
 
 torch = pytest.importorskip("torch")
 
@@ -29,12 +30,6 @@ async def sharing(size):
         while any(group._context.post_express is None for group in ranks):
             await everyone(ranks, lambda g: g.barrier(tag="begin"))
         yield ranks
-
-
-@pytest.fixture(autouse=True)
-def no_turn_is_due(monkeypatch):
-    """However slow the machine is."""
-    monkeypatch.setattr(polling, "LOOP_DUE", 3600.0)
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from aiodist.collectives.express import ExpressGroup
 from aiodist.engine.phase import Spans
+from aiodist.prepared.express import ExpressGroup
 from aiodist.schedules.plan import Plan, Recv, Send
 from aiodist.transports.base import Landing, Link
 from aiodist.transports.polling import cores

@@ -14,7 +14,7 @@ from idle_time import on_idle_time
 from sharing import everyone
 
 import aiodist
-from aiodist.collectives import lane_setup
+from aiodist.prepared import lane_setup
 from aiodist.rank.doings import RankDoings
 from aiodist.wire.activity import ranks_in, unpacked
 
