@@ -40,7 +40,7 @@
 #include <unistd.h>
 #endif
 
-#define LAYOUT 5       // aiodist.compiled refuses a build with another number
+#define LAYOUT 6       // aiodist.compiled refuses a build with another number
 #define BLOCK 1024     // elements that are worked on at once: they stay in the first cache
 #define ALONE 32768    // bytes from which other threads may run meanwhile
 
@@ -421,7 +421,7 @@ static const char *const names[] = {"is_due", "watch",      "rouse", "seen", "ad
 
 typedef struct {
     PyTypeObject *row;      // the base of lanes
-    PyTypeObject *tape, *ring, *cursor, *naps, *pace;
+    PyTypeObject *tape, *ring, *cursor, *naps, *pace, *counts;
     PyObject *ndarray;      // numpy's type of arrays
     PyObject *names[NAMES];  // of attributes
 } State;
@@ -547,6 +547,17 @@ typedef struct {
     double due;
 } Pace;
 
+// Bytes that were moved: the members of `aiodist.links.moved.Counts`.
+typedef struct {
+    PyObject_HEAD
+    long long sent, received;
+} Counts;
+
+static PyMemberDef counts_members[] = {
+    {"sent", T_LONGLONG, offsetof(Counts, sent), 0, NULL},
+    {"received", T_LONGLONG, offsetof(Counts, received), 0, NULL},
+    {0},
+};
 static PyMemberDef naps_members[] = {
     {"_nap", T_LONGLONG, offsetof(Naps, nap), 0, NULL},
     {"_slept", T_ULONGLONG, offsetof(Naps, slept), 0, NULL},
@@ -574,6 +585,8 @@ static PyMemberDef cursor_members[] = {
     {"held", T_LONGLONG, offsetof(Cursor, held), 0, NULL},
     {0},
 };
+static PyType_Slot counts_slots[] = {
+    {Py_tp_members, counts_members}, {Py_tp_doc, "Bytes that were moved."}, {0, NULL}};
 static PyType_Slot naps_slots[] = {
     {Py_tp_members, naps_members}, {Py_tp_doc, "How a rank sleeps."}, {0, NULL}};
 static PyType_Slot pace_slots[] = {
@@ -582,6 +595,10 @@ static PyType_Slot ring_slots[] = {
     {Py_tp_members, ring_members}, {Py_tp_doc, "What a rank knows of its posts."}, {0, NULL}};
 static PyType_Slot cursor_slots[] = {
     {Py_tp_members, cursor_members}, {Py_tp_doc, "How far posts were read."}, {0, NULL}};
+static PyType_Spec counts_spec = {.name = "aiodist._core.Counts",
+                                  .basicsize = sizeof(Counts),
+                                  .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+                                  .slots = counts_slots};
 static PyType_Spec naps_spec = {.name = "aiodist._core.Naps",
                                 .basicsize = sizeof(Naps),
                                 .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
@@ -627,10 +644,11 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
-    PyObject *lane, *neighbours, *moved, *free, *fallback, *dtype, *ndarray, **names;
+    PyObject *lane, *neighbours, *free, *fallback, *dtype, *ndarray, **names;
     Pace *progress;
     Naps *naps;
-    PyObject *shown, *taken;  // bytes that others see of this rank, and it of them
+    Counts *moved;
+    long long shown, taken;  // bytes that others see of this rank, and it of them
     PyObject *op, *call, *nbytes, *finish;  // see `Recipe`
     unsigned long long digest;
     int peers, held, polls, crowded, area, last, both, unended;
@@ -926,17 +944,6 @@ static void do_step(Tape *tape, const Step *step, char *const *user) {
     tape->kernel->run(place(&step->into, user), places, step->operands, length, tape->size);
 }
 
-// Add to a count of bytes.
-static int add_to(PyObject *counts, const char *name, PyObject *more) {
-    PyObject *before = PyObject_GetAttrString(counts, name);
-    PyObject *after = before ? PyNumber_Add(before, more) : NULL;
-    Py_XDECREF(before);
-    if (!after) return -1;
-    const int failed = PyObject_SetAttrString(counts, name, after);
-    Py_DECREF(after);
-    return failed;
-}
-
 enum { ALL_DONE = -1, FAILED = -2 };
 
 // Call a function with what was given. It returns True to go on, or how many steps are done.
@@ -973,8 +980,8 @@ static int run_tape(Tape *tape, PyObject *given, char *const *user) {
     const int over = end_phase(tape);
     if (over < 0) return FAILED;
     if (!over) return tape->unended;
-    if (add_to(tape->moved, "sent", tape->shown) < 0) return FAILED;
-    if (add_to(tape->moved, "received", tape->taken) < 0) return FAILED;
+    tape->moved->sent += tape->shown;
+    tape->moved->received += tape->taken;
     return ALL_DONE;
 }
 
@@ -1074,8 +1081,8 @@ static int run_posts(Tape *tape, PyObject *tag, int64_t number, char *user) {
         show(own_words(tape) + tape->posters[peer].cursor, (uint64_t)reading->taken);
     }
     done = ALL_DONE;
-    if (add_to(tape->moved, "sent", tape->shown) < 0) done = FAILED;
-    if (add_to(tape->moved, "received", tape->taken) < 0) done = FAILED;
+    tape->moved->sent += tape->shown;
+    tape->moved->received += tape->taken;
 end:
     Py_DECREF(heads);
     return done;
@@ -1174,10 +1181,10 @@ static void tape_dealloc(Tape *tape) {
     PyMem_Free(tape->ranks);
     Py_CLEAR(tape->progress);
     Py_CLEAR(tape->naps);
-    PyObject **const refs[] = {&tape->lane, &tape->neighbours, &tape->moved,
-                               &tape->free, &tape->fallback, &tape->dtype,      &tape->ndarray,
-                               &tape->shown, &tape->taken,    &tape->op,         &tape->call,
-                               &tape->nbytes, &tape->finish,   &tape->heads};
+    Py_CLEAR(tape->moved);
+    PyObject **const refs[] = {&tape->lane,  &tape->neighbours, &tape->free,   &tape->fallback,
+                               &tape->dtype, &tape->ndarray,    &tape->op,     &tape->call,
+                               &tape->nbytes, &tape->finish,    &tape->heads};
     for (size_t i = 0; i < sizeof refs / sizeof *refs; i++) Py_CLEAR(*refs[i]);
     type->tp_free(tape);
     Py_DECREF(type);
@@ -1292,20 +1299,21 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *keywords
                             "lengths", "kernel",  "size",  "area",       "polls",   "crowded", "last",
                             "op",     "call",     "digest", "nbytes",    "finish",  "unended", "posters",
                             "heads",  "express",  "reduces", NULL};
-    PyObject *lane, *progress, *naps, *neighbours, *moved, *free, *fallback, *dtype, *shown, *taken,
+    PyObject *lane, *progress, *naps, *neighbours, *moved, *free, *fallback, *dtype,
         *boards, *ranks, *areas, *steps, *op, *call, *nbytes, *finish, *posters = NULL, *heads = NULL,
         *express = NULL;
     int reduces = 0;
     unsigned long long digest;
+    long long sent, received;
     Py_ssize_t lengths[USER];
     int kernel, area, polls, crowded, last, unended;
     double size;
     State *state = state_of(type);
     if (!state) return NULL;
     if (!PyArg_ParseTupleAndKeywords(
-            args, keywords, "OO!O!OOO!OOO!O!O!O!O!O!(nn)idipppO!O!KO!Oi|O!OOp:Tape", words, &lane,
-            state->pace, &progress, state->naps, &naps, &neighbours, &moved, &PyList_Type, &free,
-            &fallback, &dtype, &PyLong_Type, &shown, &PyLong_Type, &taken, &PyList_Type, &boards,
+            args, keywords, "OO!O!OO!O!OOLLO!O!O!O!(nn)idipppO!O!KO!Oi|O!OOp:Tape", words, &lane,
+            state->pace, &progress, state->naps, &naps, &neighbours, state->counts, &moved,
+            &PyList_Type, &free, &fallback, &dtype, &sent, &received, &PyList_Type, &boards,
             &PyList_Type, &ranks, &PyList_Type, &areas, &PyList_Type, &steps, &lengths[0],
             &lengths[1], &kernel, &size, &area, &polls, &crowded, &last, &PyUnicode_Type, &op,
             &PyBytes_Type, &call, &digest, &PyLong_Type, &nbytes, &finish, &unended, &PyList_Type,
@@ -1328,12 +1336,12 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     tape->progress = (Pace *)Py_NewRef(progress);
     tape->naps = (Naps *)Py_NewRef(naps);
     tape->neighbours = Py_NewRef(neighbours);
-    tape->moved = Py_NewRef(moved);
+    tape->moved = (Counts *)Py_NewRef(moved);
     tape->free = Py_NewRef(free);
     tape->fallback = Py_NewRef(fallback);
     tape->dtype = Py_NewRef(dtype);
-    tape->shown = Py_NewRef(shown);
-    tape->taken = Py_NewRef(taken);
+    tape->shown = sent;
+    tape->taken = received;
     tape->ndarray = Py_NewRef(state->ndarray);
     tape->op = Py_NewRef(op);
     tape->call = Py_NewRef(call);
@@ -1935,11 +1943,11 @@ static int begin(PyObject *module) {
     Py_XDECREF(numpy);
     if (!state->ndarray) return -1;
     // The bases come first.
-    PyType_Spec *const specs[] = {&naps_spec,   &pace_spec, &row_spec,   &ring_spec,
-                                  &cursor_spec, &tape_spec, &caller_spec};
-    PyTypeObject **const kept[] = {&state->naps,   &state->pace, &state->row, &state->ring,
-                                   &state->cursor, &state->tape, NULL};
-    for (int i = 0; i < 7; i++) {
+    PyType_Spec *const specs[] = {&counts_spec, &naps_spec,   &pace_spec, &row_spec,
+                                  &ring_spec,   &cursor_spec, &tape_spec, &caller_spec};
+    PyTypeObject **const kept[] = {&state->counts, &state->naps,   &state->pace, &state->row,
+                                   &state->ring,   &state->cursor, &state->tape, NULL};
+    for (int i = 0; i < 8; i++) {
         PyObject *base = specs[i] == &ring_spec ? (PyObject *)state->naps : NULL;
         PyObject *type = PyType_FromModuleAndSpec(module, specs[i], base);
         const int failed = !type || PyModule_AddType(module, (PyTypeObject *)type);
@@ -1952,6 +1960,7 @@ static int begin(PyObject *module) {
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg) {
     State *state = PyModule_GetState(module);
+    Py_VISIT(state->counts);
     Py_VISIT(state->naps);
     Py_VISIT(state->pace);
     Py_VISIT(state->row);
@@ -1964,6 +1973,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
 
 static int module_clear(PyObject *module) {
     State *state = PyModule_GetState(module);
+    Py_CLEAR(state->counts);
     Py_CLEAR(state->naps);
     Py_CLEAR(state->pace);
     Py_CLEAR(state->row);
