@@ -96,6 +96,7 @@ ROOMS = [
     "aiodist/launching",
     "aiodist/links",
     "aiodist/membership",
+    "aiodist/p2p",
     "aiodist/phases",
     "aiodist/rank",
     "aiodist/reach.py",
