@@ -285,7 +285,7 @@ class Exchange(Generic[Op]):
         assert op is not None
         if slot != self._arrived[src]:
             raise ProtocolError(
-                f"{op.work.op}: rank {src} sent frame {slot}, expected {self._arrived[src]}"
+                f"{op.work.op}: frame {slot} of rank {src} came, expected {self._arrived[src]}"
             )
         # One for all frames of a peer, because a link brings one payload after the other.
         inflow = self._inflows.get(src)
