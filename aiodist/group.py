@@ -172,9 +172,9 @@ class Group(Operations):
     async def subgroup(self, ranks: Sequence[int], *, timeout: float | None = None) -> Group:
         """Make a group of `ranks`, in that order. Only these ranks call this.
 
-        The new group is independent: it stays usable if this one is revoked or closed. Either all
-        of the ranks get it or none, as with `split` and `dup`. If another rank has revoked it
-        meanwhile, you get it revoked.
+        The new group is independent: it stays usable if this one is revoked, or closed by other
+        ranks. Either all of the ranks get it or none, as with `split` and `dup`. If another rank
+        has revoked it meanwhile, you get it revoked.
 
         For example::
 

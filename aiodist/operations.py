@@ -75,7 +75,7 @@ class Operations(ABC):
             x: an array, a number, or a flat list of arrays that are reduced together. All ranks
                 need the same dtypes and shapes.
             op: a `ReduceOp`, or a function of two arrays.
-            out: where the result goes, of the same form, dtypes and shapes as `x`. None: the result
+            out: the place for the result, with the form, dtypes and shapes of `x`. None: the result
                 replaces `x`. A number is returned instead.
             codec: sends arrays of float32, float16 or bfloat16 in fewer bytes between hosts, for
                 SUM and AVG (`aiodist.codecs`). Nothing is lost within a host, and all ranks get the

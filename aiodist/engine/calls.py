@@ -91,8 +91,8 @@ class Calls:
         self.party = party
         self.pushes = min(way, MAX_PUSHED)  # see `Host`
         self.teams = teams  # the ranks of each host
-        self.records = records  # of all collectives
-        self.tags = TagCounts(party.rank, party.size)  # their numbers
+        self.records = records
+        self.tags = TagCounts(party.rank, party.size)
         self.ops: dict[Key, Operation] = {}
         """The pending collectives that have a number."""
         self.deferred: list[Operation] = []
@@ -217,7 +217,7 @@ class Calls:
         executor, `rest` has all phases.
 
         `came`: the first frames of other ranks, if the collective already has its number. `lane`:
-        where the collective runs, if that does not follow from its number.
+        the lane of the collective, if that does not follow from its number.
         """
         operation = Operation(self, work, work.tag, call, lambda _: rest, self.party.size)
         if lane is not None:
@@ -367,7 +367,6 @@ class Calls:
             self.posting.given_up()
 
     def ended(self, tag: object, *, failed: bool = False) -> None:
-        """Note the end of a collective with `tag`."""
         self.tags.release(tag, failed=failed)
         if self.tags.many:
             self.forget_tags()

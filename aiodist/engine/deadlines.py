@@ -30,8 +30,6 @@ silent ranks has to be here in time, too."""
 
 
 class Ending(Protocol):
-    """Ends collectives."""
-
     def failed(self, op: Operation, error: BaseException) -> None:
         """Fails `op` with `error`, and tells the others."""
         ...
@@ -187,8 +185,6 @@ def arm_message(
 
 
 class _MessageDeadline:
-    """The deadline of a send or receive."""
-
     def __init__(
         self,
         party: Party,

@@ -40,7 +40,7 @@ class Ends:
     def __init__(self, calls: Called) -> None:
         self._calls = calls
         self.party = calls.party
-        self.relay = VerdictRelay(self.party)  # spreads verdicts
+        self.relay = VerdictRelay(self.party)
         self.hearsay = Hearsay(self.party)  # holds Works until it is known which rank is lost
 
     # -- here -------------------------------------------------------------------------------------
@@ -159,7 +159,8 @@ class Ends:
             if not op.done and op.needs(src):
                 self._failed_by_loss(op, src)
             elif not op.done and src not in op.heard:
-                # `src` had entered if all others have. Then `op` completes, there and here.
+                # Ask the ranks that were not heard. If one has not entered `op`, all wait in vain,
+                # and `op` fails (`not_entered`). If all have, it completes.
                 deadlines.ask_whether_entered(self._calls, op)
 
     def _failed_by_loss(self, op: Operation, src: int) -> None:

@@ -65,7 +65,7 @@ MAX_EARLY = 24 << 20
 class Inflow:
     """The landing for the frames of one peer, one after the other.
 
-    `memory`: where the current frame goes. None: there is no frame, or it is not wanted any more.
+    `memory`: the place of the current frame. None: there is no frame, or it is not wanted any more.
     """
 
     exchange: Exchange[Any]
@@ -99,7 +99,7 @@ class Exchange(Generic[Op]):
         self._op: Op | None = op  # None: it has ended, and must not wait for the garbage collector
         self._unsent = [0] * size  # frames that have not left yet
         self._to: set[int] = set()  # the peers that got a frame in this phase
-        self._inflows: dict[int, Inflow] = {}  # the landing of each peer
+        self._inflows: dict[int, Inflow] = {}
         self._sent = [0] * size  # the slot of the next frame to the peer
         self._granted = [0] * size  # the peer takes our frames below this slot
         self._pushed = [0] * size  # our frames below this slot went without a grant
@@ -110,7 +110,7 @@ class Exchange(Generic[Op]):
         # Payloads for a later phase, or without a grant.
         self._early: dict[int, deque[memoryview]] = {}
         # Of the current phase:
-        self._receives: dict[int, Sequence[Recv]] = {}  # where frames go, in order
+        self._receives: dict[int, Sequence[Recv]] = {}  # the places of frames, in order
         self._memory: Any = None  # what these spans mean
         self._eager = True  # frames need no grant
         # Eager frames overtake bulk ones, but never those of their own operation.
@@ -119,7 +119,7 @@ class Exchange(Generic[Op]):
     # -- phases -----------------------------------------------------------------------------------
 
     def begin(self, phase: Phase) -> None:
-        """Begin `phase`: from here on its frames go where its plan wants them."""
+        """Begin `phase`: from here on its frames go to the places in its plan."""
         plan, self._receives, *_ = phase.prepared
         self._memory = phase.memory
         self._eager = plan.eager
@@ -196,15 +196,12 @@ class Exchange(Generic[Op]):
         return True
 
     def left(self, peer: int) -> None:
-        """Note that a frame has left for `peer`."""
         self._unsent[peer] -= 1
 
     def has_unsent(self, peer: int) -> bool:
-        """Return whether a frame for `peer` has not left yet."""
         return self._unsent[peer] > 0
 
     def arrived(self, peer: int) -> int:
-        """Return how many frames of `peer` have arrived."""
         return self._arrived[peer]
 
     def waiting(self, peer: int) -> int:

@@ -118,7 +118,7 @@ class Executor:
     ) -> None:
         """Make the executor of `phase`.
 
-        `area`: the result of `begin_area`. `place`: where this rank's array is in memory that all
+        `area`: the result of `begin_area`. `place`: that of this rank's array in memory that all
         ranks see, if it is there. `done`: how many of the first steps are done already. `within`:
         the phase runs within a call, as it always does without `links`.
         """
@@ -243,7 +243,6 @@ class Executor:
 
     @property
     def done(self) -> Iterator[Step]:
-        """The steps that are done."""
         return islice(self.phase.prepared.plan.steps, self._pc)
 
     def sent(self) -> Iterator[tuple[int, int]]:

@@ -54,7 +54,6 @@ def mark_forgone(error: BaseException) -> None:
 
 
 def is_forgone(error: BaseException) -> bool:
-    """Return whether `error` is marked so."""
     return _FORGONE in error.__dict__
 
 
@@ -127,7 +126,6 @@ class Verdict(NamedTuple):
 
 
 def cancelled(rank: int) -> Verdict:
-    """Return the verdict on an operation that `rank` has cancelled."""
     return Verdict("cancelled", "the operation was cancelled", rank)
 
 

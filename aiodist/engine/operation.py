@@ -110,11 +110,11 @@ class Operation:
         self.seq = -1  # its number among the collectives of its tag; -1: none yet
         self.call = call  # what was called, in words: all ranks must agree
         self.digest = 0  # on a lane: that of `call`, to compare with the others'
-        self.place = place  # where its array is in memory that all ranks see
+        self.place = place  # that of its array in memory that all ranks see
         # Which other ranks have arrays on devices, as far as is known. None: this rank's array is
         # on the host, so it need not know (`aiodist.engine.roll_call`).
         self.roll: dict[int, bool] | None = {} if place == ON_DEVICE else None
-        self.lane: Lane | None = None  # where it runs; None: over links alone
+        self.lane: Lane | None = None  # None: it runs over links alone
         self.done = False  # it has ended, and never runs again
         self.timer: Any = None  # of its deadline
         self.heard: set[int] = set()  # peers that have entered it, as far as is known
@@ -122,11 +122,11 @@ class Operation:
         # By peer, the bytes that were sent before the peer was heard or had granted them.
         self.unsolicited: dict[int, int] = {}
         self.seen: dict[int, str] = {}  # what peers do that have not entered it, in words
-        self.exchange: Exchange[Operation] = Exchange(host, self, size)  # its frames
+        self.exchange: Exchange[Operation] = Exchange(host, self, size)
         self._host = host
         self._start = start
         self._program: Program | None = None  # yields its phases
-        self._phase: Executor | Running | None = None  # the current phase
+        self._phase: Executor | Running | None = None
         self._running = False  # its phase runs right now, and must not be entered again
         self._draining = False  # the phase is over, but frames have not left
 
@@ -267,7 +267,6 @@ class Operation:
     landed = advance
 
     def _begin(self) -> None:
-        """Begin the next phase."""
         self._running = True
         try:
             self._next_phase()

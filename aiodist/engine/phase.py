@@ -47,9 +47,7 @@ class SharedMemory(Protocol):
         """From now on ``SHARED + r`` is that area of rank r."""
         ...
 
-    def unbind(self) -> None:
-        """Releases shared memory."""
-        ...
+    def unbind(self) -> None: ...
 
 
 class Prepared(NamedTuple):

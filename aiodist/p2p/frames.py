@@ -197,7 +197,6 @@ class Wire:
             self._channel.send(dst, fields, urgent=True)
 
     def let_all_go(self) -> None:
-        """Send everything that is held."""
         for dst in tuple(self.held):
             self.let_go(dst)
 

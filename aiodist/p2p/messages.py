@@ -86,7 +86,7 @@ class Receiving:
     out: Any  # memory for the value; None: memory of its own
     partial: bool = False  # the value may be shorter than `out`
     device_work: DeviceWork | None = None  # if `out` is on a device
-    message: Message | None = None  # its match
+    message: Message | None = None
     target: Incoming | None = None
     """The memory of the value, once metadata is here."""
     ready: tuple[memoryview, Incoming] | None = None
@@ -124,7 +124,7 @@ class Message:
     # data bytes that follow without a pull, and are unconsumed: no receive has taken it
     front: int = 0
     number: int = 0  # in the order of arrival; 0: its first frame is still coming
-    receiving: Receiving | None = None  # its match
+    receiving: Receiving | None = None
     memory: memoryview = EMPTY  # the first frame, or metadata that was pulled
     meta: memoryview | None = None  # None: not here yet
     pieces: Pieces | None = None  # of the part that was pulled last

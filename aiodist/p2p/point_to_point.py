@@ -32,7 +32,7 @@ from any source, or from several, takes one from the source that was served the 
 those that have one. A large message that was matched first may complete after a small one that was
 matched later, as in MPI.
 
-**Bounds** for each sender at each receiver. A sender that exceeds them makes a ProtocolError:
+**Bounds** for each sender at each receiver. It is a ProtocolError if a sender exceeds them:
 
 * Unconsumed messages cost at most 256 KiB for each tag, and 4 MiB in all. A message costs 256
   bytes, its tag, and what has been sent of it. In Python objects this is about five times as much
@@ -101,7 +101,7 @@ class PointToPoint:
         self._device_memory = device_memory
         self._loop = loop
         self._rank = channel.rank
-        self._size = channel.size  # ranks of the group
+        self._size = channel.size
         self._closed: AiodistError | None = None  # what every call raises; None: the group is open
         # Operations that are not done, in the order of their calls.
         self._pending: dict[Work[Any], Sending | Receiving] = {}
@@ -110,9 +110,8 @@ class PointToPoint:
         # Sends frames to all ranks, and to this one.
         self._wire = wire.Wire(channel, self._loop_back, loop)
         limits = limits_for(way)
-        # The sending half.
         self._sender = Sender(self._wire, channel, loop, self._ended, limits, shared)
-        self._receiver = Receiver(  # the receiving half
+        self._receiver = Receiver(
             self._wire,
             channel,
             loop,

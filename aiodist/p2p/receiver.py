@@ -58,15 +58,12 @@ class Receiver:
         # What is known of each sender, by rank.
         self._origins = [Origin() for _ in range(channel.size)]
         self._ahead = (limits or limits_for(0)).ahead
-        # Messages that no receive has taken.
         self._mailbox: Mailbox[Message] = Mailbox()
         self._receives: PendingReceives[Receiving] = PendingReceives()  # those without a message
         self._probes: PendingReceives[Probing] = PendingReceives()
         self._waiting: tuple[PendingReceives[Any], ...] = (self._receives, self._probes)
-        # The credit of all senders.
         self._flow = Flow(out, loop, channel.size, self._waiting, limits or limits_for(0))
         self.took = self._flow.passed  # for an eager message that went straight to its receive
-        # Brings matched messages to their receives.
         self._delivery = Delivery(
             out, channel, ended, self._arrived, self._consumed, self._offer, device_memory, loop
         )
@@ -206,7 +203,6 @@ class Receiver:
         return failing
 
     def close(self) -> None:
-        """Release everything."""
         for waiting in self._waiting:
             for receiving in waiting:
                 waiting.remove(receiving)

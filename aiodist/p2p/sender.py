@@ -498,7 +498,6 @@ class Sender:
         return STEADY if sending.is_steady else sending
 
     def _left(self, peer: Destination, sending: Sending, nbytes: int) -> None:
-        """Note that a piece has left."""
         if sending.gone:
             return
         sending.in_link -= nbytes
