@@ -374,7 +374,7 @@ class Group(Operations):
 
         Args:
             shape: an int, or a sequence of ints.
-            dtype: of numpy or torch. It decides which kind of array you get.
+            dtype: a dtype of numpy or torch, which decides the kind of array that you get.
             like: an array whose kind and dtype the new one has, in place of `dtype`.
 
         Raises:
