@@ -27,67 +27,73 @@ from aiodist.work import Work, see, started, tell_unseen
 
 
 class Keeper(Protocol):
-    """Gives one epoch after the other: see `aiodist.epochs`."""
+    """Provides one epoch after the other: see `aiodist.epochs`."""
 
     def entered(self, group: Group) -> None:
-        """Hears that the program has entered ``async with group``."""
+        """Notes that the program has entered ``async with group``."""
         ...
 
     def left(self, error: BaseException | None) -> bool:
-        """Hears how it has left that. True: this rank stays a member, for another epoch follows."""
+        """Notes how the program has left that. True: this rank stays a member, because another
+        epoch follows."""
         ...
 
 
 class _Line:
-    """Groups of which each came of the one before, by `shrink` or `rendezvous`. Only the newest is
-    kept: with those before it each epoch would keep its memory."""
+    """The newest of the groups that came from each other by `shrink` or `rendezvous`.
+
+    The older ones are not kept, because each would keep the memory of its epoch.
+    """
 
     newest: Group
     keeper: Keeper | None = None
 
 
 class Group(Operations):
-    """Ranks that communicate. Get one from `aiodist.connect`, `run`, `local`, or another group.
+    """Ranks that communicate. Get a group from `aiodist.connect`, `run`, `local`, or another group.
 
-    Every operation starts when it is called and returns a `Work`: await it for the result. All
-    take `tag=` (None, a str of at most 1024 bytes, or an int of 64 bits), by which operations of
-    the ranks are matched, in the order of the calls within one tag; and `timeout=` in seconds
-    (None: the group's `op_timeout`, `math.inf`: none).
+    **Operations** start when you call them, and return a `Work`. Await it for the result. All take
+    these two arguments:
 
-    Values are numpy arrays, torch tensors, anything with `__dlpack__`, and trees of dict, list,
+    * `tag`: None, a str of at most 1024 bytes in UTF-8, or an int of 64 bits. Calls of the ranks
+      match by tag, and in their order within one tag.
+    * `timeout`: seconds until the operation fails. None: the group's `op_timeout`. `math.inf`:
+      never.
+
+    **Values** are numpy arrays, torch tensors, anything with `__dlpack__`, and trees of dict, list,
     tuple, str, bytes, None, bool, int, float, complex and arrays. An `array.array`, bytearray or
-    memoryview is taken for an array, and arrives as one of numpy. Subclasses of numpy arrays travel
-    as arrays, masked ones and named tuples not at all; new arrays have the byte order of this
-    machine.
+    memoryview counts as an array, and arrives as a numpy array. A subclass of numpy arrays arrives
+    as a plain array. Masked arrays and named tuples are refused. New arrays have the byte order of
+    this machine.
 
-    A call raises TypeError or ValueError at once for arguments that make no sense. That of a
-    collective has its place in the order all the same: the other ranks' Works fail with
-    `CollectiveAbortedError`, and the next calls match each other. (What is no tag has no place in
-    any order: then the others wait.) RuntimeError from another event loop than the group's, and
-    what ended the group after it has ended, leave the order as it is.
+    **Wrong arguments** raise TypeError or ValueError at the call. The call of a collective still
+    counts in the order: the Works of the other ranks fail with `CollectiveAbortedError`, and the
+    next calls match each other. Three kinds of calls do not count. A call with a bad tag has no
+    order, so the other ranks wait. A call from another event loop raises RuntimeError. A call after
+    the group has ended raises what ended it.
 
-    Works fail with `PeerLostError`, `CollectiveTimeoutError`, `CollectiveAbortedError`,
-    `MismatchError`, `MessageTooLargeError`, `ProtocolError` (what a rank sent makes no sense) and
-    `GroupClosedError`.
+    **Works fail** with `PeerLostError`, `CollectiveTimeoutError`, `CollectiveAbortedError`,
+    `MismatchError`, `MessageTooLargeError`, `ProtocolError` (a rank sent something that makes no
+    sense) or `GroupClosedError`.
     """
 
     def __init__(
         self, actor: RankActor, context: Context, *, name: str, line: _Line | None = None
     ) -> None:
         super().__init__(context, actor.loop)
-        self._line = line or _Line()  # knows which group of this name is the newest
+        self._line = line or _Line()  # knows the newest group of this name
         self._line.newest = self
         self._actor = actor
         self._name = name
-        # By rank; those who are gone stay in it.
+        # By rank, including those that are gone.
         self._members = tuple(
             as_member(actor.people[root], rank) for rank, root in enumerate(context.ranks)
         )
         # Agree, shrink and rendezvous.
         self._recovery = Recovery(actor, context, [member.id for member in self._members])
-        # This rank among those of its host.
+        # This rank's place on its host.
         self._local_rank, self._local_size = actor.neighbours(context.ranks, context.rank)
-        # The one `close`, for all who call it; None: not called.
+        # One `close` for all callers. None: not called yet.
         self._closing: asyncio.Task[None] | None = None
 
     # -- what it is -------------------------------------------------------------------------------
@@ -104,7 +110,7 @@ class Group(Operations):
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """The number of ranks."""
         return self._context.size
 
     @property
@@ -114,17 +120,17 @@ class Group(Operations):
 
     @property
     def local_size(self) -> int:
-        """Number of ranks of this host."""
+        """The number of ranks on this host."""
         return self._local_size
 
     @property
     def epoch(self) -> int:
-        """Which membership of that name this is; a later one has a higher epoch."""
+        """The number of this membership. Later memberships of the same name have higher numbers."""
         return self._context.epoch
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Who the ranks are, by rank."""
+        """The members, by rank."""
         return self._members
 
     @property
@@ -134,23 +140,26 @@ class Group(Operations):
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        """Payload bytes sent to and received from all peers so far, over all transports."""
+        """The payload bytes sent to and received from all peers so far, over all transports."""
         return self._actor.endpoint.payload_bytes
 
     @property
     def lost(self) -> dict[int, str]:
-        """The ranks that this one knows to be lost or to have left, and why. Who is not in it may
-        have died without anybody having noticed: `agree` and `shrink` have all agree on that."""
+        """The ranks that this rank knows to be lost or to have left, each with the reason.
+
+        Other ranks may have died without a sign so far. `agree` and `shrink` give all ranks the
+        same answer.
+        """
         return dict(self._context.lost())
 
     @property
     def revoked(self) -> bool:
-        """Whether a rank has revoked the group, as far as has been heard here."""
+        """Whether a rank has revoked the group, as far as this rank has heard."""
         return isinstance(self._context.ended, GroupRevokedError)
 
     @property
     def store(self) -> Store:
-        """The group's key-value store, kept by the coordinator."""
+        """The group's key-value store, which the coordinator keeps."""
         return self._actor.store
 
     def __repr__(self) -> str:
@@ -161,11 +170,11 @@ class Group(Operations):
 
     @started
     async def subgroup(self, ranks: Sequence[int], *, timeout: float | None = None) -> Group:
-        """The group of `ranks`, in that order; to be called by these ranks alone.
+        """Make a group of `ranks`, in that order. Only these ranks call this.
 
-        Independent of this group: it stays usable when this one is revoked or closed by others. As
-        with `split` and `dup`, all ranks have it or none: one that another rank has revoked in the
-        meantime is given as well, revoked.
+        The new group is independent: it stays usable if this one is revoked, or closed by other
+        ranks. Either all of the ranks get it or none, as with `split` and `dup`. If another rank
+        has revoked it meanwhile, you get it revoked.
 
         For example::
 
@@ -180,9 +189,9 @@ class Group(Operations):
     async def split(
         self, color: str | int | None, key: int | None = None, *, timeout: float | None = None
     ) -> Group | None:
-        """Groups of the ranks that gave the same `color`, ordered by (key, rank).
+        """Make a group of the ranks that give the same `color`, ordered by (key, rank).
 
-        To be called by all ranks. None as color: no group, the result is None.
+        All ranks call this. A rank that gives None as color gets no group, and None as the result.
 
         For example::
 
@@ -199,7 +208,7 @@ class Group(Operations):
 
     @started
     async def dup(self, *, timeout: float | None = None) -> Group:
-        """Another group of the same ranks, whose operations match apart from this one's.
+        """Make another group of the same ranks. Its operations do not match those of this group.
 
         For example::
 
@@ -225,11 +234,11 @@ class Group(Operations):
     # -- going on after a loss --------------------------------------------------------------------
 
     def revoke(self) -> None:
-        """End the group for all ranks: pending and later operations raise `GroupRevokedError`.
+        """End the group for all ranks. Pending and later operations raise `GroupRevokedError`.
 
-        Any one rank may call it; the word is passed on until all who live have heard it. Groups
-        made of this one go on, and so does this rank's membership: `agree`, `shrink` and
-        `rendezvous` are for revoked groups, too. Idempotent.
+        A single rank may call this. Ranks pass it on until all living ranks have heard it. Groups
+        made of this one go on, and this rank stays a member. You can still call `agree`, `shrink`
+        and `rendezvous`. A second call does nothing.
 
         For example::
 
@@ -241,13 +250,19 @@ class Group(Operations):
 
     @started
     async def agree(self, flag: bool = True, *, timeout: float | None = None) -> bool:
-        """The AND of `flag` over the ranks that are alive: the same on all, whoever dies meanwhile.
+        """Return the AND of `flag` over all living ranks. All get the same answer, even if some die
+        meanwhile.
 
-        To be called by all ranks, in the order of their other `agree`, `shrink` and `rendezvous`;
-        also of a group that lost ranks or was revoked. The coordinator decides once all ranks that
-        it has not ruled lost have called. A call that is cancelled votes False. If one runs out of
-        time, it fails on all that have not heard the outcome, with `CollectiveTimeoutError`.
-        While the coordinator is away it waits; `CoordinatorLostError` where that never comes back.
+        All ranks call this, in the same order as `shrink` and `rendezvous`. It works on groups that
+        lost ranks or were revoked, too. The coordinator decides when all ranks have called that it
+        has not ruled lost. A cancelled call votes False. While the coordinator is away, the call
+        waits.
+
+        Raises:
+            CollectiveTimeoutError: a rank ran out of time. All ranks that have not heard the answer
+                get this error.
+            CoordinatorLostError: the coordinator never comes back.
+            TypeError: `flag` is not a bool.
 
         For example::
 
@@ -266,11 +281,11 @@ class Group(Operations):
 
     @started
     async def shrink(self, *, timeout: float | None = None) -> Group:
-        """The group of the survivors, in the order of their ranks, in the next epoch.
+        """Make the group of the survivors, in the order of their ranks, in the next epoch.
 
-        To be called by all who live; the first call revokes this group. Fails as `agree` does; it
-        can then be called again. After a cancelled call that came too late to stop the others, the
-        next call gives the group that they have.
+        All living ranks call this. The first call revokes this group. It fails as `agree` does, and
+        can be called again then. If you cancel a call too late to stop the others, your next call
+        returns the group that they have.
 
         For example::
 
@@ -290,13 +305,14 @@ class Group(Operations):
         max_size: int | None = None,
         timeout: float | None = None,
     ) -> Group:
-        """The group of the survivors, in the order of their ranks, and of those who wait to join,
-        in the order of their arrival; in the next epoch.
+        """Make the group of the survivors and of the ranks that wait to join, in the next epoch.
 
-        As `shrink`, but for the group that `connect` gave alone. Takes in as many as wait, up to
-        `max_size` members; where that makes fewer than `min_size`, waits for more, and then until
-        nobody has joined for the group's `join_window`. Both are those of `connect` where not
-        given, and the same on all ranks. Survivors are never turned away.
+        Survivors come first, in the order of their ranks, and are never turned away. Joiners follow
+        in the order of their arrival, up to `max_size` members in all. If there are fewer than
+        `min_size`, the call waits for more, and then until no rank has joined for the group's
+        `join_window`. Both sizes default to those of `connect`, and must be the same on all ranks.
+
+        All living ranks call this, as `shrink`, but only on a group that `connect` gave.
 
         For example::
 
@@ -311,9 +327,11 @@ class Group(Operations):
         )
 
     async def views(self) -> AsyncIterator[View]:
-        """``async for view in group.views()``: who is alive, lost, or waits to join; at once, and
-        after every change, over all epochs, until this rank leaves. For the group that `connect`
-        gave alone. Changes that come faster than they are asked for are seen in one.
+        """Iterate over views of the members: ``async for view in group.views()``.
+
+        A view says which ranks live, are lost, or wait to join. The first one comes at once, the
+        next ones after each change, over all epochs, until this rank leaves. If changes come faster
+        than you ask, one view has several of them. Only for a group that `connect` gave.
 
         For example::
 
@@ -327,11 +345,11 @@ class Group(Operations):
             yield view
 
     def _gone_on(self, context: Context) -> Group:
-        context.records.unseen.update(self._unseen)  # the group that is closed is the newest
+        context.records.unseen.update(self._unseen)  # only the newest group is closed
         return Group(self._actor, context, name=self._name, line=self._line)
 
     def _newest(self) -> Group:
-        """What has become of this group by now."""
+        """Return the group that came from this one by now."""
         return self._line.newest
 
     def _seconds(self, timeout: float | None) -> float:
@@ -342,19 +360,27 @@ class Group(Operations):
 
     @typed(Signatures.empty)
     def empty(self, shape: int | Sequence[int], dtype: Any = None, *, like: Any = None) -> Any:
-        """A new array (zeros, at first) in memory that all ranks of this host can see.
+        """Make an array of zeros in memory that all ranks of this host can see.
 
-        `dtype` is a dtype of numpy or torch, and says which kind of array it is; or `like` is an
-        array whose kind and dtype it is to have. Collectives without a tag read such arrays, or
-        contiguous parts of them, where they lie: `all_reduce` in place, `reduce_scatter`, and what
-        `broadcast`, `all_gather`, `gather`, `scatter` and `all_to_all` move. For that all ranks
-        whose data others need give such arrays, and the group is on one host, with 64 ranks at
-        most. A message of over 64 KiB is read where it lies, too, and copied once: into the memory
-        of the receive. Everywhere else they are arrays like others, and so are those beyond 4,096
-        at a time. The memory lives as long as the array or a view of it.
+        Collectives without a tag read such an array, or a contiguous part of it, in its place, so
+        that nothing is copied to staging buffers. These are `all_reduce` in place,
+        `reduce_scatter`, and the data of `broadcast`, `all_gather`, `gather`, `scatter` and
+        `all_to_all`. All ranks whose data others need must give such arrays, and the group must be
+        on one host, with at most 64 ranks. A message of more than 64 KiB is also read in its place,
+        and copied once, into the memory of the receive.
 
-        Raises TypeError for a dtype that does not travel, ValueError for a negative shape, OSError
-        where the system has no memory to give.
+        Anywhere else it is an ordinary array. So is any array beyond 4,096 at a time. The memory
+        lives as long as the array or a view of it.
+
+        Args:
+            shape: an int, or a sequence of ints.
+            dtype: a dtype of numpy or torch, which decides the kind of array that you get.
+            like: an array whose kind and dtype the new one has, in place of `dtype`.
+
+        Raises:
+            TypeError: arrays of this dtype cannot be sent.
+            ValueError: a size in `shape` is negative.
+            OSError: the system has no memory left.
 
         For example::
 
@@ -367,11 +393,13 @@ class Group(Operations):
     async def expose(
         self, x: Array | Buffer | None = None, *, timeout: float | None = None
     ) -> Window:
-        """Let all ranks read and write the memory of `x`, a numpy array, a buffer or a tensor on
-        the CPU; None: nothing of this rank. A collective. See docs/windows.md for what holds.
+        """Let all ranks read and write the memory of `x`. A collective. docs/windows.md has the
+        rules.
 
-        Raises TypeError and ValueError for what cannot be written in place, on that rank; the
-        others then have CollectiveAbortedError.
+        `x` is a numpy array, a buffer, or a tensor on the CPU. None: this rank exposes nothing.
+
+        Raises TypeError or ValueError on this rank if `x` cannot be written in place. The other
+        ranks get CollectiveAbortedError then.
 
         For example::
 
@@ -386,7 +414,7 @@ class Group(Operations):
     # -- threads ----------------------------------------------------------------------------------
 
     def blocking(self) -> BlockingGroup:
-        """The operations of this group as ordinary calls, for other threads than the loop's.
+        """Return the operations of this group as ordinary calls, for threads other than the loop's.
 
         For example::
 
@@ -397,14 +425,14 @@ class Group(Operations):
     # -- the end ----------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Wait for what is pending, then leave the group. Idempotent.
+        """Wait for everything that is pending, then leave the group. A second call does nothing.
 
-        A rank that closes the group it got from `connect` closes with it, for itself, all groups
-        that were made of it. It leaves once all that it has sent is with those it is for, however
-        busy they are; ranks that are lost are not waited for.
+        If `connect` gave this group, all groups that this rank made of it close, too. This rank
+        leaves once all its data has reached the receivers, even if they are busy. It does not wait
+        for lost ranks.
 
-        Raises CollectiveTimeoutError, having left, if somebody had not taken all within the group's
-        `op_timeout`: `.missing` says who.
+        Raises CollectiveTimeoutError if ranks have not taken all data within the group's
+        `op_timeout`. `.missing` names them. This rank has left then.
 
         For example::
 
@@ -413,20 +441,20 @@ class Group(Operations):
         self._check_loop()
         unseen = self._all_unseen() if self._closing is None else []
         if self._closing is None:
-            # A task of its own, behind a shield: whoever is cancelled while it waits must not break
-            # off what others wait for, nor leave the group half closed.
+            # In a task of its own, behind a shield. If one caller is cancelled while it waits, the
+            # other callers still wait for the same close, and the group is not left half closed.
             self._closing = self._loop.create_task(self._close(), name="aiodist close")
         try:
             for works in unseen:
-                tell_unseen(works)  # before closing waits for them
-        finally:  # where warnings are errors
+                tell_unseen(works)  # now, because closing waits for them
+        finally:  # if warnings are errors
             await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         context = self._context
         if context.ended is None:
-            # Again and again, for what ends may begin something else: the program goes on
-            # meanwhile.
+            # In a loop, because the program goes on, and the end of one operation may begin another
+            # one.
             while pending := self._pending():
                 await asyncio.wait(pending)
             context.close(self._context.error(GroupClosedError, "the group was closed"))
@@ -437,20 +465,22 @@ class Group(Operations):
         return [work for context in self._contexts() for work in context.pending if not work.done()]
 
     def _contexts(self) -> list[Context]:
-        """Those that end with this group."""
+        """Return the contexts that end with this group."""
         is_root = self._context is self._actor.context
         return self._actor.contexts if is_root else [self._context]
 
     def _all_unseen(self) -> list[WeakSet[Work[Any]]]:
-        """The Works that have to be looked at before this group ends."""
+        """Return the Works that the program should look at before this group ends."""
         found = [context.records.unseen for context in self._contexts()]
         if self._context is self._actor.context:
             found.append(self.store._unseen)
         return found
 
     def abort(self, reason: str = "aborted") -> None:
-        """Leave at once: what is pending fails, here and on the other ranks, for which this rank is
-        lost, for that reason. The coordinator logs that as no crash. Idempotent.
+        """Leave at once. What is pending fails, on this rank and on the others.
+
+        The others see this rank as lost, with `reason`. The coordinator does not log a crash. A
+        second call does nothing.
 
         For example::
 

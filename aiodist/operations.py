@@ -1,7 +1,7 @@
-"""The operations of a group: every collective, and point to point.
+"""The operations of a group: all collectives, and point to point.
 
-`Group` is made of these and of what a group is besides: its members, its epochs, its end. Threads
-call the same operations by `aiodist.blocking`.
+`Group` adds the rest: members, epochs and the end. Threads call the same operations through
+`aiodist.blocking`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from aiodist.work import Work, both
 T = TypeVar("T")
 
 WATCHED = 61
-"""Of calls that are done before they return, the first of each kind and then one of so many is
-watched for a forgotten `await`, because each look at the caller's frame takes time. It is a prime,
-so that every line of a loop has its turn."""
+"""How many calls that are done before they return there are for each one that is watched for a
+forgotten `await`. The first of each kind is watched, too. Not all are watched, because each look at
+the caller's frame takes time. It is a prime, so that every line of a loop has its turn."""
 
 STACK_TO_ABORT = 100
-"""Levels of the stack that a call gets on top of the recursion limit, to end its group."""
+"""How many levels of the stack a call gets beyond the recursion limit, to abort its group."""
 
 
 class Operations(ABC):
@@ -49,7 +49,7 @@ class Operations(ABC):
 
     @property
     def closed(self) -> bool:
-        """Whether the group has ended here."""
+        """Whether the group has ended on this rank."""
         return self._context.ended is not None
 
     @property
@@ -69,15 +69,23 @@ class Operations(ABC):
         tag: Tag = None,
         timeout: float | None = None,
     ) -> Work[Any]:
-        """Reduce `x` of all ranks; every rank gets the result.
+        """Reduce `x` of all ranks, element by element. Every rank gets the result.
 
-        `x` is an array, a scalar, or a flat list of arrays that are reduced together; dtypes and
-        shapes are the same on all ranks. The result is in `x`, or in `out` where given.
+        Args:
+            x: an array, a number, or a flat list of arrays that are reduced together. All ranks
+                need the same dtypes and shapes.
+            op: a `ReduceOp`, or a function of two arrays.
+            out: the place for the result, with the form, dtypes and shapes of `x`. None: the result
+                replaces `x`. A number is returned instead.
+            codec: sends arrays of float32, float16 or bfloat16 in fewer bytes between hosts, for
+                SUM and AVG (`aiodist.codecs`). Nothing is lost within a host, and all ranks get the
+                same bits. A codec with error feedback needs a `tag`, because what one call loses is
+                added to the next call of that tag. Await each such call before the next one.
 
-        `codec`: sends arrays of float32, float16 or bfloat16 between hosts in fewer bytes, for SUM
-        and AVG (`aiodist.codecs`). Within a host nothing is lost. All ranks get the same bits. A
-        codec with error feedback needs a `tag`, because what one call loses is added to the next
-        call of that tag; await a call before the next one.
+        Raises:
+            TypeError: the operator has no meaning for the dtype, such as AVG for integer arrays;
+                `x` is neither array nor number; or `out` has another dtype.
+            ValueError: `out` has another shape, or arrays of the result share memory.
 
         For example::
 
@@ -92,7 +100,7 @@ class Operations(ABC):
         context = self._context
         express = context.express if tag is None else context.post_express
         if out is None and express is not None:
-            # Not None: the group has not ended.
+            # There is an express way, so the group has not ended.
             seconds = context.op_timeout if timeout is None else timeout
             if timeout is None or timeouts.is_timeout(timeout):
                 tag = tag if tag is None else as_tag(tag)
@@ -119,8 +127,11 @@ class Operations(ABC):
         timeout: float | None = None,
         **unknown: Any,
     ) -> Work[Any]:
-        """Reduce `x` of all ranks at `dst` (in `x`, or in `out`); None elsewhere, where `x` is
-        never altered.
+        """Reduce `x` of all ranks, element by element. Rank `dst` gets the result, the others None.
+
+        At `dst` the result replaces `x`, or goes to `out`. On other ranks `x` is never changed.
+
+        Raises as `all_reduce` does, and ValueError for an `out` on another rank than `dst`.
 
         For example::
 
@@ -140,9 +151,11 @@ class Operations(ABC):
         timeout: float | None = None,
         **unknown: Any,
     ) -> Work[Any]:
-        """The value `x` of rank `src`, on every rank. Elsewhere an `x` given (an array, or a tree
-        of arrays) receives it in place, and asserts dtype and shape: where it does not fit on one
-        rank, it is a `MismatchError` on all, and no array is written.
+        """Give every rank the value `x` of rank `src`.
+
+        On other ranks, `x` may be an array or a tree of arrays that receives the value in place. It
+        must have the dtypes and shapes of the value. If it does not fit on one rank, all ranks get
+        a `MismatchError`, and no array is written. If `x` is None, the Work returns a new value.
 
         For example::
 
@@ -156,12 +169,14 @@ class Operations(ABC):
     def all_gather(
         self, x: Any, *, out: Any = None, tag: Tag = None, timeout: float | None = None
     ) -> Work[Any]:
-        """The list of all ranks' `x`, on every rank; shapes and kinds may differ.
+        """Give every rank the list of all ranks' `x`. Types and shapes may differ between ranks.
 
-        `out`: a list of arrays, one a rank, or one array for all of them, one after the other along
-        its first dimension. Where it does not fit on one rank, it is a `MismatchError` on all. `x`
-        may lie anywhere in it, in its own place without a copy. Arrays of the list that share
-        memory are a ValueError.
+        `out` receives the values in place. It is a list with an array for each rank, or one array
+        in which the values follow each other along the first dimension. If it does not fit on one
+        rank, all ranks get a `MismatchError`. `x` may be a part of `out`. If it is in its own place
+        there, it is not copied.
+
+        Raises ValueError if arrays of `out` share memory.
 
         For example::
 
@@ -180,7 +195,9 @@ class Operations(ABC):
         timeout: float | None = None,
         **unknown: Any,
     ) -> Work[Any]:
-        """The list of all ranks' `x` at `dst`; None elsewhere. `out` as for `all_gather`.
+        """Give rank `dst` the list of all ranks' `x`. The others get None.
+
+        `out` is as in `all_gather`, at `dst` only: another rank raises ValueError.
 
         For example::
 
@@ -202,9 +219,12 @@ class Operations(ABC):
         timeout: float | None = None,
         **unknown: Any,
     ) -> Work[Any]:
-        """``xs[rank]`` of rank `src`; `xs` is a list of one value a rank there, None elsewhere.
+        """Give each rank its item of a list of rank `src`: ``xs[rank]``.
 
-        Where `out` does not fit on one rank, it is a `MismatchError` on all. It may lie in `xs`.
+        At `src`, `xs` is a list with one value for each rank. On other ranks it is None.
+
+        `out` receives the value in place, and may be a part of `xs`. If it does not fit on one
+        rank, all ranks get a `MismatchError`.
 
         For example::
 
@@ -225,10 +245,13 @@ class Operations(ABC):
         tag: Tag = None,
         timeout: float | None = None,
     ) -> Work[Any]:
-        """The reduction of slot `rank` over all ranks.
+        """Reduce slot by slot over all ranks. Each rank gets the result of its own slot.
 
-        `xs` is a list of one array (or scalar) a rank, or one array that is split along its first
-        dimension as `numpy.array_split` does. Never in place.
+        `xs` is a list with an array or a number for each rank, or one array that is split along its
+        first dimension, as `numpy.array_split` does. It is never changed. The result is a new array
+        or number, or goes to `out`.
+
+        Raises as `all_reduce` does.
 
         For example::
 
@@ -243,9 +266,10 @@ class Operations(ABC):
     def all_to_all(
         self, xs: Any, *, out: Any = None, tag: Tag = None, timeout: float | None = None
     ) -> Work[Any]:
-        """``[xs of rank 0 [rank], xs of rank 1 [rank], …]``; shapes and kinds may differ.
+        """Send ``xs[i]`` to each rank i. Every rank gets the list of what was sent to it, by rank.
 
-        `out` as for `all_gather`; it may be `xs`.
+        `xs` is a list with one value for each rank. Types and shapes may differ. `out` is as in
+        `all_gather`, and may be `xs`.
 
         For example::
 
@@ -255,19 +279,25 @@ class Operations(ABC):
         return self._start("all_to_all", tag, timeout, values.all_to_all, xs, out)
 
     def reshard(self, x: Any, out: T, *, tag: Tag = None, timeout: float | None = None) -> Work[T]:
-        """Bring arrays that lie in parts on some ranks to where other parts of them are wanted:
-        the result is `out`, filled.
+        """Move parts of arrays from the ranks that hold them to the ranks that want other parts of
+        them.
 
-        `x` is what this rank holds, `out` what it wants: a tree of dicts, lists and tuples whose
-        leaves are `aiodist.Shard`, DTensors, or arrays, which are the whole of themselves. What
-        has the same place in both trees is the same array. A rank that holds nothing gives None
-        for `x`, one that wants nothing None for `out`. Where several ranks hold the same part they
-        share the sending. Every byte that a rank wants and does not hold comes once, and no other.
+        `x` is what this rank holds, or None. `out` is what it wants, or None. The result is `out`,
+        filled. Both are trees of dicts, lists and tuples. A leaf is an `aiodist.Shard`, a DTensor,
+        or an array, which is the whole of itself. Leaves with the same place in both trees belong
+        to the same array.
 
-        All ranks that hold or want an array agree on its dtype and on the shape of the whole, and
-        what is wanted is held by somebody: otherwise it is a `MismatchError` on all, and nothing is
-        written. For arrays of the host. Raises TypeError for other leaves, and arrays on devices;
-        ValueError for an `out` in the memory of `x`.
+        Each byte that a rank wants and does not hold comes once, and no other byte comes. If
+        several ranks hold the same part, they share the sending.
+
+        All ranks must agree on the dtype and the whole shape of each array, and every part that a
+        rank wants must be held by a rank. Otherwise all ranks get a `MismatchError`, and nothing is
+        written.
+
+        Raises:
+            TypeError: a leaf is of another type, or is on a device. Only arrays of the host can be
+                moved.
+            ValueError: `out` shares memory with `x`.
 
         For example::
 
@@ -288,7 +318,10 @@ class Operations(ABC):
         tag: Tag = None,
         timeout: float | None = None,
     ) -> Work[Any]:
-        """The reduction of `x` of ranks 0 to `rank`, in `x` or in `out`.
+        """Reduce `x` of ranks 0 to `rank`, element by element. The result replaces `x`, or goes to
+        `out`.
+
+        Raises as `all_reduce` does. AVG is a TypeError: use SUM, and divide.
 
         For example::
 
@@ -306,8 +339,9 @@ class Operations(ABC):
         tag: Tag = None,
         timeout: float | None = None,
     ) -> Work[Any]:
-        """The reduction of `x` of ranks 0 to `rank` - 1, in `x` or in `out`. At rank 0, where that
-        is the reduction of nothing, the elements of `x` as they are.
+        """Reduce `x` of ranks 0 to `rank` - 1. The result replaces `x`, or goes to `out`.
+
+        Rank 0 has no rank before it, so its result is `x` unchanged. Raises as `scan` does.
 
         For example::
 
@@ -316,7 +350,7 @@ class Operations(ABC):
         return self._start("exscan", tag, timeout, device_reductions.exscan, x, op, out)
 
     def barrier(self, *, tag: Tag = None, timeout: float | None = None) -> Work[None]:
-        """Nothing but the meeting: done once all ranks have called it.
+        """Wait until all ranks have called this.
 
         For example::
 
@@ -328,20 +362,25 @@ class Operations(ABC):
     def share(
         self, x: Any = None, src: int = 0, *, tag: Tag = None, timeout: float | None = None
     ) -> Work[Any]:
-        """Let all ranks use the same memory: that of `x` of rank `src`, a CUDA tensor, a numpy
-        array or a tensor of the host, or a tree of such. A collective; elsewhere `x` is None.
+        """Let all ranks use the same memory: that of `x` of rank `src`. A collective.
 
-        CUDA tensors have to be contiguous, and stay where they are: `src` gets `x` back. Arrays of
-        the host are copied, once, into memory that all ranks map: the result is that of all, also
-        at `src`, and `x` is left alone. Whoever writes to the result writes to the one copy that
-        there is, and sees to the order himself.
+        `x` is a CUDA tensor, a numpy array, a tensor of the host, or a tree of these. On other
+        ranks it is None. Numbers and strings in a tree are copied, as in `broadcast`.
 
-        The memory is there until the last view of it is gone, even if `src` drops its own or leaves
-        the group. Numbers and strings in a tree travel as in `broadcast`. The Work fails with
-        OSError on all ranks where not all can map it: those of another host cannot.
+        * **CUDA tensors** must be contiguous. They stay in their place, and `src` gets `x` back.
+        * **Arrays of the host** are copied once, into memory that all ranks map. All ranks get an
+          array in that memory, `src` too. `x` is left alone.
 
-        Raises TypeError for what holds no array, or arrays of the host and of a device, ValueError
-        for CUDA tensors that are not contiguous.
+        A write to the result changes the memory of all ranks, so the ranks have to agree on when to
+        write. The memory exists until the last view of it is gone, even if `src` drops its own view
+        or leaves the group.
+
+        The Work fails with OSError on all ranks if a rank cannot map the memory, for example
+        because it is on another host.
+
+        Raises:
+            TypeError: `x` has no array, or has arrays of the host and of a device.
+            ValueError: a CUDA tensor is not contiguous, or a rank other than `src` gives `x`.
 
         For example::
 
@@ -354,10 +393,10 @@ class Operations(ABC):
     def send(
         self, x: Any, dst: int, *, tag: str | int = 0, timeout: float | None = None
     ) -> Work[None]:
-        """Send `x` to rank `dst`. Done when the memory of `x` may be used again.
+        """Send `x` to rank `dst`. The Work is done when you may change the memory of `x`.
 
-        Messages of one rank and tag do not overtake each other. Where the receiver does not keep
-        up, sends stay pending: nobody's memory grows without bound.
+        Messages of one sender and tag keep their order. If the receiver does not keep up, sends
+        stay pending, so that the memory of neither side grows without bound.
 
         For example::
 
@@ -386,8 +425,10 @@ class Operations(ABC):
     def ssend(
         self, x: Any, dst: int, *, tag: str | int = 0, timeout: float | None = None
     ) -> Work[None]:
-        """`send` that is synchronous: done when a receive of `dst` has taken the message, and the
-        memory of `x` may be used again. In the line of its tag with all other sends.
+        """Send `x` to rank `dst`, and wait until a receive of `dst` has taken it.
+
+        The Work is done then, and you may change the memory of `x`. Messages of `send` and `ssend`
+        with one tag keep their order.
 
         For example::
 
@@ -414,19 +455,27 @@ class Operations(ABC):
         partial: bool = False,
         timeout: float | None = None,
     ) -> Work[Any]:
-        """The next message of rank `src` with `tag` (or any). `src` may be a list of ranks, or any:
-        then the ranks that have sent something take turns.
+        """Receive the next message of rank `src` with `tag`.
 
-        `out` (an array, or a tree of arrays) receives it in place and asserts dtype and shape: a
-        message that does not fit raises here and stays queued. With `partial`, `out` is one array
-        that may be longer, in its first dimension, than the message: the result is the part of it
-        that was written, ``out[:n]``, and the rest is left as it is. The Work's `source` and `tag`
-        are those of the message. No deadline but `timeout`. Cancelling loses no message.
+        When the Work is done, its `source` and `tag` are those of the message. There is no deadline
+        unless you give a `timeout`. A cancelled receive loses no message.
 
-        Raises PeerLostError once nothing can come of `src` any more. From a list or any: as soon as
-        one of these ranks is lost, because it may have had something to send (`acknowledge_lost`
-        goes on without it); and once none of them is left that could send.
-        Raises MemoryError if there is no memory for the message, which stays queued.
+        Args:
+            src: a rank, a list of ranks, or any rank. Ranks that have sent something take turns.
+            tag: the tag of the message, or any tag.
+            out: an array or a tree of arrays that receives the value in place. It must have the
+                dtypes and shapes of the message.
+            partial: `out` is one array that may be longer than the message in its first dimension.
+                The result is the part that was written, ``out[:n]``. The rest of `out` does not
+                change.
+            timeout: seconds until the receive fails.
+
+        Raises:
+            MismatchError: the message does not fit `out`. It stays queued.
+            MemoryError: there is no memory for the message. It stays queued.
+            PeerLostError: no message can come from `src` any more. For several ranks, that is as
+                soon as one of them is lost, because it may have had something to send, or when none
+                of them is left. Call `acknowledge_lost` to go on without the lost ranks.
 
         For example::
 
@@ -453,8 +502,8 @@ class Operations(ABC):
         work = self._context.p2p.recv(src=src, tag=tag, out=out, partial=partial)
         missing = (source,) if isinstance(source, int) else ()
         context = self._context
-        # Do not poll where this call has done so in vain, or where several receives wait: the one
-        # before has polled already.
+        # Do not poll if this call has done so in vain. If several receives wait, an earlier one has
+        # polled.
         if not (work.done() or context.p2p_express.in_vain or context.p2p.has_several):
             context.inline(work, source if isinstance(source, tuple) else missing)
         return self._deadline(work, timeout, math.inf, missing)
@@ -475,9 +524,11 @@ class Operations(ABC):
         out: Any = None,
         timeout: float | None = None,
     ) -> Work[Any]:
-        """Send `x` to `dst` with `tag`, and receive from `src` with `recv_tag` (None: with `tag`,
-        too), at once. The result is what was received. `out` may be memory of `x`, or share some
-        with it: what is sent is what was there when this was called.
+        """Send `x` to `dst`, and receive from `src` at the same time. The result is what was
+        received.
+
+        The message to `dst` has `tag`. The receive takes `recv_tag`, or `tag` if that is None.
+        `out` may share memory with `x`: the values that `x` has at the call are sent.
 
         For example::
 
@@ -492,7 +543,7 @@ class Operations(ABC):
         try:
             sending = self._context.p2p_express.send(x, dst, tag)
             if sending is None:
-                # Then it is read until it has left, while what comes is written.
+                # Links read `x` until it has left, and the receive may write there meanwhile.
                 aside = out is not None and places.meet(x, out)
                 sending = self._send(x, dst, tag, timeout, aside=aside)
         except RecursionError as error:
@@ -512,8 +563,10 @@ class Operations(ABC):
         tag: str | int | AnyTag = ANY_TAG,
         timeout: float | None = None,
     ) -> Work[Envelope]:
-        """Wait for a message without taking it: its `Envelope(source, tag, nbytes)`, which has the
-        `dtype` and `shape` of a message that is an array.
+        """Wait for a message without taking it.
+
+        The result is its `Envelope(source, tag, nbytes)`. If the message is an array, the envelope
+        has its `dtype` and `shape`, too.
 
         For example::
 
@@ -531,7 +584,7 @@ class Operations(ABC):
     def iprobe(
         self, *, src: Src = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG
     ) -> Envelope | None:
-        """The envelope of a message that is there, or None.
+        """Return the envelope of a message that has arrived, or None, without taking it.
 
         For example::
 
@@ -542,11 +595,12 @@ class Operations(ABC):
         return self._context.p2p.iprobe(src=src, tag=tag)
 
     def acknowledge_lost(self) -> tuple[int, ...]:
-        """The ranks that are lost. From now on receives from a list of ranks or from any go on with
-        those that live, until another rank is lost.
+        """Go on without the ranks that are lost, and return them.
 
-        After a loss they fail until this is called, because what the lost rank would have sent is
-        missing. (MPI's ULFM calls it `failure_ack`.) Concerns this rank and this group alone.
+        After a loss, receives from several ranks or any rank fail, because what the lost rank would
+        have sent is missing. After this call they take messages of the living ranks, until another
+        rank is lost. The call affects only this rank and this group. (MPI's ULFM calls it
+        `failure_ack`.)
 
         For example::
 
@@ -562,10 +616,11 @@ class Operations(ABC):
     async def messages(
         self, *, tag: str | int | AnyTag = ANY_TAG, src: Src = ANY_SOURCE
     ) -> AsyncIterator[tuple[Any, int, str | int]]:
-        """``async for value, source, tag in group.messages(tag=…)``: messages as they arrive.
+        """Iterate over messages as they arrive: ``async for value, source, tag in
+        group.messages(tag=…)``.
 
-        Ends when the group is closed here; fails when a rank that could send is lost, or none is
-        left. After `acknowledge_lost`, call it again to go on.
+        The loop ends when the group is closed on this rank. It raises PeerLostError if a rank that
+        could send is lost, or none is left. After `acknowledge_lost`, call this again to go on.
 
         For example::
 
@@ -575,7 +630,7 @@ class Operations(ABC):
                     break
         """
         while True:
-            # The group may be closed while this waits, and while a message is worked on.
+            # The group may close while this waits, or while the program handles a message.
             try:
                 work = self.recv(src=src, tag=tag)
                 value = await work
@@ -594,8 +649,8 @@ class Operations(ABC):
     def _check_loop(self) -> None:
         if asyncio._get_running_loop() is not self._loop:
             raise RuntimeError(
-                f"{self!r} belongs to the event loop that made it; each asyncio.run makes another "
-                "one. From other threads use group.blocking()"
+                f"{self!r} belongs to the event loop that made it; each asyncio.run makes a new "
+                "one: make the group in this loop. In other threads, use group.blocking()"
             )
 
     def _start(
@@ -606,8 +661,10 @@ class Operations(ABC):
         make: Callable[..., base.Call],
         *args: Any,
     ) -> Work[Any]:
-        """Start the collective ``make(context, *args)``. If that raises, the collective uses up its
-        number all the same, and the others hear why."""
+        """Start the collective ``make(context, *args)``.
+
+        If that raises, the collective still uses up its number, and the other ranks hear why.
+        """
         self._enter()
         context = self._context
         if tag is None:
@@ -633,7 +690,7 @@ class Operations(ABC):
             except BaseException as error:
                 context.calls.forgo(op, tag, error)
                 raise
-            # Unless the group has ended meanwhile, by what the values of the user have called.
+            # Encoding the user's values may run their code, which may have ended the group.
             if express is not None and not self.closed:
                 work = express.begin(call, args, seconds, tag)
                 if work is not None:
@@ -652,9 +709,12 @@ class Operations(ABC):
             raise
 
     def _overflowed(self, error: RecursionError) -> None:
-        """A call has run out of stack. What it has begun, here and at other ranks of this loop, is
-        not known, and might wait for ever: so the group is aborted with the next turn of the loop,
-        and all others hear why. A call that was refused for its arguments has begun nothing."""
+        """Abort the group in the next turn of the loop, because a call has run out of stack.
+
+        It is not known what the call has begun, on this rank and on others in this loop, so ranks
+        might wait for ever. The others hear why. A call whose arguments were refused has begun
+        nothing.
+        """
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(limit + STACK_TO_ABORT)
         try:
@@ -668,17 +728,21 @@ class Operations(ABC):
         """See `Group.abort`."""
 
     def _refused(self, op: str, tag: Tag, unknown: dict[str, Any], **instead: str) -> TypeError:
-        """The error of a collective with arguments that it does not have: see `unexpected`. As for
-        other arguments that make no sense, it uses up its number, and the others hear why."""
+        """Return the error of a collective that got unknown arguments: see `unexpected`.
+
+        The collective uses up its number, and the other ranks hear why, as for other bad arguments.
+        """
         self._enter()
         error = unexpected(op, unknown, **instead)
         self._context.calls.forgo(op, None if tag is None else as_tag(tag), error)
         return error
 
     def _forgo(self, error: BaseException, tag: Tag = None) -> None:
-        """A collective was not called, for want of arguments that make sense, as `error` says: it
-        uses up its number here, unless a method of this class raised that, and has seen to it. For
-        who calls collectives for others."""
+        """Use up the number of a collective that was not called, because its arguments are bad.
+
+        `error` says what was wrong. If a method of this class raised it, the number is used up
+        already. For code that calls collectives for others.
+        """
         self._check_loop()
         if not (self.closed or failures.is_forgone(error)):
             self._context.calls.forgo("collective", tag, error)
@@ -688,22 +752,25 @@ class Operations(ABC):
     ) -> Work[Any]:
         context = self._context
         work = deadlines.arm_message(context, context.p2p, work, timeout, default, missing)
-        # A send needs nobody to look at it: what it sends arrives, or its failure is reported.
+        # The program need not look at a send: its message arrives, or its failure is reported.
         return work if work.op in ("send", "ssend") else work.for_user(context.records.unseen)
 
 
 def send_steady(
     group: Operations, x: Any, dst: int, *, tag: str | int, timeout: float | None = None
 ) -> Work[None]:
-    """`group.send` of memory that is never written again as long as anybody refers to it, as that
-    of a version of weights: what may have to be sent again need not be copied then. The Work is
-    done when all has left. For the library itself: nobody can see whether a user keeps to it."""
+    """Send memory that is never written again while there is a reference to it.
+
+    A link that may have to send it again need not copy it then. The Work is done when everything
+    has left. This is for the library itself, which sends versions of weights like this, because
+    nothing can check whether a user keeps that promise.
+    """
     return group._send(x, dst, tag, timeout, steady=True)
 
 
 def _check_partial(out: Any) -> None:
     if not getattr(out, "shape", ()):
         raise TypeError(
-            "partial=True takes less than a whole out=: give a numpy array or tensor with at least "
+            "partial=True may fill only a part of out=: give a numpy array or tensor with at least "
             f"one dimension, not {'none' if out is None else f'a {type(out).__name__}'}"
         )

@@ -25,7 +25,7 @@ _OWN = f"{Path(__file__).parent}/"
 
 
 class Record(Protocol):
-    """What is noted of an operation, see `aiodist.recorder`."""
+    """The record of an operation, see `aiodist.recorder`."""
 
     plans: tuple[str, ...]
 
@@ -37,24 +37,24 @@ class Record(Protocol):
 class Work(asyncio.Future[T], Generic[T]):
     """An operation that has started: an `asyncio.Future` of its result.
 
-    Await it (repeatedly, from several tasks), or use it in `asyncio.gather`, `wait`, `wait_for`,
-    `as_completed`, `timeout`. Cancelling it withdraws the operation: the other ranks are told, and
-    once `cancel()` has returned the buffers given to the operation are not touched any more.
+    You can await it, repeatedly and from several tasks, or use it in `asyncio.gather`, `wait`,
+    `wait_for`, `as_completed` and `timeout`. If you cancel it, the operation is withdrawn, and the
+    other ranks hear of it. Once `cancel()` has returned, aiodist does not touch the buffers of the
+    operation any more.
 
-    If the program never looks at the Work of a collective, a receive or a call of the store, it
-    gets a `RuntimeWarning` with the line of the call: when the Work is dropped, and at the latest
-    when the group closes.
-    To look is to await it, add a callback, or call `result`, `exception` or `cancel`. A program
-    that leaves a group by an exception is not warned. Of calls that are
-    done before they return, the first of each kind and then one of 61 is watched, so the warning
-    may come some dozens of calls later.
+    If your program never looks at the Work of a collective, a receive or a call of the store, it
+    gets a `RuntimeWarning` with the line of the call. The warning comes when the Work is dropped,
+    or at the latest when the group closes. To look is to await it, add a callback, or call
+    `result`, `exception` or `cancel`. A program that leaves a group by an exception is not warned.
+    Of calls that are done before they return, aiodist watches the first of each kind, and then one
+    of 61, because watching takes time.
 
     Attributes:
         op: name of the operation, "all_reduce".
         tag: its tag; of a completed receive, that of the message.
         seq: its number within the tag (None for point to point).
-        nbytes: bytes of the value as far as known when it started; of a completed receive, those
-            of the message.
+        nbytes: bytes of the value as far as known when it started; of a completed receive, those of
+            the message.
         source: the rank a completed receive came from, else None.
 
     For example::
@@ -64,7 +64,7 @@ class Work(asyncio.Future[T], Generic[T]):
         print(work.op, work.elapsed, work.result())
     """
 
-    # Slots, and no `__init__`: that makes one in 0.25 instead of 0.65 microseconds.
+    # Slots and no `__init__`, because so a Work takes 0.25 instead of 0.65 microseconds to make.
     __slots__ = (
         "_ended", "_made_at", "_on_cancel", "_started", "nbytes", "op", "record", "seq", "source",
         "tag", "trace",
@@ -78,12 +78,12 @@ class Work(asyncio.Future[T], Generic[T]):
     trace: Trace | None
     """The hook that hears of this operation. For the engine."""
     record: Record | None
-    """Told when it ends. For the engine."""
+    """Hears of its end. For the engine."""
     _on_cancel: Callable[[Work[Any]], None] | None
     _started: float
     _ended: float | None
     _made_at: tuple[CodeType, int]
-    """Code and line of the call, where its Work is the user's to look at, and is watched."""
+    """The code and line of the call, if the user should look at this Work and it is watched."""
 
     @classmethod
     def begin(
@@ -95,7 +95,7 @@ class Work(asyncio.Future[T], Generic[T]):
         nbytes: int = 0,
         on_cancel: Callable[[Work[Any]], None] | None = None,
     ) -> Work[T]:
-        """One that starts now. For the engine."""
+        """Make a Work that starts now. For the engine."""
         work = cls(loop=loop)
         work.op = op
         work.tag = tag
@@ -109,18 +109,18 @@ class Work(asyncio.Future[T], Generic[T]):
 
     @property
     def elapsed(self) -> float:
-        """Seconds from the call to the completion, or to now while pending."""
+        """The seconds from the call to the end, or until now if it is pending."""
         ended = self._ended if self._ended is not None else self.get_loop().time()
         return ended - self._started
 
     @property
     def error(self) -> BaseException | None:
-        """What it failed with, if it did. Unlike `exception()`, this leaves its report to whoever
-        awaits it. For the engine."""
+        """The exception of a failed operation, or None. Unlike after `exception()`, asyncio still
+        reports an error that the program never retrieves. For the engine."""
         return self._exception
 
     def finish(self, result: T, ended: float | None = None) -> None:
-        """Complete with `result`; no effect when done. `ended`: when it was, if not now. For the
+        """Complete with `result`, unless the Work is done. `ended`: the time, if not now. For the
         engine."""
         if not self.done():
             if self.trace is not None:
@@ -132,8 +132,8 @@ class Work(asyncio.Future[T], Generic[T]):
             self.set_result(result)
 
     def finish_within_call(self, result: T, ended: float) -> None:
-        """What `finish` does, of an operation that has never waited and was done at `ended`, by the
-        clock of its loop. For the engine."""
+        """Do what `finish` does for an operation that never waited, and was done at the time
+        `ended` of the loop. For the engine."""
         if not self.done():
             if self.trace is not None:
                 self.trace("before_complete", self, result)
@@ -141,10 +141,13 @@ class Work(asyncio.Future[T], Generic[T]):
             self.set_result(result)
 
     def for_user(self, unseen: WeakSet[Work[Any]]) -> Work[T]:
-        """This Work, which a call of the program is about to return: the line of the call is kept,
-        in case the program never looks at it. `unseen`: those of the group, see `tell_unseen`. For
-        the engine."""
-        # One that has gone on in another way meanwhile keeps the line of its call.
+        """Keep the line of the call, in case the program never looks at this Work, and return the
+        Work.
+
+        The call is about to return it. `unseen`: the watched Works of the group, see `tell_unseen`.
+        For the engine.
+        """
+        # A Work that goes on in another way keeps the line of its call.
         if type(self) is Work and not hasattr(self, "_made_at"):
             frame: FrameType | None = sys._getframe(1)
             while frame is not None and frame.f_code.co_filename.startswith(_OWN):
@@ -156,7 +159,7 @@ class Work(asyncio.Future[T], Generic[T]):
         return self
 
     def fail(self, error: BaseException) -> None:
-        """Complete with `error`; no effect when done. For the engine."""
+        """Complete with `error`, unless the Work is done. For the engine."""
         if not self.done():
             if isinstance(error, StopIteration):  # futures cannot raise it
                 error = RuntimeError(f"StopIteration({error.value!r}) was raised")
@@ -165,16 +168,16 @@ class Work(asyncio.Future[T], Generic[T]):
             self._end("failed", error)
             self.set_exception(error)
             if self.op == "send" and isinstance(error, (PeerLostError, GroupRevokedError)):
-                # A program need not look at a send, and hears in other ways that a rank is gone.
+                # A program need not look at a send, because it hears of a lost rank in other ways.
                 self.exception()
             cast(Any, self).__class__ = _Failed
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Withdraw the operation. False when it was done already."""
+        """Withdraw the operation. Return False if it was done already."""
         if self.done():
             return False
         if self._on_cancel is not None:
-            # The engine lets go of the buffers and tells the others before anyone learns of it.
+            # First, the engine releases the buffers and tells the other ranks.
             self._on_cancel(self)
         if self.trace is not None:
             self.trace("cancelled", self, None)
@@ -184,7 +187,7 @@ class Work(asyncio.Future[T], Generic[T]):
     async def wait(self, timeout: float | None = None) -> T:
         """Wait at most `timeout` seconds for the result, without cancelling the operation.
 
-        Raises TimeoutError when it is still pending then.
+        Raises TimeoutError if the operation is still pending then.
 
         For example::
 
@@ -201,10 +204,11 @@ class Work(asyncio.Future[T], Generic[T]):
             return await asyncio.shield(self)
 
     def synchronize(self) -> None:
-        """Block until the result is ready on its device, as that of a torch Work.
+        """Block until the result is ready on its device, as a torch Work does.
 
-        A Work on devices is done when the device is, so after ``await work`` there is nothing to
-        wait for. Raises RuntimeError while it is pending: it goes on only while the loop turns.
+        A Work on devices is done when the device is, so there is nothing to wait for after ``await
+        work``. Raises RuntimeError while the Work is pending, because it goes on only while the
+        loop turns.
         """
         if not self.done():
             raise RuntimeError(f"{self!r} is pending: await it before you synchronize")
@@ -247,16 +251,17 @@ class _Unwatched(Work[T]):
         self._ended_unseen()
 
     def _ended_unseen(self) -> None:
-        if type(self) is _Unwatched:  # no hook that traces has looked
+        if type(self) is _Unwatched:  # unless a trace hook has looked
             cast(Any, self).__class__ = _Unseen
 
 
 class _Unseen(Work[T]):
-    """A Work that was done while nobody waited for it. Who looks at it makes an ordinary one of it
-    again; if it is dropped before that, an ``await`` was forgotten."""
+    """A Work that was done before the program looked at it.
 
-    # Another class, so that a Work that somebody waits for costs no more for this: neither when it
-    # is awaited nor when it goes.
+    A look makes it an ordinary one. If it is dropped before that, the program forgot an ``await``.
+    """
+
+    # A class of its own, so that ordinary Works pay nothing for this.
     __slots__ = ()
 
     def _seen(self) -> Work[T]:
@@ -281,20 +286,20 @@ class _Unseen(Work[T]):
         self._seen().add_done_callback(fn, **options)
 
     def __del__(self) -> None:
-        _warn(self, "was dropped before anybody")
+        _warn(self, "was dropped before the program")
 
 
 def tell_unseen(works: WeakSet[Work[Any]]) -> None:
-    """Warn of those of `works` at which the program has not looked: their group closes."""
+    """Warn of those of `works` at which the program has not looked, because their group closes."""
     for work in list(works):
         if type(work) in (_Unwatched, _Unseen):
             state = "pending" if type(work) is _Unwatched else "done"
             see((work,))
-            _warn(work, f"is {state} while the group closes, and nobody has")
+            _warn(work, f"is {state} while the group closes, and the program has not")
 
 
 def see(works: Iterable[Work[Any]]) -> None:
-    """The program was told of `works`, or is not to be."""
+    """Make ordinary ones of `works`: the program was told of them, or should not be."""
     for work in works:
         if type(work) in (_Unwatched, _Unseen):
             cast(Any, work).__class__ = Work
@@ -305,20 +310,24 @@ def _warn(work: Work[Any], what: str) -> None:
     file = code.co_filename
     text = f"the Work of {work.op} {what} looked at it: await it, or keep it and look at its result"
     loop = work.get_loop()
-    if is_virtual(loop):  # a simulation fails on it
+    if is_virtual(loop):  # so that the simulation fails
         loop.call_exception_handler({"message": f"{file}:{line}: {text}"})
-    # By its line, as of a coroutine that was never awaited; so each line is told once.
+    # With its line, as for a coroutine that was never awaited. So the warning comes once for each
+    # line.
     warnings.warn_explicit(text, RuntimeWarning, file, line, registry=_told.setdefault(file, {}))
 
 
 class _Failed(Work[T]):
-    """A Work that has failed. To await it gives the loop a turn, so that a program that catches the
-    error of each call and calls again does not keep all other tasks from running."""
+    """A Work that has failed.
+
+    Awaiting it gives the loop a turn. Otherwise a program that catches the error of each call and
+    calls again would keep all other tasks from running.
+    """
 
     __slots__ = ()
 
     def __await__(self) -> Generator[Any, None, T]:
-        self.exception()  # seen, even if the task is cancelled meanwhile
+        self.exception()  # mark it as seen, even if the task is cancelled meanwhile
         yield
         return self.result()
 
@@ -326,11 +335,11 @@ class _Failed(Work[T]):
 
 
 _told: dict[str, dict[Any, Any]] = {}
-"""What each file was warned of."""
+"""The warnings of each file."""
 
 
 def both(loop: asyncio.AbstractEventLoop, sending: Work[None], receiving: Work[Any]) -> Work[Any]:
-    """A Work that is done when both are, and fails with the first that does."""
+    """Return a Work that is done when both are, and fails with the first that fails."""
 
     def result(whole: Work[Any]) -> Any:
         whole.source = receiving.source
@@ -347,17 +356,18 @@ def together(
     result: Callable[[Work[T]], T],
     why: Callable[[BaseException], BaseException] = lambda error: error,
 ) -> Work[T]:
-    """A Work that is done when all of `works` are, with what `result` makes. It fails with the
-    first that does (`why` may know a better error), or with what `result` raises, and the others
-    are withdrawn."""
+    """Return a Work that is done when all of `works` are. `result` makes its result.
+
+    If one of `works` fails, the new Work fails with that error, or with a better one that `why`
+    returns. If `result` raises, it fails with that. The other Works are withdrawn.
+    """
 
     def withdraw(_: object) -> None:
         for work in works:
             work.cancel()
 
-    # The one that fails withdraws the other: a sendrecv of which half is pending would keep the
-    # memory of both. What the other one then says is heard, so that nobody reports it as never
-    # retrieved.
+    # A Work that fails withdraws the others, because half of a sendrecv would keep the memory of
+    # both. The errors of the others are retrieved, so that asyncio does not report them.
     def check(work: asyncio.Future[Any]) -> None:
         if whole.done():
             if not work.cancelled():
@@ -384,16 +394,16 @@ def together(
 
 
 class Caller(Protocol):
-    """A part of a group that has methods made by `started`."""
+    """A part of a group whose methods are made by `started`."""
 
     @property
     def _unseen(self) -> WeakSet[Work[Any]]:
-        """The Works that have to be looked at before the group closes."""
+        """The Works that the program should look at before the group closes."""
         ...
 
 
 class Rest(Coroutine[Any, Any, T]):
-    """The rest of a coroutine, which has begun and waits for `awaited`. It ends `work`."""
+    """The rest of a coroutine that has begun, and waits for `awaited`. It ends `work`."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], awaited: Any) -> None:
         # Coroutines have it, and reports of hangs show it.
@@ -401,7 +411,7 @@ class Rest(Coroutine[Any, Any, T]):
         self.work: Work[T]
         self._coroutine = coroutine
         self._awaited: list[Any] = [awaited]  # until its task has taken it
-        self._error: BaseException | None = None  # it has ended before that
+        self._error: BaseException | None = None  # if it has ended before that
 
     def send(self, value: Any) -> Any:
         if self._error is not None:
@@ -410,7 +420,7 @@ class Rest(Coroutine[Any, Any, T]):
             return self._step(self._coroutine.send, value)
         awaited = self._awaited.pop()
         if awaited is not None:
-            # As if it were awaited now, because another task may have begun to await it since.
+            # As if it were awaited now, because another task may have awaited it meanwhile.
             awaited._asyncio_future_blocking = True
         return awaited
 
@@ -421,8 +431,10 @@ class Rest(Coroutine[Any, Any, T]):
         return self._step(self._coroutine.throw, *error)
 
     def cancel(self) -> bool:
-        """Cancel what it waits for, as a task does, and have it hear of that now. False: its task
-        has taken that, or it is done."""
+        """Cancel what it waits for, as a task does, and let it handle that now.
+
+        False: its task has taken what it waits for, or it is done.
+        """
         if not self._awaited or self._awaited[0] is None or not self._awaited[0].cancel():
             return False
         self._awaited.clear()
@@ -436,13 +448,13 @@ class Rest(Coroutine[Any, Any, T]):
         self._coroutine.close()
 
     def __await__(self) -> Generator[Any, Any, T]:
-        raise NotImplementedError("it is for one task alone")
+        raise NotImplementedError("only one task can await the rest of a coroutine")
 
     def _step(self, step: Callable[..., Any], *given: Any) -> Any:
         try:
             return step(*given)
         except StopIteration as stop:
-            # Now and not by its task: a cancel in between would lose what there is.
+            # Now, because a cancel before its task runs would lose the result.
             self.work.finish(stop.value)
             raise
 
@@ -450,16 +462,18 @@ class Rest(Coroutine[Any, Any, T]):
 def started(
     method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[S, P], Work[T]]:
-    """Make a plain method of an ``async def``: it starts when it is called, and returns a Work.
+    """Make a plain method of an ``async def``. It starts when it is called, and returns a Work.
 
     The coroutine runs within the call until it has to wait, and a task does the rest. So it has
-    been called even if its Work is cancelled before the loop turns. It hears of that where it
-    waits. An error that it raises within the call is raised by the call, if the arguments are wrong
-    or the group has ended, and by the Work otherwise, as that of other operations is. If the
-    program forgets to await the Work, it is warned.
+    been called even if its Work is cancelled before the loop turns. The coroutine gets the
+    cancellation where it waits.
 
-    Up to its first wait the coroutine runs in the task of the caller. Because `asyncio.timeout`
-    would cancel that one, it has no place there.
+    The call raises errors of wrong arguments, and of a group that has ended. Other errors are
+    raised by the Work, as with other operations. If the program forgets to await the Work, it is
+    warned.
+
+    Until its first wait the coroutine runs in the task of the caller. So it must not use
+    `asyncio.timeout` there, because that would cancel the caller's task.
     """
 
     @wraps(method)
@@ -493,13 +507,13 @@ def started(
 
 
 def _withdraw(rest: Rest[T], task: asyncio.Task[T], work: Work[T]) -> None:
-    """`work` is cancelled, of which `task` does the rest."""
+    """Cancel the rest of `work`, which `task` does."""
     if not rest.cancel():
         task.cancel()
 
 
 def _ended(work: Work[T], task: asyncio.Task[T]) -> None:
-    """The task of `work` has ended. `Rest` has ended the Work already if there is a result."""
+    """End `work`, because its task has ended. `Rest` has done so already if there is a result."""
     if task.cancelled():
         work.cancel()
     elif (error := task.exception()) is not None:

@@ -1,11 +1,15 @@
-"""What comes of collectives from other ranks: handed to the operation that it belongs to, kept
-while that was not called here yet, and answered where it is a question.
+"""Frames of collectives that come from other ranks.
 
-Ranks call at their own pace, so the frames of a fast one are here before the call of a slow one.
-They are kept, and not left in the link: a link has one order, and what waits in it would hold up
-all that is behind, of other collectives too. So that a rank cannot fill the memory of another by
-that, what is kept of each is limited; and ranks send much only to those who are known to have
-entered (`aiodist.engine.calls.MAX_UNSOLICITED`).
+A frame is handed to the operation that it belongs to. If this rank has not called that collective
+yet, the frame is kept. Questions are answered.
+
+Ranks call at their own pace, so the frames of a fast rank arrive before a slow rank has called.
+They cannot stay in the link, because a link keeps one order: a frame that waits there would hold up
+the frames of other collectives.
+
+The memory for kept frames is limited for each peer, so that no rank can fill the memory of another.
+Also, a rank sends only little to a peer that may not have entered
+(`aiodist.engine.calls.MAX_UNSOLICITED`).
 """
 
 from __future__ import annotations
@@ -27,27 +31,28 @@ from aiodist.wire import kinds
 from aiodist.work import Work
 
 MAX_AHEAD_BYTES = 24 << 20
-"""Most bytes that are kept of one rank for collectives that were not called here yet. Of payload,
-ranks send at most `MAX_UNSOLICITED` unasked; the rest is for tens of thousands of collectives."""
+"""The most bytes that are kept of one rank for collectives that this rank has not called. Ranks
+send at most `MAX_UNSOLICITED` bytes of payload unasked. The rest is for tens of thousands of
+collectives."""
 
 AHEAD = 1024
-"""What each thing that is kept costs of that, beside its bytes."""
+"""What each kept thing adds to that limit, besides its bytes."""
 
 MAX_VERDICT_BYTES = 16 << 20
-"""Most bytes of verdicts that are kept on collectives that were not called here yet: the oldest
-goes, and who calls that late has to wait for its deadline."""
+"""The most bytes of verdicts that are kept on collectives that this rank has not called. Above it
+the oldest verdict is dropped. A call that comes so late has to wait for its deadline."""
 
 
 class Posting(Protocol):
-    """What the ranks of a host post."""
+    """The collectives with a tag that ranks of a host post in shared memory."""
 
     def read(self) -> None:
-        """Hands over all that is there."""
+        """Takes everything that was posted."""
         ...
 
 
 class Calling(Called, Protocol):
-    """The collectives of a group, and what is said of them."""
+    """The collectives of a group, as this module needs them."""
 
     records: Records
     waiting: WaitingCalls
@@ -64,42 +69,43 @@ class Calling(Called, Protocol):
         ...
 
     def find(self, key: Key) -> Operation | None:
-        """The collective that is pending with this tag and number."""
+        """Returns the pending collective with this tag and number."""
         ...
 
 
 class Arrivals:
-    """The arrivals of one group.
+    """What arrives for the collectives of one group.
 
-    `early`: what has come of collectives that were not called here yet; `verdicts`: on those of
-    them that others have given up.
+    `early` has what came for collectives that were not called here yet. `verdicts` has the verdicts
+    on those that another rank has given up.
     """
 
     def __init__(self, calls: Calling) -> None:
         self._calls = calls
         self.early: dict[Key, Early] = {}
         self.verdicts: OrderedDict[Key, failures.Verdict] = OrderedDict()
-        # Verdicts on frozen tags, to be heard when the round about tags is over, and who told them.
+        # Verdicts on frozen tags, with the ranks that told them. They wait for the end of the round
+        # about tags.
         self._held: list[tuple[int, Key, failures.Verdict]] = []
-        self._held_bytes = 0  # of these, see MAX_VERDICT_BYTES
+        self._held_bytes = 0  # of `_held`, see MAX_VERDICT_BYTES
         self._ahead_bytes: Counter[int] = Counter()  # by rank, see MAX_AHEAD_BYTES
         self._verdict_bytes = 0  # of `verdicts`, see MAX_VERDICT_BYTES
 
     # -- what has come of collectives that were not called here yet -------------------------------
 
     def is_quiet(self, key: Key) -> bool:
-        """Whether nothing has come of this one."""
+        """Return whether nothing has come for this collective."""
         return key not in self.verdicts and key not in self.early
 
     def take(self, key: Key) -> tuple[failures.Verdict | None, Early | None]:
-        """What has come of a collective that is called here now."""
+        """Remove and return what has come for a collective that is called now."""
         verdict = self.verdicts.pop(key, None)
         if verdict is not None:
             self._verdict_bytes -= _size(key, verdict)
         return verdict, self._drop(key)
 
     def take_early(self, key: Key, src: int, call: bytes, into: memoryview) -> bool:
-        """Whether the one frame of `src` for this one has come: its payload is `into` then."""
+        """Copy the one early frame of `src` to `into`. False: there is no such frame."""
         early = self.early.get(key)
         if early is None or not early.take(src, call, into):
             return False
@@ -108,14 +114,16 @@ class Arrivals:
         return True
 
     def replay(self, op: Operation, early: Early) -> bool:
-        """Hand `op`, which has just got its number, what came before it. False: it failed."""
-        # Questions first: who asked is owed an answer, also where the operation fails below.
+        """Hand everything that came early to `op`, which has just got its number. False: `op`
+        failed."""
+        # Answer questions first, because their senders need an answer even if the operation fails
+        # below.
         for src in early.inquirers:
             self._answer(src, (op.tag, op.seq), entered=True)
         for src in early.knockers:
             self._admit(src, (op.tag, op.seq))
-        # All calls are compared before anything is delivered. So the error names every rank that
-        # differs, and no frame of another call is written to memory of the user.
+        # Compare all calls before anything is delivered. Then the error names every rank that
+        # differs, and no frame of another call is written to the user's memory.
         calls = {src: call for src, (_, call) in early.grants.items()}
         calls |= {frame.src: frame.call for frame in early.frames}
         others = {src: call for src, call in calls.items() if unmarked(call) != op.call}
@@ -134,8 +142,8 @@ class Arrivals:
 
     # -- frames -----------------------------------------------------------------------------------
 
-    # Each kind of frame is taken by the method of its name: `fields` is all of its header. They
-    # return where the payload goes, and what goes on then, and raise ProtocolError.
+    # Each kind of frame has a method of its name. `fields` is the whole header. A method returns
+    # the landing of the payload, and raises ProtocolError.
 
     def message(self, src: int, fields: Sequence[Any], nbytes: int) -> Landing | None:
         key = key_of(fields)
@@ -147,15 +155,15 @@ class Arrivals:
             return landing
         op = calls.find(key)
         if slot and calls.posting is not None and op is not None and op.lacks(src, slot):
-            # The first one was posted, and that before this was sent: so it is there.
+            # The first frame was posted before this one was sent, so it must be there.
             calls.posting.read()
             op = calls.find(key)
         if op is not None:
             return op.message(src, slot, nbytes) if self._agrees(op, src, call) else None
         if not calls.tags.is_ahead(*key) or key in self.verdicts:
             return None
-        # It counts towards the limit when it is here (`came`). Until then there is one of each peer
-        # at most, for a link brings one payload after the other.
+        # It counts towards the limit only when it has arrived (`came`). Until then each peer has at
+        # most one such frame, because a link brings one payload after the other.
         return Ahead(self, key, src, slot, call, memoryview(bytearray(nbytes)))
 
     def grant(self, src: int, fields: Sequence[Any], nbytes: int) -> Landing | None:
@@ -177,11 +185,12 @@ class Arrivals:
     def inquire(self, src: int, fields: Sequence[Any], nbytes: int) -> None:
         key = key_of(fields)
         calls = self._calls
-        # What is neither pending nor ahead has ended here, so it was entered.
+        # A collective that is neither pending nor ahead has ended here, so this rank had entered
+        # it.
         entered = calls.find(key) is not None or not calls.tags.is_ahead(*key)
         self._answer(src, key, entered=entered)
-        # The answer is on its way from here on, and must not meet a new collective of this number
-        # at the one who asked.
+        # The number must not be used again while the answer is in flight: the answer could meet a
+        # new collective of this number.
         calls.tags.keep(key[0])
         if not entered:
             early = self._ahead(key, src)
@@ -213,34 +222,35 @@ class Arrivals:
             self._calls.ends.not_entered(op)
 
     def came(self, frame: Ahead) -> None:
-        """A frame is here whose collective was not called when it began to come. Raises
+        """Take a complete frame whose collective was not called when the frame began. Raises
         ProtocolError."""
         calls = self._calls
         op = calls.find(frame.key)
-        if op is not None:  # called here while the payload was coming
+        if op is not None:  # called while the payload came
             if self._agrees(op, frame.src, frame.call):
                 self._hand_over(op, frame)
-        # The group may have ended while the payload came, and the collective, too: then nobody
-        # would ever take it from here.
+        # Group and collective may have ended while the payload came. Then the frame would stay here
+        # for ever.
         elif calls.party.ended is None and calls.tags.is_ahead(*frame.key):
             size = len(frame.memory) + len(frame.call)
             self._ahead(frame.key, frame.src, size).frames.append(frame)
 
     def thaw(self) -> None:
-        """Tags are no longer frozen: hear the verdicts that had to wait."""
+        """Handle the verdicts that had to wait, because tags are no longer frozen."""
         held, self._held, self._held_bytes = self._held, [], 0
         for src, key, verdict in held:
             self._aborted(src, key, verdict)
 
     def clear(self) -> None:
-        """The group has ended here."""
+        """Drop everything, because the group has ended here."""
         self.early.clear()
         self._ahead_bytes.clear()
         self.verdicts.clear()
         self._verdict_bytes = 0
 
     def _ahead(self, key: Key, src: int, nbytes: int = 0) -> Early:
-        """Where to keep something of `src`, of `nbytes`. Raises ProtocolError."""
+        """Return the place for something of `src` with `nbytes`, and count it. Raises
+        ProtocolError."""
         early = self.early.get(key)
         if early is None:
             early = self.early[key] = Early()
@@ -255,23 +265,23 @@ class Arrivals:
         return early
 
     def _drop(self, key: Key) -> Early | None:
-        """Keep nothing of this one any more."""
+        """Remove and return everything that is kept for this collective."""
         early = self.early.pop(key, None)
         if early is not None:
             self._ahead_bytes.subtract(early.costs)
         return early
 
     def _agrees(self, op: Operation, src: int, call: bytes) -> bool:
-        """Whether `src`, whose frame names that call, has called what `op` is: then it is for
-        `op`."""
+        """Check that `src` has called the same as `op`. If so, its frame is for `op`."""
         if op.roll is None and call == op.call:
             return True
         if unmarked(call) != op.call:
             self._calls.ends.differ(op, {src: call})
             return False
         if op.roll is None:
-            # It calls the roll, with an array on a device. Only this word tells it that the array
-            # here is of the host: otherwise it would wait for a marked one until its deadline.
+            # `src` calls the roll, because its array is on a device. This answer tells it that the
+            # array here is on the host. Without it, `src` would wait for a marked answer until its
+            # deadline.
             self._say_called(src, op, op.call)
         else:
             op.called_with(src, on_device=call != op.call)
@@ -285,7 +295,7 @@ class Arrivals:
                 self._say_called(peer, op, marked(op.call))
 
     def _say_called(self, dst: int, op: Operation, call: bytes) -> None:
-        """Grants nothing: it is there to say what was called."""
+        """Send a GRANT that grants nothing. It only says what was called."""
         self._calls.party.say(dst, kinds.GRANT, op.tag, op.seq, 0, call)
 
     def _hand_over(self, op: Operation, frame: Ahead) -> None:
@@ -301,7 +311,7 @@ class Arrivals:
         if op is not None:
             self._calls.ends.end(op, verdict)
         elif key[0] in tags.frozen:
-            # It is of the number before, or after, the round.
+            # It is about the number before the round, or after it.
             if self._held_bytes < MAX_VERDICT_BYTES:
                 self._held.append((src, key, verdict))
                 self._held_bytes += _size(key, verdict)
@@ -323,14 +333,14 @@ class Arrivals:
 
 
 def _size(key: Key, verdict: failures.Verdict) -> int:
-    """What it costs, about, to keep a verdict."""
+    """Return roughly how many bytes it takes to keep a verdict."""
     tag = len(key[0]) if isinstance(key[0], (str, bytes)) else 0
     details = sum([AHEAD // 8 + len(text) for text in verdict.details.values()])
     return AHEAD + tag + len(verdict.text) + details
 
 
 def _doing(calls: Calling) -> str:
-    """What this rank is doing, in a few words."""
+    """Say in a few words what this rank is doing."""
     for work in calls.pending:
         return f"in {name_of(work.op, work.tag, work.seq)} for {work.elapsed:.1f} s"
     return f"in no collective (last: {calls.records.last()})"

@@ -10,7 +10,7 @@ from aiodist.engine.operation import Pause
 
 
 class Awaited(Pause):
-    """Until a coroutine is done, which is cancelled when nobody waits any more."""
+    """A phase that lasts until a coroutine is done. Closing the phase cancels the coroutine."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]
@@ -23,13 +23,13 @@ class Awaited(Pause):
         if not self._closed:
             self.resume()
         elif not task.cancelled():
-            task.exception()  # nobody asks for it any more
+            task.exception()  # mark it as seen: no one will ask
 
     def run(self) -> bool:
         return self._task.done()
 
     def result(self) -> Any:
-        """What the coroutine returned. Raises what it raised."""
+        """Return the result of the coroutine, or raise its exception."""
         return self._task.result()
 
     def close(self) -> None:

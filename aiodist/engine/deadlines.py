@@ -1,6 +1,9 @@
-"""Deadlines. A little before one passes, the ranks that are waited for are asked what they are
-doing, so that the error can say: directly, of collectives, and by way of the coordinator, who also
-knows of those whose event loop does not turn."""
+"""Deadlines of operations.
+
+Shortly before a deadline, this rank asks the missing ranks what they are doing, so that the error
+can say it. It asks them directly about collectives. It also asks the coordinator, because that
+knows about ranks whose event loop is blocked.
+"""
 
 from __future__ import annotations
 
@@ -19,26 +22,25 @@ from aiodist.wire import kinds
 from aiodist.work import Work
 
 ASK_SECONDS = 1.5
-"""So long before a deadline others are asked; but not before half of it is over."""
+"""How many seconds before a deadline others are asked, but never before half of the time is over.
+"""
 PART = 2 / 3
-"""For so much of the time that is left then the coordinator waits for answers: what it knows of who
-gives none has to be here in time, too."""
+"""The part of the remaining time in which the coordinator waits for answers. Its report about
+silent ranks has to be here in time, too."""
 
 
 class Ending(Protocol):
-    """What ends a collective."""
-
     def failed(self, op: Operation, error: BaseException) -> None:
         """Fails `op` with `error`, and tells the others."""
         ...
 
     def locate(self, error: AiodistError, op: Operation) -> None:
-        """Has `error` say in which group, and in what, it happened."""
+        """Adds the group and the operation to `error`."""
         ...
 
 
 class Collectives(Protocol):
-    """The collectives of a group. They have deadlines."""
+    """The collectives of a group, which have deadlines."""
 
     party: Party
     tags: TagCounts
@@ -48,28 +50,28 @@ class Collectives(Protocol):
 
     @property
     def setting_up(self) -> Operation | None:
-        """The collective by which the ranks agree on shared memory, if one is pending: others may
-        wait for it."""
+        """The pending collective by which the ranks agree on shared memory. Others may wait for
+        it."""
         ...
 
 
 class Failing(Protocol):
-    """Whoever has the sends and receives that are pending."""
+    """The pending sends and receives."""
 
     def fail(self, work: Work[Any], error: AiodistError) -> None:
-        """Fails `work`, if it is pending, and lets go of what it has."""
+        """Fails `work`, if it is pending, and releases what it holds."""
         ...
 
 
 def arm(calls: Collectives, op: Operation, seconds: float, passed: float = 0.0) -> None:
-    """`op` is to fail `seconds` after its call; some have `passed`."""
+    """Make `op` fail `seconds` after its call. `passed` seconds are over already."""
     ask = _ask_after(seconds)
     after = max(0.0, ask - passed)
     op.timer = calls.party.loop.call_later(after, _ask, calls, op, seconds - ask, seconds)
 
 
 def _ask_after(seconds: float) -> float:
-    """When to ask, for a deadline of `seconds`."""
+    """Return after how many seconds to ask, for a deadline of `seconds`."""
     return max(seconds - ASK_SECONDS, seconds / 2)
 
 
@@ -83,8 +85,8 @@ def _ask(calls: Collectives, op: Operation, rest: float, seconds: float) -> None
 
 
 def inquire(calls: Collectives, op: Operation, seconds: float) -> None:
-    """Ask what they do who are missing in `op`, them and the coordinator: there are `seconds` for
-    answers."""
+    """Ask the missing ranks of `op`, and the coordinator, what these ranks are doing. Answers have
+    `seconds`."""
     late = ask_whether_entered(calls, op)
 
     def told(texts: Mapping[int, str]) -> None:
@@ -95,7 +97,7 @@ def inquire(calls: Collectives, op: Operation, seconds: float) -> None:
 
 
 def ask_whether_entered(calls: Collectives, op: Operation) -> list[int]:
-    """Ask whoever is missing whether it has entered `op`: these."""
+    """Ask the missing ranks whether they have entered `op`, and return them."""
     calls.tags.keep(op.tag)
     late = missing(calls, op)
     for peer in late:
@@ -109,7 +111,8 @@ def _ask_coordinator(
     tell: Callable[[Mapping[int, str]], None],
     seconds: float,
 ) -> None:
-    """Ask what `ranks` are doing: `tell` gets it by rank, if it comes within `seconds`."""
+    """Ask the coordinator what `ranks` are doing. It calls `tell` with texts by rank, if they come
+    within `seconds`."""
     by_root = {party.ranks[rank]: rank for rank in ranks}
 
     def told(texts: Mapping[int, str]) -> None:
@@ -139,18 +142,18 @@ def _expire(calls: Collectives, op: Operation, seconds: float) -> None:
 
 
 def _holder(calls: Collectives, op: Operation) -> Operation | None:
-    """The operation that others have not entered: `op`, or while it waits for its number, the one
-    that it waits for, if that is one."""
-    # The others know a collective by its number, so as long as it has none they cannot be told. It
-    # stays in line for one, and `Calls._enter` tells them then.
+    """Return the operation that other ranks have not entered. That is `op`, or the one that it
+    waits for while it has no number. None: it waits for no operation."""
+    # Other ranks know a collective by its number, so they cannot be told about one without. It
+    # still gets a number in its turn, and `Calls._enter` tells them then.
     if op.seq >= 0:
         return op
     return calls.setting_up if op.tag is None else None
 
 
 def missing(calls: Collectives, op: Operation) -> list[int]:
-    """The other ranks that are not known to have entered `op`; while it waits for its number, what
-    it waits for."""
+    """Return the other ranks that may not have entered `op`. If `op` has no number yet, return the
+    missing ranks of the operation that it waits for."""
     holder = _holder(calls, op)
     if holder is None:
         return []
@@ -168,20 +171,20 @@ def arm_message(
     default: float,
     missing: Sequence[int],
 ) -> Work[Any]:
-    """A send or receive, one of `messages`, is to fail in `timeout` seconds (None: `default`), for
-    want of the rank in `missing`, if any."""
+    """Make a send or receive of `messages` fail after `timeout` seconds (None: after `default`).
+
+    `missing`: the rank that it waits for, or empty if any rank may come.
+    """
     seconds = default if timeout is None else timeout
     if not work.done() and seconds != math.inf:
         deadline = _MessageDeadline(party, messages, work, seconds, missing)
-        # Otherwise the timer would hold the Work, and what was received with it, for the whole
-        # timeout: of many small messages that is much memory.
+        # Otherwise the timer would keep the Work and its message for the whole timeout. With many
+        # small messages that is much memory.
         work.add_done_callback(deadline.disarm)
     return work
 
 
 class _MessageDeadline:
-    """The deadline of a send or receive."""
-
     def __init__(
         self,
         party: Party,
@@ -195,10 +198,10 @@ class _MessageDeadline:
         self._work = work
         self._seconds = seconds
         self._missing = missing
-        self._seen: dict[int, str] = {}  # what the missing rank is doing, in words, by rank
+        self._seen: dict[int, str] = {}  # by rank, what it is doing
         ask = _ask_after(seconds) if missing else seconds
         call = self._ask if missing else self._expire
-        self._timer = party.loop.call_later(ask, call)  # of what is next: to ask, or to fail
+        self._timer = party.loop.call_later(ask, call)  # for the next thing to do: ask, or fail
 
     def disarm(self, work: asyncio.Future[Any]) -> None:
         self._timer.cancel()

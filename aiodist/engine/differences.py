@@ -1,4 +1,5 @@
-"""Who called what, as a table for people: equal calls in one line, what differs underlined."""
+"""A table for people of what each rank called. Equal calls share a line, and differences are
+marked."""
 
 from __future__ import annotations
 
@@ -7,18 +8,19 @@ from collections.abc import Mapping, Sequence
 from aiodist.membership.group import ranks_text
 
 WIDEST = 90
-"""Most characters of a call that are shown where the ranks' calls are as long as that."""
+"""The most characters of a call that are shown."""
 
 CONTEXT = 24
-"""So many characters that are equal stay before what differs, where a call is too long."""
+"""How many equal characters stay before a difference, if a call is too long."""
 
 MOST_LINES = 16
-"""Most different calls that are shown."""
+"""The most different calls that are shown."""
 
 
 def table(calls: Mapping[int, str]) -> str:
-    """A line for each of the different calls, with the ranks that made it: those of most ranks
-    first. Below the others, ``^`` marks what differs from that::
+    """Return a table with a line for each different call, and the ranks that made it.
+
+    The call of most ranks comes first. Below the others, ``^`` marks what differs from it::
 
         ranks 0-2, 5  all_reduce(SUM, float32[1024])
         rank 3        all_reduce(SUM, float32[1025])
@@ -52,7 +54,7 @@ def table(calls: Mapping[int, str]) -> str:
 
 
 def _difference(call: str, other: str) -> tuple[int, int]:
-    """Which part of `call` is not in `other`: never nothing, unless they are equal."""
+    """Return which part of `call` differs from `other`. It is empty only if they are equal."""
     if call == other:
         return 0, 0
     if call.partition("(")[0] != other.partition("(")[0]:
@@ -67,7 +69,7 @@ def _difference(call: str, other: str) -> tuple[int, int]:
 
 
 def _whole_word(call: str, start: int, stop: int) -> tuple[int, int]:
-    """`start` and `stop` moved outwards to where numbers and names begin and end."""
+    """Move `start` and `stop` outwards to the ends of numbers and names."""
     while start > 0 and call[start - 1].isalnum() and start < len(call) and call[start].isalnum():
         start -= 1
     while stop < len(call) and call[stop - 1].isalnum() and call[stop].isalnum():
@@ -76,7 +78,7 @@ def _whole_word(call: str, start: int, stop: int) -> tuple[int, int]:
 
 
 def _excerpt(call: str, span: Sequence[int], start: int) -> tuple[str, int, int]:
-    """`call` from `start` on, shortened, and where `span` is in that."""
+    """Return `call` from `start` on, shortened, and the place of `span` in it."""
     low, high = span
     text, shift = call, 0
     if start:

@@ -1,4 +1,5 @@
-"""Headers of collectives' frames, checked; and what came before its collective was called here."""
+"""Headers of collectives' frames, checked, and frames that come before their collective is
+called."""
 
 from __future__ import annotations
 
@@ -13,23 +14,23 @@ Key = tuple[object, int]
 
 
 class Keeper(Protocol):
-    """Who keeps what comes before its collective is called."""
+    """Keeps what comes before its collective is called."""
 
     def came(self, frame: Ahead) -> None:
-        """Takes `frame`, which is here as a whole."""
+        """Takes `frame`, which is complete."""
         ...
 
 
 @dataclass(eq=False, slots=True)
 class Ahead:
-    """A frame of a collective that was not called here when it began to come: the landing of its
-    payload, in memory of its own."""
+    """A frame whose collective was not called here when the frame began. It is also the landing of
+    its payload, which goes to memory of its own."""
 
     keeper: Keeper
     key: Key
     src: int
     slot: int  # its number among the frames of `src`
-    call: bytes  # what `src` has called
+    call: bytes  # what `src` called
     memory: memoryview
 
     def landed(self) -> None:
@@ -38,11 +39,12 @@ class Ahead:
 
 @dataclass(eq=False, slots=True)
 class Early:
-    """All that came for one collective that was not called here yet.
+    """Everything that came for one collective before it was called here.
 
-    `costs`: by rank, what is kept of it. `grants`: by rank, up to which slot it takes frames, and
-    its call. `inquirers` and `knockers` are the ranks that asked whether it was called here, to be
-    answered when it is. (No sets: there may be many of these, and who asks are few.)
+    `costs`: how many bytes are kept of each rank. `grants`: by rank, the slot below which it takes
+    frames, and its call. `inquirers` and `knockers`: the ranks that asked whether it was called
+    here. They get an answer when it is. (They are tuples, because there may be many of these
+    objects and few of these ranks.)
     """
 
     costs: dict[int, int] = field(default_factory=dict)
@@ -52,10 +54,10 @@ class Early:
     knockers: tuple[int, ...] = ()
 
     def take(self, src: int, call: bytes, into: memoryview) -> bool:
-        """Whether there is a frame of `src` with this call and of that size: it is `into` then."""
+        """Copy the frame of `src` with this call and size to `into`. False: there is none."""
         for frame in self.frames:
-            # One of another call or size stays: the call becomes an operation then, which is handed
-            # that frame and fails by it, so that all hear of the difference.
+            # A frame of another call or size stays. The call becomes an operation then, gets that
+            # frame and fails by it, so that all ranks hear of the difference.
             if frame.src == src and frame.call == call and len(frame.memory) == len(into):
                 into[:] = frame.memory
                 self.frames.remove(frame)
@@ -63,8 +65,8 @@ class Early:
         return False
 
     def values(self, call: bytes, fits: Callable[[int], bool]) -> dict[int, memoryview] | None:
-        """What has come by rank, if that is nothing but one frame of this call of each, of a size
-        that fits."""
+        """Return the payloads by rank, if all that came is one frame of each, of this call and a
+        size that fits. None: something else came, too."""
         found = {frame.src: frame.memory for frame in self.frames}
         if self.grants or self.inquirers or self.knockers or len(found) < len(self.frames):
             return None
@@ -79,24 +81,24 @@ class Early:
 
 
 def key_of(fields: Sequence[Any]) -> Key:
-    """The key in a header ``[kind, context, tag, seq, …]``. Raises ProtocolError."""
+    """Return the key in a header ``[kind, context, tag, seq, …]``. Raises ProtocolError."""
     if len(fields) < 4 or type(fields[3]) is not int or fields[3] < 0:
-        raise ProtocolError("a collective's frame has a tag and a sequence number")
+        raise ProtocolError("a frame of a collective must have a tag and a sequence number")
     tag = fields[2]
     if tag is not None and type(tag) not in (str, int, bytes):
-        raise ProtocolError(f"a tag is a str or an int, not {type(tag).__name__}")
+        raise ProtocolError(f"a tag must be a str or an int, not {type(tag).__name__}")
     return tag, fields[3]
 
 
 def slot_and_call(fields: Sequence[Any]) -> tuple[int, bytes]:
-    """The rest of MESSAGE and GRANT headers. Raises ProtocolError."""
+    """Return the rest of a MESSAGE or GRANT header. Raises ProtocolError."""
     if len(fields) != 6 or type(fields[4]) is not int or type(fields[5]) is not bytes:
-        raise ProtocolError("a MESSAGE or GRANT frame ends in a slot and a call")
+        raise ProtocolError("a MESSAGE or GRANT frame must end in a slot and a call")
     return fields[4], fields[5]
 
 
 def entered_and_text(fields: Sequence[Any]) -> tuple[bool, str]:
-    """The rest of a STATUS header. Raises ProtocolError."""
+    """Return the rest of a STATUS header. Raises ProtocolError."""
     if len(fields) != 6 or type(fields[4]) is not bool or type(fields[5]) is not str:
-        raise ProtocolError("a STATUS frame ends in a flag and a text")
+        raise ProtocolError("a STATUS frame must end in a flag and a text")
     return fields[4], fields[5]

@@ -1,8 +1,8 @@
-"""How collectives end: with a result, or given up by this rank or by another one.
+"""How collectives end: with a result, or because this rank or another one gave them up.
 
-Whoever gives a collective up tells all others (`verdict_relay`), so that none waits in vain. And
-however it ends, its memory is the user's from then on: nothing of it is sent that has not left yet,
-and nothing is written to it, also where a frame has come only in part.
+A rank that gives a collective up tells all others (`verdict_relay`), so that none waits in vain.
+After any end the memory belongs to the user again. Frames that have not left are not sent, and
+nothing more is written to that memory, even if a frame has arrived in part.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from aiodist.work import Work
 
 
 class Called(deadlines.Collectives, Protocol):
-    """The collectives of a group, `ops` being those that are pending."""
+    """The collectives of a group. `ops` are the pending ones."""
 
     ops: dict[Key, Operation]
 
     def forget(self, op: Operation, *, failed: bool) -> None:
-        """Takes `op` off the books: it has ended."""
+        """Removes `op`, which has ended."""
         ...
 
     def given_up(self, op: Operation) -> None:
-        """The others were told that `op` is given up here."""
+        """Notes that the others were told that this rank has given `op` up."""
         ...
 
 
 class Ends:
-    """The ends of the collectives of one group."""
+    """Ends the collectives of one group."""
 
     def __init__(self, calls: Called) -> None:
         self._calls = calls
         self.party = calls.party
-        self.relay = VerdictRelay(self.party)  # tells who gave which up
-        self.hearsay = Hearsay(self.party)  # Works that wait until it is known who is lost
+        self.relay = VerdictRelay(self.party)
+        self.hearsay = Hearsay(self.party)  # holds Works until it is known which rank is lost
 
     # -- here -------------------------------------------------------------------------------------
 
     def finished(self, op: Operation, result: Any) -> None:
-        """`op` has a result here, or what it returns in place of one."""
+        """End `op` with its result, or with the error that its program returned."""
         self._calls.forget(op, failed=False)
         if isinstance(result, Failure):
             op.work.fail(result.error)
@@ -54,14 +54,15 @@ class Ends:
             op.work.finish(result)
 
     def failed(self, op: Operation, error: BaseException) -> None:
-        """`op` failed here: tell the others.
+        """Fail `op`, which failed on this rank, and tell the others.
 
-        Raises `error` if it is a RecursionError: without stack nothing can be told now, and the
-        call that has none left aborts the group (`Operations._overflowed`)."""
+        Raises `error` if it is a RecursionError. Without stack nothing can be sent now, so the call
+        at the bottom aborts the group (`Operations._overflowed`).
+        """
         if isinstance(error, RecursionError):
             raise error
-        # It has ended before, perhaps by the word of another rank that came within this very step.
-        # The first verdict counts, and the others have heard it.
+        # `op` may have ended before, perhaps by a verdict that came within this very step. The
+        # first verdict counts, and the others have heard it.
         if self._calls.ops.get((op.tag, op.seq)) is not op:
             return
         if isinstance(error, AiodistError):
@@ -70,24 +71,25 @@ class Ends:
         self.give_up(op, verdict, failures.raised_by(error))
 
     def blame(self, op: Operation, src: int, error: ProtocolError) -> None:
-        """What `src` sent for `op` makes no sense, which only shows now."""
+        """Fail `op`, because what `src` sent for it turns out to be nonsense."""
         self.party.endpoint.blame(self.party.ranks[src], error)
         self.failed(op, self.party.why_lost(src) or error)
 
     def differ(self, op: Operation, others: Mapping[int, bytes]) -> None:
-        """`others`, by rank, called something else than `op`."""
+        """Fail `op`, because `others` (by rank) called something else."""
         called = {self.party.rank: op.call, **others}
         calls = {src: unmarked(call).decode(errors="replace") for src, call in called.items()}
         error = MismatchError(failures.mismatch_text(calls), calls=calls)
         self.failed(op, error)
 
     def cancelled(self, op: Operation, work: Work[Any]) -> None:
-        """The Work of `op` was cancelled by its user."""
+        """End `op`, because the user cancelled its Work."""
         if op.seq < 0:
-            op.close()  # it waits for its number, under which the others will be told
+            op.close()  # the others are told once it has a number
         elif (loss := self.party.why_broken()) is not None:
-            # Programs cancel what is pending because one operation has failed by the loss. The
-            # others are told of the loss, because it is what they are to go on after.
+            # A program cancels what is pending because one operation has failed by the loss. So
+            # tell the others of the loss. They have to recover from that, and not from a
+            # cancellation.
             verdict = self.hearsay.own(failures.verdict_of(loss, self.party.rank))
             self.give_up(op, verdict, None)
         else:
@@ -96,10 +98,9 @@ class Ends:
     def give_up(
         self, op: Operation, verdict: failures.Verdict, error: BaseException | None
     ) -> None:
-        """Tell the others, and fail with `error`, if its Work has not ended yet."""
-        # First of all its memory is let go of. To tell the others is to send, and to fail the Work
-        # may run the code of the user: both come when nothing here reads or writes that memory any
-        # more.
+        """Tell the others, and fail the Work with `error`, if it has not ended."""
+        # Release the memory first. To tell the others is to send, and to fail the Work may run code
+        # of the user. Nothing may read or write that memory then.
         self.withdraw(op)
         self.relay.tell((op.tag, op.seq), verdict)
         self._calls.given_up(op)
@@ -107,7 +108,7 @@ class Ends:
             op.work.fail(error)
 
     def withdraw(self, op: Operation) -> None:
-        """Let go of all buffers of `op`: nothing is read or written for it from here on."""
+        """Release all buffers of `op`. Nothing is read or written for it from here on."""
         self._calls.forget(op, failed=True)
         op.close()
         party = self.party
@@ -116,7 +117,7 @@ class Ends:
                 party.discard(peer, op)
 
     def locate(self, error: AiodistError, op: Operation) -> None:
-        """Have `error` say in which group, and in what, it happened."""
+        """Add the group and the operation to `error`, unless it has them."""
         if error.op is None:
             error.group, error.epoch = self.party.group, self.party.epoch
             error.op, error.tag, error.seq = op.work.op, op.tag, op.seq
@@ -124,7 +125,7 @@ class Ends:
     # -- elsewhere --------------------------------------------------------------------------------
 
     def end(self, op: Operation, verdict: failures.Verdict) -> None:
-        """Another rank gave `op` up."""
+        """End `op`, because another rank gave it up."""
         call = op.call.decode(errors="replace")
         self.withdraw(op)
         where = {
@@ -138,27 +139,28 @@ class Ends:
         self.hearsay.fail(op.work, verdict, error, where)
 
     def not_entered(self, op: Operation) -> None:
-        """A rank has not called `op` yet: who was lost and gave no word of it never completed it,
-        and all wait in vain."""
+        """A rank has not called `op` yet. If a lost rank was not heard in `op`, it never completed
+        it, and all ranks wait in vain. So fail `op`."""
         for src in self.party.lost():
             if not op.done and src not in op.heard:
                 self._failed_by_loss(op, src)
 
     def review(self, op: Operation) -> None:
-        """`op` has just entered: those who are lost and gave no word of it have not, and nor will
-        they."""
+        """Fail `op`, which has just entered, if a lost rank was not heard in it: that rank will not
+        enter."""
         for src in self.party.lost():
             if not op.done and (src not in op.heard or op.needs(src)):
                 self._failed_by_loss(op, src)
 
     def lose(self, src: int) -> None:
-        """`src` is lost: fail what needs it."""
-        # A copy, for whatever fails leaves the books.
+        """Fail what needs `src`, which is lost."""
+        # A copy, because an operation that fails is removed.
         for op in list(self._calls.ops.values()):
             if not op.done and op.needs(src):
                 self._failed_by_loss(op, src)
             elif not op.done and src not in op.heard:
-                # It has entered if all others have: then it is done, there or here.
+                # Ask the ranks that were not heard. If one has not entered `op`, all wait in vain,
+                # and `op` fails (`not_entered`). If all have, it completes.
                 deadlines.ask_whether_entered(self._calls, op)
 
     def _failed_by_loss(self, op: Operation, src: int) -> None:

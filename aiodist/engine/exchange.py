@@ -1,7 +1,7 @@
-"""The frames of one operation: what has gone to each peer over links, and what has come of it.
+"""The frames of one operation: what went to each peer over links, and what came from it.
 
-Frames between two ranks are counted over all phases of an operation, and the number of a frame is
-its *slot*. Three slots of each peer matter here, and say where its frames are::
+Frames between two ranks are counted over all phases of an operation. The number of a frame is its
+*slot*. These numbers say how far the frames of a peer are::
 
     slots of a peer     0 … base … taken … arrived … allowed
                           │      │       │         └ the peer may send as far as this (bulk plans)
@@ -9,9 +9,9 @@ its *slot*. Three slots of each peer matter here, and say where its frames are::
                           │      └ received by steps of the plan
                           └ those of earlier phases
 
-A frame whose phase has not begun here is kept aside until it does. So is one that this rank has not
-granted yet: ranks that are far from each other send the first frames of a bulk plan without waiting
-for that word, which would take a round trip (`Host.may_push`).
+A frame is kept aside if its phase has not begun here, or if this rank has not granted it yet. Ranks
+that are far apart send the first frames of a bulk plan without a grant, because the grant would
+take a round trip (`Host.may_push`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from aiodist.work import Work
 
 
 class Exchanging(Protocol):
-    """An operation: what was called, by which tag and number, and `heard`, the peers that are known
-    to have entered it."""
+    """An operation, as its exchange needs it. `heard`: the peers that are known to have entered
+    it."""
 
     work: Work[Any]
     tag: object
@@ -43,34 +43,36 @@ class Exchanging(Protocol):
 
     @property
     def waiting_for(self) -> int | None:
-        """The peer that the next step needs, if it is a peer."""
+        """The peer that the next step needs, if it needs one."""
         ...
 
     def advance(self) -> None:
-        """Goes on as far as can be."""
+        """Runs steps until one has to wait."""
         ...
 
     def sent(self, peer: int) -> None:
-        """A frame has left for `peer`."""
+        """Notes that a frame has left for `peer`."""
         ...
 
 
 Op = TypeVar("Op", bound=Exchanging)
 
 MAX_EARLY = 24 << 20
-"""Most bytes of frames of one peer that are kept aside, of one operation."""
+"""The most bytes of one peer's frames that are kept aside for one operation."""
 
 
 @dataclass(eq=False, slots=True)
 class Inflow:
-    """Where the frames of one peer land, one after the other. `memory`: that of the frame under
-    way; None where there is none, or nobody wants it any more."""
+    """The landing for the frames of one peer, one after the other.
+
+    `memory`: the place of the current frame. None: there is no frame, or it is not wanted any more.
+    """
 
     exchange: Exchange[Any]
     op: Exchanging
     src: int
     memory: memoryview | None = None
-    spans: Spans | None = None  # in the phase that runs; None: it is for a later one
+    spans: Spans | None = None  # in the current phase; None: the frame is for a later one
 
     def landed(self) -> None:
         data, self.memory = self.memory, None
@@ -80,8 +82,10 @@ class Inflow:
 
 
 class Exchange(Generic[Op]):
-    """The frames of the operation `op`, by peer. The executor of its phase sends and takes them;
-    the links bring them, each to where `message` says."""
+    """The frames of the operation `op`, by peer.
+
+    The executor sends and takes frames. Links bring them to the place that `message` returns.
+    """
 
     __slots__ = (
         "_allowed", "_arrived", "_base", "_eager", "_early", "_granted", "_host", "_inflows",
@@ -91,44 +95,44 @@ class Exchange(Generic[Op]):
 
     def __init__(self, host: Host[Op], op: Op, size: int) -> None:
         self._host = host
-        self._party = host.party  # the ranks of the group, and the ways to them
-        self._op: Op | None = op  # None: it has ended, and is not to wait for the garbage collector
-        self._unsent = [0] * size  # frames that were sent and have not left yet
-        self._to: set[int] = set()  # to whom something was sent in this phase
-        self._inflows: dict[int, Inflow] = {}  # where the payload goes that comes now
+        self._party = host.party
+        self._op: Op | None = op  # None: it has ended, and must not wait for the garbage collector
+        self._unsent = [0] * size  # frames that have not left yet
+        self._to: set[int] = set()  # the peers that got a frame in this phase
+        self._inflows: dict[int, Inflow] = {}
         self._sent = [0] * size  # the slot of the next frame to the peer
-        self._granted = [0] * size  # the peer takes ours with slots below
-        self._pushed = [0] * size  # ours with slots below went without that
+        self._granted = [0] * size  # the peer takes our frames below this slot
+        self._pushed = [0] * size  # our frames below this slot went without a grant
         self._base = [0] * size  # the slot of the first frame of this phase
         self._taken = [0] * size  # the slot of the next frame that a step takes
         self._arrived = [0] * size  # the slot of the next frame that completes
-        self._allowed = [0] * size  # this rank takes the peer's with slots below
-        # Payloads for a later phase, or that were not granted yet.
+        self._allowed = [0] * size  # this rank takes the peer's frames below this slot
+        # Payloads for a later phase, or without a grant.
         self._early: dict[int, deque[memoryview]] = {}
-        # Of the phase that runs:
-        self._receives: dict[int, Sequence[Recv]] = {}  # where the frames of a peer go, in order
+        # Of the current phase:
+        self._receives: dict[int, Sequence[Recv]] = {}  # the places of frames, in order
         self._memory: Any = None  # what these spans mean
-        self._eager = True  # nobody has to be granted a frame
+        self._eager = True  # frames need no grant
         # Eager frames overtake bulk ones, but never those of their own operation.
         self.urgent = True
 
     # -- phases -----------------------------------------------------------------------------------
 
     def begin(self, phase: Phase) -> None:
-        """`phase` begins: from here on its frames go where its plan wants them."""
+        """Begin `phase`: from here on its frames go to the places in its plan."""
         plan, self._receives, *_ = phase.prepared
         self._memory = phase.memory
         self._eager = plan.eager
-        # A plan has one Recv for each frame that is sent to it. So at the end of a phase all of its
-        # frames are taken, and the next one to take is the first of this phase.
+        # A plan has one Recv for each frame. So at the end of a phase all its frames are taken, and
+        # the next frame is the first one of this phase.
         self._base = self._taken.copy()
         if not plan.eager:
             self.urgent = False
-            # Slots are counted over the whole operation, and so are grants.
+            # Slots and grants are counted over the whole operation.
             self._allowed = [max(a, b) for a, b in zip(self._allowed, self._base, strict=True)]
 
     def catch_up(self, steps: Iterable[Step]) -> None:
-        """These first steps of the phase were done before there was an operation."""
+        """Count the frames of the first steps, which were done before there was an operation."""
         op = self._op
         assert op is not None
         for step in steps:
@@ -140,7 +144,8 @@ class Exchange(Generic[Op]):
                 op.heard.add(step.peer)
 
     def deliver_early(self) -> tuple[int, ProtocolError] | None:
-        """Hand over what came before the phase began; or return who sent what makes no sense."""
+        """Deliver what came before the phase began. Return the sender and the error, if a frame
+        makes no sense."""
         for src in tuple(self._early):
             try:
                 self._deliver_early(src)
@@ -149,9 +154,9 @@ class Exchange(Generic[Op]):
         return None
 
     def _deliver_early(self, src: int) -> None:
-        """Hand over what came of `src` before its time, and may be taken now."""
+        """Deliver the early frames of `src` that may be taken now."""
         early = self._early[src]
-        # The early ones are the last that have arrived, in a row.
+        # The early frames are the last ones that have arrived, without a gap.
         slot = self._arrived[src] - len(early)
         while early and (spans := self._spans(src, slot)) is not None:
             self._deliver(spans, early.popleft())
@@ -160,12 +165,12 @@ class Exchange(Generic[Op]):
             del self._early[src]
 
     def end(self) -> None:
-        """The phase is over: what comes now is for a later one."""
+        """End the phase: what comes now is for a later one."""
         self._receives = {}
         self._memory = None
 
     def close(self) -> None:
-        """The operation has ended: let go of it, and of all memory."""
+        """Let go of the operation and all memory, because the operation has ended."""
         self._op = None
         self._early.clear()
         self._turn_away()
@@ -173,37 +178,34 @@ class Exchange(Generic[Op]):
         self.end()
 
     def _turn_away(self) -> None:
-        """What is under way is written nowhere any more, however far it has come."""
+        """Write frames that are under way nowhere, even if they have arrived in part."""
         for inflow in self._inflows.values():
             inflow.memory = None
 
     @property
     def is_drained(self) -> bool:
-        """Whether all that was sent has left; then its memory is free again."""
+        """Whether all frames have left. Then their memory may change."""
         if any(self._unsent):
             return False
         if self._to and self._op is not None:
-            # The frames have left this process. A link that breaks has to send them again, though,
-            # if the peer does not have them, and reads the memory for that: so it is to copy them
-            # now, before the user, or the next phase, writes there.
+            # The frames have left this process, but a link that breaks has to send them again if
+            # the peer lacks them. It reads our memory for that. So it has to copy them now, before
+            # the user or the next phase writes there.
             self._party.settle_all(self._to, self._op)
             self._to.clear()
         return True
 
     def left(self, peer: int) -> None:
-        """A frame has left for `peer`."""
         self._unsent[peer] -= 1
 
     def has_unsent(self, peer: int) -> bool:
-        """Whether something for `peer` has not left yet."""
         return self._unsent[peer] > 0
 
     def arrived(self, peer: int) -> int:
-        """How many frames of `peer` are here."""
         return self._arrived[peer]
 
     def waiting(self, peer: int) -> int:
-        """How many frames of `peer` are there for steps to take."""
+        """Return how many frames of `peer` are ready for steps to take."""
         return self._arrived[peer] - self._taken[peer]
 
     # -- what the executor asks for, see `aiodist.engine.executor.Links` --------------------------
@@ -229,7 +231,7 @@ class Exchange(Generic[Op]):
         self._to.add(peer)
         party = self._party
         to = party.peers[peer]
-        # Straight to the link where there is one: large arrays are many frames.
+        # Directly to the link, if there is one, because large arrays take many frames.
         (to.link or to).send(
             pack_fields(kinds.MESSAGE, party.id, op.tag, op.seq, slot, op.call),
             views,
@@ -264,25 +266,25 @@ class Exchange(Generic[Op]):
     # -- what the links bring ---------------------------------------------------------------------
 
     def granted(self, src: int, upto: int) -> bool:
-        """`src` takes our frames with slots below `upto`. Whether that is news."""
+        """Note that `src` takes our frames below slot `upto`. Return whether that is news."""
         if upto <= self._granted[src]:
             return False
         self._granted[src] = upto
         return True
 
     def awaits_grant(self, peer: int) -> bool:
-        """Whether a frame has gone to `peer` that it has not granted."""
+        """Return whether a frame went to `peer` that it has not granted."""
         return self._pushed[peer] > self._granted[peer]
 
     def message(self, src: int, slot: int, nbytes: int) -> Inflow:
-        """A frame of `src` begins: where its payload goes. Raises ProtocolError."""
+        """Return the landing for a frame of `src` that begins. Raises ProtocolError."""
         op = self._op
         assert op is not None
         if slot != self._arrived[src]:
             raise ProtocolError(
-                f"{op.work.op}: frame {slot} of rank {src} where {self._arrived[src]} was due"
+                f"{op.work.op}: frame {slot} of rank {src} came, expected {self._arrived[src]}"
             )
-        # One for all frames of a peer, as a link brings one payload after the other.
+        # One for all frames of a peer, because a link brings one payload after the other.
         inflow = self._inflows.get(src)
         if inflow is None:
             inflow = self._inflows[src] = Inflow(self, op, src)
@@ -291,7 +293,7 @@ class Exchange(Generic[Op]):
             early = sum([len(data) for data in self._early.get(src, ())])
             if early + nbytes > MAX_EARLY:
                 raise ProtocolError(
-                    f"{op.work.op}: rank {src} sent over {MAX_EARLY} bytes before their time"
+                    f"{op.work.op}: rank {src} sent more than {MAX_EARLY} bytes too early"
                 )
             inflow.memory = memoryview(bytearray(nbytes))
         else:
@@ -299,26 +301,29 @@ class Exchange(Generic[Op]):
         return inflow
 
     def came(self, src: int, spans: Spans | None, data: memoryview | None) -> bool:
-        """The frame that began last from `src` is here, as `data`; where it was for this phase by
-        then, in the memory of its `spans`. Whether it is for this phase. Raises ProtocolError."""
+        """Take the complete frame that `src` began last. `spans`: its place in this phase, or None
+        if it came to memory of its own, `data`.
+
+        Returns whether it belongs to this phase. Raises ProtocolError.
+        """
         slot = self._arrived[src]
         if spans is not None:
             self._memory.arrived(spans)
         else:
             assert data is not None
-            # Its phase may have begun while the payload came, or it was granted. Then it is copied
-            # to where it goes.
+            # While the payload came, its phase may have begun, or it was granted. Then copy it to
+            # its place.
             spans = self._spans(src, slot)
             if spans is None:
                 self._early.setdefault(src, deque()).append(data)
                 self._arrived[src] = slot + 1
                 return False
             self._deliver(spans, data)
-        self._arrived[src] = slot + 1  # not before: what makes no sense has not come
+        self._arrived[src] = slot + 1  # last, because a frame that makes no sense has not arrived
         return True
 
     def _spans(self, src: int, slot: int) -> Spans | None:
-        """Where this frame goes; None: it has to wait for that."""
+        """Return the place of this frame. None: it has to wait."""
         receives = self._receives.get(src)
         index = slot - self._base[src]
         if receives is None or index >= len(receives):

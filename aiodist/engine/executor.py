@@ -1,11 +1,11 @@
-"""The executor: it carries out the steps of a phase, wherever its ranks are.
+"""The executor: it runs the steps of a phase, over links, in shared memory, or both.
 
-This is the only place that walks over plan steps. What differs is who is asked: `Links` for frames
-to and from peers, and the lane for shared memory. A phase of ranks that share a host asks the lane
-alone, one of ranks that do not asks links alone, and one of several hosts asks both.
+No other code walks over the steps of a plan. A phase of ranks that share a host needs only the
+lane. A phase of ranks on different hosts needs only `Links`. A phase over several hosts with
+several ranks needs both.
 
-Nothing in here waits. Where a step cannot be done yet, `Executor.run` says so and is called again,
-when what it needs may be there: by whoever brings a frame, or by the lane.
+Nothing in here waits. If a step cannot be done yet, `Executor.run` returns False. The lane calls it
+again, or the link that brings a frame, when the step may be possible.
 """
 
 from __future__ import annotations
@@ -25,57 +25,64 @@ from aiodist.shared_memory.posts import CHEAP_COPY
 
 
 class Links(Protocol):
-    """The frames of one operation, by peer. Of what returns a bool, False means: wait, and ask
-    again."""
+    """The frames of one operation, by peer. If a method returns False, wait and ask again."""
 
     def may_send(self, peer: int) -> bool:
-        """Whether `peer` takes the next frame of a plan in which frames are granted."""
+        """Returns whether `peer` takes the next frame of a plan with grants."""
         ...
 
     def send(self, peer: int, views: Sequence[memoryview]) -> bool:
-        """Sends the next frame to `peer`. Raises if `peer` is lost."""
+        """Sends the next frame to `peer`. Raises PeerLostError if `peer` is lost."""
         ...
 
     def take(self, peer: int, spans: Spans) -> bool:
-        """Takes the next frame of `peer`, which goes to `spans`, if it is there."""
+        """Takes the next frame of `peer`, which goes to `spans`, if it has arrived."""
         ...
 
     def grant(self, peer: int, count: int) -> None:
-        """Lets `peer` send so many frames more."""
+        """Lets `peer` send `count` more frames."""
         ...
 
     def check(self, peer: int) -> None:
-        """Raises if `peer` is lost, so that there is nothing to wait for."""
+        """Raises PeerLostError if `peer` is lost, because then no frame will come."""
         ...
 
     def waiting(self, peer: int) -> int:
-        """Returns how many frames of `peer` are there to take."""
+        """Returns how many frames of `peer` can be taken."""
         ...
 
 
 def area_for(nbytes: int, seq: int, phase: int, by_turns: int = SMALL) -> int:
-    """Which area a phase uses: the small ones by turns, where it puts up to `by_turns` bytes in."""
+    """Return the area for a phase that shows `nbytes`.
+
+    Phases of up to `by_turns` bytes use the two small areas by turns. Raises ValueError if no area
+    is large enough.
+    """
     if nbytes <= by_turns:
         return (seq + phase) & 1
     if nbytes <= AREAS[2][1]:
         return 2
-    raise ValueError(f"a phase needs {nbytes} bytes of shared memory, areas have {AREAS[2][1]}")
+    raise ValueError(f"a phase needs {nbytes} bytes of shared memory, an area has {AREAS[2][1]}")
 
 
 def area_of(phase: Phase, lane: Lane, seq: int, number: int) -> int:
-    """The area of `lane` that `phase`, phase `number` of the operation `seq`, uses."""
+    """Return the area of `lane` for `phase`, which is phase `number` of the operation `seq`.
+
+    Raises ValueError if the phase needs more memory or more stamps than there are.
+    """
     assert phase.shared is not None
     publishes = phase.prepared.plan.publishes
     if publishes >= A_PHASE:
         raise ValueError(
-            f"{publishes} pieces, at most {A_PHASE - 1} go in one collective: "
+            f"the data has {publishes} pieces, but a collective may have {A_PHASE - 1} at most: "
             "move fewer bytes at a time"
         )
     return area_for(phase.shared, seq, number, lane.by_turns)
 
 
 def begin_area(phase: Phase, lane: Lane | None, seq: int) -> int | None:
-    """`phase` of the operation `seq` begins: the area that it uses, if it uses shared memory."""
+    """Begin `phase` of the operation `seq`. Return its area, or None if it uses no shared
+    memory."""
     if phase.shared is None:
         return None
     assert lane is not None
@@ -87,8 +94,11 @@ ALL = -1
 
 
 class Executor:
-    """A phase that is under way. `waiting_for` is the peer whose frame, or whose grant, the next
-    step needs; None where it is something else, or nothing."""
+    """A phase that is under way.
+
+    `waiting_for` is the peer whose frame or grant the next step needs. None: it needs something
+    else, or nothing.
+    """
 
     __slots__ = (
         "_area", "_bound", "_chosen", "_lane", "_memory", "_pages", "_pc", "_stopped", "_wait_for",
@@ -106,28 +116,31 @@ class Executor:
         *,
         within: bool = False,
     ) -> None:
-        """`area` is what `begin_area` gave, and `place` is where this rank's array lies in memory
-        that all see, if it does. So many of the first steps are `done` already. `within`: it runs
-        within a call; without `links` it does so, too."""
-        self.links = links  # None: within a call, of shared memory alone
-        # Within a call there is no time to wait for long.
+        """Make the executor of `phase`.
+
+        `area`: the result of `begin_area`. `place`: that of this rank's array in memory that all
+        ranks see, if it is there. `done`: how many of the first steps are done already. `within`:
+        the phase runs within a call, as it always does without `links`.
+        """
+        self.links = links  # None: within a call, in shared memory alone
+        # A call has no time to wait for long.
         within = within or links is None
         self._wait_for: Any = lane and (lane.watch if within else lane.wait_for)
-        self._lane: Any = lane  # there is one wherever it is asked
+        self._lane: Any = lane  # there is one wherever a step needs it
         self._area = area
-        self._bound = False  # the own area is there to be written, and the memory knows of it
-        # If this rank's array is not in shared memory, all ranks stage theirs: there is no need to
-        # wait until the others say where theirs are.
+        self._bound = False  # this rank's area may be written, and the memory knows it
+        # If this rank's array is not in shared memory, all ranks stage their arrays. Then this rank
+        # need not wait to hear where the others are.
         self._chosen = phase.direct is None or place <= 0
-        self._pc = done  # the number of the step that is next
+        self._pc = done  # the index of the next step
         self._pages: Pages[Step] | None = None  # of a long plan
-        self._stopped = False  # nothing more is to be done, see `stop`
+        self._stopped = False  # see `stop`
         self.waiting_for: int | None = None
         self.phase = phase
         self._memory: Any = phase.memory  # what the spans of the plan mean
 
     def run(self) -> bool:
-        """Carry out steps until one has to wait. True: all are done.
+        """Run steps until one has to wait. True: all steps are done.
 
         Raises DifferentCallsError, ProtocolError, PeerLostError, and what the memory raises.
         """
@@ -145,7 +158,7 @@ class Executor:
         wait_for = self._wait_for
         for pc in range(self._pc, len(steps)):
             step: Any = steps[pc]
-            kind = type(step)  # looked at rather than isinstance(): large arrays take many steps
+            kind = type(step)  # faster than isinstance(): large arrays take many steps
             if kind is Copy:
                 memory.copy(step)
             elif kind is Reduce:
@@ -167,13 +180,14 @@ class Executor:
                 elif not (eager or links.may_send(step.peer)):
                     return self._wait(pc, step.peer)
                 elif area is not None and lane.is_void():
-                    # Someone gave the operation up whose memory was read: nothing made of it may
-                    # leave this host, where nobody could tell.
+                    # A rank whose memory was read here gave the operation up, so that memory may
+                    # hold anything. What was made of it must not leave this host, because other
+                    # hosts cannot tell.
                     self._pc = pc
                     return False
                 elif not links.send(step.peer, memory.outgoing(step.spans)):
                     return self._wait(pc, step.peer)
-                if self._stopped:  # by what came of it: the operation has ended
+                if self._stopped:  # sending has ended the operation
                     return False
         self._pc = len(steps)
         if area is not None:
@@ -185,14 +199,14 @@ class Executor:
         return True
 
     def _choose(self) -> bool:
-        """Do what all ranks will do. False: wait."""
+        """Choose the plan that all ranks will choose. False: wait."""
         if self._chosen:
             return True
         lane = self._lane
         if not self._wait_for(lane.others, 0):
             return False
-        # All have entered, so the places of all are on the board, and whoever looks finds the same:
-        # all ranks choose the same plan, without another word.
+        # All ranks have entered, so the board has the places of all. Every rank finds the same
+        # there, and chooses the same plan without a message.
         places = lane.places()
         if places is not None and self.phase.direct is not None:
             self.phase = self.phase._replace(prepared=self.phase.direct(places))
@@ -200,7 +214,7 @@ class Executor:
         return True
 
     def _bind(self, area: int) -> bool:
-        """Have the own area for this phase. False: wait."""
+        """Claim this rank's area for this phase. False: wait."""
         if not self._lane.begin(area):
             return False
         self._memory.bind(self._lane, area)
@@ -213,9 +227,9 @@ class Executor:
         return self._rest((peer,))
 
     def _rest(self, peers: Sequence[int]) -> bool:
-        """Wait for `peers`; raise if one of them is lost."""
-        # Who is lost is looked at only where there is something to wait for. What a lost peer had
-        # sent before is as good as ever, and steps that need no more of it are carried out.
+        """Return False, to wait for `peers`. Raises PeerLostError if one of them is lost."""
+        # A loss matters only if this phase has to wait. What a lost peer sent before is still good,
+        # and steps that need nothing more of it are done.
         if self.links is not None:
             for peer in peers:
                 self.links.check(peer)
@@ -229,20 +243,19 @@ class Executor:
 
     @property
     def done(self) -> Iterator[Step]:
-        """The steps that are done."""
         return islice(self.phase.prepared.plan.steps, self._pc)
 
     def sent(self) -> Iterator[tuple[int, int]]:
-        """The frames that have been sent: to whom, and how many bytes."""
+        """Yield the peer and the bytes of each frame that was sent."""
         for step in self.done:
             if isinstance(step, Send):
                 yield step.peer, sum([view.nbytes for view in self._memory.outgoing(step.spans)])
 
     def needs(self, peer: int) -> bool:
-        """Whether the steps that are left exchange anything with `peer`."""
+        """Return whether the remaining steps exchange anything with `peer`."""
         lane, plan = self._lane, self.phase.prepared.plan
         if self._area is not None and len(lane.others) + 1 == plan.size:
-            return True  # all share one host, and each step is for all of them
+            return True  # all ranks share one host, so each step needs all of them
         receives = 0
         for step, times in ahead(plan.steps, self._pc):
             if isinstance(step, Send) and step.peer == peer:
@@ -256,15 +269,15 @@ class Executor:
             ):
                 return True
         assert self.links is not None
-        # Frames that are here already need nothing of the peer any more.
+        # Frames that have arrived need nothing more from the peer.
         return receives > self.links.waiting(peer)
 
     def stop(self) -> None:
-        """Do no further step, even if this is called from within one."""
+        """Do no further step. A step may call this."""
         self._stopped = True
 
     def close(self) -> None:
-        """Let go of shared memory, and of what was lent: the phase is over, or never goes on."""
+        """Release shared memory and lent arrays, because the phase is over or will never go on."""
         if self._bound:
             self._bound = False
             self._memory.unbind()
@@ -273,13 +286,14 @@ class Executor:
 
 
 def all_at_once(phase: Phase, lane: Lane, area: int) -> Callable[[Any], int]:
-    """What carries out a `whole` phase within a call, on one flat array that is input and result,
-    or on two: its plan is Copy, Publish, Await and Reduce. It returns how many steps are done, or
-    `ALL` if the phase is over.
+    """Return a function that runs a `whole` phase within a call.
 
-    It does and leaves in memory what `Executor.run` does, and is here for its speed alone: small
-    arrays take no longer than the look at four steps, and at the spans that they name. What it
-    leaves undone an executor does, which begins with the step that is next.
+    The phase must have the plan Copy, Publish, Await, Reduce. The function takes one flat array
+    that is input and result, or both. It returns how many steps are done, or `ALL`. An executor can
+    go on with the next step.
+
+    The function leaves the same in memory as `Executor.run`. It exists because small arrays take no
+    longer than the executor takes to look at four steps and their spans.
     """
     memory: Any = phase.memory
     *_, reduction = phase.prepared.plan.steps
@@ -289,8 +303,8 @@ def all_at_once(phase: Phase, lane: Lane, area: int) -> Callable[[Any], int]:
     _, _, shown, taken = phase.prepared
     shown, taken = shown * phase.itemsize, taken * phase.itemsize
     moved = lane.moved
-    # A few bytes are copied by way of an object of Python's in less time than by numpy, which looks
-    # at shapes and strides; but only where no byte is another one there.
+    # A few bytes are copied faster by a Python object than by numpy, because numpy looks at shapes
+    # and strides. This needs a dtype that does not change on the way.
     few = own.dtype if own.nbytes <= CHEAP_COPY else None
     own_bytes = own.view(np.uint8).data
 
@@ -313,33 +327,35 @@ def all_at_once(phase: Phase, lane: Lane, area: int) -> Callable[[Any], int]:
 
 
 def in_steps(phase: Phase, lane: Lane, area: int) -> Callable[[Any], int]:
-    """What `all_at_once` is for `whole` phases, for plans of a few steps on staging memory: of one
-    flat array that is input and result, or of two.
+    """Return a function like that of `all_at_once`, for plans of a few steps on staging memory.
 
-    It does what `Executor.run` does, in the same order, and is here for its speed alone: between
-    two copies that fill the caches, all that Python has to look at is far away again, so the views
-    of shared memory that the steps need are cut once.
+    It does the same as `Executor.run`, in the same order. It is faster, because it cuts the views
+    of shared memory once. Between two copies that fill the caches, every object that Python looks
+    at has to be loaded again.
     """
     return _in_steps(phase, lane, area)[0]
 
 
 _Steps = list[tuple[int, Any, int]]
-"""The number of a step, what it moves, and how often others have published that it waits for."""
+"""The index of a step, what moves its data, and how often others must have published before it."""
 
 
 class Parts(NamedTuple):
-    """What `in_steps` does, in two parts: what a rank shows before it knows where the others are,
-    and the rest, which begins when that is published."""
+    """What `in_steps` does, in two parts.
+
+    `show` is what a rank shows before it knows how far the others are. `rest` are the steps after
+    it.
+    """
 
     show: Callable[[Any], None]
     run: Callable[[Any, _Steps], int]
     rest: _Steps
     shown: _Steps
-    """The rest, where all others are known to have shown theirs, too."""
+    """The rest, if all others are known to have shown their data, too."""
 
 
 def in_parts(phase: Phase, lane: Lane, area: int) -> Parts:
-    """What `in_steps` is, where what is published first may be shown early."""
+    """Return what `in_steps` does in two parts, so that the first data can be shown early."""
     run, program, views_of = _in_steps(phase, lane, area)
     publish = next(pc for pc, move, count in program if move is None and not count)
     moves, rest = [move for _, move, _ in program[:publish]], program[publish + 1 :]

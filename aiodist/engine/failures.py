@@ -1,4 +1,4 @@
-"""Verdicts: why a collective was given up, as it travels to the other ranks."""
+"""Verdicts: why a collective was given up, in a form that other ranks can read."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ from aiodist.errors import (
 
 LOST = "lost"
 BELIEVED = "believed lost"
-"""By `rank`, who has no link to those any more; but it may be the one that is turned out."""
+"""The rank that gave up has no link to these ranks. The coordinator may still rule that it is the
+lost one."""
 
 
 _DIFFERENT = "ranks called different things:"
-"""How the text of a mismatch of calls begins."""
+"""The beginning of the text of a mismatch of calls."""
 
 
 class OperatorError(Exception):
-    """A user's operator has raised `error`, of whatever kind: one that says something else where it
-    is raised by aiodist, or one that would end the loop, and not just the operation."""
+    """A user's operator has raised `error`.
+
+    It is wrapped, because some exceptions mean something else if aiodist raises them, and others
+    would end the event loop instead of the operation.
+    """
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
@@ -37,7 +41,7 @@ class OperatorError(Exception):
 
 
 def raised_by(error: BaseException) -> BaseException:
-    """What the user hears of `error`."""
+    """Return the exception that the user gets for `error`."""
     return error.error if isinstance(error, OperatorError) else error
 
 
@@ -45,20 +49,19 @@ _FORGONE = "_aiodist_forgone"
 
 
 def mark_forgone(error: BaseException) -> None:
-    """`error` is raised by a call whose collective has used up its number."""
+    """Mark `error` as raised by a call whose collective has used up its number."""
     error.__dict__[_FORGONE] = True
 
 
 def is_forgone(error: BaseException) -> bool:
-    """Whether it is marked so."""
     return _FORGONE in error.__dict__
 
 
 class Verdict(NamedTuple):
-    """`reason`: "cancelled", "error", "aborted", "timeout", "mismatch", `LOST` or `BELIEVED`;
-    `rank` gave up.
+    """Why `rank` gave a collective up.
 
-    `details` is by reason: the missing ranks with what they were doing, the calls, the lost ranks.
+    `reason`: "cancelled", "error", "aborted", "timeout", "mismatch", `LOST` or `BELIEVED`.
+    `details`, by rank: the missing ranks and what they were doing, the calls, or the lost ranks.
     """
 
     reason: str
@@ -67,12 +70,13 @@ class Verdict(NamedTuple):
     details: Mapping[int, str] = MappingProxyType({})
 
     def fields(self) -> tuple[Any, ...]:
-        """For the ABORT frame, whose last field is who was not told."""
+        """Return the fields for an ABORT frame. One more follows them: the ranks that were not
+        told."""
         return self.reason, self.text[:1000], self.rank, dict(self.details)
 
     @staticmethod
     def parse(fields: Sequence[Any], size: int) -> tuple[Verdict, list[int]]:
-        """The verdict in an ABORT frame, and which of `size` ranks were not told. Raises
+        """Return the verdict in an ABORT frame, and the ranks that were not told. Raises
         ProtocolError."""
         if len(fields) == 5:
             reason, text, rank, details, untold = fields
@@ -92,7 +96,7 @@ class Verdict(NamedTuple):
         raise ProtocolError("malformed ABORT frame")
 
     def error(self, own_rank: int, own_call: str, where: Mapping[str, Any]) -> AiodistError:
-        """What the operation fails with on `own_rank`, which called `own_call`."""
+        """Return the error of the operation on `own_rank`, which called `own_call`."""
         if self.reason == "timeout":
             return CollectiveTimeoutError(
                 f"rank {self.rank} gave up: {self.text}",
@@ -101,7 +105,7 @@ class Verdict(NamedTuple):
                 **where,
             )
         if self.reason == "mismatch":
-            if not self.text.startswith(_DIFFERENT):  # what was moved does not fit: no call differs
+            if not self.text.startswith(_DIFFERENT):  # no call differs: the data does not fit
                 return MismatchError(self.text, calls=self.details, **where)
             calls = {own_rank: own_call, **self.details}
             return MismatchError(mismatch_text(calls), calls=calls, **where)
@@ -122,12 +126,11 @@ class Verdict(NamedTuple):
 
 
 def cancelled(rank: int) -> Verdict:
-    """The verdict on an operation that `rank` has cancelled."""
     return Verdict("cancelled", "the operation was cancelled", rank)
 
 
 def verdict_of(error: BaseException, rank: int) -> Verdict:
-    """The verdict that tells the others of `error`, which happened at `rank`."""
+    """Return the verdict that tells the others of `error` at `rank`."""
     if isinstance(error, CollectiveTimeoutError):
         details = {missing: error.last_seen.get(missing, "") for missing in error.missing}
         return Verdict("timeout", error.message, rank, details)
@@ -136,7 +139,8 @@ def verdict_of(error: BaseException, rank: int) -> Verdict:
     if isinstance(error, PeerLostError):
         return Verdict(LOST, error.message, rank, dict.fromkeys(error.ranks, ""))
     if isinstance(error, CollectiveAbortedError):
-        return Verdict("error", error.reason, error.rank)  # users look for who gave up first
+        # name the rank that gave up first, because users look for it
+        return Verdict("error", error.reason, error.rank)
     if isinstance(error, asyncio.CancelledError):
         return cancelled(rank)
     if isinstance(error, OperatorError):
@@ -146,18 +150,21 @@ def verdict_of(error: BaseException, rank: int) -> Verdict:
 
 
 def sayable(text: str) -> str:
-    """`text` as it can be told to others. Lone surrogates, which names of files that are not UTF-8
-    have, are written as escapes, for nothing that travels can hold them."""
+    """Return `text` in a form that can be sent to others.
+
+    File names that are not UTF-8 have lone surrogates. They become escapes, because frames cannot
+    hold them.
+    """
     return text.encode(errors="backslashreplace").decode()
 
 
 def mismatch_text(calls: Mapping[int, str]) -> str:
-    """A small table: which ranks called what, and what differs."""
+    """Return a small table of which ranks called what, and what differs."""
     return f"{_DIFFERENT}\n{differences.table(calls)}\n"
 
 
 def timeout_text(seconds: float, missing: Sequence[int], seen: Mapping[int, str]) -> str:
-    """What a deadline that passed says."""
+    """Return the text of an error for a deadline that has passed."""
     if not missing:
         return f"not done after {seconds:g} s, though all ranks have entered"
     each = [f"rank {rank} ({seen.get(rank, 'no answer')})" for rank in missing]

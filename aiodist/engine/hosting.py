@@ -1,4 +1,4 @@
-"""What an operation needs of the group that it belongs to."""
+"""What an operation needs of its group."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ Op = TypeVar("Op", contravariant=True)
 
 
 class Host(Protocol[Op]):
-    """The collectives of a group, as one of them, of type `Op`, sees them. `party` leads to the
-    other ranks."""
+    """The collectives of a group, as an operation of type `Op` sees them. `party` leads to other
+    ranks."""
 
     party: Party
     pushes: int
-    """Most bytes that go to a peer before it has granted them. 0: ranks are near each other, and
-    wait for the grant."""
+    """The most bytes that go to a peer before it grants them. 0: ranks are near, and wait for the
+    grant."""
 
     def may_send(self, op: Op, peer: int, nbytes: int) -> bool:
-        """Whether `nbytes` may go to `peer`, of which nobody knows whether it has entered `op`.
-        If not, `admitted` is called in due course."""
+        """Returns whether `nbytes` may go to `peer`, which may not have entered `op`. If not,
+        `admitted` is called later."""
         ...
 
     def may_push(self, op: Op, peer: int, nbytes: int) -> bool:
-        """Whether `nbytes` may go to `peer` that it has not granted yet. If not, its grant comes in
-        due course."""
+        """Returns whether `nbytes` may go to `peer` before its grant. If not, its grant comes
+        later."""
         ...
 
     def refund(self, op: Op, peer: int) -> None:
-        """`peer` has entered `op`, and has granted all that has gone to it."""
+        """Notes that `peer` has entered `op`, and has granted everything that went to it."""
         ...
 
     def finished(self, op: Op, result: Any) -> None: ...
@@ -39,9 +39,9 @@ class Host(Protocol[Op]):
     def failed(self, op: Op, error: BaseException) -> None: ...
 
     def blame(self, op: Op, src: int, error: ProtocolError) -> None:
-        """A frame that came of `src` for `op` before this was known makes no sense."""
+        """Fails `op`, because a frame that came earlier from `src` turns out to be nonsense."""
         ...
 
     def differ(self, op: Op, others: Mapping[int, bytes]) -> None:
-        """Others called something else."""
+        """Fails `op`, because other ranks called something else."""
         ...

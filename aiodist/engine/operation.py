@@ -1,9 +1,8 @@
 """One collective on one rank: its phases, one after the other, from the call to its end.
 
-A collective is a generator of phases (`aiodist.collectives`). The operation asks for one after the
-other, and has each run: by an executor where it is a plan, or until it is over where it is a pause.
-What comes of peers is kept in its `exchange`. The operation is entered synchronously, from the call
-that starts it, from the links, and from its lane; nothing in here waits.
+A collective is a generator of phases (`aiodist.collectives`). The operation runs one phase after
+the other: a plan by an executor, a pause until it is over. `exchange` keeps what comes from peers.
+The call, the links and the lane call the operation synchronously. Nothing in here waits.
 """
 
 from __future__ import annotations
@@ -23,23 +22,25 @@ from aiodist.work import Work
 
 
 class Running(Protocol):
-    """A phase that is under way. `waiting_for` is the peer that it needs to go on, if it is one."""
+    """A phase that is under way. `waiting_for` is the peer that it needs to go on, if it needs
+    one."""
 
     @property
     def waiting_for(self) -> int | None: ...
 
     def run(self) -> bool:
-        """Go on. True: done. False: it has to wait; `Operation.resume` is called in due course."""
+        """Run. True: the phase is done. False: it waits, and `Operation.resume` is called later."""
         ...
 
     def close(self) -> None:
-        """Let go of shared memory: it is done, or never goes on."""
+        """Release shared memory, because the phase is done or will never go on."""
         ...
 
 
 class Pause(ABC):
-    """A phase that waits for something on this rank, not for a peer: `run` says whether it is over,
-    and if not, sees to it that `resume` is called when it may be.
+    """A phase that waits for something on this rank instead of a peer.
+
+    `run` says whether it is over. If not, it makes sure that `resume` is called when it may be.
 
     `last`: nothing is exchanged with any peer from here on.
     """
@@ -49,42 +50,44 @@ class Pause(ABC):
     last = False
 
     def needs(self, peer: int) -> bool:
-        """Whether anything is exchanged with `peer` from here on."""
+        """Return whether anything is exchanged with `peer` from here on."""
         return not self.last
 
     def belong(self, operation: Operation) -> None:
-        """Begin, as a phase of `operation`."""
+        """Begin as a phase of `operation`."""
         self.resume = operation.advance
 
     @abstractmethod
     def run(self) -> bool:
-        """Whether it is over."""
+        """Return whether the phase is over."""
 
     @abstractmethod
     def close(self) -> None:
-        """The phase is over, or nobody waits for it any more."""
+        """Release what the phase holds: it is over, or its operation is."""
 
 
 class Failure(NamedTuple):
-    """What a program returns that has run to its end, and has no result. The others need not be
-    told: they have all that this rank gives, and come to ends of their own."""
+    """What a program returns if it has run to its end and has no result.
+
+    The others are not told, because they have everything from this rank, and end by themselves.
+    """
 
     error: Exception
 
 
 Program = Generator[Phase | Running, None, Any]
 Start = Callable[[bool], Program]
-"""Makes a program, given whether it runs on a lane: there, and only there, it may have phases in
-shared memory."""
+"""Makes a program. Its argument says whether the program runs on a lane, because only there it may
+have phases in shared memory."""
 
 
 def refused(on_lane: bool) -> Program:
-    """What a collective starts that was called with what it cannot take: it never does."""
+    """Stand in for the program of a collective whose arguments were refused. It never starts."""
     raise AssertionError("a call that was refused has started")
 
 
 class Operation:
-    """A started collective, from its call to its end."""
+    """A collective that has been called, until it ends."""
 
     __slots__ = (
         "_draining", "_host", "_phase", "_program", "_running", "_start", "call", "digest", "done",
@@ -105,32 +108,32 @@ class Operation:
         self.work = work  # what the caller awaits
         self.tag = tag
         self.seq = -1  # its number among the collectives of its tag; -1: none yet
-        self.call = call  # what was called, in words: all ranks must agree on it
-        self.digest = 0  # on a lane: that of `call`, to be compared with the others'
-        self.place = place  # where its array lies in memory that all ranks see
-        # Whether the arrays of others are on devices, as far as it was heard; None: this rank's is
-        # not, so it need not know (`aiodist.engine.roll_call`).
+        self.call = call  # what was called, in words: all ranks must agree
+        self.digest = 0  # on a lane: that of `call`, to compare with the others'
+        self.place = place  # that of its array in memory that all ranks see
+        # Which other ranks have arrays on devices, as far as is known. None: this rank's array is
+        # on the host, so it need not know (`aiodist.engine.roll_call`).
         self.roll: dict[int, bool] | None = {} if place == ON_DEVICE else None
-        self.lane: Lane | None = None  # where it runs; None: over links alone
-        self.done = False  # it has ended, well or not, and never runs again
+        self.lane: Lane | None = None  # None: it runs over links alone
+        self.done = False  # it has ended, and never runs again
         self.timer: Any = None  # of its deadline
-        self.heard: set[int] = set()  # peers that are known to have entered it
-        self.knocked: set[int] = set()  # peers that were asked to say when they have entered it
-        # Bytes that were sent to others than those, or before these had granted them, by peer.
+        self.heard: set[int] = set()  # peers that have entered it, as far as is known
+        self.knocked: set[int] = set()  # peers that were asked to say when they enter it
+        # By peer, the bytes that were sent before the peer was heard or had granted them.
         self.unsolicited: dict[int, int] = {}
         self.seen: dict[int, str] = {}  # what peers do that have not entered it, in words
-        self.exchange: Exchange[Operation] = Exchange(host, self, size)  # its frames, by peer
+        self.exchange: Exchange[Operation] = Exchange(host, self, size)
         self._host = host
-        self._start = start  # makes the program
-        self._program: Program | None = None  # yields one phase after the other
-        self._phase: Executor | Running | None = None  # the one that runs
-        self._running = False  # its phase is being run: not to be entered again within that
-        self._draining = False  # the phase is over, but not all frames have left
+        self._start = start
+        self._program: Program | None = None  # yields its phases
+        self._phase: Executor | Running | None = None
+        self._running = False  # its phase runs right now, and must not be entered again
+        self._draining = False  # the phase is over, but frames have not left
 
     # -- entered by the context ---------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin its first phase; `advance` runs it."""
+        """Begin the first phase. `advance` runs it."""
         self._program = self._start(self.lane is not None)
         if self._phase is None:
             self._begin()
@@ -141,8 +144,8 @@ class Operation:
             self._host.failed(self, error)
 
     def carry_on(self, executor: Executor) -> None:
-        """Before it starts: its first phase is under way already, and its program is what comes
-        after that."""
+        """Take over a first phase that is already under way, before `start`. The program has the
+        phases after it."""
         self._phase = executor
         self._note_plan(executor.phase)
         self.exchange.begin(executor.phase)
@@ -150,7 +153,8 @@ class Operation:
         executor.hand_over(self.exchange)
 
     def called_with(self, src: int, *, on_device: bool) -> None:
-        """Where the array of `src` lies. Its first word counts, see `roll_call`."""
+        """Note whether the array of `src` is on a device. Only its first word counts, see
+        `roll_call`."""
         assert self.roll is not None
         if src not in self.roll:
             self.roll[src] = on_device
@@ -158,7 +162,7 @@ class Operation:
                 self.advance()
 
     def resume(self) -> None:
-        """The operation has its turn on its lane."""
+        """Go on, because it is this operation's turn on its lane."""
         assert self.lane is not None
         if self.done:
             return
@@ -170,17 +174,17 @@ class Operation:
 
     @property
     def waiting_for(self) -> int | None:
-        """The peer that the next step needs, if it is a peer."""
+        """The peer that the next step needs, if it needs one."""
         return None if self._phase is None else self._phase.waiting_for
 
     def granted(self, src: int, upto: int) -> Landing | None:
-        """`src` takes our frames with slots below `upto`."""
+        """Note that `src` takes our frames below slot `upto`."""
         is_news = self.exchange.granted(src, upto)
         self._hear(src)
         return self if is_news and self.waiting_for == src else None
 
     def admitted(self, src: int) -> Landing | None:
-        """`src` has entered, and takes what it was not known to want."""
+        """Note that `src` has entered, and takes frames that were held back."""
         self._hear(src)
         return self if self.waiting_for == src else None
 
@@ -190,16 +194,16 @@ class Operation:
             self._host.refund(self, src)
 
     def lacks(self, src: int, slot: int) -> bool:
-        """Whether any frame of `src` before this slot is not here."""
+        """Return whether a frame of `src` before this slot is missing."""
         return slot > self.exchange.arrived(src)
 
     def message(self, src: int, slot: int, nbytes: int) -> Landing:
-        """A frame of `src` begins: where its payload goes. Raises ProtocolError."""
+        """Return the landing for a frame of `src` that begins. Raises ProtocolError."""
         self._hear(src)
         return self.exchange.message(src, slot, nbytes)
 
     def sent(self, peer: int) -> None:
-        """A frame has left for `peer` (the `done` of its send)."""
+        """Note that a frame has left for `peer` (the `done` of its send)."""
         self.exchange.left(peer)
         if self._draining and not self.done and self.exchange.is_drained:
             self._draining = False
@@ -207,21 +211,21 @@ class Operation:
             self.advance()
 
     def needs(self, peer: int) -> bool:
-        """Whether the rest of the current phase exchanges anything with `peer`."""
+        """Return whether the rest of the current phase exchanges anything with `peer`."""
         phase = self._phase
         if isinstance(phase, Executor):
-            # What has not left never will.
+            # A frame that has not left will never leave.
             return self.exchange.has_unsent(peer) or phase.needs(peer)
         return not isinstance(phase, Pause) or phase.needs(peer)
 
     def close(self) -> None:
-        """Never run again; let go of all memory."""
+        """Stop for ever, and release all memory."""
         self.done = True
         self.exchange.close()
         if isinstance(self._phase, Executor):
             self._phase.stop()
-        # Where this is called from within a step, that step still has the memory in its hands:
-        # `advance` releases it on its way out.
+        # If a step called this, the step still uses the memory. Then `advance` releases it at its
+        # end.
         if not self._running:
             self._release()
 
@@ -238,8 +242,8 @@ class Operation:
                 assert phase is not None
                 if not phase.run() or self.done:
                     return
-                # Frames that have not left are read from the memory of this phase. The next one may
-                # write there, and the end of the operation gives it back to the user.
+                # Links still read the memory of this phase for frames that have not left. The next
+                # phase may write there, and the user may do so after the end.
                 if not self.exchange.is_drained:
                     self._draining = True
                     return
@@ -247,7 +251,8 @@ class Operation:
         except DifferentCallsError as error:
             self._host.differ(self, error.calls)
         except Exception as error:
-            # Who gave it up has said so, and may have written anything to what was read here.
+            # If a rank gave the operation up, it has told the others. Its memory may have held
+            # anything, so an error made of that means nothing.
             lane = self.lane
             if lane is None or lane.current is not self or not lane.is_void():
                 self._host.failed(self, error)
@@ -256,13 +261,12 @@ class Operation:
             if self.done:
                 self._release()
 
-    # An operation is itself the landing of a frame without a payload with which it may go on. So it
-    # does not do so below all those who have passed on the header, but once they are done.
+    # An operation is also the landing of a frame without payload. So it goes on after the callers
+    # that passed the header on are done, and not below them on the stack.
     memory = None
     landed = advance
 
     def _begin(self) -> None:
-        """Begin the next phase."""
         self._running = True
         try:
             self._next_phase()

@@ -1,7 +1,7 @@
-"""What programs of collectives are made of: phases, each a plan and the memory that it is about.
+"""Phases: the parts of a collective's program. Each is a plan and the memory that it works on.
 
-There is one type of phase, for links, for shared memory, and for both: the plan says by its steps
-what it needs. `aiodist.engine.executor` carries phases out.
+There is one type of phase for links, for shared memory, and for both. The steps of the plan say
+what they need. `aiodist.engine.executor` runs phases.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ Spans = tuple[Span, ...]
 class Memory(Protocol):
     """What the spans of a plan mean. A memory has the methods that the steps of its plans need."""
 
-    # `Copy` and `Reduce` steps have ``copy(step)`` and ``reduce(step)``. Not all memories can do
-    # both, so these are looked up when a step wants them.
+    # `Copy` and `Reduce` steps need ``copy(step)`` and ``reduce(step)``. These are not listed here,
+    # because not every memory has both.
 
     def outgoing(self, spans: Spans) -> Sequence[memoryview]:
-        """The bytes to send. They must not change until the frame has left."""
+        """Returns the bytes to send. They must not change until the frame has left."""
         ...
 
     def incoming(self, spans: Spans, nbytes: int) -> memoryview:
-        """Where a frame of `nbytes` goes. Raises ProtocolError where that is no possible size."""
+        """Returns the place for a frame of `nbytes`. Raises ProtocolError if that size is not
+        possible."""
         ...
 
     def arrived(self, spans: Spans) -> None:
-        """The frame for `spans` is complete."""
+        """Notes that the frame for `spans` is complete."""
         ...
 
 
 class SharedMemory(Protocol):
-    """The memory of a plan that uses shared memory: until `unbind` it knows where that is."""
+    """The memory of a plan that uses shared memory. It knows the shared memory from `bind` to
+    `unbind`."""
 
     def bind(self, lane: Lane, area: int) -> None:
-        """``SHARED + r`` is from now on that area of rank r."""
+        """From now on ``SHARED + r`` is that area of rank r."""
         ...
 
-    def unbind(self) -> None:
-        """Let go of shared memory."""
-        ...
+    def unbind(self) -> None: ...
 
 
 class Prepared(NamedTuple):
-    """A plan, with what is worked out of it once.
+    """A plan, and what is computed from it once.
 
-    `receives` are its receives by peer, in their order. `shown` and `taken` are the
-    units that this rank shows to others in shared memory, and takes from them.
+    `receives`: its receives by peer, in order. `shown` and `taken`: how many units this rank shows
+    to others in shared memory, and takes from them.
     """
 
     plan: Plan
@@ -68,26 +68,27 @@ class Prepared(NamedTuple):
 
 @cached_by_weight(MOST_PLAN_STEPS, Prepared.weight)
 def prepared(algorithm: Callable[..., Plan], *args: Any) -> Prepared:
-    """The plan ``algorithm(*args)``, kept: the same shapes tend to come again and again."""
+    """Return the plan ``algorithm(*args)``. It is cached, because programs tend to use the same
+    shapes again."""
     plan = algorithm(*args)
     return Prepared(plan, receives_of(plan.steps), *moved(plan))
 
 
 class Phase(NamedTuple):
-    """A plan to carry out on a memory.
+    """A plan to run on a memory.
 
-    A plan that uses shared memory needs `shared` bytes of the area of each rank, and its units have
-    `itemsize` bytes. Where `shared` is None, it uses none.
+    `shared`: how many bytes the plan needs of the area of each rank, or None if it uses no shared
+    memory. `itemsize`: the bytes of a unit of such a plan.
 
-    `direct` gives the plan to carry out instead where all ranks have said where their arrays lie in
-    memory that all see, and has the memory show these arrays. It is given the places of the others,
-    and raises ProtocolError for such as make no sense.
+    `direct`: makes the plan to run instead, if all ranks have their arrays in memory that all see.
+    It takes the places of the others, and makes the memory show those arrays. Raises ProtocolError
+    if the places make no sense.
 
-    `whole` says that the plan is the shortest in shared memory: everyone shows all it has at once,
-    waits for all, and reduces what it is to have (see `aiodist.engine.executor.all_at_once`).
+    `whole`: the plan is the shortest in shared memory. Every rank shows all it has at once, waits
+    for all others, and reduces its result (see `aiodist.engine.executor.all_at_once`).
 
-    A phase that is kept for further calls has `lent` vectors in its memory. Each call lends them
-    the user's arrays, for as long as the phase runs.
+    `lent`: if the phase is kept for further calls, these vectors of its memory get the user's
+    arrays, as long as the phase runs.
     """
 
     prepared: Prepared

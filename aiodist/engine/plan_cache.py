@@ -1,4 +1,4 @@
-"""Keeping what is dear to make, within a fixed amount of memory."""
+"""A cache for results that are costly to make, with a limit on its memory."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 MOST_PLAN_STEPS = 50_000
-"""Most steps of the plans that are kept: some 10 MiB."""
+"""The most steps of cached plans, some 10 MiB."""
 
 
 def cached_by_weight(
     most: int, weigh: Callable[[T], int]
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Keeps the results of a function of hashable arguments. It is by their weight, not by their
-    number, that the oldest are dropped: all together they weigh at most `most`. The newest stays,
-    whatever it weighs."""
+    """Cache the results of a function whose arguments are hashable.
+
+    All results together weigh at most `most`, by the function `weigh`. The oldest are dropped
+    first. The newest stays, even if it weighs more.
+    """
 
     def keeping(make: Callable[..., T]) -> Callable[..., T]:
         results: dict[tuple[Any, ...], T] = {}
-        lock = threading.Lock()  # ranks may run in several threads
+        lock = threading.Lock()  # because ranks may run in several threads
         weight = 0
 
         @wraps(make)
         def asked(*args: Any) -> T:
             nonlocal weight
-            # Without the lock, which nearly all calls would take for nothing: to look is one step.
+            # Look without the lock: this is a single step, and nearly all calls end here.
             found = results.get(args)
             if found is not None:
                 return found

@@ -1,34 +1,36 @@
-"""How ranks that give arrays on devices learn where the arrays of the others lie.
+"""How ranks with arrays on devices learn whether the other arrays are on devices, too.
 
-Ranks that call one collective may give arrays of the host or arrays on devices: to the user it is
-the same call, and all say it in the same words. Ranks that give arrays of the host begin at once,
-as ever, and pay nothing for that others might not: they know of no devices. So it is for those with
-arrays on devices to find out, before they move anything. Their first phase is a `RollCall`. It is
-over when all others have said that theirs are on devices, or one that its is not; so all take the
-same way from there: together on the devices, or each with a copy on the host, by the plan that the
-ranks with arrays of the host have begun. Nobody has to turn back.
+Ranks of one collective may give arrays on the host or on devices. For the user it is the same call,
+and all ranks describe it in the same words. Ranks with host arrays begin at once. They pay nothing,
+because they need not know about devices.
 
-**On a lane** that all ranks are on, a rank says with its call that its array is on a device (the
-place `ON_DEVICE`). So it is enough to wait until all have entered: it takes no message.
+So ranks with arrays on devices have to ask before they move anything. Their first phase is a
+`RollCall`. It is over when all others have said that their arrays are on devices, or one has said
+that its array is not. Then all ranks take the same way: together on the devices, or each with a
+copy on the host, by the plan that the ranks with host arrays have begun. No rank has to turn back.
 
-**Over links** a rank with an array on a device sends each other one a GRANT that grants nothing,
-whose call is marked. A rank that has called the same with an array of the host answers with a GRANT
-that grants nothing, without the mark; one whose array is on a device sends marked ones itself, and
-need not answer. What comes early is kept until the collective is called, as all of its frames are::
+**On a lane** with all ranks, a rank says with its call that its array is on a device (the place
+`ON_DEVICE`). So this phase only waits until all have entered, and takes no message.
+
+**Over links** a rank with an array on a device sends all others a GRANT that grants nothing, and
+whose call is marked. A rank that called the same with a host array answers with such a GRANT
+without the mark. A rank with an array on a device sends marked ones itself, and need not answer.
+Frames that come early are kept until the collective is called, as always::
 
     rank 0 (device)   ── all_reduce(…) on a device ──>   rank 1 (host): has sent rank 0 its part,
                       <── its part, as ever ──────────                  or waits for that of rank 0
                       <── all_reduce(…) ──────────────
 
-**The first word of a rank counts.** The mark is on the frames of the roll call alone. So a frame
-without it comes of a rank with an array of the host, or of one that is through with its roll call.
-The latter either has heard of a rank with an array of the host, and then it makes no difference
-that it is taken for one; or it has had the marked words of all others, so it had sent its own
-before, and links keep the order. What has come of the plan by then is kept for the phases to come.
+**The first word of a rank counts.** Only frames of the roll call have the mark. So a frame without
+it comes from a rank with a host array, or from one that has finished its roll call. In the second
+case, there are two possibilities. That rank may have heard of a host array, and then it does not
+matter that it is taken for one. Or it has the marked words of all others. Then it had sent its own
+mark before, and links keep the order. Frames of the plan that come meanwhile are kept for later
+phases.
 
-**It ends.** A word of a rank depends on nothing but that it has called the collective and, if its
-array is on a device and it runs on a lane, that it is its turn there. Who does not come is lost, or
-gives up, or is missing at the deadline, as in any phase that waits for all.
+**It ends.** A rank answers as soon as it has called the collective. On a lane, a rank with an array
+on a device also waits for its turn. A rank that does not answer is lost, gives up, or is missing at
+the deadline, as in every phase that waits for all.
 """
 
 from __future__ import annotations
@@ -41,17 +43,17 @@ _MARK = b" on a device"
 
 
 def marked(call: bytes) -> bytes:
-    """How a rank with an array on a device says in a roll call what it has called."""
+    """Return `call` with the mark of a rank whose array is on a device."""
     return call + _MARK
 
 
 def unmarked(call: bytes) -> bytes:
-    """What the rank has called that said this."""
+    """Return `call` without the mark."""
     return call.removesuffix(_MARK)
 
 
 class Caller(Protocol):
-    """The group as seen by one of its ranks."""
+    """The group, seen by one of its ranks."""
 
     size: int
 
@@ -61,7 +63,7 @@ class Caller(Protocol):
 
 
 class RollCall(Pause):
-    """Until it is known whether the arrays of all others are on devices: `all_on_devices`."""
+    """A phase that lasts until `all_on_devices` is known."""
 
     def __init__(self, group: Caller) -> None:
         self._group = group
@@ -72,7 +74,7 @@ class RollCall(Pause):
         self._operation = operation
         lane = operation.lane
         self._lane = lane if lane is not None and len(lane.others) + 1 == self._group.size else None
-        operation.place = 0  # it is said; here nobody has an array in memory that all see
+        operation.place = 0  # it was announced, and has no other use here
         if self._lane is None:
             self._group.call_roll(operation)
 
@@ -88,4 +90,4 @@ class RollCall(Pause):
         return not self.all_on_devices or len(operation.roll) == self._group.size - 1
 
     def close(self) -> None:
-        """Nobody is kept waiting by it."""
+        """Do nothing, because no other rank waits for this."""

@@ -1,28 +1,32 @@
 """Sequence numbers by tag, and how the ranks agree to forget those of idle tags.
 
-Collectives match by (tag, sequence number), so every rank counts the calls of each tag. A service
-that uses a tag a request would count without end. Once rank 0 sees many idle tags, it leads a
-round of a two-phase agreement: PREPARE names tags with their counts; each rank *freezes* those
-that are idle there with the same count (a call with a frozen tag waits until the end of the round)
-and says which in READY; COMMIT names those that all ranks have frozen: they are forgotten, so the
-next call with such a tag is number 0 again. A rank that gets a contribution to a number that it has
-counted already, for a tag that it has frozen, knows that the tag was committed and forgets it, too:
-COMMIT is on its way.
+Collectives match by (tag, sequence number), so every rank counts the calls of each tag. If a
+service uses a new tag for each request, these counts would grow without end. So once rank 0 sees
+many idle tags, it leads a round of a two-phase agreement:
 
-Always kept are no tag at all, and tags on which a collective failed, or that were inquired about:
-words of others may still be on their way then, and must not meet a new collective of that number.
+1. PREPARE names tags with their counts.
+2. Each rank *freezes* the named tags that are idle there with the same count, and says in READY
+   which ones. A call with a frozen tag waits until the round is over.
+3. COMMIT names the tags that all ranks have frozen. They are forgotten, so the next call with such
+   a tag has number 0.
 
-**Why a number may be forgotten at all.** It tells the collectives of a tag apart while anything of
-them may be on its way. A tag is idle at count c on a rank when its collectives 0 … c - 1 have all
-ended there, and well. Once it is idle at the same count on all ranks, all of these have ended
-everywhere. Then no frame of their data is on its way: in a plan each Send has its Recv (the
-simulator refuses others), so who has come to the end of a plan has received all that was sent to
-it; and grants are as many as frames, so who has sent the last one has got the last grant. Nothing
-is left that the numbers tell apart, if all forget together.
+If a contribution comes for a number that a rank has counted already, and the tag is frozen, then
+the tag was committed and COMMIT is on its way. The rank forgets the tag at once.
 
-**What freezes, and why.** They cannot forget at one moment, and a rank that called number c while
-another took it for number 0 would wait for ever. Between the moment when a rank says that a tag is
-idle at c, and the moment when it learns what came of that, it must not change::
+Calls without a tag are never forgotten, nor are tags on which a collective failed or was inquired
+about. Messages about these may still be on their way, and must not meet a new collective of the
+same number.
+
+**Why may a number be forgotten?** It tells the collectives of a tag apart while a frame of them may
+be in flight. A tag is idle at count c on a rank if its collectives 0 … c - 1 have all ended well
+there. If it is idle at the same count on all ranks, they have ended everywhere. Then none of their
+data is in flight. A plan has a Recv for each Send (the simulator checks that), so a rank at the end
+of a plan has received everything. There are as many grants as frames, so a rank that has sent its
+last frame has received the last grant.
+
+**Why are tags frozen?** Ranks cannot forget at the same moment. If one rank called number c and
+another one took that call for number 0, both would wait for ever. So a tag must not change between
+the moment when a rank says that it is idle at c, and the moment when the rank learns the result::
 
     rank 0   PREPARE a: 3 ─┐      ┌──────┐                  ┌─ COMMIT a: all have ─┐  calls a: 0
              a is frozen   │      │      │                  │  a is forgotten      │      │
@@ -31,28 +35,28 @@ idle at c, and the moment when it learns what came of that, it must not change::
     rank 2                 └─> READY: yes, frozen ──────────┘      calls a: waits ─│──────▼─ a: 0
                                                                                    └─> number 0
 
-Calls with a frozen tag wait, for one round trip to rank 0. Tags that are not frozen are called as
-ever, and so is one that was named, where the rank has answered that it is not idle at that count:
-one such answer, and all keep it.
+Calls with a frozen tag wait for one round trip to rank 0. Other tags are not delayed. If a rank
+answers that a tag is not idle at that count, all ranks keep the tag.
 
-**Why no frame is taken for another.** A rank that has heard COMMIT may call number 0 at once, and
-its frames may overtake the COMMIT for a third rank, for they travel on other links. There the tag
-is frozen at c, and all numbers below c have ended everywhere: so a contribution to one of them
-cannot be old. It is a new one, and proves that COMMIT is on its way: the rank forgets at once
-(`contributed`). A contribution to number c or above is kept as of a collective that was not called
-here yet, and is of that number in either case: the new one after a COMMIT, the old one without. A
-verdict on a frozen tag is of one or the other, which only the end of the round tells: it is held
-back until then (`Arrivals._aborted`).
+**Why is no frame taken for another one?** A rank may call number 0 as soon as it has COMMIT. Its
+frames may reach a third rank before COMMIT does, because they use another link. On that rank the
+tag is frozen at c, and all numbers below c have ended everywhere. So a contribution to one of them
+is new, and proves that COMMIT is on its way. The rank forgets the tag at once (`contributed`).
 
-**Verdicts, questions, losses.** Verdicts are sent of collectives that fail: their tag is kept by
-who gave up, and that rank alone is enough for a no. Who inquires keeps the tag before it asks, and
-whoever is asked keeps it, too, so that no answer comes to a new collective. When a rank is lost,
-the round will not end: it is called off, and all keep what they have not forgotten. After a loss
-the group does no further collective, so it does not matter whether all have forgotten the same.
-There is no further round either, for it would freeze its tags for ever; and words of the one that
-was called off may come from ranks that hear of the loss later: they are dropped.
+A contribution to number c or above is kept as one for a collective that was not called here yet.
+That is right in both cases: it is new if COMMIT comes, and old if not. A verdict on a frozen tag
+may also be either. Only the end of the round tells, so it is held until then (`Arrivals._aborted`).
 
-Pure: what is to be sent is returned as (rank, fields).
+**Verdicts, questions, losses.** The rank that gives up a collective keeps its tag, and its answer
+alone is enough for all to keep it. A rank that inquires keeps the tag before it asks, and the asked
+rank keeps it, too, so that no answer meets a new collective.
+
+If a rank is lost, the round cannot end. It is called off, and all ranks keep what they have not
+forgotten. The group does no further collective after a loss, so it does not matter if ranks have
+forgotten different tags. There is no further round, because its tags would stay frozen for ever.
+Late messages of the round are dropped, because some ranks hear of the loss later.
+
+This module is pure: it returns what to send as (rank, fields).
 """
 
 from __future__ import annotations
@@ -66,11 +70,11 @@ SETUP_TAG = b"memory"
 """The tag of the collectives by which ranks agree on shared memory."""
 
 MANY = 1024
-"""Idle tags that rank 0 keeps before it starts a round."""
+"""How many idle tags rank 0 keeps before it starts a round."""
 BATCH = 256
-"""Most tags of a round."""
+"""The most tags of a round."""
 BATCH_BYTES = 16 * 1024
-"""Most bytes of the tags of a round, so that PREPARE fits in a header."""
+"""The most bytes of the tags of a round, so that PREPARE fits in a header."""
 
 PREPARE, READY, COMMIT = range(3)
 
@@ -81,19 +85,19 @@ class TagCounts:
     """The numbers of one rank in one group."""
 
     def __init__(self, rank: int, size: int) -> None:
-        self.frozen: set[object] = set()  # tags whose count must not change until the round is over
+        self.frozen: set[object] = set()  # tags whose count must not change in this round
         self._rank = rank
         self._size = size
-        self.numbers: dict[object, int] = {}  # by tag, that of its next collective: its count
-        self._pending: dict[object, int] = {}  # by tag, how many collectives have not ended here
+        self.numbers: dict[object, int] = {}  # by tag: the number of the next call, its count
+        self._pending: dict[object, int] = {}  # by tag: how many collectives have not ended here
         self._kept: set[object] = set()  # tags whose number is never forgotten
-        # Tags that may be forgotten, the oldest first; and the count of each when it was put there.
+        # Tags that may be forgotten, the oldest first, each with its count at that time.
         self.idle: dict[object, int] = {}
-        self._forgotten = 0  # collectives of tags that were forgotten: they count as called
-        # The round under way: its number and tags; at rank 0 also who has answered, and what.
+        self._forgotten = 0  # the calls of forgotten tags, which still count as called
+        # The current round: its number and tags, and at rank 0 the answers.
         self._round = 0
-        self._named: list[object] = []  # the tags; empty: no round is under way
-        self._answers: dict[int, Sequence[bool]] = {}  # by rank: whether it has frozen each of them
+        self._named: list[object] = []  # empty: there is no round
+        self._answers: dict[int, Sequence[bool]] = {}  # by rank: which tags it has frozen
         self._disbanded = False  # a rank was lost, so there are no more rounds
 
     def __len__(self) -> int:
@@ -102,12 +106,12 @@ class TagCounts:
     @property
     def called(self) -> int:
         """How many collectives were called, with any tag. Any thread may ask."""
-        # The list is made in one step, so the loop may add a tag meanwhile in its own thread. To
-        # sum the values themselves would raise then.
+        # The list is made in one step. A sum over the dict itself would raise if the loop added a
+        # tag meanwhile in its own thread.
         return self._forgotten + sum(list(self.numbers.values()))
 
     def take(self, tag: object) -> int:
-        """The number of the collective that is called now."""
+        """Return the number of the collective that is called now."""
         seq = self.numbers.get(tag, 0)
         self.numbers[tag] = seq + 1
         self._pending[tag] = self._pending.get(tag, 0) + 1
@@ -115,23 +119,24 @@ class TagCounts:
         return seq
 
     def pass_over(self, tag: object) -> None:
-        """A collective was called that is over already."""
+        """Count a collective that is over already."""
         self.numbers[tag] = self.numbers.get(tag, 0) + 1
-        # One that is there stays where it is: this is done in each call, `propose` is not.
+        # A tag that is idle keeps its place, because each call does this, and `propose` sorts it
+        # out.
         if tag is not None and tag not in self.idle:
             self.passed(tag)
 
     def passed(self, tag: object) -> None:
-        """Do what is left of `pass_over` once the number is counted."""
+        """Do the rest of `pass_over`, after the number was counted."""
         if tag not in self._pending and tag not in self._kept:
             self.idle.setdefault(tag, self.numbers[tag])
 
     def upcoming(self, tag: object) -> int:
-        """The number of the next collective."""
+        """Return the number of the next collective."""
         return self.numbers.get(tag, 0)
 
     def release(self, tag: object, *, failed: bool) -> None:
-        """A collective with `tag` has ended here."""
+        """Note that a collective with `tag` has ended here."""
         if failed:
             self._kept.add(tag)
         left = self._pending[tag] - 1
@@ -148,11 +153,11 @@ class TagCounts:
         self.idle.pop(tag, None)
 
     def is_ahead(self, tag: object, seq: int) -> bool:
-        """Whether number `seq` of `tag` was not called here yet."""
+        """Return whether number `seq` of `tag` was not called here yet."""
         return seq >= self.numbers.get(tag, 0)
 
     def contributed(self, tag: object, seq: int) -> None:
-        """A contribution to number `seq` of `tag` has come."""
+        """Note that a contribution to number `seq` of `tag` has come."""
         if tag in self.frozen and seq < self.numbers.get(tag, 0):
             self._forget(tag)
 
@@ -160,7 +165,7 @@ class TagCounts:
 
     @property
     def many(self) -> bool:
-        """Whether there are so many idle tags that something should be done about it."""
+        """Whether there are enough idle tags for a round."""
         return len(self.idle) > MANY
 
     def propose(self) -> Sends:
@@ -193,21 +198,25 @@ class TagCounts:
         return [(rank, fields) for rank in range(1, self._size)]
 
     def heard(self, src: int, fields: Sequence[Any]) -> tuple[Sends, bool]:
-        """A word of `src`. Returns what to send, and whether the frozen tags are free again."""
+        """Handle a message of `src`. Return what to send, and whether the frozen tags are free
+        again.
+
+        Raises ProtocolError.
+        """
         step, number, *rest = _checked(fields)
         if self._disbanded:
-            return [], False  # who sent it has not heard of the loss yet
+            return [], False  # `src` has not heard of the loss yet
         if step == PREPARE and src == 0 and self._rank:
             named, counts = rest
-            # Rank 0 leads one round at a time, and its words come in order: the round before is
-            # over.
+            # Rank 0 leads one round at a time and its messages keep their order, so the last round
+            # is over.
             self._round, self._named = number, named
             frozen = self._freeze(named, counts)
             return [(0, (READY, number, frozen))], False
         if step == READY and not self._rank and number == self._round and self._named:
             (answer,) = rest
             if len(answer) != len(self._named) or src in self._answers:
-                raise ProtocolError(f"an answer of rank {src} that fits no round")
+                raise ProtocolError(f"rank {src} sent an answer about tags that fits no round")
             self._answers[src] = answer
             if len(self._answers) < self._size:
                 return [], False
@@ -218,13 +227,13 @@ class TagCounts:
         if step == COMMIT and src == 0 and self._rank and number == self._round:
             (agreed,) = rest
             if len(agreed) != len(self._named):
-                raise ProtocolError("a commit that fits no round")
+                raise ProtocolError("rank 0 sent a commit about tags that fits no round")
             self._commit(agreed)
             return [], True
-        raise ProtocolError(f"a word of rank {src} about tags that fits no round")
+        raise ProtocolError(f"rank {src} sent a message about tags that fits no round")
 
     def disband(self) -> None:
-        """A rank is lost: the round will not end, and there will be no other one."""
+        """Have no further round, because a rank is lost, so that the current one will not end."""
         self._disbanded = True
         self._end()
 

@@ -1,11 +1,12 @@
-"""How the ranks of a group hear of verdicts: all who live, whoever dies or is cut off meanwhile.
+"""How all living ranks of a group hear of verdicts, even if some die or are cut off meanwhile.
 
-Who gives a collective up tells everybody it can reach, and names those it cannot: whoever hears of
-it passes it on to them. And when a rank is lost, the others pass on what it told them last, since
-it may have died before it had told all.
+A rank that gives a collective up tells all ranks that it can reach, and names those that it cannot.
+Each rank that hears it passes it on to these. If a rank is lost, the others pass on its last
+verdicts, because it may have died before it had told everyone.
 
-Who leaves passes on what it heard last. That may be why it leaves, and others may hear of it later
-than that it has left: they have a link to it, and none yet to who gave up.
+A rank that leaves passes on the last verdict that it heard, because that may be why it leaves.
+Others may hear of the verdict later than of the leave: they have a link to this rank, and perhaps
+none yet to the one that gave up.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
 
 KEPT = 32
-"""So many of the last verdicts that a rank told are kept, to be passed on when it is lost."""
+"""How many of the last verdicts of a rank are kept, to pass them on when it is lost."""
 
 
 class VerdictRelay:
@@ -37,7 +38,8 @@ class VerdictRelay:
         self._tell(key, verdict, range(self._party.size))
 
     def hear(self, src: int, key: Key, fields: Sequence[Any]) -> Verdict:
-        """The verdict in an ABORT frame of `src`, whose rest is `fields`. Raises ProtocolError."""
+        """Return the verdict in an ABORT frame of `src`, whose rest is `fields`. Raises
+        ProtocolError."""
         verdict, untold = Verdict.parse(fields, self._party.size)
         self._last = key, verdict
         self._heard.setdefault(src, deque(maxlen=KEPT)).append(self._last)
@@ -45,28 +47,28 @@ class VerdictRelay:
         return verdict
 
     def lose(self, src: int) -> None:
-        """`src` is lost."""
+        """Pass on the verdicts of `src`, which is lost."""
         for key, verdict in self._heard.pop(src, ()):
             self._tell(key, verdict, range(self._party.size))
 
     def leave(self, *, abort: bool) -> None:
-        """This rank leaves the group, and has not told the others yet."""
-        # Without `abort` those without a link are left out, because a rank that leaves in order
-        # waits until all that it has said was taken, and they may be busy.
+        """Pass on the last verdict, because this rank leaves the group."""
+        # Without `abort`, skip ranks without a link. A rank that leaves in order waits until its
+        # frames were taken, and these ranks may be busy.
         if self._last is not None:
             party = self._party
             peers = [peer for peer in range(party.size) if abort or party.link(peer) is not None]
             self._tell(*self._last, [peer for peer in peers if not party.has_lost(peer)])
 
     def clear(self) -> None:
-        """The group has ended here."""
+        """Forget everything, because the group has ended here."""
         self._heard.clear()
 
     def _tell(self, key: Key, verdict: Verdict, peers: Sequence[int]) -> None:
         party = self._party
         lost = party.endpoint.lost
-        # They are lost to this rank, but may live, and be reached by others: so these are asked to
-        # pass it on.
+        # These are lost to this rank, but may be alive and reachable for others. So the others are
+        # asked to tell them.
         untold = [peer for peer in peers if party.ranks[peer] in lost]
         header = pack_fields(kinds.ABORT, party.id, *key, *verdict.fields(), untold)
         for peer in peers:

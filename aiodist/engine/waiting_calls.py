@@ -1,12 +1,12 @@
-"""Collectives that wait and are no operations yet: of many calls at once, each is no more than what
-it was called with.
+"""Collectives that wait, and are not operations yet, because an operation takes time to make.
 
-An `Operation` is ready for whatever may come. Most small collectives meet nothing of it: what they
-wait for comes as expected, from a post or with their turn on a lane, and then they are done. So
-they wait as what they are, found by tag and number; some know which frames come, and take these
-(`Taking`). Whatever else happens to one (a frame that is about it, a cancel, the loss of a rank,
-the end of the group, or that it has waited for `LONG` or half its time) makes an operation of it,
-`to_operation`, and is dealt with as ever. So there is no deadline, verdict or cancellation in here.
+An `Operation` is ready for everything that may happen. Most small collectives need nothing of that:
+their post comes, or their turn on a lane, and they are done. So they wait as they are, listed by
+tag and number. Some know which frame they wait for, and take it themselves (`Taking`).
+
+Everything else turns a waiting call into an operation (`to_operation`): another frame about it, a
+cancel, the loss of a rank, or the end of the group. So does a wait of `LONG`, or of half its time.
+So this module needs no deadlines, verdicts or cancellations.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from aiodist.transports.base import Landing
 from aiodist.work import Work
 
 LONG = 1.0
-"""Seconds after which a call that waits becomes an operation. A call that was given less than twice
-that becomes one after half its time."""
+"""Seconds after which a waiting call becomes an operation. A call with less than twice this time
+becomes one after half of it."""
 
 
 class WaitingCall(Protocol):
-    """One that waits. `key` is its tag and number, `call` what was called, in words, and `seconds`
-    the time that it was given."""
+    """A call that waits. `key`: its tag and number. `call`: what was called, in words. `seconds`:
+    its timeout."""
 
     @property
     def key(self) -> Key: ...
@@ -44,16 +44,16 @@ class WaitingCall(Protocol):
     def seconds(self) -> float: ...
 
     def to_operation(self) -> Operation | None:
-        """Become an operation, and wait here no more; None: the group has ended."""
+        """Becomes an operation, and does not wait here any more. None: the group has ended."""
         ...
 
 
 class Taking(WaitingCall, Protocol):
-    """One that waits for a frame, and takes that itself."""
+    """A call that waits for a frame, and takes it itself."""
 
     def message(self, src: int, slot: int, call: bytes, nbytes: int) -> Landing | None:
-        """A frame of `src` begins: where its payload goes. None: it is not the one that is waited
-        for, and is for the operation that the call becomes by that."""
+        """Returns the landing for a frame of `src` that begins. None: another frame was expected,
+        so the call has to become an operation, which takes this one."""
         ...
 
 
@@ -69,37 +69,37 @@ class WaitingCalls:
         self.by_key: dict[Key, WaitingCall] = {}  # the oldest first
         self.takers: dict[Key, Taking] = {}  # those of them that take frames
         self._loop = loop
-        self._records = records  # hear of each of them
-        self._cancel = cancel  # gives an operation up, as its user has cancelled it
+        self._records = records
+        self._cancel = cancel  # gives an operation up, because the user cancelled it
         self._timer: asyncio.TimerHandle | None = None  # of the first that is due
-        self._due = math.inf  # when that is
+        self._due = math.inf  # when it is due
         records.waiting = self.all
 
     def wait(self, call: WaitingCall) -> None:
-        """`call`, which is among them, is not done within the call."""
+        """Note that `call`, which is listed, is not done within the call."""
         self._records.waits(call.work, call.call)
         call.work._on_cancel = self._cancelled
         if (due := _due(call)) < self._due:
             self._arm(due)
 
     def all(self) -> list[tuple[Work[Any], bytes]]:
-        """Their Works, and what was called. Any thread may ask."""
+        """Return their Works, and what was called. Any thread may ask."""
         return [(call.work, call.call) for call in list(self.by_key.values())]
 
     def operation(self, key: Key) -> Operation | None:
-        """The call with this tag and number, as an operation from here on; None: none waits."""
+        """Return the call with this tag and number as an operation. None: no such call waits."""
         call = self.by_key.get(key)
         return None if call is None else call.to_operation()
 
     def settle(self) -> None:
-        """All go on as operations."""
+        """Make operations of all waiting calls."""
         for call in list(self.by_key.values()):
             if call.key in self.by_key:
                 call.to_operation()
         self._arm(math.inf)
 
     def _arm(self, due: float) -> None:
-        """Look at them when the first one is `due`; inf: none is."""
+        """Look at the calls again when the first is `due`. inf: none is."""
         if self._timer is not None:
             self._timer.cancel()
         self._due = due
@@ -112,7 +112,7 @@ class WaitingCalls:
             self._cancel(operation, work)
 
     def _waits_long(self) -> None:
-        """Have those that have waited for long go on as operations, which have deadlines."""
+        """Make operations of calls that have waited long, because operations have deadlines."""
         now = self._due
         for call in list(self.by_key.values()):
             if _due(call) <= now and call.key in self.by_key:
@@ -121,7 +121,7 @@ class WaitingCalls:
 
 
 def _due(call: WaitingCall) -> float:
-    """When `call` becomes an operation, by the clock of the loop."""
+    """Return when `call` becomes an operation, by the clock of the loop."""
     seconds = call.seconds
     if seconds == math.inf:
         return seconds

@@ -1,28 +1,27 @@
 """Messages from one rank to another: sent, matched with receives, and kept within bounds.
 
-`point_to_point` is the engine of one group, with a sending and a receiving half. `express` is the
-short way of arrays that are not large, for which nothing waits on either side.
+`point_to_point` is the engine of one group, with a sending and a receiving half. `express` is a
+short way for arrays of up to 64 KiB, if neither side has to wait.
 
-The two look the same from outside, and on the wire. The engine matches messages with receives,
-keeps the books of credit, queues and withdraws. The short way is what is left of that for an array
-of up to 64 KiB when nothing waits. The frame up to its data is kept for each dtype and shape. A
-send pays with its credit, and writes frame and data into the link. A receive looks for the very
-frame that it expects, for as long as inline polls last, and takes the data from the link into its
-own memory. Whatever else comes first, and whatever has to wait, is left to the engine.
+Both send the same frames, and users see no difference. The engine matches messages with receives,
+counts credit, queues messages and withdraws them. The short way keeps the header of each dtype and
+shape. A send pays with credit, and writes header and data into the link. A receive looks for the
+exact frame that it expects, as long as inline polls last, and takes the data from the link into its
+own memory. If something else comes first, or something has to wait, the engine does the work.
 
-**Large messages.** Up to some MiB, most of the time goes into the handshake. So what can be made
-before it is made before: a receive that waits has its target ready for a message like the last one
-of its source, and metadata that was seen before is looked up instead of read again. And up to 1 MiB
-there is none at all where receives wait: each that did gives leave to send the next one at once.
-In shared memory, where a link has room for all of it, such a message goes the short way, too: its
-three frames are written in one piece, and the receiver copies the data while they come.
+**Large messages.** Up to some MiB, most of the time goes into the handshake. So as much as possible
+is prepared. A receive that waits has a target ready for a message like the last one of its source.
+Known metadata is looked up instead of read again. Messages of up to 1 MiB need no handshake if
+receives wait: such a receive allows its sender to push the next message at once. In shared memory,
+such a message also takes the short way, if the link has room for all of it. Its three frames are
+written together, and the receiver copies the data while they come.
 
-**Nobody is woken in vain.** Credit and leave are frames that their receiver does not wait for: it
-waits for an answer. So they are held back for the answer, a short while (`frames.Wire.hold`). And
-where other programs want the cores, the receiver of a message is woken once, when all of it is
-there: each time that somebody is woken there may cost a time slice of another program.
+**No wakeup without need.** The receiver of credit or leave does not wait for it, but for an answer.
+So these frames are held for a short while, to go with the answer (`frames.Wire.hold`). If other
+programs want the cores, the receiver of a message is woken once, when the whole message is there.
+Each wakeup may cost a time slice of another program then.
 
-**Polling.** A link through shared memory goes on looking for 150 µs after its last traffic, one
-turn of the loop at a time, before it falls asleep and needs a bell. Whoever polls for longer than
-some microseconds yields the core each time, for the peer may be waiting for that core.
+**Polling.** A link through shared memory polls for 150 µs after its last traffic, one turn of the
+loop at a time, and then needs a bell. A rank that polls for longer than some microseconds yields
+its core each time, because its peer may need that core.
 """

@@ -1,22 +1,24 @@
-"""Flow control of point-to-point messages, as each side keeps the books. No I/O in here.
+"""Flow control of point-to-point messages: what each side counts. No I/O in here.
 
-A message costs `cost(tag, nbytes)` from the moment it is sent until the receiver says that it was
-consumed. Unconsumed messages of one sender cost at most a `window` for each tag, and a `total` over
-all tags: `WINDOW` and `TOTAL`, and more where ranks are far from each other, as what is on the way
-counts until its receiver's answer is back. Both sides know the same limits.
+A message costs `cost(tag, nbytes)` from the moment when it is sent until the receiver says that it
+was consumed. The unconsumed messages of one sender cost at most a `window` for each tag, and a
+`total` over all tags. These are `WINDOW` and `TOTAL`. They are larger if ranks are far apart,
+because messages in flight count until the receiver's answer is back. Both sides know the same
+limits.
 
-Why nobody waits for ever. Two facts: what was consumed and not yet returned is always less than
-`BATCH`, and ``window - BATCH >= MOST``, ``total - BATCH >= MOST``.
+Why does no message wait for ever? There are two facts. Credit that was consumed and not returned
+yet is always less than `BATCH`. And ``window - BATCH >= MOST`` and ``total - BATCH >= MOST``.
 
-* A message held back by the window of its tag: the receiver has unconsumed messages of that tag,
-  so a receive of it has something to take; taking them returns the credit.
-* A message held back by the total: once all that travels has arrived, the receiver's own count is
-  over ``total - MOST`` (it is `tight`). A tight receiver tells the sender the tags that it waits
-  for, and each of these *wants* lets one message go beyond the total. (A receive of any tag needs
-  none: as long as the receiver is tight at rest, it has messages that such a receive would take.)
-  The sender answers a want once: with the message, or, when it was taken back, with a denial. So
-  both sides know what is outstanding, and a message beyond the total that nobody wanted is a
-  protocol error.
+* A message is held back by the window of its tag. Then the receiver has unconsumed messages of that
+  tag, so a receive of it finds one. Taking it returns the credit.
+* A message is held back by the total. Once everything in flight has arrived, the receiver's own
+  count is over ``total - MOST`` (it is `tight`). A tight receiver tells the sender the tags that it
+  waits for. Each of these *wants* allows one message beyond the total. A receive of any tag needs
+  no want, because a tight receiver at rest has messages for it.
+
+The sender answers each want once: with the message, or with a denial if the want was taken back. So
+both sides know which wants are open. A message beyond the total that was not wanted is a protocol
+error.
 """
 
 from __future__ import annotations
@@ -27,77 +29,77 @@ from aiodist.errors import ProtocolError
 
 MessageTag = str | int
 Key = str | int | None
-"""A tag as a receive names it; None: any."""
+"""A tag as a receive names it. None: any tag."""
 Source = int | tuple[int, ...] | None
-"""The source of a receive: a rank, one of several ranks (at least two), or any (None)."""
+"""The source of a receive: a rank, one of at least two ranks, or any rank (None)."""
 
 KIB: Final = 1024
 
 COST: Final = 256
-"""What a message costs beside its bytes."""
+"""What a message costs in addition to its bytes."""
 
 WINDOW: Final = 256 * KIB
-"""Most that unconsumed messages of one sender and tag cost, where ranks are near."""
+"""The most that unconsumed messages of one sender and tag cost, if ranks are near."""
 
 TOTAL: Final = 4096 * KIB
-"""Most that unconsumed messages of one sender cost, wanted ones aside, where ranks are near."""
+"""The most that unconsumed messages of one sender cost, without wanted ones, if ranks are near."""
 
 FAR_WINDOW: Final = 8192 * KIB
-"""Most of one tag, however far they are. All tags together have twice as much."""
+"""The most for one tag at any distance. All tags together have twice as much."""
 
 BATCH: Final = 64 * KIB
-"""Credit is returned when this much was consumed, or when nothing happened for a while: with the
-next frame to the sender, if there soon is one."""
+"""How much must be consumed before credit is returned. After a while without traffic, less is
+returned, too. It goes with the next frame to the sender, if one follows soon."""
 
 EAGER: Final = 65 * KIB
-"""Most bytes (metadata and data) of a message that travels before a receive is there: 64 KiB of
-data, and what describes an array."""
+"""The most bytes (metadata and data) of a message that is sent before a receive takes it: 64 KiB of
+data, and the description of an array."""
 
 MAX_TAG: Final = 1024
-"""Most bytes of a tag in UTF-8."""
+"""The most bytes of a tag in UTF-8."""
 
 MOST: Final = COST + EAGER + MAX_TAG
-"""Most that one message costs."""
+"""The most that one message costs."""
 
 MAX_WANTS: Final = 16384
-"""Most wants outstanding with one sender."""
+"""The most open wants with one sender."""
 
 
 def cost(tag: MessageTag, nbytes: int) -> int:
-    """What a message costs of which `nbytes` bytes travel before a receive is there."""
+    """Return the cost of a message that sends `nbytes` bytes before a receive takes it."""
     return COST + nbytes + (len(tag) if type(tag) is str else 0)
 
 
 class Limits(NamedTuple):
-    """Most that unconsumed messages of one sender cost."""
+    """The most that unconsumed messages of one sender cost."""
 
     window: int
-    """Of one tag."""
+    """For one tag."""
     total: int
-    """Of all tags."""
+    """For all tags."""
     ahead: int = 0
-    """Most bytes of a large message that go ahead of being asked for: 0 where ranks are near. They
-    take two thirds of what is left at most, and no message waits for credit for them."""
+    """The most bytes of a large message that go ahead of its pull. 0: ranks are near. They use at
+    most two thirds of the remaining credit, and no message waits for credit for them."""
 
 
 def limits_for(way: int) -> Limits:
-    """The limits where `way` bytes have left and are not answered for, while the wire is busy."""
+    """Return the limits for a busy wire that has `way` bytes in flight."""
     far = min(way, FAR_WINDOW)
     return Limits(max(WINDOW, far), max(TOTAL, 2 * far), far * 5 // 8)
 
 
 class SenderCredit:
-    """What one receiver lets this rank send."""
+    """What one receiver allows this rank to send."""
 
     __slots__ = ("_most", "_stalled", "_total", "_used", "_wants", "_window")
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._window, self._most, _ = limits or limits_for(0)
-        self._used: dict[MessageTag, int] = {}  # what messages cost that were not consumed
+        self._used: dict[MessageTag, int] = {}  # the cost of unconsumed messages
         self._total = 0
-        self._wants: set[MessageTag] = set()  # tags of which one may go beyond the total
-        # Tags whose next message waits for the total (and for nothing else), first come first
-        # served: a message of another tag does not slip past them.
+        self._wants: set[MessageTag] = set()  # tags with an open want
+        # Tags whose next message waits only for the total, in order. Messages of other tags do not
+        # overtake them.
         self._stalled: dict[MessageTag, None] = {}
 
     @property
@@ -106,17 +108,17 @@ class SenderCredit:
         return not (self._used or self._wants or self._stalled)
 
     def first_stalled(self) -> MessageTag | None:
-        """The tag that is next to go when the total allows."""
+        """Return the tag that goes next when the total allows it."""
         return next(iter(self._stalled), None)
 
     def forget(self, tag: MessageTag) -> None:
-        """Nothing of `tag` waits any more."""
-        # It waits for its own window from now on, and must not hold back the tags that stand in
-        # line behind it for the total.
+        """Note that no message of `tag` waits any more."""
+        # Otherwise the tag would hold back those behind it in the line for the total.
         self._stalled.pop(tag, None)
 
     def admit(self, tag: MessageTag, price: int) -> bool | None:
-        """Pay for the next message of `tag`: whether it answers a want. None: it has to wait."""
+        """Pay for the next message of `tag`. Return whether it answers a want. None: it has to
+        wait."""
         used = self._used.get(tag, 0) + price
         if used > self._window:
             self._stalled.pop(tag, None)
@@ -135,16 +137,18 @@ class SenderCredit:
         return wanted
 
     def spare(self, tag: MessageTag) -> int:
-        """What a message of `tag` that was admitted may cost more: two thirds of what is left, for
-        others are to find some, too."""
+        """Return how much more an admitted message of `tag` may cost. That is two thirds of the
+        rest, so that other messages find some credit, too."""
         if self._stalled or self._wants:
             return 0
         left = min(self._window - self._used.get(tag, 0), self._most - self._total)
         return max(0, left * 2 // 3)
 
     def pay(self, tag: MessageTag, price: int) -> bool:
-        """Pay for the next message of `tag`, where it answers no want and nothing else waits.
-        False: `admit` has to decide."""
+        """Pay for the next message of `tag`, if it answers no want and no other message waits.
+
+        False: `admit` has to decide.
+        """
         used = self._used.get(tag, 0) + price
         total = self._total + price
         if used > self._window or total > self._most or self._wants or self._stalled:
@@ -154,10 +158,11 @@ class SenderCredit:
         return True
 
     def refund(self, tag: MessageTag, amount: int) -> None:
-        """The receiver has consumed messages of `tag`. Raises ProtocolError if it had none."""
+        """Note that the receiver consumed messages of `tag`. Raises ProtocolError if it had
+        none."""
         used = self._used.get(tag, 0) - amount
         if amount <= 0 or used < 0:
-            raise ProtocolError(f"{amount} bytes of credit came back for tag {tag!r}, over its use")
+            raise ProtocolError(f"{amount} bytes of credit came back for tag {tag!r}, too many")
         if used:
             self._used[tag] = used
         else:
@@ -165,13 +170,13 @@ class SenderCredit:
         self._total -= amount
 
     def want(self, tag: MessageTag) -> None:
-        """The receiver waits for `tag`. Raises ProtocolError if it has said so already."""
+        """Note that the receiver waits for `tag`. Raises ProtocolError if it already said so."""
         if tag in self._wants or len(self._wants) >= MAX_WANTS:
-            raise ProtocolError(f"a want for tag {tag!r} that is there, or one too many")
+            raise ProtocolError(f"a want for tag {tag!r} came twice, or was one too many")
         self._wants.add(tag)
 
     def unwant(self, tag: MessageTag) -> bool:
-        """The receiver takes a want back. False: it was answered already."""
+        """Note that the receiver takes a want back. False: it was answered already."""
         if tag in self._wants:
             self._wants.remove(tag)
             return True
@@ -179,17 +184,17 @@ class SenderCredit:
 
 
 class ReceiverCredit:
-    """What one sender has used of the credit it has here."""
+    """How much of its credit one sender has used."""
 
     __slots__ = ("_held", "_most", "_owed", "_owed_total", "_told", "_total", "_window")
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._window, self._most, _ = limits or limits_for(0)
-        self._held: dict[MessageTag, int] = {}  # what messages cost whose credit is here
+        self._held: dict[MessageTag, int] = {}  # the cost of messages that hold credit
         self._total = 0
-        self._owed: dict[MessageTag, int] = {}  # of that, what was consumed
+        self._owed: dict[MessageTag, int] = {}  # the consumed part of it
         self._owed_total = 0
-        # Wants that the sender has not answered: True while they hold, False once taken back.
+        # Wants without an answer. True: still wanted. False: taken back.
         self._told: dict[MessageTag, bool] = {}
 
     @property
@@ -199,47 +204,49 @@ class ReceiverCredit:
 
     @property
     def tight(self) -> bool:
-        """Whether the sender may be held back by the total."""
+        """Whether the total may hold back the sender."""
         return self._total > self._most - MOST
 
     @property
     def asking(self) -> bool:
-        """Whether a want is outstanding, or may be needed."""
+        """Whether a want is open, or may be needed."""
         return bool(self._told) or self.tight
 
     @property
     def crowded(self) -> bool:
-        """Whether `ask` may have refused for the number of wants alone, before the last answer."""
+        """Whether `ask` may have refused because of the number of wants, before the last answer."""
         return len(self._told) >= MAX_WANTS - 1
 
     def charge(self, tag: MessageTag, price: int, wanted: bool) -> None:
-        """A message came. Raises ProtocolError if the sender had no credit for it, or if it was
-        not `wanted`, as it says."""
+        """Count a message that comes. Raises ProtocolError if the sender had no credit for it, or
+        if the message says that it was `wanted` and it was not."""
         if wanted:
             self.answered(tag, denied=False)
         elif self._total + price > self._most:
-            raise ProtocolError(f"a message of tag {tag!r} beyond the total credit of {self._most}")
+            raise ProtocolError(
+                f"a message of tag {tag!r} is beyond the total credit: {self._most}"
+            )
         held = self._held.get(tag, 0) + price
         if held > self._window:
             raise ProtocolError(
-                f"a message of tag {tag!r} beyond the credit of {self._window} for a tag"
+                f"a message of tag {tag!r} is beyond the credit of {self._window} for a tag"
             )
         self._held[tag] = held
         self._total += price
 
     def consume(self, tag: MessageTag, price: int) -> bool:
-        """A message was consumed. True: it is time to `settle`."""
+        """Count a message that was consumed. True: it is time to `settle`."""
         self._owed[tag] = self._owed.get(tag, 0) + price
         self._owed_total += price
         return self._owed_total >= BATCH
 
     def pass_through(self, tag: MessageTag, price: int) -> bool:
-        """A message came and was consumed at once: `charge`, then `consume`."""
+        """Count a message that was consumed as soon as it came: `charge`, then `consume`."""
         self.charge(tag, price, wanted=False)
         return self.consume(tag, price)
 
     def settle(self) -> list[tuple[MessageTag, int]]:
-        """The credit to give back: (tag, amount)."""
+        """Return the credit to give back, as (tag, amount)."""
         owed, self._owed = self._owed, {}
         self._total -= self._owed_total
         self._owed_total = 0
@@ -252,22 +259,22 @@ class ReceiverCredit:
         return list(owed.items())
 
     def ask(self, tag: MessageTag) -> bool:
-        """Whether to tell the sender now that `tag` is waited for."""
+        """Return whether to tell the sender now that this rank waits for `tag`."""
         if tag in self._told or not self.tight or len(self._told) >= MAX_WANTS:
             return False
         self._told[tag] = True
         return True
 
     def take_back(self, tag: MessageTag) -> bool:
-        """`tag` is not waited for: whether to tell the sender now."""
+        """Return whether to tell the sender now that this rank does not wait for `tag` any more."""
         if self._told.get(tag):
             self._told[tag] = False
             return True
         return False
 
     def answered(self, tag: MessageTag, *, denied: bool) -> None:
-        """The sender has answered a want. Raises ProtocolError if there was none, or if it denied
-        one that still holds."""
+        """Note that the sender answered a want. Raises ProtocolError if there was none, or if it
+        denied one that is still open."""
         holds = self._told.pop(tag, None)
         if holds is None or (denied and holds):
-            raise ProtocolError(f"an answer to a want for tag {tag!r} that is not there")
+            raise ProtocolError(f"an answer to a want for tag {tag!r} came, but none is open")

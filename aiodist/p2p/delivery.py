@@ -1,21 +1,20 @@
-"""From a message that was matched with a receive to the value: its target, the transfer, its end.
+"""From a matched message to its value: the target, the transfer, and the end.
 
-`receiver` decides which receive takes which message. What becomes of the two is decided here. Where
-the message ends or is free again, that is told back, since it is the matching half that keeps the
-lines of messages and their credit.
+`receiver` decides which receive takes which message. This module does the rest. If a message ends
+or becomes free again, it tells the receiver, because that has the queues of messages and their
+credit.
 
-**Where bytes go.** An eager message came with all its data in one frame, in memory of this engine:
-it is copied into the target when the receive is there. An announced one is pulled straight into
-the target. So a cancelled receive is the hard case: the user may reuse `out` as soon as the cancel
-has returned, and the data of the message is on its way to that very memory, with no way to call it
-back. It then goes on in memory of its own (`Pieces.move`), and the next receive that is matched
-with the message has it copied from there.
+**The memory for the data.** An eager message came in one frame, to memory of this engine. It is
+copied to the target when a receive takes it. An announced message is pulled directly to the target.
+A cancelled receive is the hard case: the user may use `out` again as soon as the cancel returns,
+and the data in flight to that memory cannot be stopped. So it continues to memory of its own
+(`Pieces.move`). The next receive that gets the message has it copied from there.
 
 ::
 
-    message.body    memory that the data was pulled into, of whichever receive was first
-    receiving.target    memory of the receive that has the message now: copied into from `body`
-                        where that is another one
+    message.body        the memory that data is pulled to, of the receive that was first
+    receiving.target    the memory of the receive that has the message now; filled from `body`
+                        if these two are not the same
 """
 
 from __future__ import annotations
@@ -42,9 +41,11 @@ log = logging.getLogger("aiodist.group")
 
 
 class Delivery:
-    """Brings matched messages to their receives. `ended` is called with a Work that is complete,
-    `arrived` with a message of which that is known here, `consumed` with one that is gone, `freed`
-    with one that its receive did not take."""
+    """Brings matched messages to their receives.
+
+    `ended` is called with a Work that is complete. `arrived` gets a message that this side knows to
+    be complete, `consumed` one that is gone, and `freed` one that its receive did not take.
+    """
 
     def __init__(
         self,
@@ -64,15 +65,18 @@ class Delivery:
         self._arrived = arrived
         self._consumed = consumed
         self._freed = freed
-        self._device_memory = device_memory  # of arrays on devices; None: there are none here
+        self._device_memory = device_memory  # of arrays on devices; None: there are none
 
     # -- from the matching half -------------------------------------------------------------------
 
     def begin(self, message: Message, receiving: Receiving) -> bool:
-        """Give `message` to `receiving`. False: the receive failed, and the message is free, or
-        gone."""
+        """Give `message` to `receiving`.
+
+        False: the receive failed, and the message is free or gone.
+        """
         channel = self._channel
-        # By what the sender says, before any memory is set aside: its word costs it nothing.
+        # Check the size that the sender claims before any memory is set aside, because a claim
+        # costs the sender nothing.
         size = message.meta_nbytes + message.nbytes
         if size > channel.max_message_bytes:
             text = (
@@ -82,8 +86,8 @@ class Delivery:
             self._refuse(message, wire.TOO_LARGE)
             self._fail(receiving, message, MessageTooLargeError, text)
             return False
-        # Where there is no metadata yet, nothing is known but the size: the two are a pair all the
-        # same, since later receives and messages must not come in between, and it is pulled.
+        # Without metadata only the size is known. The two are a pair all the same, so that no later
+        # receive or message comes in between. The metadata is pulled.
         pulls = not message.complete and (message.pieces is None or message.front > 0)
         try:
             if message.meta is None and pulls:
@@ -108,7 +112,7 @@ class Delivery:
         return True
 
     def release(self, message: Message) -> None:
-        """Take the message from its receive, and its data out of the memory given by it."""
+        """Take the message from its receive, and its data out of the memory of that receive."""
         receiving = message.receiving
         assert receiving is not None
         message.receiving = receiving.message = None
@@ -116,9 +120,9 @@ class Delivery:
         if target is None:
             return
         if target is message.body and receiving.out is not None:
-            # What was read on the sender's device lies on the device of `out`, which is the user's
-            # again: nothing was pulled yet, so reading begins anew with the next receive. So it
-            # does in shared memory.
+            # The user gets `out` back, so data that was read on the sender's device cannot stay
+            # there. Nothing was pulled yet, so the next receive reads it again. The same holds in
+            # shared memory.
             if (message.words or message.reading) and not message.fetched:
                 message.body = message.pieces = None
             else:
@@ -127,7 +131,7 @@ class Delivery:
             target.foreign.let_go()
 
     def deliver(self, message: Message, receiving: Receiving) -> None:
-        """All of the message is here: bring it to where its receive wants it, and end that."""
+        """Bring a complete message to the target of its receive, and end the receive."""
         target = receiving.target
         assert target is not None
         places: Places | None = target.foreign
@@ -141,8 +145,8 @@ class Delivery:
         if places is None:
             self._hand_over(message, receiving, target)
             return
-        # The copies to the device are only queued by now, and until they are done the receive can
-        # be cancelled: the message counts as consumed after that.
+        # Copies to the device are only queued now, and the receive can still be cancelled. So the
+        # message counts as consumed when they are done.
         places.queue(reads=False)
         places.when_done(partial(self._landed, message, receiving, target))
 
@@ -152,10 +156,9 @@ class Delivery:
         receiving.work.fail(error)
 
     def prepare(self, receiving: Receiving, meta: bytes) -> None:
-        """While a receive waits, make the target for a message of such metadata."""
+        """Make the target for a message with such metadata while a receive waits."""
         try:
-            # There is time for it while nothing has come; afterwards the sender, and who waits
-            # for the value, would wait for this as well.
+            # There is time for this while nothing has come. Later, both sides would wait for it.
             target = parse(meta, allow_pickle=self._channel.allow_pickle)
             target.allocate(receiving.out)
         except Exception:  # such a message would not fit
@@ -166,12 +169,12 @@ class Delivery:
 
     def _aim(self, message: Message, receiving: Receiving) -> bool:
         """Make `receiving.target`. False: the receive failed. Raises MemoryError."""
-        # It was matched before with a receive that has been withdrawn since. Its data is here, or
-        # on its way, in memory that is nobody else's.
+        # It was matched before with a receive that was withdrawn. Its data is in private memory, or
+        # on the way there.
         if message.body is not None and receiving.out is None:
             receiving.target = message.body
             return True
-        # A target that `prepare` has made is for just these bytes of metadata, and for the host.
+        # A target of `prepare` is for exactly these bytes of metadata, and for the host.
         ready = receiving.ready
         if (
             ready is not None
@@ -187,12 +190,12 @@ class Delivery:
             target = parse(message.meta, allow_pickle=channel.allow_pickle)
             if target.nbytes != message.nbytes:
                 raise ProtocolError(
-                    f"metadata for {target.nbytes} bytes before {message.nbytes} bytes of data"
+                    f"metadata is for {target.nbytes} bytes, but there are {message.nbytes}"
                 )
             foreign = self._places(message, target, receiving.device_work)
         except MemoryError:
             raise
-        except Exception as error:  # these bytes are whatever the sender wanted them to be
+        except Exception as error:  # the sender may have sent any bytes
             self._refuse(message, wire.UNREADABLE)
             self._unreadable(message, receiving, error)
             return False
@@ -201,9 +204,9 @@ class Delivery:
         except MemoryError:
             raise
         except Exception as error:
-            # With `out`, it is the receiver's mistake, and the message waits for a better one.
-            # Without, it is a message that nobody here can take, as a pickle where none is allowed:
-            # were it kept, every later receive of this tag would fail by it.
+            # With `out`, the receiver made the mistake, and the message waits for a better receive.
+            # Without `out`, this rank can never take the message, for example because pickles are
+            # not allowed. If it stayed, every later receive of this tag would fail by it.
             if receiving.out is None:
                 self._refuse(message, wire.UNREADABLE)
                 self._unreadable(message, receiving, error)
@@ -216,12 +219,12 @@ class Delivery:
     def _places(
         self, message: Message, target: Incoming, device_work: DeviceWork | None
     ) -> Places | None:
-        """Where those arrays of a message go that are on a device on either side."""
+        """Return the places of those arrays of a message that are on a device on either side."""
         if self._device_memory is None or (device_work is None and not target.has_foreign):
             return None
         found = None
-        # Without the words all is pulled, and the sender copies to the host: slower, but it works
-        # where this rank cannot read the sender's device.
+        # Without the words everything is pulled, and the sender copies to the host. That is slower,
+        # but it works even if this rank cannot read the sender's device.
         if self._device_memory.problem and message.body is None:
             message.words = b""
         if message.words:
@@ -235,7 +238,8 @@ class Delivery:
         return Places(self._device_memory, holder, found)
 
     def _make_private(self, message: Message, target: Incoming) -> None:
-        """Have what came, and comes, in memory of its own, no longer in a user's."""
+        """Move the data that came, and that is still to come, from the user's memory to private
+        memory."""
         assert message.meta is not None
         private = parse(message.meta, allow_pickle=self._channel.allow_pickle)
         places = self._places(message, private, None)
@@ -271,7 +275,7 @@ class Delivery:
                 places.queue(reads=True)
                 places.when_done(partial(self._fetched, message, target))
                 return
-            # Who may push from now on waits for nobody, which saves more than a copy of so little.
+            # To let the sender push from now on saves more than one copy of so little.
             if message.reading is not None and message.part != wire.LEAVE:
                 self._read(message, message.reading, target)
                 return
@@ -281,11 +285,11 @@ class Delivery:
             if target.has_foreign:
                 message.part = wire.WHOLE
             part = message.part
-        if part == wire.LEAVE and message.pushed:  # which its sender does not wait for
+        if part == wire.LEAVE and message.pushed:  # its sender does not wait for it
             self._wire.hold(message.source, (wire.PULL, message.sid, part))
             return
-        # Urgent: the sender of much data waits for this word alone, and it is not to stand in line
-        # behind data that goes the other way.
+        # Urgent, because a sender of much data waits for this frame alone. It must not queue behind
+        # data in the other direction.
         self._wire.send(message.source, (wire.PULL, message.sid, part), urgent=True)
 
     def _meta_here(self, message: Message) -> None:
@@ -295,14 +299,14 @@ class Delivery:
         if receiving is None:
             return
         message.receiving = receiving.message = None
-        # Matched anew, now that it is known what the message is: it gets a target, or does not fit,
-        # and is offered to the next receive that waits.
+        # Match it again, because now it is known what the message is. It gets a target, or does not
+        # fit and is offered to the next receive.
         if not self.begin(message, receiving) and not message.gone:
             self._freed(message)
         self._wire.flush()
 
     def _read(self, message: Message, reading: Reading, target: Incoming) -> None:
-        """Copy data from where it lies, some in each turn of the loop."""
+        """Copy data from the sender's memory, some in each turn of the loop."""
         pieces = message.pieces
         if message.body is not target or message.gone or pieces is None:
             return
@@ -330,7 +334,7 @@ class Delivery:
             self._arrived(message)
 
     def _fetched(self, message: Message, target: Incoming) -> None:
-        """All was read that lay on the sender's device."""
+        """Pull the rest, because all arrays on the sender's device were read."""
         if message.body is target and not message.gone:
             message.fetched = True
             pull = (wire.PULL, message.sid, wire.BODY)
@@ -340,7 +344,7 @@ class Delivery:
     # -- the end ----------------------------------------------------------------------------------
 
     def _landed(self, message: Message, receiving: Receiving, target: Incoming) -> None:
-        """The device is done, too."""
+        """Finish a message, because the device has finished its copies."""
         # While the device was copying, the receive may have been cancelled, and the message matched
         # with another one.
         waits = receiving.message is message and receiving.target is target
@@ -351,14 +355,14 @@ class Delivery:
             self._wire.flush()
 
     def _hand_over(self, message: Message, receiving: Receiving, target: Incoming) -> None:
-        # The two hold each other no longer, and so the arrays of the user: what only the cyclic
-        # garbage collector frees may be there for long.
+        # Break the cycle between the two, which also holds the user's arrays. Otherwise they might
+        # stay until the garbage collector runs.
         message.receiving = receiving.message = None
-        # Before the value is made: its credit is the sender's again, whatever unpickling may raise.
+        # First, because the sender gets its credit back even if unpickling raises.
         self._consumed(message)
         try:
             value = target.finish()
-        except Exception as error:  # what unpickling raises
+        except Exception as error:  # unpickling may raise anything
             self._unreadable(message, receiving, error)
             return
         self._ended(receiving.work)
@@ -379,7 +383,7 @@ class Delivery:
         }
         text = (
             f"out= does not fit the message of rank {message.source}: {error}. The message stays"
-            " queued: receive it with an out of its kind, or without"
+            " queued: receive it with an out that fits, or without"
         )
         self._fail(receiving, message, MismatchError, text, error, calls=calls)
 
@@ -391,7 +395,7 @@ class Delivery:
         self, receiving: Receiving, message: Message, cls: type[AiodistError], text: str,
         cause: Exception | None = None, **fields: Any,
     ) -> None:  # fmt: skip
-        """Fail a receive for what is wrong with its message."""
+        """Fail a receive because of its message."""
         error = self._channel.error(cls, text, op=receiving.work.op, tag=message.tag, **fields)
         error.__cause__ = cause
         self.fail(receiving, error)
@@ -405,8 +409,9 @@ class Delivery:
 
 
 def _front(target: Incoming, receiving: Receiving) -> Any:
-    """The `out` of a receive; of one that takes less, as much of its front as the message has."""
+    """Return the `out` of a receive. If the receive may be partial, return as much of its front as
+    the message has."""
     out, spec = receiving.out, target.array
     if not receiving.partial or spec is None or not spec.shape or spec.shape[0] > len(out):
-        return out  # a message that does not fit is refused as any other
+        return out  # a message that does not fit is refused as usual
     return out[: spec.shape[0]]

@@ -1,5 +1,7 @@
-"""Messages whose arrays are on a device and go by way of the host: in sections, so that the copies
-of one go on while others are on their way between the ranks."""
+"""Messages with arrays on a device that go by way of the host, in sections.
+
+The next section is copied between device and host while others are in flight between the ranks.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,24 @@ from aiodist.p2p.pieces import Pieces
 
 
 class Departure:
-    """The data of a message of this rank. While a section is on its way, the next one is copied to
-    the host. A section takes along what lies on the host before its arrays, the last one the rest.
+    """The data of a message of this rank.
+
+    The next section is copied to the host while one is in flight. Each section brings the buffers
+    on the host that come before its arrays. The last one brings the rest.
     """
 
     def __init__(self, sources: Sources, encoded: Encoded) -> None:
         assert sources.device_work is not None
         self._device_memory = sources.device_memory
         self._encoded = encoded
-        self._on_host = 0  # so many of the buffers that are on the host have been asked for
-        # A section is done with on the device when it leaves, and then the next one is queued.
+        self._on_host = 0  # how many buffers on the host have been used
+        # When a section leaves, the device has finished it, and the next one is queued.
         self._sections = sections.Sections(sources.device_work, sources.flats, 2)
         self._next = self._sections.fetch()
 
     @property
     def more(self) -> bool:
-        """Whether there is a section that was not asked for."""
+        """Whether there is one more section."""
         return self._next is not None
 
     def fetch(self) -> None:
@@ -36,8 +40,10 @@ class Departure:
         self._next = self._sections.fetch()
 
     def when_there(self, then: Callable[[Sequence[memoryview]], None]) -> None:
-        """Call `then` with the bytes of the next section when they are on the host. It is to
-        `fetch` the one after it, unless the message is given up."""
+        """Call `then` with the bytes of the next section when they are on the host.
+
+        `then` has to `fetch` the section after it, unless the message is given up.
+        """
         section = self._next
         assert section is not None
         views: list[memoryview] = []
@@ -49,14 +55,14 @@ class Departure:
         self._device_memory.when_done([section.there], lambda: then(views))
 
     def _until(self, stop: int) -> Sequence[memoryview]:
-        """The buffers on the host that come before the one with that number."""
+        """Return the unused buffers on the host before the one with number `stop`."""
         start, self._on_host = self._on_host, stop
         return self._encoded.buffers[start:stop]
 
 
 class Arrival(Pieces):
-    """Where the data of a message comes to the host. What has come for a device is copied there
-    while the rest comes."""
+    """Memory of the host for the data of a message. Data for a device is copied there while the
+    rest is still coming."""
 
     __slots__ = ("_leaves", "_passed", "_places", "_total")
 
@@ -64,8 +70,8 @@ class Arrival(Pieces):
         super().__init__(target.buffers)
         self._places = places
         self._total = self.left  # bytes that come to the host
-        self._passed = 0  # so many had come when they were last passed on
-        self._leaves: list[tuple[int, Leaf]] = []  # arrays on the device, and where each begins
+        self._passed = 0  # how many had come at the last copy to the device
+        self._leaves: list[tuple[int, Leaf]] = []  # arrays on the device, and the start of each
         at = 0
         for spec, leaf in zip(target.specs, target.targets, strict=True):
             if isinstance(leaf, Leaf):
@@ -76,7 +82,7 @@ class Arrival(Pieces):
 
     def move(self, views: Sequence[memoryview]) -> None:
         super().move(views)
-        self._leaves = []  # what is in memory of its own is not for the device of that receive
+        self._leaves = []  # data in private memory is not for the device of that receive
 
     def landed(self) -> None:
         super().landed()

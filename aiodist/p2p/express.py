@@ -1,15 +1,14 @@
-"""Point to point of arrays that are not large: sent, and received where that does not take long, in
-the call.
+"""Point to point for arrays that are not large, within the call.
 
-What travels are the EAGER frames of any such message, byte for byte, so that nobody can tell; and
-credit, order and loss are those of the engine. Kept is what is the same in all messages of one
-dtype and shape: the frame up to its data. A receive compares what comes with the frame that it
-expects, and takes the data to where it belongs. Whatever else comes, and whatever has to wait,
-goes the ordinary way, of which this is the case where nothing is in between.
+It sends the same EAGER frames as the engine, byte for byte, so that no peer can tell. Credit, order
+and losses are those of the engine. The part that is the same in all messages of one dtype and shape
+is kept: the frame up to its data. A receive compares what comes with the frame that it expects, and
+takes the data to its place. If something else comes, or something has to wait, the engine does the
+work.
 
-What is larger, up to `frames.MOST_PUSHED`, has the PUSH, DATA and FIN frames of a message that is
-pushed. Where the receiver has given leave, and the link has room for all three, they are written in
-one piece, and expected so: the ids of messages ascend by one.
+Larger arrays, up to `frames.MOST_PUSHED`, take the PUSH, DATA and FIN frames of a pushed message.
+This needs leave of the receiver, and room in the link for all three. They are written together. The
+receiver can expect them, because the ids of messages ascend by one.
 """
 
 from __future__ import annotations
@@ -39,14 +38,15 @@ from aiodist.work import Work
 K = TypeVar("K")
 
 TRIES: Final = 4
-"""Times that a receive looks again after something else has come, credit most likely."""
+"""How often a receive looks again after something else has come, most likely credit."""
 
 KEPT: Final = 1024
-"""Most forms of each kind that are kept: some 500 bytes each, and 1 KiB with the longest tag."""
+"""The most forms of each kind that are kept. Each takes some 500 bytes, or 1 KiB with the longest
+tag."""
 
 
 class MessageGroup(Protocol):
-    """The group whose messages are sent and received within the call; `records` hear of them."""
+    """The group whose messages are sent and received within the call."""
 
     id: bytes
     size: int
@@ -61,14 +61,16 @@ class MessageGroup(Protocol):
         ...
 
     def has_lost(self, peer: int) -> bool:
-        """Says whether `peer` is lost."""
+        """Returns whether `peer` is lost."""
         ...
 
 
 class Form:
-    """What is the same in all messages of one array that are eager, or pushed. `head`: eager frames
-    up to the data, for the tag that was used last; `price`: what such a message costs; `text`: what
-    records say of it."""
+    """What is the same in all messages of one dtype and shape.
+
+    `head`: an eager frame up to its data, for the last tag. `price`: what such a message costs.
+    `text`: how records show it.
+    """
 
     __slots__ = (
         "head", "is_pushed", "meta", "nbytes", "plain", "price", "spec", "start", "tag", "text",
@@ -77,7 +79,7 @@ class Form:
     def __init__(self, context: bytes, spec: Spec) -> None:
         self.start = (kinds.P2P, context)
         self.spec = spec
-        self.plain = spec[1:]  # whatever kind of array it is
+        self.plain = spec[1:]  # for any kind of array
         self.text = arrays.shown(spec.name, spec.shape).encode()
         self.meta = tokens.pack([tokens.array(spec.kind, spec.name, spec.shape)])
         self.nbytes = len(self.meta) + spec.nbytes
@@ -85,14 +87,14 @@ class Form:
         self.use(0)
 
     def use(self, tag: MessageTag) -> None:
-        """The next message has this tag."""
+        """Use `tag` for the next message."""
         self.tag = tag
         header = pack_fields(*self.start, wire.EAGER, tag, False, len(self.meta))
         self.head = b"" if self.is_pushed else prefix(header, self.nbytes) + self.meta
         self.price = cost(tag, len(self.meta) if self.is_pushed else self.nbytes)
 
     def around(self, sid: int) -> tuple[bytes, bytes]:
-        """What comes before and after the data of a message with this id, which is pushed."""
+        """Return what comes before and after the data of a pushed message with the id `sid`."""
         start, size = self.start, self.spec.nbytes
         about = pack_fields(*start, wire.PUSH, self.tag, False, sid, len(self.meta), size)
         data = prefix(pack_fields(*start, wire.DATA, sid), size)
@@ -101,30 +103,30 @@ class Form:
 
 
 class P2PExpress:
-    """The short way of one group's point to point."""
+    """The short way for messages of one group."""
 
     def __init__(self, context: MessageGroup) -> None:
         self._context = context
-        self._loop = context.loop  # of the Works that are made here
-        self._p2p = context.p2p  # the ordinary way: its books are kept up here
+        self._loop = context.loop
+        self._p2p = context.p2p  # the ordinary way, which keeps the credit
         self.crowded = context.size > cores()  # a peer may need this core: see `Progress._spin`
         self._progress = context.endpoint.progress  # looks for a frame within the call
-        self._moved = context.endpoint.moved  # counts what no link does
-        self._records = context.records  # hear of what was done
-        # Most bytes of a message that travels eagerly, metadata included.
+        self._moved = context.endpoint.moved  # counts the bytes that links do not count
+        self._records = context.records
+        # The most bytes of an eager message, with metadata.
         self._most = min(EAGER, context.max_message_bytes)
         # By dtype and shape. None: the fast path does not take such arrays.
         self._sent: dict[tuple[Any, Any], Form | None] = {}  # of values that were sent
         self._due: dict[tuple[Any, Any], Form | None] = {}  # of `out` in receives
-        self._links: dict[int, FramedLink] = {}  # by rank: those that were of use last time
+        self._links: dict[int, FramedLink] = {}  # by rank: the links that were used last
         self.in_vain = False
-        """Whether the last receive has waited, and nothing has come."""
+        """Whether the last receive waited, and nothing came."""
         self._came: dict[bytes, Form | None] = {}  # by metadata
 
     def send(self, x: Any, dst: Any, tag: Any) -> Work[None] | None:
-        """Send an array. None: the fast path does not apply, and nothing has happened.
+        """Send an array. None: the fast path does not apply, and nothing was done.
 
-        Raises TypeError and ValueError for what is no tag.
+        Raises TypeError or ValueError if `tag` is not a tag.
         """
         form = self._form(self._sent, x)
         if form is None:
@@ -135,12 +137,12 @@ class P2PExpress:
         data = arrays.window(x, form.spec.nbytes)
         if data is None:
             return None
-        # By identity: True equals 1, but is no tag, and `as_tag` refuses it. An equal tag that is
-        # another object costs a new prefix, and no more.
+        # Compare by identity: True equals 1, but is not a tag, and `as_tag` refuses it. An equal
+        # tag that is another object only costs a new header.
         if tag is not form.tag:
             form.use(as_tag(tag))
         p2p = self._p2p
-        # Paid before it is sent: what is in the link cannot be taken back, but credit can.
+        # Pay first: a frame in the link cannot be taken back, but credit can.
         if form.is_pushed:
             if not self._push(link, dst, form, data):
                 return None
@@ -151,18 +153,20 @@ class P2PExpress:
             or link.post(form.head, data, form.nbytes)
         ):
             p2p.repay(dst, form.tag, form.price)
-            self._links.pop(dst, None)  # there may be another by now
+            self._links.pop(dst, None)  # there may be a newer one
             return None
         work: Work[None] = Work.begin(self._loop, "send", form.tag, None, form.spec.nbytes)
-        # Where the loop is due, it gets its turn now, while the message is on its way, rather than
-        # when the answer is there.
+        # If the loop is due, give it a turn now, while the message is in flight, and not when the
+        # answer is there.
         self._progress.finish(work, None, self._note(work, form, dst))
         return work
 
     def recv(self, src: Any, tag: Any, out: Any) -> Work[Any] | None:
-        """Receive an array, if it is the next thing that comes from `src`. None: the fast path does
-        not apply, or the array did not come in time, or something else did. Of one that did not
-        come in time a part may be in `out` by then: all of it is still to be received."""
+        """Receive an array, if it comes next from `src`.
+
+        None: the fast path does not apply, or the array did not come in time, or something else
+        came. Part of it may be in `out` then, but the whole array still has to be received.
+        """
         self.in_vain = False
         link = self._link(src)
         if link is None:
@@ -182,7 +186,7 @@ class P2PExpress:
             due = self._form(self._due, out)
             if due is None:
                 return None
-            # A sender may have tensors where this rank has numpy arrays.
+            # A sender may have tensors if this rank has numpy arrays.
             if form is None or form.plain != due.plain:
                 form = due
         expected = last_tag if key is None else key
@@ -208,8 +212,8 @@ class P2PExpress:
             if not link.is_clear:
                 self._links.pop(src, None)
                 return None
-            # Asked before each look: what came in between may be this message, or have been let in
-            # by a receive that waits longer.
+            # Ask before each look. This message may have come in between, or a receive that has
+            # waited for longer may need it.
             if not p2p.is_free(src, expected, key):
                 return None
             found = look(what, into)
@@ -224,10 +228,10 @@ class P2PExpress:
             return None
         try:
             (p2p.took_pushed if form.is_pushed else p2p.took)(src, expected, form.price)
-        except ProtocolError as error:  # it had no credit left
+        except ProtocolError as error:  # the sender had no credit left
             link.close(error)
             return None
-        # The link has counted the data alone.
+        # The link has only counted the data.
         self._moved.received += len(form.meta)
         if value is out and type(out) is not np.ndarray:
             tensors.mark_written(out)
@@ -236,8 +240,8 @@ class P2PExpress:
         return work
 
     def _push(self, link: FramedLink, dst: int, form: Form, data: memoryview) -> bool:
-        """Send what is larger, all of it, if the receiver has given leave. False: nothing has
-        happened."""
+        """Send the whole of a larger array, if the receiver has given leave. False: nothing was
+        done."""
         sid = self._p2p.push(dst, form.tag, form.price)
         if sid is None:
             return False
@@ -250,11 +254,13 @@ class P2PExpress:
     def _post_behind(
         self, link: FramedLink, dst: int, form: Form, parts: Sequence[bytes | memoryview]
     ) -> bool:
-        """Send the parts of a message in one piece with what is held back for `dst`. False: the
-        message has not gone, though what was held back may have."""
+        """Send a message in one piece, with the frame that is held for `dst`.
+
+        False: the message was not sent, but that frame may have been.
+        """
         held = self._p2p.held.pop(dst, None)
-        # Before it: it may be leave, which the answer needs. And what is left behind it in a ring
-        # would keep that from being empty, so that it never goes back to its start.
+        # It goes first: it may be leave, which the answer needs. Also, a frame left in a ring would
+        # keep that from being empty, so that it could not start again at its beginning.
         before = b"" if held is None else prefix(pack_fields(*form.start, *held), 0)
         if link.post_whole((before, *parts), form.nbytes):
             return True
@@ -264,7 +270,7 @@ class P2PExpress:
         return False
 
     def _note(self, work: Work[Any], form: Form, peer: int) -> float:
-        """Note a message that is done. Returns the time, by the clock of the loop."""
+        """Record a message that is done. Return the time, by the clock of the loop."""
         records, ended = self._records, self._loop.time()
         records.add((
             records.where, work.op, work.tag, None, form.text, peer, work.nbytes, work._started,
@@ -275,7 +281,7 @@ class P2PExpress:
         return ended
 
     def _link(self, peer: Any) -> FramedLink | None:
-        """The link to another rank; None where the fast path cannot use it."""
+        """Return the link to another rank. None: the fast path cannot use it."""
         if type(peer) is not int:
             return None
         link = self._links.get(peer)
@@ -290,7 +296,7 @@ class P2PExpress:
         return link
 
     def rank_lost(self, peer: int) -> None:
-        """There is nothing more to say to `peer`, whether or not there is a link."""
+        """Forget the link to `peer`."""
         self._links.pop(peer, None)
 
     def _form(self, forms: dict[tuple[Any, Any], Form | None], x: Any) -> Form | None:
@@ -300,28 +306,28 @@ class P2PExpress:
         try:
             key = (x.dtype, x.shape)
         except RuntimeError:  # a nested tensor has no shape
-            return None  # and the ordinary way refuses it
+            return None  # the ordinary way refuses it
         try:
             return forms[key]
         except KeyError:
-            # What is wrong with this array may not be wrong with the next of its dtype and shape.
+            # The next array of this dtype and shape may be fine, so do not keep a None.
             return None if arrays.plain(x) is None else _keep(forms, key, self._form_of(x))
 
     def _form_of(self, x: Any) -> Form | None:
         try:
             array = arrays.view(x, "x")
         except TypeError:
-            return None  # and the ordinary way raises it
+            return None  # the ordinary way raises it
         if array is None or not array.is_flat or array.base.dtype.kind not in "biufc":
             return None
         kind: arrays.Kind = "torch" if array.kind == "torch" else "numpy"
         return self._make(Spec(kind, array.name, array.shape, array.base.nbytes))
 
     def _learn(self, meta: bytes) -> Form | None:
-        """The form of what came with this metadata."""
+        """Return the form of a message that came with this metadata."""
         try:
             specs = values.parse(meta).specs if meta else []
-        except ProtocolError:  # it failed the receive that took it, and says nothing of the next
+        except ProtocolError:  # it failed its receive, and says nothing about the next message
             specs = []
         form = self._make(specs[0]) if len(specs) == 1 and specs[0].kind != "device" else None
         if form is not None and form.meta != meta:

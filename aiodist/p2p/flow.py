@@ -1,8 +1,8 @@
-"""The receiver's side of flow control: returning credit, and telling senders what is waited for.
+"""The receiver's side of flow control: it returns credit, and tells senders what it waits for.
 
-The rules, and why nobody waits for ever by them, are in `aiodist.p2p.credit`. In here is what they
-cost: a sender hears of its credit once a batch, and of what is waited for only while it is so near
-to its limit that this may hold it back. Nobody else is told anything.
+`aiodist.p2p.credit` has the rules, and shows that no message waits for ever. This module keeps the
+traffic low. A sender hears of its credit once for each batch. It hears what the receiver waits for
+only while it is close to its limit, because only then may that hold it back.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from aiodist.p2p.credit import Key, Limits, MessageTag, ReceiverCredit, Source
 from aiodist.p2p.mailbox import PendingReceives, covers
 
 SETTLE_AFTER: Final = 0.02
-"""Seconds after which credit below a batch is returned, so that no state of a tag stays behind."""
+"""Seconds after which less than a batch of credit is returned, so that no state of a tag stays
+behind."""
 
 
 class Flow:
-    """The credit that all senders have here. `posted`: what waits for messages."""
+    """The credit of all senders at this rank. `posted`: the receives and probes that wait."""
 
     def __init__(
         self,
@@ -29,15 +30,15 @@ class Flow:
         posted: tuple[PendingReceives[Any], ...],
         limits: Limits,
     ) -> None:
-        self._wire = out  # takes the frames that tell senders of credit and of wants
+        self._wire = out  # takes CREDIT, WANT and UNWANT
         self._loop = loop
         self._posted = posted
-        # By rank; None: it is lost, or the group has ended.
+        # By rank. None: the rank is lost, or the group has ended.
         self._credits: list[ReceiverCredit | None] = [ReceiverCredit(limits) for _ in range(size)]
         self._tight: set[int] = set()  # senders that the total may hold back
-        self._asking: set[int] = set()  # these, and those that owe an answer to a want
-        self._owed: set[int] = set()  # senders that are owed credit
-        self._timer: asyncio.TimerHandle | None = None  # returns what is owed, though little
+        self._asking: set[int] = set()  # these, and senders with an open want
+        self._owed: set[int] = set()  # senders to which credit is owed
+        self._timer: asyncio.TimerHandle | None = None  # returns less than a batch
 
     @property
     def idle(self) -> bool:
@@ -55,7 +56,7 @@ class Flow:
             self._timer = None
 
     def lose(self, src: int) -> None:
-        """`src` is gone: keep no books for it."""
+        """Stop counting for `src`, which is gone."""
         self._credits[src] = None
         self._tight.discard(src)
         self._asking.discard(src)
@@ -64,26 +65,28 @@ class Flow:
     # -- credit -----------------------------------------------------------------------------------
 
     def charge(self, src: int, tag: MessageTag, price: int, wanted: bool) -> None:
-        """A message begins to come. Raises ProtocolError where there is no credit for it."""
+        """Count a message that begins to come. Raises ProtocolError if there is no credit for
+        it."""
         credit = self._credits[src]
         if credit is not None:
             credit.charge(tag, price, wanted)
 
     def arrived(self, src: int, wanted: bool) -> None:
-        """The message is here, and matched if something waited for it."""
+        """Note that the message is here, and was matched if a receive waited for it."""
         if wanted:
             self._uncrowd(src)
         self._check(src)
 
     def consumed(self, src: int, tag: MessageTag, price: int) -> None:
-        """The message takes no room any more."""
+        """Note that the message uses no memory any more."""
         credit = self._credits[src]
         if credit is None:
             return
         self._owe(src, credit, credit.consume(tag, price))
 
     def passed(self, src: int, tag: MessageTag, price: int) -> None:
-        """A message came and was consumed at once. Raises ProtocolError as `charge` does."""
+        """Count a message that was consumed as soon as it came. Raises ProtocolError as `charge`
+        does."""
         credit = self._credits[src]
         if credit is not None:
             self._owe(src, credit, credit.pass_through(tag, price))
@@ -92,8 +95,8 @@ class Flow:
         if is_much:
             self._settle(src, credit)
             return
-        # Little is kept back until there is more: a frame for each small message would cost about
-        # as much as the message. The timer is for the end of a row, when no more comes.
+        # Little credit is held until there is more, because a frame for each small message would
+        # cost as much as the message. The timer is for the end of a series.
         self._owed.add(src)
         if self._timer is None:
             self._timer = self._loop.call_later(SETTLE_AFTER, self._settle_all)
@@ -117,7 +120,7 @@ class Flow:
     # -- wants ------------------------------------------------------------------------------------
 
     def review(self, source: Source, tag: Key) -> None:
-        """What waits for `tag` from `source` has changed: tell who must know."""
+        """Tell the senders that need to know that receives of `tag` from `source` have changed."""
         if tag is None or not self._asking:
             return
         for src, credit in self._concerned(source):
@@ -128,8 +131,8 @@ class Flow:
                 self._wire.send(src, (wire.UNWANT, tag), urgent=True)
 
     def question(self, source: Source, tag: Key) -> None:
-        """Have a message sent that the total holds back, if there is one, without waiting for it:
-        a want that is taken back at once."""
+        """Get a message that the total holds back, if there is one, without waiting: send a want,
+        and take it back at once."""
         if tag is None or not self._asking:
             return
         for src, credit in self._concerned(source):
@@ -138,7 +141,7 @@ class Flow:
                 self.review(src, tag)
 
     def denied(self, src: int, tag: MessageTag) -> None:
-        """The sender had no such message when the want was taken back."""
+        """Note that the sender had no such message when the want was taken back."""
         credit = self._credits[src]
         if credit is not None:
             credit.answered(tag, denied=True)
@@ -157,7 +160,7 @@ class Flow:
         return any(posted.waits(src, tag) for posted in self._posted)
 
     def _uncrowd(self, src: int) -> None:
-        """A want was answered: there may be room for another."""
+        """Note that a want was answered, so there may be room for another one."""
         credit = self._credits[src]
         if credit is not None and credit.crowded:
             self._review_all(src)
@@ -168,7 +171,8 @@ class Flow:
                 self.review(src, tag)
 
     def _check(self, src: int) -> None:
-        """The count of a sender may have crossed the line from which on it may be held back."""
+        """Check whether the sender is now so close to its limit that it may be held back, or not
+        any more."""
         credit = self._credits[src]
         if credit is None:
             return

@@ -1,36 +1,37 @@
-"""Frames of point to point: how they look, and the way out to ranks, this one included.
+"""Frames of point to point: their fields, and the way out to all ranks, this one included.
 
 After the kind and the context, the fields of a frame are
 
 ====== ==================== =====================================================================
 EAGER  [0, tag, wanted, m]  a message; payload: `m` bytes of metadata, then its data
-RTS    [1, tag, wanted, id, m, n]  a message of `m` + `n` bytes is there; payload: its metadata, or
-                            nothing if this is over `INLINE` bytes. A last field, where there is
-                            one, says how to read those of its arrays that are on a device, or
-                            where all of its data may be read (`aiodist.p2p.shared`)
-PULL   [2, id, part]        send me its metadata (0), or its data: without (1) the arrays that I
-                            have read on your device by now, or with all (2); or without any,
-                            and you have leave to push one message (3). Or nothing: I have read
-                            its data where it lies, and it may be wrong (4), or is right (5);
-                            or, where there is a last field, its data from that byte on, for
-                            what comes before it was read (6)
+RTS    [1, tag, wanted, id, m, n]  announces a message of `m` + `n` bytes; payload: its metadata,
+                            or nothing if that is over `INLINE` bytes. A last field, if there is
+                            one, says how to read its arrays on a device, or where all of its
+                            data can be read (`aiodist.p2p.shared`)
+PULL   [2, id, part]        asks for its metadata (0); its data without the arrays that were read
+                            on the sender's device (1); all its data (2); or as 1, and gives
+                            leave to push one message (3). Or it asks for nothing: the receiver
+                            has read the data in the sender's memory, and the sender has to
+                            confirm it (4), or it is known to be right (5). With a last field,
+                            it asks for the data from that byte on, because the bytes before it
+                            were read (6)
 DATA   [3, id]              payload: the next bytes of what was pulled
-FIN    [4, id]              all data is there, and is right; not after (5)
-WITHDRAW [5, id]            the message does not exist any more, whatever came of it
-REFUSE [6, id, why]         I have dropped the message: too large (0), not readable (1)
-CREDIT [7, tag, amount, …]  these were consumed
-WANT   [8, tag]             I wait for this tag: see `aiodist.p2p.credit`
-UNWANT [9, tag]             I do not any more
+FIN    [4, id]              all data was sent, and is right; not after (5)
+WITHDRAW [5, id]            the message is withdrawn, even if some of it came
+REFUSE [6, id, why]         the receiver dropped the message: too large (0), not readable (1)
+CREDIT [7, tag, amount, …]  messages that were consumed
+WANT   [8, tag]             the receiver waits for this tag: see `aiodist.p2p.credit`
+UNWANT [9, tag]             it does not wait any more
 NOWANT [10, tag]            the want was taken back before it was answered
-PUSH   [11, tag, wanted, id, m, n]  as RTS, of at most `MOST_PUSHED` bytes of data, which follow
-                            without being pulled. Takes leave (3), which is for one such message;
-                            where ranks are far, of as much as goes ahead
+PUSH   [11, tag, wanted, id, m, n]  as RTS, with at most `MOST_PUSHED` bytes of data, which
+                            follow without a pull. Needs leave (3), which is good for one such
+                            message; if ranks are far apart, for as much as goes ahead
 AHEAD  [12, tag, wanted, id, m, n, p]  as RTS; `p` bytes of its data, but not all, follow without
-                            being pulled, and what is pulled is the rest. Costs credit
+                            a pull, and the rest is pulled. Costs credit
 ====== ==================== =====================================================================
 
-The sender of messages sends EAGER, RTS, PUSH, AHEAD, DATA, FIN, WITHDRAW and NOWANT, all in order;
-the receiver sends the rest, urgent: these overtake its own messages, but not each other.
+The sender of messages sends EAGER, RTS, PUSH, AHEAD, DATA, FIN, WITHDRAW and NOWANT, all in order.
+The receiver sends the rest as urgent frames. These overtake its own messages, but not each other.
 """
 
 from __future__ import annotations
@@ -67,26 +68,29 @@ LEAVE: Final = 3
 READ: Final = 4
 TAKEN: Final = 5
 REST: Final = 6
-"""The parts of a message that are pulled. `LEAVE`: as `BODY`, with leave to push another one;
-`READ`: none, its data was read; `TAKEN`: none, and nothing more is to be said; `REST`: the data
-from a byte on, for what comes before it was read."""
+"""What a receiver pulls of a message.
+
+`LEAVE`: as `BODY`, with leave to push another one. `READ`: nothing, because it has read the data.
+`TAKEN`: nothing, and no answer is needed. `REST`: the data from a byte on, because it has read what
+comes before.
+"""
 
 MOST_PUSHED: Final = 1024 * 1024
-"""Most bytes of data of a message that is pushed, where ranks are near."""
+"""The most bytes of data of a pushed message, if ranks are near."""
 
 TOO_LARGE: Final = 0
 UNREADABLE: Final = 1
 """Why a message was refused."""
 
 INLINE: Final = 16 * 1024
-"""Most bytes of metadata that travel with an RTS."""
+"""The most bytes of metadata that go with an RTS."""
 MAX_WORDS: Final = 32 * 1024
-"""Most bytes of words about devices in an RTS."""
+"""The most bytes about devices in an RTS."""
 
 MIN_INT: Final = -(2**63)
 MAX_INT: Final = 2**63 - 1
 CREDITS: Final = 32
-"""Most tags in one CREDIT frame: it stays below the 64 KiB of a header."""
+"""The most tags in a CREDIT frame, so that it stays below the 64 KiB of a header."""
 
 
 class Channel(Protocol):
@@ -111,7 +115,7 @@ class Channel(Protocol):
         token: object = None,
         urgent: bool = False,
     ) -> None:
-        """One frame to another rank: see `Link.send`. Calls back nothing but `done`."""
+        """Sends one frame to another rank: see `Link.send`. Calls nothing back but `done`."""
 
     def discard(self, dst: int, token: object) -> None:
         """See `Link.discard`."""
@@ -120,24 +124,24 @@ class Channel(Protocol):
         """See `Link.settle`."""
 
     def error(self, cls: type[AiodistError], message: str, **fields: Any) -> AiodistError:
-        """An error that names the group and the epoch."""
+        """Returns an error that names the group and the epoch."""
         ...
 
     def lost(self) -> Mapping[int, str]:
-        """The ranks that are lost, and why: "connection reset"."""
+        """Returns the lost ranks, each with the reason, such as "connection reset"."""
         ...
 
 
 class Wire:
-    """Sends frames to other ranks through the channel, and to this one through a queue.
+    """Sends frames to other ranks through the channel, and to this rank through a queue.
 
-    Frames to oneself are handed over by `flush`, never from inside `send`: so the engine is not
-    entered while it is at work.
+    Frames to this rank are delivered by `flush`, never within `send`, so that the engine is not
+    entered while it works.
 
-    A frame that nobody waits for yet, as credit and leave, is held back for the next one to its
-    rank (`hold`): by itself it would wake a peer that waits for something else, most likely for the
-    answer to its message, in vain. It goes before this rank waits in a receive, however, and at the
-    latest in the second turn of the loop from now: in the first one the program answers.
+    Credit and leave are held for the next frame to their rank (`hold`). On their own they would
+    wake a peer that waits for something else, most likely for the answer to its message. They are
+    sent at the latest when this rank waits in a receive, or in the second turn of the loop from
+    now. The program answers in the first turn.
     """
 
     __slots__ = ("_armed", "_channel", "_flushing", "_loop", "_receive", "held", "rank", "waiting")
@@ -148,14 +152,14 @@ class Wire:
         receive: Callable[[tuple[Any, ...], Sequence[memoryview]], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """`receive`: takes in a frame that this rank sent to itself."""
+        """`receive` takes a frame that this rank sent to itself."""
         self._channel = channel
         self._receive = receive
         self._loop = loop
         self._flushing = False
-        self._armed = False  # the loop will let go of what is held
+        self._armed = False  # the loop will send what is held
         self.held: dict[int, tuple[Any, ...]] = {}
-        """The frame that is held back, by the rank that it is for: one at most."""
+        """The frame that is held for each rank, one at most."""
         self.rank = channel.rank
         self.waiting: deque[tuple[tuple[Any, ...], Sequence[memoryview], Done | None]] = deque()
 
@@ -177,7 +181,7 @@ class Wire:
             self._channel.send(dst, fields, payload, done=done, token=token, urgent=urgent)
 
     def hold(self, dst: int, fields: tuple[Any, ...]) -> None:
-        """Send an urgent frame that may wait for another one, a short while."""
+        """Send an urgent frame that may wait a short while for another one."""
         if dst == self.rank or dst in self.held:
             self.send(dst, fields, urgent=True)
             return
@@ -187,13 +191,12 @@ class Wire:
             self._loop.call_soon(self._loop.call_soon, self._turned)
 
     def let_go(self, dst: int) -> None:
-        """Send what is held back for `dst`."""
+        """Send what is held for `dst`."""
         fields = self.held.pop(dst, None)
         if fields is not None:
             self._channel.send(dst, fields, urgent=True)
 
     def let_all_go(self) -> None:
-        """Send all that is held back."""
         for dst in tuple(self.held):
             self.let_go(dst)
 
@@ -202,7 +205,7 @@ class Wire:
         self.let_all_go()
 
     def discard(self, dst: int, token: object) -> None:
-        # Nothing that is discarded waits here: `flush` ends every entry into the engine.
+        # Nothing that is discarded waits here, because `flush` ends every entry into the engine.
         if dst != self.rank:
             self._channel.discard(dst, token)
 
@@ -212,7 +215,7 @@ class Wire:
             self._channel.settle(dst, token)
 
     def flush(self) -> None:
-        """Take in what this rank sent to itself. Ends every entry into the engine."""
+        """Deliver what this rank sent to itself. Every entry into the engine ends with this."""
         if self._flushing:
             return
         self._flushing = True
@@ -226,7 +229,7 @@ class Wire:
             self._flushing = False
 
 
-# What comes from the network is checked here; a violation is a ProtocolError.
+# Fields from the network are checked below. A violation is a ProtocolError.
 
 
 def malformed(fields: Sequence[Any]) -> ProtocolError:
@@ -234,7 +237,7 @@ def malformed(fields: Sequence[Any]) -> ProtocolError:
 
 
 def is_tag(value: Any) -> bool:
-    """Whether `value` is a tag that `as_tag` gives."""
+    """Return whether `value` is a tag as `as_tag` makes it."""
     kind = type(value)
     if kind is int:
         return bool(MIN_INT <= value <= MAX_INT)
@@ -246,7 +249,7 @@ def is_count(value: Any) -> bool:
 
 
 def read_eager(fields: Sequence[Any], nbytes: int) -> tuple[MessageTag, bool, int]:
-    """(tag, wanted, bytes of metadata)."""
+    """Return (tag, wanted, bytes of metadata)."""
     if len(fields) == 4:
         _, tag, wanted, meta = fields
         if (
@@ -262,8 +265,11 @@ def read_eager(fields: Sequence[Any], nbytes: int) -> tuple[MessageTag, bool, in
 def read_rts(
     fields: Sequence[Any], nbytes: int
 ) -> tuple[MessageTag, bool, int, int, int, bytes | Where, int]:
-    """(tag, wanted, id, bytes of metadata, bytes of data, words about devices or where it is, bytes
-    that go ahead), of a PUSH and an AHEAD too."""
+    """Return the fields of RTS, PUSH and AHEAD.
+
+    These are (tag, wanted, id, bytes of metadata, bytes of data, words about devices or the place
+    of the data, bytes that go ahead).
+    """
     ahead = 0
     if len(fields) == 7 and fields[0] == AHEAD:
         *fields, ahead = fields
@@ -288,14 +294,14 @@ def read_rts(
 
 
 def read_counts(fields: Sequence[Any], count: int, nbytes: int = 0) -> Sequence[int]:
-    """The `count` non-negative integers of a frame that has no payload (`nbytes`)."""
+    """Return the `count` non-negative integers of a frame that must have no payload (`nbytes`)."""
     if len(fields) == count + 1 and not nbytes and all(map(is_count, fields)):
         return fields[1:]
     raise malformed(fields)
 
 
 def read_pull(fields: Sequence[Any], nbytes: int) -> tuple[int, int, int]:
-    """(id, part, its first byte: not 0 if it is the REST)."""
+    """Return (id, part, first byte). The first byte is not 0 only for REST."""
     sid, part, *start = read_counts(fields, max(2, len(fields) - 1), nbytes)
     if len(start) == (part == REST) and all(start):
         return sid, part, sum(start)

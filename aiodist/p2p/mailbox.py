@@ -1,8 +1,8 @@
 """What waits at a receiver: messages without a receive, and receives without a message. No I/O.
 
-Wildcards are None in here, and several sources are a tuple. Everything is numbered in the order it
-came to be; whatever is put back goes where its number belongs. Nothing is kept for a tag of which
-nothing waits.
+In here None is a wildcard, and a tuple has several sources. Messages and receives are numbered in
+the order in which they came. What is put back goes to the place of its number. A tag without
+waiting messages or receives takes no memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aiodist.p2p.credit import Key, MessageTag, Source
 
 
 class Addressed(Protocol):
-    """A message, as far as the mailbox looks at it."""
+    """A message, as the mailbox needs it."""
 
     number: int
     source: int
@@ -24,7 +24,7 @@ class Addressed(Protocol):
 
 
 class Awaiting(Protocol):
-    """A receive or a probe, as far as the mailbox looks at it."""
+    """A receive or a probe, as the mailbox needs it."""
 
     number: int
     source: Source
@@ -40,7 +40,7 @@ class NumberedQueue(OrderedDict[int, T]):
     """Items in ascending order of their numbers."""
 
     def insert(self, number: int, item: T) -> None:
-        """Put `item` where its number belongs; almost always that is the end."""
+        """Put `item` at the place of its number, which is nearly always the end."""
         last = next(reversed(self), number)
         self[number] = item
         if number < last:
@@ -49,24 +49,25 @@ class NumberedQueue(OrderedDict[int, T]):
 
     @property
     def head(self) -> T:
-        """The first item; there must be one."""
+        """The first item. There must be one."""
         return next(iter(self.values()))
 
 
 def covers(named: Source, source: int) -> bool:
-    """Whether a receive that names `named` takes messages of `source`."""
+    """Return whether a receive that names `named` takes messages of `source`."""
     return named is None or named == source or (type(named) is tuple and source in named)
 
 
 class PendingReceives(Generic[R]):
-    """Receives (or probes) that wait."""
+    """Receives, or probes, that wait."""
 
     __slots__ = ("_lines", "_several", "_wild")
 
     def __init__(self) -> None:
         self._lines: dict[tuple[Source, Key], NumberedQueue[R]] = {}
         self._wild = 0  # how many of the lines have a wildcard
-        # The keys of those that name several sources, in order: a simulation repeats itself.
+        # The keys that name several sources. They are in order, so that a simulation repeats
+        # itself.
         self._several: dict[tuple[Source, Key], None] = {}
 
     def __len__(self) -> int:
@@ -101,7 +102,7 @@ class PendingReceives(Generic[R]):
             self._several.pop(key, None)
 
     def first(self, source: int, tag: MessageTag) -> R | None:
-        """The oldest one that a message of `source` and `tag` matches."""
+        """Return the oldest one that takes a message of `source` and `tag`."""
         lines = self._lines
         line = lines.get((source, tag))
         found = None if line is None else line.head
@@ -118,17 +119,17 @@ class PendingReceives(Generic[R]):
         return found
 
     def waits(self, source: int, tag: MessageTag) -> bool:
-        """Whether one waits for `tag`, by name, from `source`."""
+        """Return whether one waits for `tag` by name from `source`."""
         if (source, tag) in self._lines or (None, tag) in self._lines:
             return True
         return any(covers(named, source) and wanted == tag for named, wanted in self._several)
 
     def tags(self, source: int) -> list[MessageTag]:
-        """The tags that are waited for, by name, from `source`."""
+        """Return the tags that are waited for by name from `source`."""
         return [tag for named, tag in self._lines if tag is not None and covers(named, source)]
 
     def concerning(self, source: int) -> list[R]:
-        """All that wait for `source`."""
+        """Return all that wait for `source`."""
         return [item for item in self if covers(item.source, source)]
 
 
@@ -149,9 +150,9 @@ class Mailbox(Generic[M]):
 
     def __init__(self) -> None:
         self._boxes: dict[int, _Box[M]] = {}
-        # By source, the number of the last receive of several sources that took a message of it.
+        # By source: the number of the last receive of several sources that took a message from it.
         self._served: dict[int, int] = {}
-        self._services = 0  # how many of these there were
+        self._services = 0  # how many such receives there were
 
     def __len__(self) -> int:
         return sum(len(box.by_age) for box in self._boxes.values())
@@ -177,7 +178,7 @@ class Mailbox(Generic[M]):
             del self._boxes[message.source]
 
     def cut(self, message: M) -> list[M]:
-        """Remove `message` and those behind it, of the same source and tag: which they were."""
+        """Remove and return `message` and the messages behind it, of the same source and tag."""
         line = self._boxes[message.source].by_tag[message.tag]
         removed = [item for number, item in line.items() if number >= message.number]
         for item in removed:
@@ -185,8 +186,11 @@ class Mailbox(Generic[M]):
         return removed
 
     def find(self, source: Source, tag: Key) -> M | None:
-        """The message that a receive takes: the first of its tag, the oldest for any tag. For
-        several sources: of the one that was served the longest ago among those that have one."""
+        """Return the message that a receive takes: the first of its tag, or the oldest if it takes
+        any tag.
+
+        If several sources have a message, it is from the one that was served the longest ago.
+        """
         if not self._boxes:
             return None
         if type(source) is int:
@@ -207,7 +211,8 @@ class Mailbox(Generic[M]):
         return None if line is None else line.head
 
     def served(self, source: int) -> None:
-        """A receive of several sources took a message of `source`: the others come first now."""
+        """Note that a receive of several sources took a message of `source`, so the others come
+        first now."""
         self._services += 1
         self._served[source] = self._services
 

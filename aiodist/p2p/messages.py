@@ -18,10 +18,10 @@ from aiodist.p2p.shared import Reading
 from aiodist.work import Work
 
 MOST_OF_ONE_ARRAY: Final = 1024
-"""Bytes of metadata that no array needs more than, however many dimensions it has."""
+"""The most bytes of metadata of a single array, with any number of dimensions."""
 
 REMEMBERED: Final = 128
-"""Most bytes of metadata of which it is remembered that such a message came."""
+"""The most bytes of metadata of a message that is remembered."""
 
 EMPTY: Final = memoryview(b"")
 
@@ -33,17 +33,20 @@ class _Outside(NamedTuple):
 
 
 class Envelope(_Outside):
-    """What a probe tells of a message: who sent it, its tag, the bytes of its arrays; and of a
-    message that is one array its dtype and shape. A tuple of the first three."""
+    """What a probe says about a message.
 
-    # Not fields of the tuple: programs take it apart into three.
+    It is the tuple ``(source, tag, nbytes)``: the rank that sent it, its tag, and the bytes of its
+    arrays. `dtype` and `shape` are those of a message that is one array.
+    """
+
+    # These are not fields of the tuple, because programs unpack it into three.
     shape: tuple[int, ...] | None = None
-    """That of the array; None for any other value."""
+    """The shape of the array. None: the message is not an array."""
     _spec: Spec | None = None
 
     @classmethod
     def of(cls, message: Message) -> Envelope:
-        """What is known of `message` before a receive takes it."""
+        """Return what is known of `message` before a receive takes it."""
         made = cls(message.source, message.tag, message.nbytes)
         made._spec = spec = _array_in(message)
         made.shape = None if spec is None else spec.shape
@@ -51,43 +54,47 @@ class Envelope(_Outside):
 
     @property
     def dtype(self) -> Any:
-        """The dtype of numpy or torch that a receive without `out` would have; None where the
-        message is no array. Raises TypeError for one that this rank's torch does not have."""
+        """The numpy or torch dtype that a receive without `out` would give. None: the message is
+        not an array.
+
+        Raises TypeError if torch on this rank does not have that dtype.
+        """
         if self._spec is None:
             return None
         return arrays.empty(self._spec.kind, self._spec.name, (0,), "dtype").value.dtype
 
 
 def _array_in(message: Message) -> Spec | None:
-    """The array that a message is, if it is one and its metadata is here."""
-    # The metadata of an array is short. That of a tree, which may be long, is not read for this.
+    """Return the array that a message consists of, if it is one and its metadata is here."""
+    # The metadata of an array is short. That of a tree may be long, and is not read for this.
     if message.meta is None or message.meta_nbytes > MOST_OF_ONE_ARRAY:
         return None
     try:
         return parse(message.meta).array
-    except ProtocolError:  # whoever receives it will hear of that
+    except ProtocolError:  # the receive that takes it will fail by it
         return None
 
 
 @dataclass(eq=False, slots=True)
 class Receiving:
-    """A receive whose Work is pending. Wildcards are None."""
+    """A receive whose Work is pending. None is a wildcard."""
 
-    number: int  # in the order in which messages and receives came to be
+    number: int  # in the order of messages and receives
     work: Work[Any]
     source: Source
     tag: Key
-    out: Any  # where the value goes; None: to memory of its own
+    out: Any  # memory for the value; None: memory of its own
     partial: bool = False  # the value may be shorter than `out`
-    device_work: DeviceWork | None = None  # where `out` is on a device
-    message: Message | None = None  # what it was matched with
+    device_work: DeviceWork | None = None  # if `out` is on a device
+    message: Message | None = None
     target: Incoming | None = None
-    """Where the value comes together, once metadata is here."""
+    """The memory of the value, once metadata is here."""
     ready: tuple[memoryview, Incoming] | None = None
-    """The target for a message of such metadata, made beforehand."""
+    """A target that was made before, for a message of such metadata."""
 
     def let_go(self) -> None:
-        """The receive fails: nothing is written to `out` that is not queued there by now."""
+        """Stop writing to `out`, because the receive fails. Copies that are queued on a device
+        still go there."""
         if self.target is not None and self.target.foreign is not None:
             self.target.foreign.let_go()
 
@@ -100,32 +107,33 @@ class Probing(Receiving):
 
 @dataclass(eq=False, slots=True)
 class Message:
-    """A message that came, whole or announced, and was not delivered yet: the landing of its first
-    frame."""
+    """A message that came, whole or announced, and was not delivered yet. It is the landing of its
+    first frame."""
 
-    came: Callable[[Message], None]  # told when that frame is here
+    came: Callable[[Message], None]  # called when that frame is here
     source: int
     tag: MessageTag
-    price: int  # what it costs of the credit of its sender
-    wanted: bool  # it answers a want, as its sender says
-    meta_nbytes: int  # bytes of metadata
-    nbytes: int  # bytes of data
+    price: int  # what it costs of its sender's credit
+    wanted: bool  # it answers a want, its sender says
+    meta_nbytes: int
+    nbytes: int  # of data
     sid: int | None  # None: eager
-    words: bytes = b""  # how to read those of its arrays that are on a device
-    reading: Reading | None = None  # its data, where it lies
-    pushed: bool = False  # its data follows without being pulled
-    front: int = 0  # bytes of it that do, and that count as unconsumed: no receive has taken it
-    number: int = 0  # in the order of their coming; 0: its first frame is on the way
-    receiving: Receiving | None = None  # what it was matched with
-    memory: memoryview = EMPTY  # what the first frame brought, or the metadata pulled
+    words: bytes = b""  # how to read its arrays on a device
+    reading: Reading | None = None  # its data in the sender's memory
+    pushed: bool = False  # its data follows without a pull
+    # data bytes that follow without a pull, and are unconsumed: no receive has taken it
+    front: int = 0
+    number: int = 0  # in the order of arrival; 0: its first frame is still coming
+    receiving: Receiving | None = None
+    memory: memoryview = EMPTY  # the first frame, or metadata that was pulled
     meta: memoryview | None = None  # None: not here yet
     pieces: Pieces | None = None  # of the part that was pulled last
-    body: Incoming | None = None  # what the data is pulled into
-    part: int = wire.BODY  # of a message of arrays on the host: what to say when it is pulled
+    body: Incoming | None = None  # the memory that data is pulled to
+    part: int = wire.BODY  # for arrays on the host: what to say with the pull
     fetched: bool = False
-    """Its sender has been asked for the data, or pushed it: all that lay on its device is here, or
-    in shared memory."""
-    complete: bool = False  # all of it is here
+    """The sender was asked for the data, or pushed it. All that is on its device, or in shared
+    memory, is here."""
+    complete: bool = False
     gone: bool = False  # delivered, withdrawn or refused
 
     def landed(self) -> None:
@@ -136,12 +144,12 @@ class Message:
 class Origin:
     """One sender."""
 
-    gone: bool = False  # nothing of it counts any more
-    announced: dict[int, Message] = field(default_factory=dict)  # by id: those not complete
-    last_sid: int = -1  # the id of the last one that it announced: ids ascend
-    may_push: bool = False  # it has leave to
-    stray: Message | None = None  # that it pushed last, where no receive was waiting for it
-    # Ids of those that were pushed and refused: their data is still to come, up to FIN or WITHDRAW.
+    gone: bool = False  # ignore everything that comes from it
+    announced: dict[int, Message] = field(default_factory=dict)  # by id: incomplete messages
+    last_sid: int = -1  # the id of the last announced message: ids ascend
+    may_push: bool = False  # it has leave to push
+    stray: Message | None = None  # the last pushed message that no receive waited for
+    # Ids of pushed messages that were refused. Their data still comes, up to FIN or WITHDRAW.
     skipped: set[int] = field(default_factory=set)
     last: tuple[MessageTag, bytes] = (0, b"")
-    """Tag and metadata of its last message; b"" where that was long."""
+    """The tag and metadata of its last message. b"": the metadata was long."""

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from aiodist.wire.frames import MAX_PAYLOAD
 
 ALONE = 16 * 1024
-"""Buffers from this size on share no piece with others, so that their bytes can be received in
-place; smaller ones are joined, for fewer frames."""
+"""Buffers of at least this size share no piece with others, so that their bytes are received in
+place. Smaller ones are joined, because that needs fewer frames."""
 
 
 def cut(buffers: Sequence[memoryview], most: int = MAX_PAYLOAD) -> Iterator[list[memoryview]]:
-    """The bytes of `buffers`, in order, as pieces of at most `most` bytes, none of them empty."""
-    # As large as can be: what each costs Python, on both sides, is as much as the system needs for
-    # a hundred KiB, and nothing is gained by small ones. Bytes go to their place as they come, and
-    # not when a piece is complete.
+    """Yield the bytes of `buffers`, in order, as pieces of 1 to `most` bytes."""
+    # Pieces are as large as possible. The cost of one in Python, on both sides, is that of sending
+    # a hundred KiB. Small pieces gain nothing, because bytes go to their place as they come, not
+    # when a piece is complete.
     joined: list[memoryview] = []
     size = 0
     for buffer in buffers:
@@ -34,7 +34,7 @@ def cut(buffers: Sequence[memoryview], most: int = MAX_PAYLOAD) -> Iterator[list
 
 
 def behind(buffers: Sequence[memoryview], start: int) -> list[memoryview]:
-    """All but the first `start` bytes."""
+    """Return all but the first `start` bytes."""
     rest = []
     for buffer in buffers:
         if start < buffer.nbytes:
@@ -44,9 +44,11 @@ def behind(buffers: Sequence[memoryview], start: int) -> list[memoryview]:
 
 
 class Pieces:
-    """Memory that pieces of any size fill in order: the landing of each of them. `memory` is where
-    the piece goes that is under way, if one is; `left` is how many bytes are still to come, and
-    `filled` is called when there are none."""
+    """Memory that pieces of any size fill in order. It is the landing of each piece.
+
+    `memory`: the place of the current piece, if there is one. `left`: how many bytes are still to
+    come. `filled` is called when there are none.
+    """
 
     __slots__ = ("_at", "_filled", "_index", "_spilled", "_views", "left", "memory")
 
@@ -55,18 +57,18 @@ class Pieces:
     ) -> None:
         self._filled = filled
         self.memory: memoryview | None = None
-        self._spilled = False  # the piece under way lies in more than one buffer
+        self._spilled = False  # the current piece covers more than one buffer
         self._begin(views)
 
     def _begin(self, views: Sequence[memoryview]) -> None:
         self._views = [view for view in views if view.nbytes]
         self._index = 0  # the buffer that is filled next
-        self._at = 0  # so far that one is filled
+        self._at = 0  # how far it is filled
         self.left = sum(view.nbytes for view in self._views)
 
     def place(self, nbytes: int) -> None:
-        """The next piece begins, of 1 to `left` bytes. It goes to where it belongs if that lies in
-        one buffer of the memory."""
+        """Begin the next piece, of 1 to `left` bytes. It goes directly to its place if that is
+        within one buffer."""
         view = self._views[self._index]
         self._spilled = self._at + nbytes > view.nbytes
         if self._spilled:
@@ -75,7 +77,7 @@ class Pieces:
             self.memory = view[self._at : self._at + nbytes]
 
     def landed(self) -> None:
-        """The piece under way is complete."""
+        """Note that the current piece is complete."""
         piece, self.memory = self.memory, None
         assert piece is not None
         if self._spilled:
@@ -86,9 +88,11 @@ class Pieces:
             self._filled()
 
     def move(self, views: Sequence[memoryview]) -> None:
-        """Go on in other memory of the same size, with the bytes that have come. How much there is
-        of the piece under way, if there is one, is not known here: all of its memory is copied, and
-        the link writes the rest of it over that."""
+        """Go on in other memory of the same size, with the bytes that have come.
+
+        It is not known how much of the current piece has come. So all of its memory is copied, and
+        the link writes the rest over it.
+        """
         came = [*self._views[: self._index]]
         if self._at:
             came.append(self._views[self._index][: self._at])
@@ -110,7 +114,7 @@ class Pieces:
             data = data[count:]
 
     def _skip(self, count: int) -> None:
-        """Advance by `count` bytes, which lie in one buffer."""
+        """Advance by `count` bytes, which are in one buffer."""
         self._at += count
         self.left -= count
         if self._at == self._views[self._index].nbytes:

@@ -1,57 +1,58 @@
-"""The point-to-point engine of one group (API section 5): matching of messages with receives.
+"""The point-to-point engine of one group: it matches messages with receives.
 
-It is entered synchronously, from calls of its group and from the links of its endpoint, and never
-waits. Its parts: the sending half (`sender`), the receiving half (`receiver`, `delivery`,
-`flow`), the frames (`frames`), and what is decided without I/O (`credit`, `mailbox`, `pieces`).
+Calls of its group and links of its endpoint enter it synchronously, and it never waits. Its parts
+are the sending half (`sender`), the receiving half (`receiver`, `delivery`, `flow`), the frames
+(`frames`), and what is decided without I/O (`credit`, `mailbox`, `pieces`).
 
-**How a message travels.** Up to 65 KiB (metadata and data): eagerly, as one frame, copied by the
-sender, whose Work is complete at once. Above: announced (RTS); when a receive has matched it, the
-receiver pulls it, and its data goes from the sender's memory straight into the receiver's, in
-pieces of at most 256 KiB, at most four of them in a link and in one turn of the loop; pieces of
-several transfers alternate. The Work of the sender is complete when all data has left. A message
-to oneself takes the same way, without a link.
+**How a message travels.** Up to 65 KiB (metadata and data), it is eager: one frame, copied by the
+sender, whose Work is complete at once. A larger message is announced (RTS). When a receive has
+matched it, the receiver pulls it. The data goes from the sender's memory directly to the
+receiver's, in pieces of at most 256 KiB. At most 1 MiB is in a link, or sent in one turn of the
+loop. Pieces of several transfers alternate. The Work of the sender is complete when all data has
+left. A message to the own rank takes the same way, without a link.
 
-Where both are on one host, the receiver may be able to copy the data itself (`shared`): then its
-pull says that it has. Of more than 1 MiB the system reads the sender's memory, and a proof says
-that all of it was right: nobody waits for a word after that. Once the sender's loop has given a
-sign, the receiver pulls what is left instead: two ranks copy through the cache at the same time.
-Of memory that is mapped a second thread copies half.
+If both ranks are on one host, the receiver may be able to copy the data itself (`shared`), and says
+so in its pull. For more than 1 MiB, the system reads the sender's memory, and a proof shows that
+the data was right, so no answer is needed. Once the sender's loop has answered a knock, the
+receiver pulls the rest instead, because then two ranks copy at the same time, through the cache. If
+the memory is mapped, a second thread copies half of it.
 
-A receive that waits has told the sender so: where the message before, of up to 1 MiB, found a
-receive waiting for it, the pull of that one gave leave to push another. Of that one the data
-follows the announcement at once, which saves the way there and back. If no receive waits for it
-after all, it is taken into memory of its own, as an eager one is, and there is no more leave until
-it was received.
+A sender may push a message if the receiver allows it. The receiver gives leave in its pull of the
+last message, if that had at most 1 MiB and found a waiting receive. The data of the pushed message
+follows its announcement at once, which saves a round trip. If no receive waits for it, it goes to
+memory of its own like an eager one. There is no more leave until it was received.
 
-Messages with arrays on a device (`devices.values`) are announced, however small: the receiver reads
-these where they lie, and pulls the rest when it has them, so FIN says that they were right, too. If
-it cannot read them, it pulls all, and the sender copies them to the host.
+Messages with arrays on a device (`devices.values`) are always announced. The receiver reads these
+arrays on the sender's device, and then pulls the rest, so FIN confirms these arrays, too. If it
+cannot read them, it pulls everything, and the sender copies them to the host.
 
-**Order.** Messages of one (source, tag) are matched in the order they were sent, receives in the
-order they were posted. Any-tag takes the oldest message of a source. A receive from any source, or
-from several, takes one of the source that was served the longest ago among those that have one. A
-large message that was matched first may complete after a small one that was matched later, as in
-MPI.
+**Order.** Messages of one (source, tag) are matched in the order they were sent, and receives in
+the order they were posted. A receive of any tag takes the oldest message of a source. A receive
+from any source, or from several, takes one from the source that was served the longest ago, among
+those that have one. A large message that was matched first may complete after a small one that was
+matched later, as in MPI.
 
-**Bounds**, for each sender at each receiver, whatever the sender does (over them: ProtocolError):
+**Bounds** for each sender at each receiver. It is a ProtocolError if a sender exceeds them:
 
-* unconsumed messages cost at most 256 KiB a tag and 4 MiB in all, each of them 256 bytes plus its
-  tag plus what has travelled of it. In Python objects that is about five times as much in the worst
-  case, messages of no bytes with a tag each;
-* beyond these 4 MiB, one message (at most 67 KiB) for every tag that a receive or probe here names
-  while it waits: an unreceived tag never blocks one that is waited for;
-* a message that was announced takes memory when a receive has matched it, and only up to
-  `max_message_bytes`, metadata included; but for one that was pushed, of at most 1 MiB.
+* Unconsumed messages cost at most 256 KiB for each tag, and 4 MiB in all. A message costs 256
+  bytes, its tag, and what has been sent of it. In Python objects this is about five times as much
+  in the worst case, empty messages with different tags.
+* Beyond these 4 MiB, there may be one message (at most 67 KiB) for every tag that a receive or
+  probe names while it waits. So a tag without receives never blocks a tag with one.
+* An announced message takes memory when a receive has matched it, and at most `max_message_bytes`
+  with its metadata. Only a pushed one, of at most 1 MiB, takes memory before.
 
-A sender has copied no more than that on its way. What may not be sent yet waits there in order, in
-the user's own memory. State of a tag goes when the last of its messages was consumed and its credit
-returned, at most 20 ms later.
+A sender has copied no more than that. Messages that may not be sent yet wait in order, in the
+user's own memory. The state of a tag goes when its last message was consumed and the credit is
+back, at most 20 ms later.
 
-**Withdrawals.** A cancelled receive gives its message back to the head of its queue; what is under
-way goes on into private memory, and what came is copied there. A receive that has been matched with
-a later message keeps it. A cancelled send takes its message out of the line, or withdraws it; the
-receive that was matched with it waits again, in its old place. A message that is too large, or that
-cannot be read, fails the receive that took it, is dropped, and fails the send if that is pending.
+**Withdrawals.** A cancelled receive gives its message back to the head of the queue. Data in flight
+continues to private memory, and what came is copied there. A receive that has matched a later
+message keeps it. A cancelled send takes its message out of the line, or withdraws it. The receive
+that had matched it waits again, in its old place.
+
+A message that is too large, or cannot be read, is dropped. It fails the receive that took it, and
+the send if that is pending.
 """
 
 from __future__ import annotations
@@ -94,24 +95,23 @@ class PointToPoint:
         way: int = 0,
         shared: SharedMemory | None = None,
     ) -> None:
-        """`way`: see `limits_for`; the same on all ranks."""
+        """`way`: see `limits_for`. It must be the same on all ranks."""
         self._channel = channel
-        self._records = records  # hear of each operation; None: nobody does
+        self._records = records  # None: no operation is recorded
         self._device_memory = device_memory
         self._loop = loop
-        self._rank = channel.rank  # this one
-        self._size = channel.size  # ranks of the group
-        self._closed: AiodistError | None = None  # what every call raises; None: the group goes on
+        self._rank = channel.rank
+        self._size = channel.size
+        self._closed: AiodistError | None = None  # what every call raises; None: the group is open
         # Operations that are not done, in the order of their calls.
         self._pending: dict[Work[Any], Sending | Receiving] = {}
-        self._gone: set[int] = set()  # ranks of whom nothing is taken any more
+        self._gone: set[int] = set()  # ranks whose frames are ignored
         self._acknowledged: set[int] = set()  # lost ranks that receives go on without
-        # Frames to all ranks, and to this one.
+        # Sends frames to all ranks, and to this one.
         self._wire = wire.Wire(channel, self._loop_back, loop)
         limits = limits_for(way)
-        # The sending half.
         self._sender = Sender(self._wire, channel, loop, self._ended, limits, shared)
-        self._receiver = Receiver(  # the receiving half
+        self._receiver = Receiver(
             self._wire,
             channel,
             loop,
@@ -121,7 +121,7 @@ class PointToPoint:
             limits,
             shared,
         )
-        # Who takes frames without data, by their kind.
+        # What takes frames without data, by their kind.
         self._control: dict[int, Callable[[int, Sequence[Any], int], None]] = {
             wire.PULL: self._sender.pulled,
             wire.FIN: self._receiver.finished,
@@ -132,13 +132,13 @@ class PointToPoint:
             wire.UNWANT: self._sender.unwanted,
             wire.NOWANT: self._receiver.denied,
         }
-        self._on_cancel = self._withdraw  # bound once: each Work has it
+        self._on_cancel = self._withdraw  # bound once, for all Works
         # For the short way (`express`).
         self.pay, self.repay = self._sender.pay, self._sender.repay
-        # What to expect, and whether it may be taken.
+        # What to expect, and whether it may be taken:
         self.last, self.is_free = self._receiver.last, self._receiver.is_free
-        self.took = self._receiver.took  # notes the credit of what was taken
-        # The same of what is pushed.
+        self.took = self._receiver.took  # counts the credit of what was taken
+        # The same for pushed messages.
         self.push, self.unpush = self._sender.push, self._sender.unpush
         self.next_pushed, self.took_pushed = self._receiver.next_pushed, self._receiver.took_pushed
         # Frames that go with others.
@@ -157,13 +157,18 @@ class PointToPoint:
         steady: bool = False,
         aside: bool = False,
     ) -> Work[None]:
-        """Send a value to rank `dst`. The Work is complete when its memory may be reused; where it
-        is `synchronous`, not before a receive has taken the message. Memory that is `steady` is
-        never written again as long as anybody refers to it: a link keeps it, and no copy of it.
-        What goes `aside` is copied first: the value may be written to before it was sent.
+        """Send a value to rank `dst`. The Work is complete when the memory of the value may be used
+        again.
 
-        `tag`: a str of at most 1024 bytes in UTF-8, or an int of 64 bits. Raises TypeError and
-        ValueError for arguments that no send takes, and what the engine was closed with.
+        Args:
+            tag: a str of at most 1024 bytes in UTF-8, or an int of 64 bits.
+            synchronous: the Work is not complete before a receive has taken the message.
+            steady: the memory is never written again while there is a reference to it. So a link
+                that may have to send it again keeps it instead of a copy.
+            aside: copy the value first, because it may be written before it was sent.
+
+        Raises TypeError or ValueError for bad arguments, and the error of `close` if the engine was
+        closed.
         """
         if self._closed is not None:
             raise self._closed
@@ -203,14 +208,17 @@ class PointToPoint:
         *,
         partial: bool = False,
     ) -> Work[Any]:
-        """Receive a value of rank `src`, into `out` where that is given; `partial`: into its front,
-        which is the result then.
+        """Receive a value of rank `src`, into `out` if that is given.
 
-        The Work has the rank and the tag of the message when it is complete, and the bytes of its
-        arrays as `nbytes`. It fails with MismatchError where `out` does not fit the message, which
-        stays queued, MessageTooLargeError or ProtocolError where the message cannot be taken, which
-        drops it, and PeerLostError when no more can come from `src`: from several sources, as soon
-        as one of them is lost that was not acknowledged, or all others are lost or have left.
+        With `partial`, the value may be shorter than `out`, and the result is the front of `out`.
+
+        When the Work is complete, it has the rank and the tag of the message, and the bytes of its
+        arrays as `nbytes`. It fails with
+
+        * MismatchError if the message does not fit `out`. The message stays queued.
+        * MessageTooLargeError or ProtocolError if the message cannot be taken. It is dropped.
+        * PeerLostError if nothing more can come from `src`. For several sources, that is as soon as
+          one of them is lost and was not acknowledged, or once all of them are lost or have left.
         """
         if self._closed is not None:
             raise self._closed
@@ -232,7 +240,7 @@ class PointToPoint:
         return work
 
     def probe(self, src: Src = ANY_SOURCE, tag: MessageTag | AnyTag = ANY_TAG) -> Work[Envelope]:
-        """Wait until a receive with these arguments would find a message, and tell of it."""
+        """Wait until a receive with these arguments would find a message, and describe it."""
         work, source, key = self._wait("probe", src, tag)
         probing = self._receiver.probe(work, source, key)
         if not work.done():
@@ -242,7 +250,7 @@ class PointToPoint:
         return work
 
     def iprobe(self, src: Src = ANY_SOURCE, tag: MessageTag | AnyTag = ANY_TAG) -> Envelope | None:
-        """The message that a receive with these arguments would take now, or None."""
+        """Return the message that a receive with these arguments would take now, or None."""
         if self._closed is not None:
             raise self._closed
         found = self._receiver.peek(self._as_source(src), self._as_key(tag))
@@ -250,8 +258,10 @@ class PointToPoint:
         return found
 
     def acknowledge_lost(self) -> tuple[int, ...]:
-        """Have receives from several sources go on without the ranks that are lost: which they
-        are. (Those that have left in order need no acknowledgement.)"""
+        """Let receives from several sources go on without the lost ranks, and return those.
+
+        Ranks that have left in order need no acknowledgement.
+        """
         lost = self._channel.lost().items()
         failed = sorted(rank for rank, why in lost if not isinstance(why, InOrder))
         self._acknowledged.update(failed)
@@ -264,11 +274,11 @@ class PointToPoint:
 
     @property
     def pending(self) -> list[Work[Any]]:
-        """Works that are not done, in the order of their calls."""
+        """The Works that are not done, in the order of their calls."""
         return list(self._pending)
 
     def is_unmatched(self, work: Work[Any]) -> bool:
-        """Whether `work` sends a message that its receiver has not begun to take."""
+        """Return whether `work` sends a message that its receiver has not begun to take."""
         waiting = self._pending.get(work)
         if not isinstance(waiting, Sending):
             return False
@@ -276,12 +286,12 @@ class PointToPoint:
 
     @property
     def has_several(self) -> bool:
-        """Whether more than one receive waits to be matched."""
+        """Whether more than one receive waits for a match."""
         return self._receiver.has_several
 
     def takes_long(self, work: Work[Any]) -> bool:
-        """Whether `work` receives a message that is so large that who polls for the rest of it
-        only keeps a core busy: most of the time goes by while it is sent."""
+        """Return whether `work` receives a message so large that polling for its rest would only
+        keep a core busy. Most of the time passes while it is sent."""
         waiting = self._pending.get(work)
         message = waiting.message if isinstance(waiting, Receiving) else None
         return message is not None and message.nbytes > wire.MOST_PUSHED
@@ -294,9 +304,10 @@ class PointToPoint:
     # -- from the endpoint ------------------------------------------------------------------------
 
     def frame(self, src: int, fields: Sequence[Any], nbytes: int) -> Landing | None:
-        """A header of rank `src` came: where its payload of `nbytes` bytes goes (None: nowhere).
+        """Take a header of rank `src`. Return the landing of its payload of `nbytes` bytes. None:
+        drop it.
 
-        Raises ProtocolError for what no engine sends.
+        Raises ProtocolError for frames that no engine sends.
         """
         if self._closed is not None or src in self._gone:
             return None
@@ -306,12 +317,13 @@ class PointToPoint:
         return landing
 
     def rank_lost(self, src: int, text: str) -> None:
-        """`src` is gone: what came whole can still be received, all else that needs it fails. Where
-        a message is lost that nobody waited for, those of its tag behind it are lost, too: a
-        receive never skips one unseen.
+        """Fail what needs `src`, which is gone. Complete messages can still be received.
 
-        `text` is that of the errors: "rank 3 is lost: connection reset". `Channel.lost` has the
-        rank already.
+        If a message is lost that no receive has matched, the messages of its tag behind it are
+        dropped, too, because a receive must never skip one unnoticed.
+
+        `text` is that of the errors, such as "rank 3 is lost: connection reset". `Channel.lost`
+        already has the rank.
         """
         if self._closed is not None or src in self._gone:
             return
@@ -319,7 +331,7 @@ class PointToPoint:
         failing = {work: self._peer_lost(work, text, (src,)) for work in self._sender.lose(src)}
         for receiving in self._receiver.lose(src):
             receiving.let_go()
-            # One that had no message yet may have waited for more ranks than this one.
+            # A receive without a message may have waited for more ranks than this one.
             why = None if receiving.message is not None else self._lost_for(receiving)
             failing[receiving.work] = why or self._peer_lost(receiving.work, text, (src,))
         for work, error in failing.items():
@@ -328,7 +340,7 @@ class PointToPoint:
         self._wire.flush()
 
     def close(self, error: AiodistError) -> None:
-        """Let go of everything; all that is pending, and all that is called later, fails."""
+        """Release everything. Pending operations and later calls fail with `error`."""
         if self._closed is not None:
             return
         self._closed = error
@@ -390,18 +402,18 @@ class PointToPoint:
         self._pending.pop(work, None)
 
     def _lost_for(self, receiving: Receiving) -> AiodistError | None:
-        """Why nothing can come for a receive any more."""
+        """Return the error if nothing can come for a receive any more."""
         source, text = receiving.source, ""
         lost = {rank: why for rank, why in self._channel.lost().items() if covers(source, rank)}
         if not isinstance(source, int):
             # What a lost rank would have sent is missing, and only this error says so. A rank that
-            # has taken its leave had no more to say: the others may still send.
+            # left in order had no more to send, and the others may still send.
             failed = {
                 rank: why
                 for rank, why in lost.items()
                 if not (rank in self._acknowledged or isinstance(why, InOrder))
             }
-            # From any source, this rank does not wait for itself.
+            # A receive from any source does not wait for this rank itself.
             named = self._size - 1 if source is None else len(source)
             if failed or len(lost) < named:
                 lost = failed
@@ -423,35 +435,41 @@ class PointToPoint:
 
 
 _OF_RECEIVER = frozenset([wire.EAGER, wire.RTS, wire.PUSH, wire.AHEAD, wire.DATA])
-"""Kinds of frames that bring messages."""
+"""The kinds of frames that bring messages."""
 
 
 def as_source(src: Src, size: int) -> Source:
-    """The ranks, of `size`, whose messages a receive takes. Raises TypeError and ValueError."""
+    """Return the ranks, of `size`, whose messages a receive takes. Raises TypeError and
+    ValueError."""
     if src is ANY_SOURCE:
         return None
     if not isinstance(src, Sequence) or isinstance(src, str):
         return as_rank(src, size, "src")
     ranks = sorted({as_rank(rank, size, "each of src") for rank in src})
     if not ranks:
-        raise ValueError("src is an empty list: it names no rank that could send")
+        raise ValueError("src is an empty list: give the ranks that may send")
     return tuple(ranks) if len(ranks) > 1 else ranks[0]
 
 
 def as_tag(tag: Any) -> MessageTag:
-    """A tag as it travels: a plain str or int. Raises TypeError and ValueError."""
+    """Return a tag as a plain str or int, as it is sent. Raises TypeError and ValueError."""
     if type(tag) is int and wire.MIN_INT <= tag <= wire.MAX_INT:
         return tag
-    if type(tag) is str and tag.isascii() and len(tag) <= MAX_TAG:  # most are: sooner than below
+    # most are, and this is faster than below
+    if type(tag) is str and tag.isascii() and len(tag) <= MAX_TAG:
         return tag
     if isinstance(tag, str):
         plain = str.__str__(tag)
         if len(plain.encode()) > MAX_TAG:
-            raise ValueError(f"a tag of {len(plain)} characters: at most {MAX_TAG} bytes in UTF-8")
+            raise ValueError(
+                f"a tag has {len(plain)} characters: at most {MAX_TAG} bytes in UTF-8 fit"
+            )
         return plain
     number = as_int(tag, "a tag is a str or an int")
     if not wire.is_tag(number):
-        raise ValueError(f"tag={number}: an int that is a tag has at most 64 bits, with its sign")
+        raise ValueError(
+            f"tag={number} is too large: an int tag has at most 64 bits, with its sign"
+        )
     return number
 
 

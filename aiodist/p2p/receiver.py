@@ -1,8 +1,7 @@
 """The receiving half of point to point: which receive takes which message, and their credit.
 
-What becomes of a message and its receive once they are matched is in `delivery`; the rules of
-flow control are in `credit` and `flow`; the lines in which messages and receives wait are in
-`mailbox`.
+`delivery` has what follows a match, `credit` and `flow` the rules of flow control, and `mailbox`
+the lines of waiting messages and receives.
 """
 
 from __future__ import annotations
@@ -34,8 +33,11 @@ from aiodist.work import Work
 
 
 class Receiver:
-    """Receives from all ranks. `ended` is called with a Work that this side completed, `lost`
-    gives the error for a receive that needs a lost rank (None: all are there)."""
+    """Receives from all ranks.
+
+    `ended` is called with a Work that this side completed. `lost` returns the error for a receive
+    that needs a lost rank, or None.
+    """
 
     def __init__(
         self,
@@ -48,7 +50,7 @@ class Receiver:
         limits: Limits | None = None,
         shared: SharedMemory | None = None,
     ) -> None:
-        self._shared = shared  # memory of the other ranks; None: there is none to be read
+        self._shared = shared  # memory of other ranks; None: there is none to read
         self._wire = out  # takes frames for senders
         self._max_message_bytes = channel.max_message_bytes
         self._ended = ended
@@ -56,21 +58,16 @@ class Receiver:
         # What is known of each sender, by rank.
         self._origins = [Origin() for _ in range(channel.size)]
         self._ahead = (limits or limits_for(0)).ahead
-        # Messages that no receive has taken.
         self._mailbox: Mailbox[Message] = Mailbox()
-        self._receives: PendingReceives[Receiving] = (
-            PendingReceives()
-        )  # receives that wait for a message
-        self._probes: PendingReceives[Probing] = PendingReceives()  # probes that wait for one
+        self._receives: PendingReceives[Receiving] = PendingReceives()  # those without a message
+        self._probes: PendingReceives[Probing] = PendingReceives()
         self._waiting: tuple[PendingReceives[Any], ...] = (self._receives, self._probes)
-        # The credit of all senders.
         self._flow = Flow(out, loop, channel.size, self._waiting, limits or limits_for(0))
-        self.took = self._flow.passed  # an eager message went straight to its receive
-        # Brings messages that were matched to their receives.
+        self.took = self._flow.passed  # for an eager message that went straight to its receive
         self._delivery = Delivery(
             out, channel, ended, self._arrived, self._consumed, self._offer, device_memory, loop
         )
-        self._number = 0  # of the last message or receive, in the order in which they came to be
+        self._number = 0  # of the last message or receive, in the order in which they came
 
     @property
     def idle(self) -> bool:
@@ -82,30 +79,30 @@ class Receiver:
     # -- from the short way -----------------------------------------------------------------------
 
     def last(self, src: int) -> tuple[MessageTag, bytes]:
-        """Tag and metadata of the last message of `src` that went the ordinary way."""
+        """Return the tag and metadata of the last message of `src` that took the ordinary way."""
         return self._origins[src].last
 
     def is_free(self, src: int, tag: MessageTag, key: Key) -> bool:
-        """Whether the next message of `src` and `tag` is for who receives `key` now."""
+        """Return whether a receive of `key` may take the next message of `src` and `tag`."""
         return self._mailbox.find(src, key) is None and self._receives.first(src, tag) is None
 
     def next_pushed(self, src: int) -> int | None:
-        """The id of the next message of `src` if that may be pushed; None: it may not."""
+        """Return the id of the next message of `src`, if it may push that. None: it may not."""
         origin = self._origins[src]
         return origin.last_sid + 1 if origin.may_push else None
 
     def took_pushed(self, src: int, tag: MessageTag, price: int) -> None:
-        """A message that was pushed went straight to its receive. Raises ProtocolError as `took`
+        """Count a pushed message that went straight to its receive. Raises ProtocolError as `took`
         does."""
         origin = self._origins[src]
         self.took(src, tag, price)
         origin.last_sid += 1
-        # It has used up the leave that there was, and gets another: `may_push` stays.
+        # It has used its leave and gets a new one, so `may_push` stays.
         self._wire.hold(src, (wire.PULL, origin.last_sid, wire.LEAVE))
 
     @property
     def has_several(self) -> bool:
-        """Whether more than one receive waits to be matched."""
+        """Whether more than one receive waits for a match."""
         return self._receives.has_several
 
     # -- from the user ----------------------------------------------------------------------------
@@ -120,14 +117,16 @@ class Receiver:
         *,
         partial: bool = False,
     ) -> Receiving:
-        """Post a receive; it may be complete at once. `device_work`: where `out` is on a device."""
+        """Post a receive, which may be complete at once. `device_work`: given if `out` is on a
+        device."""
         self._number += 1
         receiving = Receiving(self._number, work, source, tag, out, partial, device_work)
         self._post(receiving)
         return receiving
 
     def prepare(self, receiving: Receiving) -> None:
-        """While a receive waits, make the target for a message like the last one of its source."""
+        """Make the target for a message like the last one of its source, while the receive
+        waits."""
         source = receiving.source
         if type(source) is not int or receiving.out is None or receiving.partial:
             return
@@ -136,7 +135,7 @@ class Receiver:
             self._delivery.prepare(receiving, meta)
 
     def probe(self, work: Work[Any], source: Source, tag: Key) -> Probing:
-        """Post a probe; it may be complete at once."""
+        """Post a probe, which may be complete at once."""
         self._number += 1
         probing = Probing(self._number, work, source, tag, None)
         message = self._mailbox.find(source, tag)
@@ -150,7 +149,7 @@ class Receiver:
         return probing
 
     def peek(self, source: Source, tag: Key) -> Envelope | None:
-        """What `probe` would give at once."""
+        """Return what `probe` would give at once, or None."""
         message = self._mailbox.find(source, tag)
         if message is not None:
             return Envelope.of(message)
@@ -158,12 +157,12 @@ class Receiver:
         return None
 
     def withdraw(self, receiving: Receiving) -> None:
-        """Let go of `out`; a message that was matched goes back to the head of its queue."""
+        """Let go of `out`. A matched message goes back to the head of its queue."""
         message = receiving.message
         if message is not None:
             self._delivery.release(message)
-            # It is the oldest of its line, and goes where its number belongs: nothing that was sent
-            # after it is received before it.
+            # It goes back to the place of its number, so that no later message is received before
+            # it.
             self._offer(message)
             return
         if isinstance(receiving, Probing):
@@ -173,10 +172,12 @@ class Receiver:
         self._flow.review(receiving.source, receiving.tag)
 
     def lose(self, src: int) -> list[Receiving]:
-        """`src` is gone: what is complete stays, unless a message before it in its line is lost
-        without a receive that says so. Returns the receives and probes that fail."""
-        # A new record takes its place: what is still under way of that rank finds it (`came`), and
-        # is dropped.
+        """Return the receives and probes that fail, because `src` is gone.
+
+        Complete messages stay, unless a message before them in their line is lost and no receive
+        reports that.
+        """
+        # Frames of that rank that are still coming find a new record (`came`), and are dropped.
         origin, self._origins[src] = self._origins[src], Origin(gone=True)
         self._flow.lose(src)
         failing: list[Receiving] = []
@@ -184,13 +185,14 @@ class Receiver:
             if message.receiving is not None:
                 failing.append(message.receiving)
             elif not message.gone:
-                # Nobody waits for it, so no receive would say that it is lost. Those behind it
-                # must go with it: a program that sees the third message takes the second as read.
+                # No receive waits for it, so none would report that it is lost. The messages behind
+                # it must go, too, because a program that sees the third message believes that it
+                # has read the second.
                 for later in self._mailbox.cut(message):
                     later.gone = True
             message.gone = True
             if message.pieces is not None:
-                message.pieces.memory = None  # what is under way is written nowhere
+                message.pieces.memory = None  # data under way is written nowhere
         for waiting in self._waiting:
             for receiving in waiting.concerning(src):
                 if self._lost(receiving) is not None:
@@ -201,7 +203,6 @@ class Receiver:
         return failing
 
     def close(self) -> None:
-        """Let go of everything."""
         for waiting in self._waiting:
             for receiving in waiting:
                 waiting.remove(receiving)
@@ -213,7 +214,7 @@ class Receiver:
     # -- frames from senders ----------------------------------------------------------------------
 
     def frame(self, src: int, fields: Sequence[Any], nbytes: int) -> Landing | None:
-        """A frame of kind EAGER, RTS, PUSH, AHEAD or DATA: where its payload goes."""
+        """Return the landing of an EAGER, RTS, PUSH, AHEAD or DATA frame."""
         origin = self._origins[src]
         kind = fields[0]
         if kind == wire.DATA:
@@ -239,7 +240,7 @@ class Receiver:
                 if not origin.may_push:
                     raise ProtocolError(f"rank {src} pushed message {sid} without leave")
                 origin.may_push, message.pushed = False, True
-        # Before there is memory for it: whoever has no credit gets none.
+        # Before it gets memory: a sender without credit gets none.
         self._flow.charge(src, tag, price, wanted)
         if message.sid is not None:
             origin.last_sid = message.sid
@@ -247,7 +248,7 @@ class Receiver:
         return message
 
     def came(self, message: Message) -> None:
-        """The first frame of `message` is here, as a whole."""
+        """Take the complete first frame of `message`."""
         src = message.source
         origin = self._origins[src]
         if origin.gone:
@@ -276,27 +277,27 @@ class Receiver:
         self._wire.flush()
 
     def _gives_leave(self, origin: Origin, message: Message) -> bool:
-        """Whether the sender of `message` may push the next one, if a receive waits for this one:
-        so it is likely that one will be waiting again."""
+        """Return whether the sender of `message` may push the next one, if a receive waits for this
+        one. If so, one will probably wait again."""
         return (
             not origin.may_push
             and (origin.stray is None or origin.stray.gone)
             and 0 < message.nbytes <= self._most_pushed
             and message.meta is not None
             and not message.words
-            # So what is pushed never is too large to be taken.
+            # So a pushed message is never too large to take.
             and self._max_message_bytes >= wire.INLINE + self._most_pushed
         )
 
     @property
     def _most_pushed(self) -> int:
-        """Most bytes of data of a message that is pushed."""
+        """The most bytes of data of a pushed message."""
         return max(wire.MOST_PUSHED, self._ahead)
 
     def _take_in(self, origin: Origin, message: Message) -> None:
-        """A message was pushed, and no receive was waiting that takes it."""
+        """Make memory for a pushed message that no receive waited for."""
         assert message.meta is not None
-        # From here on it is like an eager one, only that the rest of its bytes is to come.
+        # From here on it is like an eager one, but some of its bytes are still to come.
         message.memory = memoryview(bytearray(message.meta_nbytes + message.nbytes))
         message.memory[: message.meta_nbytes] = message.meta
         message.pieces = Pieces([message.memory[message.meta_nbytes :]])
@@ -310,7 +311,7 @@ class Receiver:
         message = origin.announced.get(sid)
         pieces = None if message is None else message.pieces
         if pieces is None or not 0 < nbytes <= pieces.left:
-            raise ProtocolError(f"{nbytes} bytes of data for message {sid}: not pulled")
+            raise ProtocolError(f"{nbytes} bytes came for message {sid}, which were not pulled")
         pieces.place(nbytes)
         return pieces
 
@@ -322,13 +323,13 @@ class Receiver:
             return
         message = origin.announced.get(sid)
         if message is None or message.pieces is None or not message.fetched:
-            raise ProtocolError(f"rank {src} finished message {sid}: it was not pulled")
+            raise ProtocolError(f"rank {src} finished message {sid}, which was not pulled")
         if message.pieces.left:
-            raise ProtocolError(f"rank {src} finished message {sid} before all data was there")
+            raise ProtocolError(f"rank {src} finished message {sid} before all data was here")
         self._arrived(message)
 
     def _arrived(self, message: Message) -> None:
-        """All of a message that was announced is here, and right."""
+        """Deliver an announced message: all of it is here, and right."""
         assert message.sid is not None
         del self._origins[message.source].announced[message.sid]
         message.complete = True
@@ -340,13 +341,13 @@ class Receiver:
         (sid,) = wire.read_counts(fields, 1, nbytes)
         origin = self._origins[src]
         if sid > origin.last_sid:
-            raise ProtocolError(f"rank {src} withdrew message {sid}: it was not announced")
+            raise ProtocolError(f"rank {src} withdrew message {sid}, which was not announced")
         message = origin.announced.get(sid)
-        if message is None:  # refused here while the frame travelled
+        if message is None:  # refused here while the frame was in flight
             origin.skipped.discard(sid)
             return
-        # The receive that had it waits again, in its old place: its number says where. Nothing of
-        # the message was given to the user, though bytes of it may have come to `out`.
+        # The receive that had it waits again in its old place, because of its number. The user got
+        # nothing of the message, though bytes of it may have come to `out`.
         receiving = message.receiving
         if receiving is None:
             self._mailbox.remove(message)
@@ -363,7 +364,7 @@ class Receiver:
     # -- matching ---------------------------------------------------------------------------------
 
     def _post(self, receiving: Receiving) -> None:
-        """Match a receive with what is there, or let it wait."""
+        """Match a receive with a message, or let it wait."""
         message = self._mailbox.find(receiving.source, receiving.tag)
         if message is not None:
             self._mailbox.remove(message)
@@ -378,7 +379,7 @@ class Receiver:
             self._flow.review(receiving.source, receiving.tag)
 
     def _offer(self, message: Message) -> None:
-        """Match a message with who waits, or let it wait."""
+        """Match a message with a receive, or let it wait."""
         receives = self._receives
         while (receiving := receives.first(message.source, message.tag)) is not None:
             receives.remove(receiving)
@@ -396,7 +397,7 @@ class Receiver:
         """Give `message` to `receiving`. False: see `Delivery.begin`."""
         bound = self._delivery.begin(message, receiving)
         if bound and message.front:
-            # What came ahead lies in the memory of the receive, and takes none of ours.
+            # What came ahead is now in the memory of the receive, and uses none of the engine's.
             self._flow.consumed(message.source, message.tag, message.front)
             message.price -= message.front
             message.front = 0

@@ -1,4 +1,4 @@
-"""The sending half of point to point: credit, the local queues, and transfers that were pulled."""
+"""The sending half of point to point: credit, queues of this rank, and transfers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from aiodist.transports.remote import Proof
 from aiodist.work import Work
 
 BURST: Final = 1024 * 1024
-"""Where a link holds so many bytes of transfers to one rank it gets no more, nor where one turn of
-the loop has sent so many: small messages and collectives get in between."""
+"""The most bytes of transfers to one rank that a link holds, or that one turn of the loop sends. So
+small messages and collectives get in between."""
 
 NOTHING: Final = -1
-"""In `Sending.next_part`, beside `METADATA` and `BODY`: all parts have been pulled."""
+"""A value of `Sending.next_part`, besides `METADATA` and `BODY`: all parts have been pulled."""
 
 
 @dataclass(eq=False, slots=True)
@@ -36,46 +36,46 @@ class Sending:
 
     number: int  # in the order of the calls
     work: Work[None]
-    dst: int  # the receiver
+    dst: int
     tag: MessageTag
     encoded: Encoded  # metadata, and views of the arrays
-    price: int  # what it costs of the credit of its receiver
-    is_eager: bool  # it goes as one frame, whether or not there is a receive
+    price: int  # what it costs of the receiver's credit
+    is_eager: bool  # it goes as one frame, even without a receive
     is_synchronous: bool  # a receive has to match it first
-    is_steady: bool  # nobody writes its memory again
+    is_steady: bool  # its memory is not written again
     sources: Sources | None
-    """Its arrays that are on a device."""
+    """Its arrays on a device."""
     words: bytes = b""
-    """How the receiver was told to read these."""
+    """How the receiver can read these."""
     departure: Departure | None = None
-    """How they come to the host, if they have to."""
-    sid: int | None = None  # None: it waits here, nothing of it has travelled
-    next_part: int = NOTHING  # that the receiver is to pull
-    # Of the part that was pulled: those that are not in the link yet.
+    """Brings them to the host, if needed."""
+    sid: int | None = None  # None: it waits here, and nothing was sent
+    next_part: int = NOTHING  # what the receiver pulls next
+    # Of the current part: the pieces that are not in the link yet.
     pieces: Iterator[list[memoryview]] = field(default_factory=lambda: iter(()))
-    ahead: list[memoryview] | None = None  # the piece that is next to go
-    in_link: int = 0  # bytes of it that the link holds
-    shown: bool = False  # the receiver knows where all of it lies, and may read it there
-    proof: Proof | None = None  # that this is so
-    pushed: bool = False  # its data goes without being pulled
-    front: int = 0  # bytes of it that do, where the rest has to be
-    may_go: int = 0  # bytes of the part under way that may go to the link
-    gone: bool = False  # it has ended: pieces that leave do not count any more
+    ahead: list[memoryview] | None = None  # the next piece
+    in_link: int = 0  # its bytes that the link holds
+    shown: bool = False  # the receiver can read all of it in this memory
+    proof: Proof | None = None  # shows that it was right
+    pushed: bool = False  # its data goes without a pull
+    front: int = 0  # bytes that go without a pull, if the rest is pulled
+    may_go: int = 0  # bytes of the current part that may go to the link
+    gone: bool = False  # it has ended: pieces that leave do not count
 
 
 @dataclass(eq=False, slots=True)
 class Destination:
     """One receiver."""
 
-    credit: SenderCredit  # what it lets this rank send
-    # Messages that there is no credit for.
+    credit: SenderCredit  # what it allows this rank to send
+    # Messages without credit.
     waiting: dict[MessageTag, NumberedQueue[Sending]] = field(default_factory=dict)
-    announced: dict[int, Sending] = field(default_factory=dict)  # by id: what it may pull
-    next_sid: int = 0  # the id of the next message that is announced
+    announced: dict[int, Sending] = field(default_factory=dict)  # by id: messages that it may pull
+    next_sid: int = 0  # of the next announced message
     may_push: bool = False  # it has given leave to push one
-    moving: deque[Sending] = field(default_factory=deque)  # with a piece to go, in turn
-    in_link: int = 0  # bytes that the link holds, of all messages
-    woken: bool = False  # `_resume` is about to be called
+    moving: deque[Sending] = field(default_factory=deque)  # those with a piece to send, in turn
+    in_link: int = 0  # bytes of all messages that the link holds
+    woken: bool = False  # `_resume` will be called
 
     @property
     def idle(self) -> bool:
@@ -95,7 +95,7 @@ class Sender:
         limits: Limits | None = None,
         shared: SharedMemory | None = None,
     ) -> None:
-        self._shared = shared  # memory that the other ranks read; None: there is none
+        self._shared = shared  # memory that other ranks read; None: there is none
         self._wire = out  # takes frames for receivers
         self._channel = channel
         self._loop = loop
@@ -122,18 +122,18 @@ class Sender:
         synchronous: bool = False,
         steady: bool = False,
     ) -> Sending | None:
-        """Send a message, whose arrays on a device are in `sources`. None: `work` is complete.
+        """Send a message. `sources` has its arrays on a device. None: `work` is complete.
 
-        One that is `synchronous` is announced, however small it is: so its receiver asks for the
-        data once it has matched it with a receive, and that is what its sender waits for.
+        A `synchronous` message is always announced. Then the pull shows that a receive has matched
+        it, which its sender waits for.
         """
         peer = self._peers[dst]
         meta = len(encoded.meta)
         nbytes = meta + encoded.nbytes
         eager = nbytes <= EAGER and sources is None and not synchronous
         price = cost(tag, nbytes if eager else meta if meta <= wire.INLINE else 0)
-        # Where others of its tag wait, it goes behind them, whatever credit there is: messages of a
-        # tag are matched in the order they were sent.
+        # If others of its tag wait, it goes behind them, even if there is credit, because messages
+        # of a tag are matched in the order they were sent.
         wanted = None if tag in peer.waiting else peer.credit.admit(tag, price)
         if wanted is not None and eager:
             self._send_eager(dst, tag, wanted, encoded)
@@ -153,16 +153,16 @@ class Sender:
         return None if work.done() else sending
 
     def pay(self, dst: int, tag: MessageTag, price: int) -> bool:
-        """Pay for an eager message that goes out at once. False: it has to go by `send`."""
+        """Pay for an eager message that is sent at once. False: it has to go by `send`."""
         peer = self._peers[dst]
         return tag not in peer.waiting and peer.credit.pay(tag, price)
 
     def repay(self, dst: int, tag: MessageTag, price: int) -> None:
-        """It did not go out."""
+        """Take back what was paid, because the message was not sent."""
         self._peers[dst].credit.refund(tag, price)
 
     def push(self, dst: int, tag: MessageTag, price: int) -> int | None:
-        """Pay for a message that is pushed at once, all of it: its id. None: it has to go by
+        """Pay for a whole message that is pushed at once, and return its id. None: it has to go by
         `send`."""
         peer = self._peers[dst]
         if not (peer.may_push and self.pay(dst, tag, price)):
@@ -172,30 +172,30 @@ class Sender:
         return peer.next_sid - 1
 
     def unpush(self, dst: int, tag: MessageTag, price: int) -> None:
-        """It did not go out."""
+        """Take back what was paid, because the message was not sent."""
         peer = self._peers[dst]
         peer.may_push = True
         peer.next_sid -= 1
         self.repay(dst, tag, price)
 
     def withdraw(self, sending: Sending) -> None:
-        """Let go of the buffers of a pending message; no receiver completes with it."""
+        """Let go of the buffers of a pending message. No receive completes with it."""
         peer = self._peers[sending.dst]
         sending.gone = True
         if sending.sid is None:
             self._unqueue(peer, sending)
-            # What stood behind it may be small enough for the credit that there is.
+            # The message behind it may be small enough for the credit that is left.
             self._drain(peer, (sending.tag,))
             self._let_go(sending)
             return
         del peer.announced[sending.sid]
         self._stop(peer, sending)
-        # Not urgent: it must not overtake the announcement, nor pieces that are on their way.
+        # Not urgent: it must not overtake the announcement, or pieces in flight.
         self._wire.send(sending.dst, (wire.WITHDRAW, sending.sid))
         self._wake(peer)
 
     def lose(self, dst: int) -> list[Work[Any]]:
-        """`dst` is gone: let go of everything; the Works that fail."""
+        """Release everything of `dst`, which is gone. Return the Works that fail."""
         peer, self._peers[dst] = self._peers[dst], Destination(SenderCredit(self._limits))
         pending = [sending for line in peer.waiting.values() for sending in line.values()]
         pending += peer.announced.values()
@@ -212,7 +212,7 @@ class Sender:
         peer = self._peers[src]
         sending = self._find(peer, sid)
         if part == wire.LEAVE:
-            # Of a message that was pushed it is all that is said, and that may be gone by now.
+            # A pushed message gets no other pull, and it may be gone by now.
             peer.may_push, part = True, wire.BODY
         if sending is None or sending.pushed:
             return
@@ -228,7 +228,9 @@ class Sender:
             part = wire.BODY
         due = wire.METADATA if part == wire.METADATA else wire.BODY
         if due != sending.next_part or part > wire.WHOLE:
-            raise ProtocolError(f"rank {src} pulled part {part} of message {sid}: not due")
+            raise ProtocolError(
+                f"rank {src} pulled part {part} of message {sid}, which was not due"
+            )
         if part == wire.METADATA:
             sending.next_part = wire.BODY
             self._move(peer, sending, [memoryview(sending.encoded.meta)])
@@ -255,7 +257,7 @@ class Sender:
         departure: Departure,
         section: Sequence[memoryview],
     ) -> None:
-        """A section is on the host."""
+        """Send a section that is on the host now."""
         if not sending.gone:
             # First, so that the device copies the next section while this one is sent.
             departure.fetch()
@@ -269,7 +271,7 @@ class Sender:
         buffers: Sequence[memoryview],
         most: int = wire.MAX_INT,
     ) -> None:
-        """Send the part that was pulled, or what goes `most` bytes ahead of that."""
+        """Send the part that was pulled, or the `most` bytes that go ahead."""
         sending.pieces = cut(buffers)
         sending.ahead = next(sending.pieces, None)
         sending.may_go = most
@@ -280,7 +282,7 @@ class Sender:
             self._pump(peer)
 
     def _go_on(self, peer: Destination, sending: Sending) -> None:
-        """Its front has gone, or is about to: send the rest."""
+        """Send the rest of a message whose front has gone, or is about to go."""
         if not sending.may_go:
             peer.moving.append(sending)
         sending.may_go = wire.MAX_INT
@@ -297,7 +299,8 @@ class Sender:
         del peer.announced[sid]
         self._stop(peer, sending)
         if sending.pushed or sending.front:
-            # It waits for the rest, and now there is none: as after any message that ends early.
+            # It waits for the rest, so tell it that there is none, as after every message that ends
+            # early.
             self._wire.send(src, (wire.WITHDRAW, sid))
         error: tuple[type[AiodistError], str]
         if why == wire.TOO_LARGE:
@@ -342,15 +345,15 @@ class Sender:
             self._wire.send(src, (wire.NOWANT, tag))
 
     def _find(self, peer: Destination, sid: int) -> Sending | None:
-        """The message with the id; None if it was withdrawn while the frame travelled."""
+        """Return the message with the id. None: it was withdrawn while the frame was in flight."""
         if sid >= peer.next_sid:
-            raise ProtocolError(f"a frame for message {sid}: there was none with this number")
+            raise ProtocolError(f"a frame is for message {sid}, which was never announced")
         return peer.announced.get(sid)
 
     # -- messages whose turn it is ----------------------------------------------------------------
 
     def _send_eager(self, dst: int, tag: MessageTag, wanted: bool, encoded: Encoded) -> None:
-        # Copied, and so the send is complete: what is queued in the link is bounded by credit.
+        # Copy it, so that the send is complete. Credit limits what is queued in the link.
         meta = encoded.meta
         data = b"".join((meta, *encoded.buffers))
         self._wire.send(dst, (wire.EAGER, tag, wanted, len(meta)), (memoryview(data),))
@@ -395,7 +398,8 @@ class Sender:
             self._move(peer, sending, sending.encoded.buffers, sending.front)
 
     def _front(self, peer: Destination, sending: Sending) -> int:
-        """Pay for what goes ahead of being pulled, whole pieces, but not all: its bytes."""
+        """Pay for what goes ahead of the pull, and return its bytes: whole pieces, but not the
+        whole message."""
         if sending.sources is not None or sending.dst == self._wire.rank:
             return 0
         most = min(self._limits.ahead, peer.credit.spare(sending.tag), sending.encoded.nbytes - 1)
@@ -410,13 +414,13 @@ class Sender:
         return front
 
     def _offer(self, sending: Sending) -> ReadOffer | None:
-        """Where the receiver may read the data."""
+        """Return the place at which the receiver may read the data, or None."""
         if self._shared is None or sending.sources is not None or sending.dst == self._wire.rank:
             return None
         return self._shared.where(sending.dst, sending.encoded.buffers)
 
     def _pushes(self, peer: Destination, sending: Sending) -> bool:
-        """Whether the data goes right behind the announcement."""
+        """Return whether the data directly follows the announcement."""
         return (
             peer.may_push
             and 0 < sending.encoded.nbytes <= max(wire.MOST_PUSHED, self._limits.ahead)
@@ -426,7 +430,8 @@ class Sender:
         )
 
     def _drain(self, peer: Destination, tags: Sequence[MessageTag]) -> None:
-        """Send what waits and may go: of `tags`, then of the tags that the total held back."""
+        """Send messages that waited and may go now: of `tags`, then of the tags that the total held
+        back."""
         for tag in tags:
             self._advance(peer, tag)
         first = peer.credit.first_stalled()
@@ -460,7 +465,7 @@ class Sender:
     # -- transfers --------------------------------------------------------------------------------
 
     def _pump(self, peer: Destination) -> None:
-        """Give the link pieces, of all transfers in turn."""
+        """Give pieces to the link, from all transfers in turn."""
         moved = 0
         while peer.moving and moved < BURST and peer.in_link < BURST:
             sending = peer.moving.popleft()
@@ -484,15 +489,15 @@ class Sender:
 
     @staticmethod
     def _token(sending: Sending) -> object:
-        """With which its pieces are taken back."""
-        # Metadata is ours, and may leave even after a withdrawal: the receiver reads it as it
-        # comes, so it must never be replaced by zeros. So may what nobody wants back.
+        """Return the token by which its pieces can be taken back."""
+        # Metadata belongs to aiodist, so it may leave even after a withdrawal. It must, because the
+        # receiver reads it as it comes, and must never get zeros instead. The same holds for memory
+        # that will not be written.
         if sending.next_part != NOTHING and not sending.front:
             return None
         return STEADY if sending.is_steady else sending
 
     def _left(self, peer: Destination, sending: Sending, nbytes: int) -> None:
-        """A piece has left."""
         if sending.gone:
             return
         sending.in_link -= nbytes
@@ -502,7 +507,7 @@ class Sender:
         self._wake(peer)
 
     def _all_left(self, peer: Destination, sending: Sending, *, proved: bool = False) -> None:
-        """The part that was pulled last has left, or a section of it. `proved`: the receiver knows
+        """Go on after the current part, or a section of it, has left. `proved`: the receiver knows
         that it is right."""
         if sending.next_part != NOTHING:
             return
@@ -512,8 +517,8 @@ class Sender:
             return
         assert sending.sid is not None
         del peer.announced[sending.sid]
-        # Until this frame the receiver holds the message for incomplete: a withdrawal puts zeros
-        # for what is left of a piece, and these must not be taken for data.
+        # The message is incomplete for the receiver until this frame. A withdrawal sends zeros for
+        # the rest of a piece, and these must not be taken for data.
         if not proved:
             self._wire.send(sending.dst, (wire.FIN, sending.sid))
         self._wire.settle(sending.dst, sending)
@@ -538,15 +543,15 @@ class Sender:
         self._let_go(sending)
 
     def _let_go(self, sending: Sending) -> None:
-        """Its arrays on a device are kept while the receiver may read them."""
+        """Release its arrays on a device, but keep them while the receiver may read them."""
         if sending.sources is not None:
             sending.sources.abandon((sending.dst,) if sending.words else ())
 
     def _wake(self, peer: Destination) -> None:
         if peer.moving and not peer.woken:
             peer.woken = True
-            # Not at once, for a link with room takes piece after piece: small messages and
-            # collectives get their turn of the loop in between.
+            # Later, because a link with room would take piece after piece. So small messages and
+            # collectives get their turn in between.
             self._loop.call_soon(self._resume, peer)
 
     def _resume(self, peer: Destination) -> None:
@@ -558,7 +563,7 @@ class Sender:
 
 
 def _end_offer(sending: Sending) -> None:
-    """Its memory is the user's again."""
+    """Give the memory back to the user."""
     if sending.proof is not None:
         sending.proof.withdraw()
         sending.proof = None

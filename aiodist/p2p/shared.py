@@ -1,21 +1,25 @@
-"""Messages whose data the receiver reads where it lies: copied once, by one side alone.
+"""Messages whose data the receiver reads in the sender's memory, so that it is copied once.
 
-The sender says with the announcement where the data is, the receiver copies it from there to where
-it goes, and says so. What the sender wrote there after a cancel is never taken for the message.
+The announcement says where the data is. The receiver copies it from there to its target, and says
+so. Anything that the sender writes there after a cancel is never taken for the message.
 
-Data may lie in arrays of `Group.empty`, which are mapped here: a place. Then the sender, whose
-memory it is, answers that all of it was right (FIN), or has withdrawn the message. (What is small
-enough is pushed where receives wait: one copy more takes less time than an answer.) Or it is in any
-other memory of the sender's process, which the system reads (`aiodist.transports.remote`):
-addresses, and a proof, by which the receiver sees for itself that it was right. Where the system
-does not let us, the data is pulled as any other.
+There are two cases:
 
-The system takes longer than it takes to write to a link and to read from there, which is two
-copies, but in the cache, and by two cores; three times as long where pages are small. For that the
-sender's loop has to turn, which is not known: its program may compute. So the receiver begins to
-read, and asks the sender's link for a sign; once that has come, it pulls what is left
-(`wire.REST`). Where ranks have no cores of their own, or other programs compute on them, one that
-reads by itself is better than two in turns.
+* **The data is in arrays of `Group.empty`**, which are mapped here. The announcement has their
+  place. Then the sender, which owns the memory, confirms the data (FIN), or has withdrawn the
+  message. (Small data is pushed if receives wait, because one more copy takes less time than an
+  answer.)
+* **The data is in other memory of the sender's process**, which the system can read
+  (`aiodist.transports.remote`). The announcement has addresses, and a proof by which the receiver
+  itself sees that the data was right. If the system does not allow this, the data is pulled as
+  usual.
+
+Reading by the system takes longer than writing to a link and reading from it, and three times as
+long if pages are small. A link takes two copies, but they are in the cache and use two cores. That
+needs the sender's loop to turn, which its program may prevent. So the receiver begins to read, and
+knocks at the sender's link. Once that answers, the receiver pulls the rest (`wire.REST`). If ranks
+have no cores of their own, or other programs compute on them, reading alone is faster than taking
+turns.
 """
 
 from __future__ import annotations
@@ -34,26 +38,27 @@ from aiodist.transports.futex import address_of
 from aiodist.transports.second_thread import SecondThread
 
 AT_ONCE: Final = 2 * 1024 * 1024
-"""Most bytes that one turn of the loop copies: less than a millisecond, mostly. A second thread may
-copy as many at the same time."""
+"""The most bytes that one turn of the loop copies, mostly in less than a millisecond. A second
+thread may copy as many at the same time."""
 
 STEP: Final = 256 * 1024
-"""Bytes that one of two threads copies at a time."""
+"""The bytes that one of two threads copies at a time."""
 
 WORTH_HELP: Final = 2 * 1024 * 1024
-"""Bytes from which two threads copy: to wake the second one takes as long as some hundred KiB."""
+"""The bytes from which on two threads copy. Waking the second one takes as long as copying some
+hundred KiB."""
 
 WORTH_IT: Final = 1024 * 1024
-"""Bytes above which the system is asked for memory of another process: it takes longer for each
-page than a copy does, but there is one copy less, and nobody is woken for each piece. Up to that,
-messages are pushed, so that the sender has to wait for nobody, and two cores are at work: 1 MiB
-takes half of the time, or less, on a quiet machine."""
+"""The bytes above which the system reads memory of another process. For each page it takes longer
+than a copy, but there is one copy less, and no wakeup for each piece. Smaller messages are pushed,
+so that the sender does not wait, and two cores work: on a quiet machine, 1 MiB takes half of the
+time or less."""
 
 MOST_BUFFERS: Final = 16
-"""Most buffers whose addresses are told: they are to stay a small part of a frame."""
+"""The most buffers whose addresses are sent, so that they stay a small part of a frame."""
 
 WORTH_A_WORD: Final = 1024 * 1024
-"""Bytes that are left to be read from which the sender is asked to send them instead."""
+"""The bytes that must be left before the sender is asked to send them instead."""
 
 MAX_ADDRESS: Final = 2**63 - 1
 
@@ -61,11 +66,11 @@ Where = int | list[Any]
 """A place, or a proof with addresses: ``[proof's address, proof, address, bytes, …]``."""
 
 ReadOffer = tuple[Where, remote.Proof | None]
-"""Where data lies, and the proof, which is the sender's to withdraw."""
+"""The place of data, and the proof, which the sender can withdraw."""
 
 
 def is_where(value: Any, nbytes: int) -> bool:
-    """Whether a peer can have meant this for where `nbytes` bytes of data lie."""
+    """Return whether `value` can be the place of `nbytes` bytes of data. A peer has sent it."""
     if type(value) is int:
         return 0 < value <= MAX_ADDRESS and nbytes > 0
     if type(value) is not list or not 4 <= len(value) <= 2 + 2 * MOST_BUFFERS or len(value) % 2:
@@ -79,20 +84,23 @@ def is_where(value: Any, nbytes: int) -> bool:
 
 
 class Partner(Protocol):
-    """The link to a rank of this host, which can ask for a sign."""
+    """The link to a rank of this host, which can be asked for a sign of life."""
 
     def knock(self) -> None:
-        """Ask for a sign."""
+        """Asks for a sign."""
 
     def answers(self) -> bool:
-        """Whether the other side's loop has had a turn since then."""
+        """Returns whether the other side's loop has had a turn since then."""
         ...
 
 
 class SharedMemory:
-    """The memory that ranks read of each other, for messages. `process` gives the process of a rank
-    of this host, as the system knows it (0: it is not known). Where ranks have cores of their own:
-    `helper` uses that of the sender, which waits, and `partner` gives the link to a rank."""
+    """The memory that ranks read of each other for messages.
+
+    `process` returns the process of a rank of this host, as the system knows it (0: not known). If
+    ranks have cores of their own, `helper` uses the core of the sender, which waits, and `partner`
+    returns the link to a rank.
+    """
 
     def __init__(
         self,
@@ -103,7 +111,7 @@ class SharedMemory:
         partner: Callable[[int], Partner | None] = lambda rank: None,
     ) -> None:
         self._heap = heap
-        self._moved = moved  # counts what no link does
+        self._moved = moved  # counts the bytes that links do not count
         self._process = process
         self._helper = helper
         self._partner = partner
@@ -111,7 +119,7 @@ class SharedMemory:
         self._unread: set[int] = set()  # ranks that could not read this process
 
     def where(self, dst: int, buffers: Sequence[memoryview]) -> ReadOffer | None:
-        """Where rank `dst` may read these bytes; None: nowhere."""
+        """Return the place at which rank `dst` may read these bytes. None: it cannot."""
         place = self._heap.place_of(np.frombuffer(buffer, np.uint8) for buffer in buffers)
         if place:
             return place, None
@@ -128,8 +136,10 @@ class SharedMemory:
         return where, proof
 
     def open(self, src: int, where: Where, nbytes: int) -> Reading | None:
-        """The bytes of a message of `src`, to be read; None: they have to be pulled. Raises
-        ProtocolError for a place that is not shared."""
+        """Return the bytes of a message of `src`, ready to read. None: they have to be pulled.
+
+        Raises ProtocolError for a place that is not shared.
+        """
         if isinstance(where, int):
             return Mapped(self._heap.find(src, where, nbytes).data, self._moved, self._helper)
         process = self._process(src)
@@ -138,11 +148,11 @@ class SharedMemory:
         return Remote(process, where, self._moved, self._refused, self._partner(src))
 
     def pulled(self, dst: int) -> None:
-        """Rank `dst` has asked for what it was to read: it cannot."""
+        """Note that rank `dst` pulled what it should have read: it cannot read this process."""
         self._unread.add(dst)
 
     def sent(self, nbytes: int) -> None:
-        """Another rank has read a message."""
+        """Count a message that another rank has read."""
         self._moved.sent += nbytes
 
 
@@ -150,15 +160,17 @@ class Reading(Protocol):
     """Data in memory of another rank."""
 
     proves: bool
-    """Whether it is right once it is copied; else the sender has to say so."""
+    """Whether the data is known to be right once it is copied. If not, the sender has to say so."""
 
     def copy(self, pieces: Pieces) -> None:
-        """Copy what comes next to where it goes, as much as one turn of the loop may. Raises
-        OSError where it cannot be read, or was withdrawn."""
+        """Copy the next bytes to their place, as many as one turn of the loop may.
+
+        Raises OSError if they cannot be read, or were withdrawn.
+        """
 
     @property
     def is_better_sent(self) -> bool:
-        """Whether the sender can send what is left in less time."""
+        """Whether the sender can send the rest in less time."""
         ...
 
 
@@ -198,7 +210,7 @@ class Mapped:
 
 
 def _of_use(helper: SecondThread | None, nbytes: int) -> SecondThread | None:
-    """The second thread, if it is of use for so many bytes."""
+    """Return the second thread, if it helps with so many bytes."""
     return None if nbytes < WORTH_HELP or polling.others_compute() else helper
 
 
@@ -222,8 +234,8 @@ class Remote:
         self._proof, addresses = where[:2], where[2:]
         self._spans = list(zip(addresses[::2], addresses[1::2], strict=True))
         self._moved = moved
-        self._refused = refused  # hears of a process that cannot be read
-        self._checked = False  # it is the process that it is taken for
+        self._refused = refused  # gets a process that cannot be read
+        self._checked = False  # it is the expected process
         self._partner = partner
         self.is_better_sent = False
 
@@ -244,13 +256,13 @@ class Remote:
             self._refused.add(self._pid)
             raise
         if not holds:
-            raise OSError("it was withdrawn")
+            raise OSError("the message was withdrawn")
         pieces.landed()
         self._moved.received += count
 
     def _read(self, address: int, memory: memoryview, left: int) -> int:
-        """Fill `memory`, or its front, if the sender can send more than that: how many bytes.
-        `left`: those of the message."""
+        """Fill `memory`, and return how many bytes. It is only the front, if the sender can send
+        the rest faster. `left`: the remaining bytes of the message."""
         partner = self._partner
         if partner is None or polling.others_compute():
             remote.read(self._pid, address, memory)
@@ -266,7 +278,8 @@ class Remote:
         return len(memory)
 
     def _next(self, left: int, most: int) -> tuple[int, int]:
-        """Where the last `left` bytes begin, and how many of them to copy, `most` at most."""
+        """Return the address of the last `left` bytes, and how many of them to copy, at most
+        `most`."""
         end = 0
         for address, nbytes in reversed(self._spans):
             end += nbytes

@@ -1,5 +1,5 @@
-"""What the programs of all collectives are made with: where they run, what was called, and the
-phase in which every rank shows something to all."""
+"""What the programs of all collectives use: the group as a rank sees it, the call, and the phase in
+which every rank shows something to all."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from aiodist.types import Tag
 
 T = TypeVar("T")
 MAX_RANKS_POSTING = 16
-"""With more ranks, a value that goes from each to each in a frame of its own is too many frames."""
+"""The most ranks that send a value to each other in frames of their own. More ranks would need too
+many frames."""
 MAX_RANKS_IN_SMALL_AREA = 64
-"""With more ranks, the small bytes of all may be too much for a small area of shared memory."""
+"""The most ranks whose small bytes surely fit together in a small area of shared memory."""
 
 Part = Generator[Phase | Running, None, T]
 """A part of a program, with a result of its own."""
@@ -39,17 +40,17 @@ class SharedArrays(Protocol):
     """Arrays in memory that all ranks see."""
 
     def place_of(self, parts: Iterable[NDArray[Any]]) -> int:
-        """Where contiguous arrays lie one behind the other, as `find` takes it; 0 if they do not,
-        or not all others see them."""
+        """Returns the place of contiguous arrays that follow each other in memory, for `find`. 0:
+        they do not, or not all other ranks see them."""
         ...
 
     def find(self, peer: int, location: int, nbytes: int) -> NDArray[np.uint8]:
-        """The bytes of `peer` at a location that it gave. Raises ProtocolError."""
+        """Returns the `nbytes` bytes of `peer` at a location that it gave. Raises ProtocolError."""
         ...
 
 
 class Place(Protocol):
-    """Where a program runs: the group as seen by one rank."""
+    """The group in which a program runs, as one rank sees it."""
 
     rank: int
     size: int
@@ -57,10 +58,10 @@ class Place(Protocol):
     """The ranks that can share memory."""
 
     hosts: Teams
-    """The ranks of each host, whether they share memory or not."""
+    """The ranks of each host, even if they share no memory."""
 
     costs: Costs
-    """What plans over links are chosen by: the same on all ranks."""
+    """What plans over links are chosen by. All ranks have the same."""
 
     loop: asyncio.AbstractEventLoop
 
@@ -76,11 +77,11 @@ class Place(Protocol):
     """What codecs have lost, by tag."""
 
     shares_memory: bool
-    """Whether all ranks are of one host and are to share memory, once that is agreed on."""
+    """Whether all ranks are on one host and will share memory, once they agree on it."""
 
     shows: bool
-    """Whether the first phase of a program that is made now is to be posted for certain: then there
-    is as much in it as on a lane."""
+    """Whether the first phase of a program that is made now will surely be posted. Then it holds as
+    much as on a lane."""
 
     @property
     def berths(self) -> Berths | None:
@@ -89,7 +90,7 @@ class Place(Protocol):
 
     @property
     def crowded(self) -> bool:
-        """Whether more ranks share memory than have a core each, as all of them know."""
+        """Whether more ranks share memory than there are cores. All ranks know the same."""
         ...
 
     def call_roll(self, op: Operation) -> None:
@@ -100,7 +101,7 @@ class Place(Protocol):
 
 
 class Call(NamedTuple):
-    """A collective that was called: everything to start it with."""
+    """A collective that was called: everything that is needed to start it."""
 
     op: str
     text: str
@@ -108,20 +109,21 @@ class Call(NamedTuple):
     start: Start
     nbytes: int
     place: int = 0
-    """Where its array lies in memory that all ranks see; 0: elsewhere, or it does not matter."""
+    """The place of its array in memory that all ranks see. 0: it is elsewhere, or does not
+    matter."""
     shares_first: bool = False
-    """Whether its first phase is a `share` which may be posted, without a function of the user's
-    before it."""
+    """Whether its first phase is a `share` that may be posted, and no function of the user runs
+    before."""
 
 
 def may_post(place: Place) -> bool:
-    """Whether ranks may show all others what they send to all, which then is one round over links,
+    """Return whether ranks may post what they send to all others. Over links, that takes one round,
     too: see `aiodist.prepared.post_express`."""
     return place.shares_memory and 1 < place.size <= MAX_RANKS_POSTING
 
 
 def share_over_links(place: Place, *, first: bool, of_one: bool = False) -> Prepared:
-    """The plan of `share` over links."""
+    """Return the plan of `share` over links."""
     if first and may_post(place):
         algorithm = direct_exchange.share
     elif of_one or place.costs.trip:
@@ -140,10 +142,11 @@ def share(
     of_one: bool = False,
     root: int | None = None,
 ) -> Part[list[bytes]]:
-    """Every rank's small bytes, by rank. Synchronises all ranks.
+    """Share the small `own` bytes of every rank, and return all of them by rank. Synchronises all
+    ranks.
 
-    `first`: it is the first phase of a collective, which may be posted. `of_one`: one rank at most
-    has more than a few words to share: the `root`, if that is known.
+    `first`: this is the first phase of a collective, which may be posted. `of_one`: at most one
+    rank has more than a few words, `root` if that is known.
     """
     memory = Blobs(place.rank, place.size, own)
     if on_lane and spans_hosts(place.teams):
@@ -152,10 +155,10 @@ def share(
         yield Phase(
             plan, memory, len(own), SMALL if place.size <= MAX_RANKS_IN_SMALL_AREA else BULK
         )
-        # The phase is over, so nobody has given up meanwhile: what makes no sense was written so.
+        # Now the phase is over, so no rank gave up meanwhile. Bad data was written like that.
         memory.check()
     elif on_lane:
-        # One cell a rank, which has all of a small area for it.
+        # Each rank has one cell, the whole of its small area.
         plan = prepared(pull_whole.share, place.rank, place.size, 1)
         yield Phase(plan, memory, len(own), SMALL)
         memory.check()
@@ -172,16 +175,22 @@ def barrier(place: Place) -> Call:
 
 
 def as_rank(value: Any, size: int, name: str) -> int:
-    """`value` as one of `size` ranks, a plain int. Raises TypeError and ValueError for others."""
+    """Return `value` as a plain int, the number of one of `size` ranks.
+
+    Raises TypeError if it is no integer, and ValueError if there is no such rank.
+    """
     rank = value if type(value) is int else as_int(value, f"{name} is a rank, an int")
     if not 0 <= rank < size:
-        raise ValueError(f"{name}={rank} is no rank of this group of {size}")
+        raise ValueError(f"{name}={rank} is not a rank of this group of {size}")
     return rank
 
 
 def as_int(value: Any, expected: str) -> int:
-    """An integer of any type, as numpy finds them, as a plain int: so it travels, and so it is
-    compared. Raises TypeError for what is none, and for a bool."""
+    """Return an integer of any type, such as a numpy one, as a plain int, because that can be sent
+    and compared.
+
+    Raises TypeError, with `expected` in its text, for anything else and for a bool.
+    """
     if not isinstance(value, bool):
         try:
             return int(operator.index(value))

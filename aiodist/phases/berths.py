@@ -1,4 +1,4 @@
-"""How an operation that has no lane gets one of its own: its ranks meet, and offer berths."""
+"""How an operation without a lane gets one: its ranks meet, and offer berths."""
 
 from __future__ import annotations
 
@@ -14,44 +14,45 @@ from aiodist.shared_memory.board import BERTHS
 
 _WORDS: Final = struct.Struct("<iqi")
 LENGTH: Final = _WORDS.size
-"""Bytes that say what a rank offers."""
+"""The bytes that say what a rank offers."""
 NOTHING: Final = _WORDS.pack(-1, 0, 0)
 
 MARK: Final = b"\xc2"
-"""Words of an offer begin with this byte where other words follow, which do not."""
+"""The first byte of an offer that is followed by other words. Words without an offer never begin
+with it."""
 
 
 def words_of(offer: BerthOffer | None) -> bytes:
-    """What a rank tells the others of its offer."""
+    """Return the words that tell other ranks of an offer."""
     return NOTHING if offer is None else _WORDS.pack(*offer.words)
 
 
 def read(words: Sequence[bytes | memoryview]) -> list[Offered] | None:
-    """What all ranks offer; None where one of them offers nothing. Raises ProtocolError."""
+    """Return the offers of all ranks, or None if a rank offers nothing. Raises ProtocolError."""
     found: list[Offered] = []
     for rank, each in enumerate(words):
         berth, number, shows = _WORDS.unpack(each) if len(each) == LENGTH else (-2, 0, 0)
         if not (-1 <= berth < BERTHS and 0 <= number < MOST and 0 <= shows <= 1):
-            raise ProtocolError(f"malformed words of rank {rank} about its berth")
+            raise ProtocolError(f"rank {rank} sent a malformed offer of its berth")
         if berth >= 0:
             found.append(Offered(berth, number, shows == 1))
     return found if len(found) == len(words) else None
 
 
 def joined(offer: BerthOffer | None, words: bytes) -> bytes:
-    """The first words of a rank, with what it offers, if it does."""
+    """Return the first words of a rank, with its offer in front if there is one."""
     return words if offer is None else b"".join((MARK, words_of(offer), words))
 
 
 def parted(words: Sequence[bytes | memoryview]) -> tuple[list[bytes], list[bytes | memoryview]]:
-    """What each rank has told of its offer, and its other words."""
+    """Split the words of each rank into its offer and the rest."""
     end = len(MARK) + LENGTH
     told = [bytes(each[1:end]) if each[:1] == MARK else NOTHING for each in words]
     return told, [each[end:] if each[:1] == MARK else each for each in words]
 
 
 class Mooring(Pause):
-    """Puts its operation on berths, where the rest of it has its phases."""
+    """Moves its operation to berths, on which the later phases run."""
 
     def __init__(self, offer: BerthOffer, offers: Sequence[Offered]) -> None:
         self._offer = offer
@@ -66,19 +67,22 @@ class Mooring(Pause):
         return True
 
     def close(self) -> None:
-        """Nobody is kept waiting by it."""
+        """Do nothing, because no other rank waits for this."""
 
 
 def meet(place: Place) -> Part[bool]:
-    """Have all ranks meet, and the operation run on berths of all, where they have some: whether it
-    does. Synchronises all ranks."""
+    """Let all ranks meet, and run the operation on berths if all ranks have one. Return whether it
+    does.
+
+    Synchronises all ranks.
+    """
     offer = None if place.berths is None else place.berths.offer()
     blobs = yield from share(place, words_of(offer), False, first=True)
     return (yield from met(offer, blobs))
 
 
 def met(offer: BerthOffer | None, blobs: Sequence[bytes]) -> Part[bool]:
-    """What `meet` does once all have told what they offer."""
+    """Do the rest of `meet`, once all ranks have told their offers."""
     offers = read(blobs)
     if offer is None or offers is None:
         return False

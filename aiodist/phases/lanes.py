@@ -1,5 +1,8 @@
-"""The parts of collectives on a lane: in shared memory alone where all ranks share a host, else in
-that of each host and over links between them."""
+"""The parts of collectives on a lane.
+
+They use shared memory alone if all ranks share a host. Otherwise they use the shared memory of each
+host, and links between hosts.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,21 @@ from aiodist.schedules.teams import spans_hosts
 
 
 def can_reduce(place: Place, groups: Sequence[DtypeGroup]) -> bool:
-    """Whether there are plans for all of them."""
+    """Return whether there are plans to reduce all groups of arrays."""
     if spans_hosts(place.teams):
         return all(teams.can_reduce(place, group) for group in groups)
     return all(map(pulls.can_reduce, groups))
 
 
 def can_slice(place: Place, groups: Sequence[DtypeGroup]) -> bool:
-    """Whether slices of all of them may be reduced piece by piece."""
+    """Return whether slices of all groups may be reduced piece by piece."""
     if spans_hosts(place.teams):
         return all(teams.can_slice(place, group) for group in groups)
     return all(map(pulls.can_slice, groups))
 
 
 def can_scan(place: Place, groups: Sequence[DtypeGroup]) -> bool:
-    """Whether there are plans for the prefixes of all of them."""
+    """Return whether there are plans for the prefixes of all groups."""
     return not spans_hosts(place.teams) and all(map(pulls.can_scan, groups))
 
 
@@ -42,7 +45,8 @@ def all_reduce(place: Place, groups: Sequence[DtypeGroup]) -> Part[None]:
 def reduce(place: Place, groups: Sequence[DtypeGroup], root: int) -> Part[None]:
     if spans_hosts(place.teams):
         if not all(map(teams.goes_whole, groups)):
-            yield from share(place, b"", True)  # not all hear from all others in what follows
+            # because what follows does not synchronise all ranks
+            yield from share(place, b"", True)
         for group in groups:
             yield teams.reduce(place, group, root)
     else:
@@ -53,7 +57,8 @@ def reduce(place: Place, groups: Sequence[DtypeGroup], root: int) -> Part[None]:
 def reduce_scatter(place: Place, groups: Sequence[DtypeGroup]) -> Part[None]:
     if spans_hosts(place.teams):
         if any(a == b for group in groups for a, b in itertools.pairwise(group.bounds)):
-            yield from share(place, b"", True)  # whose slot is empty hears from nobody
+            # because a rank with an empty slot would hear from no other
+            yield from share(place, b"", True)
         for group in groups:
             yield teams.reduce_scatter(place, group)
     else:
@@ -69,7 +74,7 @@ def scan(place: Place, groups: Sequence[DtypeGroup], exclusive: bool) -> Part[No
 def broadcast(
     place: Place, root: int, source: Sequence[memoryview], target: Sequence[memoryview]
 ) -> Part[None]:
-    """To be preceded by a part that synchronises."""
+    """Only after a part that synchronises all ranks."""
     if spans_hosts(place.teams):
         yield teams.broadcast(place, root, source, target)
     else:
@@ -82,7 +87,7 @@ def all_gather(
     source: Sequence[memoryview],
     target: Sequence[memoryview],
 ) -> Part[None]:
-    """To be preceded by a part that synchronises."""
+    """Only after a part that synchronises all ranks."""
     if spans_hosts(place.teams):
         yield teams.all_gather(place, lengths, source, target)
     else:

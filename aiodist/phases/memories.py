@@ -22,15 +22,18 @@ Array = NDArray[Any]
 AnyKernel = Kernel | CustomKernel
 Spans = tuple[Span, ...]
 Moves = Callable[[Sequence[Array]], None]
-"""A step of a plan that is bound to shared memory: it is given slices of the user's array."""
+"""A step of a plan that is bound to shared memory. It takes slices of the user's array."""
 _TOTAL = -1
-"""A cell that is none of the plan's: where the result is before it is stored."""
+"""A cell that no plan uses: it holds the result before that is stored."""
 
 
 class Blobs:
-    """One blob of bytes a rank: OUT[r] is the blob of rank r. For `dissemination.all_gather`,
-    `team_whole.share`, and for `pull_whole.share` with cells of one unit. What lies in shared
-    memory looks like the payload of a frame, and begins where the area does."""
+    """One blob of bytes for each rank: OUT[r] is the blob of rank r.
+
+    For `dissemination.all_gather` and `team_whole.share`, and for `pull_whole.share` with cells of
+    one unit. Shared memory holds the same bytes as the payload of a frame, from the start of the
+    area.
+    """
 
     def __init__(self, rank: int, size: int, own: bytes) -> None:
         self.blobs: list[bytes] = [b""] * size
@@ -53,11 +56,11 @@ class Blobs:
         return memoryview(data)
 
     def expect(self, lengths: Sequence[int]) -> None:
-        """The blobs are as long as that, by rank, in all likelihood. Empty: nobody knows."""
+        """Say how long the blobs probably are, by rank. Empty: that is not known."""
         self._expected = lengths
 
     def due(self, spans: Spans) -> memoryview | None:
-        """Where the frame for `spans` goes, if it is as long as expected."""
+        """Return the place of the frame for `spans`, if its length is the expected one."""
         if not self._expected:
             return None
         lengths = [length for s in spans for length in self._expected[s.start : s.stop]]
@@ -73,11 +76,11 @@ class Blobs:
             for index in range(span.start, span.stop):
                 stop = at + 4 + int.from_bytes(data[at : at + 4], "big")
                 if stop > len(data):
-                    raise ProtocolError("a frame of blobs is cut off")
+                    raise ProtocolError("a frame of blobs ends too early")
                 self.blobs[index] = bytes(data[at + 4 : stop])
                 at = stop
         if at != len(data):
-            raise ProtocolError("a frame of blobs has bytes to spare")
+            raise ProtocolError("a frame of blobs has more bytes than its blobs")
 
     def bind(self, lane: Lane, area: int) -> None:
         self._areas = {rank: lane.area(rank, area) for rank in (self._rank, *lane.others)}
@@ -87,16 +90,16 @@ class Blobs:
 
     def copy(self, step: Copy) -> None:
         if step.into.buffer >= SHARED:
-            # X is the own blob.
+            # X is the blob of this rank.
             own = Span(OUT, self._rank, self._rank + 1)
             (data,) = self.outgoing((own if step.source.buffer == X else step.source,))
             area = self._areas[self._rank]
             if len(data) > len(area):
-                raise ValueError(f"small values of {len(data)} bytes, over {len(area)}")
+                raise ValueError(f"small values take {len(data)} bytes, at most {len(area)} fit")
             area[: len(data)] = data
             return
         # Do not raise yet: the memory of a rank that gave up may hold anything. `check` raises once
-        # it is known that nobody did.
+        # it is known that no rank gave up.
         source = step.source.buffer - SHARED
         area, at = self._areas[source], 0
         for rank in range(step.into.start, step.into.stop):
@@ -107,15 +110,17 @@ class Blobs:
             at = stop
 
     def check(self) -> None:
-        """Raise ProtocolError for what was read and makes no sense."""
+        """Raise ProtocolError if something that was read makes no sense."""
         if self._wrong:
-            raise ProtocolError(f"blobs of ranks {self._wrong} over the size of shared memory")
+            raise ProtocolError(f"blobs of ranks {self._wrong} do not fit in shared memory")
 
 
 class Regions:
-    """Regions of arrays. X and OUT are vectors of one dtype; TMP is scratch of the same dtype, and
-    so is shared memory. ``SHARED + r`` stands for the staging memory of rank r, unless all ranks
-    see the arrays themselves (`show`)."""
+    """Regions of arrays.
+
+    X and OUT are vectors of one dtype. TMP is scratch of the same dtype, and so is shared memory.
+    ``SHARED + r`` is the staging memory of rank r, or its array itself after `show`.
+    """
 
     def __init__(self, x: Vector, out: Vector, scratch: int = 0) -> None:
         self._vectors = [x, out, Vector([np.empty(scratch, x.dtype)], x.dtype)]
@@ -123,7 +128,7 @@ class Regions:
         self._inbox: dict[Spans, bytearray] = {}
 
     def show(self, arrays: Sequence[Vector]) -> None:
-        """Until `unbind`, all ranks see `arrays`, by rank."""
+        """Use `arrays` (by rank), which all ranks see, until `unbind`."""
         self._shown = arrays
 
     def bind(self, lane: Lane, area: int) -> None:
@@ -137,7 +142,7 @@ class Regions:
     def of_bytes(
         cls, x: Sequence[memoryview], out: Sequence[memoryview], scratch: int = 0
     ) -> Regions:
-        """Plain bytes, for exchanges that reduce nothing."""
+        """Regions of plain bytes, for exchanges without reductions."""
         return cls(Vector(x, np.uint8), Vector(out, np.uint8), scratch)
 
     def outgoing(self, spans: Spans) -> Sequence[memoryview]:
@@ -149,17 +154,16 @@ class Regions:
     def incoming(self, spans: Spans, nbytes: int) -> memoryview:
         due = self._due(spans)
         if nbytes != due:
-            raise ProtocolError(f"a frame of {nbytes} bytes where {due} were due")
+            raise ProtocolError(f"a frame has {nbytes} bytes, expected {due}")
         views = self.outgoing(spans)
         if len(views) == 1:
             return views[0]
-        # A frame is received in one piece of memory. Where its spans lie apart, it is cut when it
-        # is complete (`arrived`).
+        # A frame is received in one piece of memory. If its spans are apart, `arrived` cuts it.
         data = self._inbox[spans] = bytearray(nbytes)
         return memoryview(data)
 
     def due(self, spans: Spans) -> memoryview:
-        """Where a frame goes, which is always of this size."""
+        """Return the place of a frame, because its size is always known."""
         return self.incoming(spans, self._due(spans))
 
     def _due(self, spans: Spans) -> int:
@@ -177,7 +181,7 @@ class Regions:
     def copy(self, step: Copy) -> None:
         into, source = step
         one, two = self._vectors[into.buffer].arrays, self._vectors[source.buffer].arrays
-        if len(one) == 1 == len(two):  # most are, and large arrays take many steps
+        if len(one) == 1 == len(two):  # true for most, and large arrays take many steps
             pairs: Iterable[Sequence[Array]] = (
                 (one[0][into.start : into.stop], two[0][source.start : source.stop]),
             )
@@ -190,18 +194,19 @@ class Regions:
                 part[:] = other
 
     def _aligned(self, *spans: Span) -> Iterator[list[Array]]:
-        """The arrays of equally long spans, cut so that each row has one length."""
+        """Yield arrays of spans of equal length, cut so that all arrays of a row have one
+        length."""
         return align([self._vectors[span.buffer].pieces(span.start, span.stop) for span in spans])
 
 
 def _copying(into: Array | int, source: Array | int) -> Moves:
-    """Copies one view to another; a number is a slice of X."""
+    """Return a function that copies one view to another. A number stands for a slice of X."""
     if type(source) is int:
         view, index = into, source
         assert not isinstance(view, int)
 
         def show(x: Sequence[Array]) -> None:
-            view[...] = x[index]  # in three fifths of the time of [:]
+            view[...] = x[index]  # takes 60% of the time of [:]
 
         return show
     assert isinstance(into, int) and not isinstance(source, int)
@@ -214,7 +219,7 @@ def _copying(into: Array | int, source: Array | int) -> Moves:
 
 
 class Reductions(Regions):
-    """Regions that are reduced by a kernel, all operands being of the arrays' own dtype."""
+    """Regions that a kernel reduces. All operands have the arrays' own dtype."""
 
     def __init__(self, x: Vector, out: Vector, scratch: int, kernel: AnyKernel, size: int) -> None:
         super().__init__(x, out, scratch)
@@ -223,22 +228,26 @@ class Reductions(Regions):
         if isinstance(kernel, Kernel):
             self._reduce = functools.partial(self._quietly, kernel.reduce_loudly)
         else:
-            self._reduce = kernel.reduce  # by a function of the user, who hears of everything
-        # Reduces two operands of two elements or more by one function, where there is one.
+            # a function of the user, whose warnings the user should see
+            self._reduce = kernel.reduce
+        # One numpy function that reduces two operands of two or more elements, if there is one.
         self._plain = kernel.plain(2) if isinstance(kernel, Kernel) else None
         self._kernel = kernel
         self._size = size
 
     @property
     def parts(self) -> tuple[Vector, Vector, AnyKernel, int]:
-        """The input, the result, what reduces, and of how many ranks."""
+        """The input, the result, the kernel, and the number of ranks."""
         return self._vectors[X], self._vectors[OUT], self._kernel, self._size
 
     def everyone(
         self, lane: Lane, area: int, start: int, stop: int
     ) -> tuple[Array, Callable[..., Any]]:
-        """For `executor.all_at_once`: where this rank shows X in its area, and what reduces these
-        elements of what all ranks show there, ``reduce(out=array)``."""
+        """Return this rank's place for X in its area, and a function ``reduce(out=array)``.
+
+        For `executor.all_at_once`. The function reduces elements `start` to `stop` of what all
+        ranks show.
+        """
         x, kernel = self._vectors[X], self._kernel
         assert isinstance(kernel, Kernel)
         every = [shown.arrays[0] for shown in lane.vectors(area, x.dtype)]
@@ -249,15 +258,18 @@ class Reductions(Regions):
     def in_views(
         self, steps: Sequence[Step], lane: Lane, area: int
     ) -> tuple[Callable[[Any], list[Array]], list[Moves | None]]:
-        """For `executor.in_steps`: what the Copy and Reduce steps do, with the views that they need
-        of `area` cut once. Each is to be given what the first function makes of the user's array
-        (of X and OUT, where these are two): its slices. Of other steps, None."""
+        """Bind the steps of a plan to `area`, for `executor.in_steps`.
+
+        Returns a function and a list. The function cuts the user's array into slices (it takes X
+        and OUT as a pair, if these are two). The list has a function for each Copy and Reduce step,
+        which takes these slices, and None for each other step.
+        """
         x, out = self._vectors[X], self._vectors[OUT]
         shown = lane.vectors(area, x.dtype)
         cuts: dict[tuple[int, int, int], int] = {}
 
         def find(span: Span) -> Array | int:
-            """The part of shared memory; or which slice of the user's arrays."""
+            """Return the part of shared memory, or the index of the slice of the user's arrays."""
             buffer, start, stop = span
             if buffer >= SHARED:
                 return shown[buffer - SHARED].arrays[0][start:stop]
@@ -274,7 +286,7 @@ class Reductions(Regions):
                 moves.append(self._reducing(find(step.into), operands, stop - start))
             else:
                 moves.append(None)
-        # All of an array needs no cut: of small ones, that takes as long as to copy them.
+        # A whole array needs no cut. For a small one, a cut takes as long as a copy.
         lengths = x.length, out.length
         slices = [
             (which, None if cut == [0, lengths[which]] else slice(*cut)) for which, *cut in cuts
@@ -309,7 +321,7 @@ class Reductions(Regions):
         vectors = self._vectors
         buffer, start, stop = step.into
         if self._plain is not None and len(step.operands) == 2 and stop - start > 1:
-            # Two ranks, each with one array: most steps of large arrays are of this kind.
+            # Two operands in one array each: most steps of large arrays are like this.
             (one, a, b), (two, c, d) = step.operands
             x, y, z = vectors[one].arrays, vectors[two].arrays, vectors[buffer].arrays
             if len(x) == len(y) == len(z) == 1:
@@ -317,8 +329,8 @@ class Reductions(Regions):
                 return
         into = vectors[buffer].piece(start, stop)
         operands = [vectors[buffer].piece(start, stop) for buffer, start, stop in step.operands]
-        # Where each of them lies in one array, one call reduces them. Else they are cut wherever an
-        # array of any of them ends.
+        # If each operand is within one array, one call reduces them. Otherwise they are cut at
+        # every end of an array.
         for piece in (into, *operands):
             if piece is None:
                 break
@@ -330,13 +342,12 @@ class Reductions(Regions):
 
 
 class Partials(Reductions):
-    """Regions for plans in which partial results stand in TMP, in the kernel's accumulator dtype,
-    and travel from there."""
+    """Regions for plans that keep partial results in TMP and send them from there. They have the
+    kernel's accumulator dtype."""
 
     def __init__(self, x: Vector, out: Vector, scratch: int, kernel: AnyKernel, size: int) -> None:
         super().__init__(x, out, 0, kernel, size)
-        # In the dtype of the accumulator, so that a partial result is not rounded each time that it
-        # is passed on.
+        # The accumulator dtype, so that a partial result is not rounded at each rank.
         self._vectors[TMP] = Vector([np.empty(scratch, kernel.wire_dtype)], kernel.wire_dtype)
 
     def reduce(self, step: Reduce) -> None:
@@ -354,8 +365,8 @@ class Partials(Reductions):
             for piece, span in zip(operands, spans[1:], strict=True)
         ]
         for other in others:
-            # Never in place: the first operand may be the array of the user, or a partial result
-            # that is sent from where it lies.
+            # Never in place: the first operand may be the user's array, or a partial result that is
+            # sent from its place.
             result = np.empty_like(partial)
             kernel.combine(result, partial, other)
             partial = result
@@ -373,8 +384,8 @@ class Partials(Reductions):
 
 
 class _Cells(dict[int, tuple[memoryview, list[Array]]]):
-    """The cells of `SmallReductions`: the bytes of each, and the arrays in it, one a group. They
-    are made when they are first asked for."""
+    """The cells of `SmallReductions`: the bytes of each, and its arrays, one for each group. A cell
+    is made at its first use."""
 
     def __init__(self, kernels: Sequence[AnyKernel], lengths: Sequence[int]) -> None:
         super().__init__()
@@ -394,35 +405,35 @@ class SmallReductions:
     """Small values, reduced whole by `recursive_doubling.all_reduce`, or in one round by
     `direct_exchange.all_reduce`.
 
-    X and OUT are vectors of users' arrays, one a group. TMP are cells, each of one partial result
-    of all groups, in the kernels' accumulator dtypes, one behind the other as they travel. Each
-    cell is memory of its own, made once, and frames are sent from it and received in it.
+    X and OUT are vectors of users' arrays, one for each group. TMP has cells. A cell holds one
+    partial result of all groups, one after the other as they travel, in the kernels' accumulator
+    dtypes. Each cell is made once. Frames are sent from it and received in it.
     """
 
     def __init__(self, groups: Sequence[tuple[AnyKernel, Vector, Vector]], size: int) -> None:
-        self.groups = groups  # kernel, input and result of each
+        self.groups = groups  # the kernel, input and result of each
         self._size = size
-        # Partial results, by the number that the plan gives them.
+        # Partial results, by their number in the plan.
         self._cells = _Cells([kernel for kernel, *_ in groups], [x.length for _, x, _ in groups])
-        self._result: memoryview | None = None  # where OUT is received
-        self._quietly = quietly()  # calls a function without warnings of numpy
-        # One array, whose elements accumulators are, needs no look at what else there could be.
+        self._result: memoryview | None = None  # for a frame of OUT
+        self._quietly = quietly()  # calls a function without numpy's warnings
+        # A single array whose accumulators have its own dtype needs no further checks.
         self.plain: Callable[..., Any] | None = None
         if len(groups) == 1:
             kernel, x, out = groups[0]
             if isinstance(kernel, Kernel) and len(x.arrays) == len(out.arrays) == 1:
-                self.plain = kernel.plain(x.length)  # None: no one function does it
+                self.plain = kernel.plain(x.length)  # None: no single function does it
 
     def cell(self, span: Span) -> tuple[memoryview, list[Array]]:
-        """The bytes of a cell, and the arrays in it, one a group."""
+        """Return the bytes of a cell, and its arrays, one for each group."""
         return self._cells[span.start]
 
     def hold(self, cell: int, partial: Array) -> None:
-        """A cell, of one group, is `partial`, which was reduced elsewhere."""
+        """Fill a cell, which has one group, with a `partial` that was reduced elsewhere."""
         self._cells[cell][1][0][:] = partial
 
     def due(self, spans: Spans) -> memoryview:
-        """Where a frame goes, which is always of this size."""
+        """Return the place of a frame, because its size is always known."""
         (span,) = spans
         if span.buffer == TMP:
             return self._cells[span.start][0]
@@ -434,14 +445,14 @@ class SmallReductions:
         (span,) = spans
         if span.buffer == TMP:
             return (self._cells[span.start][0],)
-        # The result: small, and the user may alter it as soon as the operation is done.
+        # Copy the result. It is small, and the user may change it as soon as the operation is done.
         views = [view for group in self.groups for view in group[2].views(0, group[2].length)]
         return (memoryview(b"".join(views)),)
 
     def incoming(self, spans: Spans, nbytes: int) -> memoryview:
         view = self.due(spans)
         if nbytes != len(view):
-            raise ProtocolError(f"a frame of {nbytes} bytes where {len(view)} were due")
+            raise ProtocolError(f"a frame has {nbytes} bytes, expected {len(view)}")
         return view
 
     def arrived(self, spans: Spans) -> None:
@@ -463,7 +474,7 @@ class SmallReductions:
             _load(kernel, x, partial)
 
     def reduce(self, step: Reduce) -> None:
-        """Of the input alone, or of two cells."""
+        """Reduce the input alone, or two cells."""
         into, operands = step.into, step.operands
         if self.plain is not None and len(operands) == 2:
             arrays = self._cells[into.start][1] if into.buffer == TMP else self.groups[0][2].arrays
@@ -474,7 +485,7 @@ class SmallReductions:
         cells = [self._cells[span.start][1] for span in operands if span.buffer == TMP]
         for index, (kernel, x, out) in enumerate(self.groups):
             direct = into.buffer != TMP and len(out.arrays) == 1 and not kernel.stores
-            # Where accumulators are what is stored, there is no detour.
+            # If accumulators are stored as they are, they go straight to the result.
             cell = into.start if into.buffer == TMP else _TOTAL
             total = out.arrays[0] if direct else self._cells[cell][1][index]
             if not cells:
@@ -488,7 +499,7 @@ class SmallReductions:
 
 
 def _load(kernel: AnyKernel, x: Vector, partial: Array) -> None:
-    """What is in `x`, as accumulators."""
+    """Copy `x` to `partial`, as accumulators."""
     if len(x.arrays) == 1:
         kernel.load(x.arrays[0], partial)
         return
@@ -499,7 +510,7 @@ def _load(kernel: AnyKernel, x: Vector, partial: Array) -> None:
 
 
 def _store(kernel: AnyKernel, total: Array, out: Vector, size: int) -> None:
-    """Accumulators of `size` ranks, as the result in `out`."""
+    """Store the accumulators of `size` ranks in `out`."""
     at = 0
     for piece in out.pieces(0, out.length):
         kernel.store(total[at : at + len(piece)], piece, size)

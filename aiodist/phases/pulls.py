@@ -1,7 +1,7 @@
-"""The phases in shared memory: which pull plan, in what pieces.
+"""The phases in shared memory: which pull plan they use, and the size of its pieces.
 
-All choices are functions of what all ranks know. Ranks that chose different plans, or pieces of
-different sizes, would wait for each other's steps for ever, or read what is not there yet.
+All choices depend only on what all ranks know. If ranks chose different plans or pieces, they would
+wait for each other for ever, or read data that is not there yet.
 """
 
 from __future__ import annotations
@@ -22,40 +22,46 @@ from aiodist.schedules import pull_direct, pull_scan, pull_slices, pull_values, 
 from aiodist.shared_memory.board import BULK, CROSSING, CROWDED_BULK, SMALL
 
 WHOLE = 128 * 1024
-"""Most bytes of an array that everyone reduces for itself."""
+"""The most bytes of an array that every rank reduces as a whole."""
 WHOLE_SLOTS = 8 * 1024
-"""Most bytes of all slots of a reduce_scatter in which each rank shows all of them, though nobody
-else reads its own."""
+"""The most bytes of all slots of a reduce_scatter in which each rank shows all of its slots,
+although no other rank needs its own."""
 WORTH = 2 * 1024 * 1024
-"""Bytes more that a crowded rank moves rather than meet all others once more."""
+"""How many more bytes a rank on a crowded host moves, to avoid one more meeting of all ranks."""
 DEPTH = 3
-"""Buffers through which large arrays go: one is filled, one is read, one is behind."""
+"""The buffers for large arrays: one is filled, one is read, and one is for a rank that is
+behind."""
 CROWDED_DEPTH = 2
-"""Buffers of reductions and messages where there are more ranks than cores: nobody is far behind,
-as all others wait for who has the core, and pieces are larger."""
+"""The buffers for reductions and messages if there are more ranks than cores. Ranks stay close
+together, because all wait for a core, so larger pieces are better than more buffers."""
 ROUNDS = 4
-"""Rounds in which even small ones go, so that ranks work at the same time."""
+"""The rounds in which even small arrays go, so that ranks work at the same time."""
 LEAST = 64 * 1024
-"""Bytes of a piece under which its own overhead is more than what it carries."""
+"""Smaller pieces than this, in bytes, cost more overhead than they gain."""
 
 PAUSE = 256 * 1024
-"""Bytes after which the event loop may have a turn, where nothing else cuts the work in pieces."""
+"""After so many bytes the event loop may have a turn, if nothing else cuts the work into pieces."""
 
 
 def piece_for(
     slots: int, itemsize: int, longest: int, rounds: int = 1, buffer: int = BULK // DEPTH
 ) -> int:
-    """Elements of a piece, where each buffer, of so many bytes, has room for `slots` of them, and
-    no message is of more than `longest` elements, to be moved in at least so many `rounds`."""
+    """Return the elements of a piece.
+
+    A buffer of `buffer` bytes has room for `slots` pieces. A message has up to `longest` elements
+    and takes at least `rounds` rounds.
+    """
     room = buffer // max(1, slots)
     wanted = max(LEAST, -(-longest * itemsize // rounds))
     return max(1, min(room, wanted) // itemsize)
 
 
 def _slice_piece(place: Place, group: DtypeGroup, longest: int) -> tuple[int, int]:
-    """Elements of a piece, where each rank reduces a slice of up to `longest` elements, and the
-    number of buffers. What fits goes in one round: to wait for the others costs more than smaller
-    pieces gain."""
+    """Return the elements of a piece, and the number of buffers, if each rank reduces a slice of up
+    to `longest` elements.
+
+    What fits goes in one round, because waiting for the others costs more than smaller pieces gain.
+    """
     itemsize, size = group.x.itemsize, place.size
     bulk, depth = (CROWDED_BULK, CROWDED_DEPTH) if place.crowded else (BULK, DEPTH)
     if size * longest * itemsize <= bulk:
@@ -66,7 +72,11 @@ def _slice_piece(place: Place, group: DtypeGroup, longest: int) -> tuple[int, in
 def _reduction(
     place: Place, group: DtypeGroup, plan: Prepared, direct: tuple[Any, ...] | None = None
 ) -> Phase:
-    """`direct`: the algorithm, and its arguments, where all lie in memory that all see."""
+    """Make the phase of a reduction.
+
+    `direct`: the algorithm and its arguments to use instead, if all arrays are in memory that all
+    ranks see.
+    """
     x = group.x
     memory = Reductions(x, group.out, 0, group.kernel, place.size)
 
@@ -84,15 +94,16 @@ def _reduction(
 
 
 def _reduces_whole(group: DtypeGroup) -> bool:
-    """Whether everyone reduces all of it."""
+    """Return whether every rank reduces the whole array."""
     return group.x.nbytes <= WHOLE or not group.kernel.sliceable
 
 
 def _shows_whole(place: Place, group: DtypeGroup) -> bool:
-    """Whether everyone reduces all of it, though slices could be: that is to meet once, not twice.
+    """Return whether every rank reduces the whole array, although slices would be possible.
 
-    Two ranks move no more bytes for that. More do, which is worth it where some have to wait for
-    the core of others before they meet. In any case to reduce must take no longer than to copy.
+    Then ranks meet once instead of twice. Two ranks move no more bytes for that. More ranks do,
+    which pays only if some have to wait for a core before they meet. Also, reducing must take no
+    longer than copying.
     """
     kernel = group.kernel
     if not isinstance(kernel, Kernel) or kernel.loads or kernel.stores:
@@ -102,25 +113,26 @@ def _shows_whole(place: Place, group: DtypeGroup) -> bool:
 
 
 def can_reduce(group: DtypeGroup) -> bool:
-    """Whether there is a pull plan for it: large arrays have to be sliceable."""
+    """Return whether there is a pull plan for `group`. Large arrays have to be sliceable."""
     return group.x.nbytes <= SMALL or group.kernel.sliceable
 
 
 def can_slice(group: DtypeGroup) -> bool:
-    """Whether slices of it may be reduced piece by piece."""
+    """Return whether slices of `group` may be reduced piece by piece."""
     return group.kernel.sliceable
 
 
 def can_scan(group: DtypeGroup) -> bool:
-    """Whether there is a pull plan for its prefixes: large ones are passed on in its own dtype."""
+    """Return whether there is a pull plan for the prefixes of `group`. Large ones are passed on in
+    their own dtype."""
     return group.x.nbytes <= SMALL or (
         group.kernel.sliceable and not group.kernel.loads and not group.kernel.stores
     )
 
 
 def all_reduce(place: Place, group: DtypeGroup) -> Phase:
-    """The phase may go the direct way in place alone. Where everyone reduces all, that way is not
-    worth the second wait."""
+    """Only a call in place may use the direct way. If every rank reduces the whole array, that way
+    is not worth a second meeting."""
     length = group.x.length
     if _reduces_whole(group):
         plan = prepared(pull_whole.all_reduce, place.rank, place.size, length)
@@ -154,7 +166,8 @@ def take(
     receives: Sequence[int],
     target: Sequence[memoryview],
 ) -> Phase:
-    """What the other ranks have for this one, from where it lies. Raises ProtocolError."""
+    """Take what the other ranks have for this one from its place in their memory. Raises
+    ProtocolError."""
     shown = [Vector([], np.uint8)] * place.size
     for peer, location in places.items():
         nbytes = receives[peer + 1] - receives[peer]
@@ -222,7 +235,7 @@ def exchange(
 ) -> Phase:
     memory = Regions.of_bytes(source, target)
     if place.crowded:
-        # A round is a turn of all ranks on their cores, so there are as few as there is room for.
+        # In each round all ranks need a turn on their cores, so use as few rounds as memory allows.
         depth = CROWDED_DEPTH
         piece = piece_for(place.size - 1, 1, longest, buffer=CROSSING // depth)
     else:

@@ -1,7 +1,7 @@
-"""The phases of groups that span hosts: which mixed plan, in what pieces.
+"""The phases of groups that span hosts: which mixed plan they use, and the size of its pieces.
 
-All choices are functions of what all ranks know. Ranks that chose different plans, or pieces of
-different sizes, would wait for each other's steps for ever, or read what is not there yet.
+All choices depend only on what all ranks know. If ranks chose different plans or pieces, they would
+wait for each other for ever, or read data that is not there yet.
 """
 
 from __future__ import annotations
@@ -20,38 +20,41 @@ from aiodist.shared_memory.board import CROSSING
 from aiodist.wire.frames import MAX_PAYLOAD
 
 WHOLE = 64 * 1024
-"""Most bytes of an array that the first rank of a host reduces for all. Also in an accumulator of
-four times its width (float8 in float32) it fits into a frame."""
+"""The most bytes of an array that the first rank of a host reduces for all. It fits into a frame
+even if its accumulator is four times as wide (float8 in float32)."""
 ROUNDS = 4
-"""Rounds in which even small ones go, so that links and ranks are busy at the same time."""
+"""The rounds in which even small arrays go, so that links and ranks are busy at the same time."""
 LEAST = 64 * 1024
-"""Bytes of a piece under which its own overhead is more than what it carries."""
+"""Smaller pieces than this, in bytes, cost more overhead than they gain."""
 
 
 def piece_for(slots: int, itemsize: int, longest: int, widest: int = 1) -> int:
-    """Elements of a piece, where each of two buffers has room for `slots` of them, and none is of
-    more than `longest` elements, to be moved in a few rounds. `widest`: bytes of an element as it
-    travels."""
+    """Return the elements of a piece.
+
+    Each of two buffers has room for `slots` pieces. A message has up to `longest` elements and
+    takes a few rounds. `widest`: the bytes of an element in a frame.
+    """
     room = CROSSING // (2 * slots)
     wanted = max(LEAST, -(-longest * itemsize // ROUNDS))
     return max(1, min(min(room, wanted) // itemsize, MAX_PAYLOAD // widest))
 
 
 def can_reduce(place: Place, group: DtypeGroup) -> bool:
-    """Whether there is a plan for it: large arrays have to be sliceable, and the order of the hosts
-    has to be that of the ranks, or not to matter."""
+    """Return whether there is a plan for `group`. Large arrays have to be sliceable. The order of
+    the hosts has to be that of the ranks, unless the operator commutes."""
     kernel = group.kernel
     in_any_order = kernel.op.commutative or in_order(place.teams)
     return in_any_order and (goes_whole(group) or kernel.sliceable)
 
 
 def goes_whole(group: DtypeGroup) -> bool:
-    """Whether the first rank of each host reduces it. That synchronises all ranks."""
+    """Return whether the first rank of each host reduces the whole array. That synchronises all
+    ranks."""
     return group.x.nbytes <= WHOLE
 
 
 def can_slice(place: Place, group: DtypeGroup) -> bool:
-    """Whether slices of it may be reduced piece by piece."""
+    """Return whether slices of `group` may be reduced piece by piece."""
     return can_reduce(place, group) and group.kernel.sliceable
 
 
@@ -66,7 +69,7 @@ def all_reduce(place: Place, group: DtypeGroup) -> Phase:
 
 
 def reduce(place: Place, group: DtypeGroup, root: int) -> Phase:
-    """Where it is large, to be preceded by a phase that synchronises."""
+    """If the array is large, only after a phase that synchronises all ranks."""
     length = group.x.length
     if goes_whole(group):
         plan = prepared(team_whole.reduce, place.rank, place.teams, root, length)
@@ -78,7 +81,7 @@ def reduce(place: Place, group: DtypeGroup, root: int) -> Phase:
 
 
 def reduce_scatter(place: Place, group: DtypeGroup) -> Phase:
-    """Where slots are empty, to be preceded by a phase that synchronises."""
+    """If slots are empty, only after a phase that synchronises all ranks."""
     bounds = tuple(group.bounds)
     cut = _slices(place, group, max(b - a for a, b in itertools.pairwise(bounds)))
     plan = prepared(team_slices.reduce_scatter, place.rank, place.teams, bounds, *cut)
@@ -86,13 +89,15 @@ def reduce_scatter(place: Place, group: DtypeGroup) -> Phase:
 
 
 def _slices(place: Place, group: DtypeGroup, longest: int) -> tuple[int, int]:
-    """Elements of a piece, and the rounds that pieces have to cross: where hosts are far from each
-    other, so many that the wire is busy all that time, as far as there is scratch. Of each slice
-    that a rank is agent of, and of its own from each other host, two pieces a round have a place
-    there."""
+    """Return the elements of a piece, and the rounds that a piece may take between hosts.
+
+    If hosts are far apart, there are enough rounds to keep the wire busy, as far as scratch allows.
+    The scratch of a rank has places for two pieces a round, of each slice that it is the agent of
+    and of its own slice from each other host.
+    """
     wide = group.kernel.wire_dtype.itemsize
     piece = piece_for(place.size, group.x.itemsize, longest, wide)
-    # Partial results of all who have to do with a rank have a place in its scratch.
+    # The scratch of a rank needs a place for each partial result that comes to it.
     piece = max(1, min(piece, SCRATCH_LIMIT // (team_slices.places(place.teams) * wide)))
     if not place.costs.way:
         return piece, team_slices.LAG
@@ -109,12 +114,12 @@ def _reduction(place: Place, group: DtypeGroup, plan: Prepared) -> Phase:
 def broadcast(
     place: Place, root: int, source: Sequence[memoryview], target: Sequence[memoryview]
 ) -> Phase:
-    """To be preceded by a phase that synchronises."""
+    """Only after a phase that synchronises all ranks."""
     length = sum(view.nbytes for view in (source or target))
     if length <= MAX_PAYLOAD:
         plan = prepared(team_whole.broadcast, place.rank, place.teams, root, length)
         return Phase(plan, Regions.of_bytes(source, target), 1, length)
-    # Every host has at least so many ranks: the blocks go between hosts over so many links at once.
+    # Every host has at least so many ranks, so blocks use as many links between hosts at once.
     carriers = min(map(len, place.teams))
     piece = piece_for(carriers, 1, -(-length // carriers))
     plan = prepared(team_values.broadcast, place.rank, place.teams, root, length, piece)
@@ -127,7 +132,7 @@ def all_gather(
     source: Sequence[memoryview],
     target: Sequence[memoryview],
 ) -> Phase:
-    """To be preceded by a phase that synchronises."""
+    """Only after a phase that synchronises all ranks."""
     piece = piece_for(most_duties(place.teams), 1, max(lengths))
     lag = max(team_values.LAG, min(place.costs.way, max(lengths)) // piece)
     plan = prepared(team_values.all_gather, place.rank, place.teams, tuple(lengths), piece, lag)

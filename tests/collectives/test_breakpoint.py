@@ -152,7 +152,7 @@ def test_what_is_no_rank(run, rank) -> None:
     async def all_of_them() -> None:
         async with aiodist.local(2) as groups:
             with pytest.raises(
-                (TypeError, ValueError), match=r"rank=-?[0-9] is no rank|rank is a rank"
+                (TypeError, ValueError), match=r"rank=-?[0-9] is not a rank|rank is a rank"
             ):
                 aiodist.breakpoint(groups[0], rank)
 

@@ -386,7 +386,7 @@ def test_bad_arguments_start_nothing(run, groups, everyone):
     async def main():
         async with groups(2) as ranks:
             for group in ranks:
-                with pytest.raises(ValueError, match="src=2 is no rank of this group of 2"):
+                with pytest.raises(ValueError, match="src=2 is not a rank of this group of 2"):
                     group.broadcast(1, 2)
                 with pytest.raises(TypeError, match=r"\['a'\]"):
                     group.broadcast({"a": {1, 2}}, group.rank)

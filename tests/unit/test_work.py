@@ -192,7 +192,7 @@ def test_a_work_that_was_dropped_unseen_is_told_with_its_line(run):
         'groups[0].recv(tag="x")',
     ]
     assert {one.category for one in told} == {RuntimeWarning}
-    assert "the Work of barrier was dropped before anybody looked at it" in str(told[0].message)
+    assert "the Work of barrier was dropped before the program looked at it" in str(told[0].message)
 
 
 def test_a_work_that_is_pending_when_the_group_closes_is_told_with_its_line(run):

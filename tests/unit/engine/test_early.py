@@ -39,13 +39,13 @@ def test_the_rest_of_a_header() -> None:
     "rest", [[], [3], [3, b"c", 1], [True, b"c"], ["3", b"c"], [3, "c"], [None, b"c"]]
 )
 def test_no_slot_and_call(rest: list[Any]) -> None:
-    with pytest.raises(ProtocolError, match="ends in a slot and a call"):
+    with pytest.raises(ProtocolError, match="must end in a slot and a call"):
         slot_and_call([*HEAD, None, 0, *rest])
 
 
 @pytest.mark.parametrize("rest", [[], [True], [True, "t", 1], [1, "t"], [True, b"t"], [None, "t"]])
 def test_no_flag_and_text(rest: list[Any]) -> None:
-    with pytest.raises(ProtocolError, match="ends in a flag and a text"):
+    with pytest.raises(ProtocolError, match="must end in a flag and a text"):
         entered_and_text([*HEAD, None, 0, *rest])
 
 

@@ -334,7 +334,7 @@ async def test_arguments_are_checked_as_ever():
                 a.send(x, bad)
             with pytest.raises(TypeError, match="src is a rank"):
                 a.recv(src=bad, out=x)
-        with pytest.raises(ValueError, match="2 is no rank"):
+        with pytest.raises(ValueError, match="2 is not a rank"):
             a.send(x, 2)
         with pytest.raises(TypeError, match="a tag is"):
             a.send(x, 1, tag=1.5)
