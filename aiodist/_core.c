@@ -489,6 +489,16 @@ static inline void show(uint64_t *word, uint64_t value) {
 }
 static inline void fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
+// A type with such members, and nothing else. Classes of Python are based on it.
+#define BASE(Type, lower, text, ...)                                                     \
+    static PyMemberDef lower##_members[] = {__VA_ARGS__, {0}};                           \
+    static PyType_Slot lower##_slots[] = {                                               \
+        {Py_tp_members, lower##_members}, {Py_tp_doc, text}, {0, NULL}};                 \
+    static PyType_Spec lower##_spec = {.name = "aiodist._core." #Type,                   \
+                                       .basicsize = sizeof(Type),                        \
+                                       .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, \
+                                       .slots = lower##_slots}
+
 // What a lane knows of its operation: the members are those of `aiodist.shared_memory.lane.Row`.
 typedef struct {
     PyObject_HEAD
@@ -497,28 +507,15 @@ typedef struct {
     char entered, agreed;
 } Row;
 
-static PyMemberDef row_members[] = {
-    {"_seq", T_LONGLONG, offsetof(Row, seq), 0, NULL},
-    {"_phase", T_LONGLONG, offsetof(Row, phase), 0, NULL},
-    {"_base", T_LONGLONG, offsetof(Row, base), 0, NULL},
-    {"_publishes", T_LONGLONG, offsetof(Row, publishes), 0, NULL},
-    {"_known", T_LONGLONG, offsetof(Row, known), 0, NULL},
-    {"_digest", T_ULONGLONG, offsetof(Row, digest), 0, NULL},
-    {"_entered", T_BOOL, offsetof(Row, entered), 0, NULL},
-    {"_agreed", T_BOOL, offsetof(Row, agreed), 0, NULL},
-    {0},
-};
-static PyType_Slot row_slots[] = {
-    {Py_tp_members, row_members},
-    {Py_tp_doc, "What a lane knows of the operation whose turn it is."},
-    {0, NULL},
-};
-static PyType_Spec row_spec = {
-    .name = "aiodist._core.Row",
-    .basicsize = sizeof(Row),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    .slots = row_slots,
-};
+BASE(Row, row, "What a lane knows of the operation whose turn it is.",
+     {"_seq", T_LONGLONG, offsetof(Row, seq), 0, NULL},
+     {"_phase", T_LONGLONG, offsetof(Row, phase), 0, NULL},
+     {"_base", T_LONGLONG, offsetof(Row, base), 0, NULL},
+     {"_publishes", T_LONGLONG, offsetof(Row, publishes), 0, NULL},
+     {"_known", T_LONGLONG, offsetof(Row, known), 0, NULL},
+     {"_digest", T_ULONGLONG, offsetof(Row, digest), 0, NULL},
+     {"_entered", T_BOOL, offsetof(Row, entered), 0, NULL},
+     {"_agreed", T_BOOL, offsetof(Row, agreed), 0, NULL});
 
 // How a rank sleeps: the members of `aiodist.shared_memory.board.Naps`.
 typedef struct {
@@ -528,8 +525,13 @@ typedef struct {
     char can_doze;
 } Naps;
 
+BASE(Naps, naps, "How a rank sleeps.",
+     {"_nap", T_LONGLONG, offsetof(Naps, nap), 0, NULL},
+     {"_slept", T_ULONGLONG, offsetof(Naps, slept), 0, NULL},
+     {"can_doze", T_BOOL, offsetof(Naps, can_doze), 0, NULL});
+
 // What a rank knows of its own ring of posts, and of that of another rank: the members of
-// `aiodist.shared_memory.posts.Ring` and `Reader`.
+// `aiodist.shared_memory.posts.Ring` and `Cursor`.
 typedef struct {
     Naps naps;
     long long head, base, before, limit;
@@ -539,6 +541,17 @@ typedef struct {
     long long taken, at, given_up, held;
 } Cursor;
 
+BASE(Ring, ring, "What a rank knows of its posts.",
+     {"_head", T_LONGLONG, offsetof(Ring, head), 0, NULL},
+     {"_base", T_LONGLONG, offsetof(Ring, base), 0, NULL},
+     {"_before", T_LONGLONG, offsetof(Ring, before), 0, NULL},
+     {"_limit", T_LONGLONG, offsetof(Ring, limit), 0, NULL});
+BASE(Cursor, cursor, "How far posts were read.",
+     {"taken", T_LONGLONG, offsetof(Cursor, taken), 0, NULL},
+     {"at", T_LONGLONG, offsetof(Cursor, at), 0, NULL},
+     {"given_up", T_LONGLONG, offsetof(Cursor, given_up), 0, NULL},
+     {"held", T_LONGLONG, offsetof(Cursor, held), 0, NULL});
+
 // How long the calls of one endpoint poll: the members of `aiodist.transports.polling.Pace`.
 typedef struct {
     PyObject_HEAD
@@ -547,74 +560,21 @@ typedef struct {
     double due;
 } Pace;
 
+BASE(Pace, pace, "How long calls poll.",
+     {"polls", T_BOOL, offsetof(Pace, polls), 0, NULL},
+     {"_in_vain", T_INT, offsetof(Pace, in_vain), 0, NULL},
+     {"_dozed_in_vain", T_INT, offsetof(Pace, dozed_in_vain), 0, NULL},
+     {"_due", T_DOUBLE, offsetof(Pace, due), 0, NULL});
+
 // Bytes that were moved: the members of `aiodist.links.moved.Counts`.
 typedef struct {
     PyObject_HEAD
     long long sent, received;
 } Counts;
 
-static PyMemberDef counts_members[] = {
-    {"sent", T_LONGLONG, offsetof(Counts, sent), 0, NULL},
-    {"received", T_LONGLONG, offsetof(Counts, received), 0, NULL},
-    {0},
-};
-static PyMemberDef naps_members[] = {
-    {"_nap", T_LONGLONG, offsetof(Naps, nap), 0, NULL},
-    {"_slept", T_ULONGLONG, offsetof(Naps, slept), 0, NULL},
-    {"can_doze", T_BOOL, offsetof(Naps, can_doze), 0, NULL},
-    {0},
-};
-static PyMemberDef pace_members[] = {
-    {"polls", T_BOOL, offsetof(Pace, polls), 0, NULL},
-    {"_in_vain", T_INT, offsetof(Pace, in_vain), 0, NULL},
-    {"_dozed_in_vain", T_INT, offsetof(Pace, dozed_in_vain), 0, NULL},
-    {"_due", T_DOUBLE, offsetof(Pace, due), 0, NULL},
-    {0},
-};
-static PyMemberDef ring_members[] = {
-    {"_head", T_LONGLONG, offsetof(Ring, head), 0, NULL},
-    {"_base", T_LONGLONG, offsetof(Ring, base), 0, NULL},
-    {"_before", T_LONGLONG, offsetof(Ring, before), 0, NULL},
-    {"_limit", T_LONGLONG, offsetof(Ring, limit), 0, NULL},
-    {0},
-};
-static PyMemberDef cursor_members[] = {
-    {"taken", T_LONGLONG, offsetof(Cursor, taken), 0, NULL},
-    {"at", T_LONGLONG, offsetof(Cursor, at), 0, NULL},
-    {"given_up", T_LONGLONG, offsetof(Cursor, given_up), 0, NULL},
-    {"held", T_LONGLONG, offsetof(Cursor, held), 0, NULL},
-    {0},
-};
-static PyType_Slot counts_slots[] = {
-    {Py_tp_members, counts_members}, {Py_tp_doc, "Bytes that were moved."}, {0, NULL}};
-static PyType_Slot naps_slots[] = {
-    {Py_tp_members, naps_members}, {Py_tp_doc, "How a rank sleeps."}, {0, NULL}};
-static PyType_Slot pace_slots[] = {
-    {Py_tp_members, pace_members}, {Py_tp_doc, "How long calls poll."}, {0, NULL}};
-static PyType_Slot ring_slots[] = {
-    {Py_tp_members, ring_members}, {Py_tp_doc, "What a rank knows of its posts."}, {0, NULL}};
-static PyType_Slot cursor_slots[] = {
-    {Py_tp_members, cursor_members}, {Py_tp_doc, "How far posts were read."}, {0, NULL}};
-static PyType_Spec counts_spec = {.name = "aiodist._core.Counts",
-                                  .basicsize = sizeof(Counts),
-                                  .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-                                  .slots = counts_slots};
-static PyType_Spec naps_spec = {.name = "aiodist._core.Naps",
-                                .basicsize = sizeof(Naps),
-                                .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-                                .slots = naps_slots};
-static PyType_Spec pace_spec = {.name = "aiodist._core.Pace",
-                                .basicsize = sizeof(Pace),
-                                .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-                                .slots = pace_slots};
-static PyType_Spec ring_spec = {.name = "aiodist._core.Ring",
-                                .basicsize = sizeof(Ring),
-                                .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-                                .slots = ring_slots};
-static PyType_Spec cursor_spec = {.name = "aiodist._core.Cursor",
-                                  .basicsize = sizeof(Cursor),
-                                  .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-                                  .slots = cursor_slots};
+BASE(Counts, counts, "Bytes that were moved.",
+     {"sent", T_LONGLONG, offsetof(Counts, sent), 0, NULL},
+     {"received", T_LONGLONG, offsetof(Counts, received), 0, NULL});
 
 // ---- tapes --------------------------------------------------------------------------------------
 
