@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import os
 import time
@@ -11,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits
 from steps_taken import STEP
 
 import aiodist
@@ -34,8 +34,12 @@ class Digits:
     """The images, one a row, and one-hot labels, both float64."""
 
     def __init__(self) -> None:
-        images, labels = load_digits(return_X_y=True)
-        self.images, self.labels = images / 16, np.eye(10)[labels]
+        # Those of scikit-learn, without its code: a process that has it takes long to die.
+        spec = importlib.util.find_spec("sklearn")
+        assert spec is not None and spec.submodule_search_locations is not None
+        folder = Path(spec.submodule_search_locations[0], "datasets", "data")
+        rows = np.loadtxt(folder / "digits.csv.gz", delimiter=",")
+        self.images, self.labels = rows[:, :-1] / 16, np.eye(10)[rows[:, -1].astype(int)]
 
     def gradient(self, model: Model, step: int, rank: int) -> tuple[np.ndarray, float]:
         """The gradient of one member's batch, flat, and its loss. The batch depends on the
