@@ -186,6 +186,10 @@ class Group:
         """Whether the group forms if no process joins during the join window."""
         return self.view is None and len(self.joiners) >= self.size.least
 
+    def is_unreachable(self, rank: int) -> bool:
+        """Whether another member has reported that its link to this absent one is broken."""
+        return any(self.absent[rank].id in pair for pair in self.broken)
+
     def add(self, joiner: Joiner) -> None:
         """Let a joiner wait after `refuse` has returned None for it."""
         self.joiners[joiner.conn] = joiner
