@@ -242,8 +242,11 @@ _TLS_BROKEN = (tls.SSLEOFError, tls.SSLZeroReturnError, tls.SSLSyscallError)
 
 
 def _no_tls(target: Address, error: tls.SSLError) -> JoinError:
+    why = error.reason or error
+    if isinstance(error, tls.SSLCertVerificationError):
+        why = f"{why} ({error.verify_message})"
     return JoinError(
-        f"no TLS connection to {target}: {error.reason or error}. Is it a tls:// coordinator? Is "
+        f"no TLS connection to {target}: {why}. Is it a tls:// coordinator? Is "
         "its certificate from an authority that this process trusts? Name that authority by "
         f"{CA} (commands: --tls-ca), or pass ssl= to connect. Does it ask for a certificate? "
         f"Name one by {CERT} (commands: --tls-cert)"

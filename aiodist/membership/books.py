@@ -245,6 +245,13 @@ class Books:
             for rank, member in group.absent.items():
                 self.timers.set(Return(group.key, rank), self.now + member.lease)
 
+    def hurry(self, group: Group, rank: int, seconds: float) -> None:
+        """Wait for an absent member for so many seconds more, at most."""
+        key = Return(group.key, rank)
+        due = self.timers.get(key)
+        if due is not None:
+            self.timers.set(key, min(due, self.now + seconds))
+
     def take_absent(self, group: Group, rank: int) -> MemberInfo | None:
         """Stop waiting for an absent member, and return it; None if it was not absent."""
         self.timers.cancel(Return(group.key, rank))

@@ -149,7 +149,8 @@ class Group:
                 f"the group is complete and healthy since epoch {self.epoch}: all "
                 f"{self.size.most} ranks are members; use another group name, or end one of them",
             )
-        if self.is_full:
+        # More joiners of an elastic group wait for its first rendezvous.
+        if self.size.fixed and self.is_full:
             return refusal(
                 Failure.COMPLETE,
                 f"all {self.size.most} ranks have come, and the group is about to form",
@@ -185,6 +186,10 @@ class Group:
         """Whether the group forms if no process joins during the join window."""
         return self.view is None and len(self.joiners) >= self.size.least
 
+    def is_unreachable(self, rank: int) -> bool:
+        """Whether another member has reported that its link to this absent one is broken."""
+        return any(self.absent[rank].id in pair for pair in self.broken)
+
     def add(self, joiner: Joiner) -> None:
         """Let a joiner wait after `refuse` has returned None for it."""
         self.joiners[joiner.conn] = joiner
@@ -194,23 +199,25 @@ class Group:
                 del self.gave_up[other_id]
 
     def form(self, epoch: int) -> View:
-        """Make the joiners the members of `epoch`.
+        """Make the joiners the members of `epoch`, in order of arrival as far as there is room.
 
         Requested ranks are given if they are below the size (in an elastic group they may not be).
         The other joiners get the lowest free ranks, in order of arrival.
         """
-        count = len(self.joiners)
+        arrived = list(self.joiners.items())
+        joiners = Seats(dict(arrived[: self.size.most]))
+        self.joiners = Seats(dict(arrived[self.size.most :]))
+        count = len(joiners)
         # Example of four joiners: A asks for rank 2, B for none, C for 0, D for 9. A gets 2 and C
         # gets 0. B and D get what is left in the order in which they came, 1 and 3.
         #
         # An elastic group may form with fewer members than the highest requested rank. A joiner
         # that asked for such a rank gets a free one, because ranks have no gaps.
-        free = iter([rank for rank in range(count) if self.joiners.of_rank(rank) is None])
-        for conn, joiner in self.joiners.items():
+        free = iter([rank for rank in range(count) if joiners.of_rank(rank) is None])
+        for conn, joiner in joiners.items():
             ask = joiner.ask
             rank = ask.rank if ask.rank is not None and ask.rank < count else next(free)
             self.members[conn] = _member(joiner, rank)
-        self.joiners = Seats()
         return self._of_members(epoch)
 
     def go_on(self, epoch: int, survivors: Iterable[int], admitted: Iterable[int]) -> View:

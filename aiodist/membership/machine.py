@@ -195,8 +195,11 @@ class Membership:
         for timer in due:
             if isinstance(timer, Return):
                 group = self._groups[timer.group]
-                limit = RETURN_SECONDS if group.cut_off else group.absent[timer.rank].lease
-                reason = f"it did not come back to the coordinator for {limit:g} s"
+                if group.is_unreachable(timer.rank):
+                    reason = "it did not come back to the coordinator, and others cannot reach it"
+                else:
+                    limit = RETURN_SECONDS if group.cut_off else group.absent[timer.rank].lease
+                    reason = f"it did not come back to the coordinator for {limit:g} s"
                 missed.setdefault(timer.group, {})[timer.rank] = reason
         for key, ranks in missed.items():
             self._seating.give_up(self._groups[key], ranks)

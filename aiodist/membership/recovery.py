@@ -25,6 +25,10 @@ from aiodist.wire.recovery import (
 RULING_SECONDS = 0.5
 """Seconds that members have to report broken links after the first report."""
 
+UNREACHABLE_SECONDS = 1.0
+"""Seconds for an absent member to come back if others have no link to it either. Its lease is for a
+member that is busy, and the links of a busy member do not break."""
+
 MOST_WATCHING = 64
 """The number of watches that a member may have."""
 
@@ -216,6 +220,8 @@ class Recovery:
             if not group.broken:
                 self._timers.set(Ruling(group.key), self._seating.now + RULING_SECONDS)
             group.broken[min(own, report.id), max(own, report.id)] = report.reason
+            if rank in group.absent:
+                self._seating.books.hurry(group, rank, UNREACHABLE_SECONDS)
         elif (other := group.members.of_rank(rank)) is not None:
             self._seating.evict(group, {other: report.reason})
         else:

@@ -144,7 +144,8 @@ class Seating:
         self.note("formed", group, epoch=view.epoch, size=len(view.members))
         self.stalls.over(group)
         for joiner in waiting:
-            self.send(joiner.conn, joiner.request, view)
+            if joiner.conn in group.members:
+                self.send(joiner.conn, joiner.request, view)
 
     def go_on(self, group: Group, survivors: Mapping[int, int], admitted: Sequence[int]) -> None:
         """Begin the next epoch of `group`.

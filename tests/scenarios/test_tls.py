@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 import ssl
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import uvloop
+from authority import Authority, Contexts
 
 import aiodist
 from aiodist.links import caller, greeting
@@ -25,41 +24,6 @@ from aiodist.transports.certificates import contexts_in
 from aiodist.transports.tcp import TcpTransport
 from aiodist.transports.tls import TlsContexts, TlsLink
 from aiodist_cli import status, tls
-
-Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
-
-
-class Authority:
-    """Issues certificates for 127.0.0.1."""
-
-    def __init__(self, folder: Path) -> None:
-        openssl = shutil.which("openssl")
-        if openssl is None:
-            pytest.skip("no openssl command to make certificates with")
-        self._openssl = openssl
-        self._folder = folder
-        self._run("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 "
-                  "-subj /CN=test-ca -keyout ca.key -out ca.pem")  # fmt: skip
-
-    def _run(self, arguments: str) -> None:
-        command = [self._openssl, *arguments.split()]
-        subprocess.run(command, cwd=self._folder, check=True, capture_output=True, timeout=30)
-
-    def contexts(self, name: str, *, mutual: bool) -> Contexts:
-        """Of a rank that has a certificate of this authority, and trusts those that have one."""
-        self._run(f"req -new -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes "
-                  f"-subj /CN={name} -keyout {name}.key -out {name}.csr")  # fmt: skip
-        (self._folder / "san").write_text("subjectAltName=IP:127.0.0.1")
-        self._run(f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 "
-                  f"-extfile san -out {name}.pem")  # fmt: skip
-        ca, pem, key = [self._folder / one for one in ("ca.pem", f"{name}.pem", f"{name}.key")]
-        client = ssl.create_default_context(cafile=ca)
-        server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
-        server.load_cert_chain(pem, key)
-        if mutual:
-            client.load_cert_chain(pem, key)
-            server.verify_mode = ssl.CERT_REQUIRED
-        return client, server
 
 
 @pytest.fixture(scope="module")

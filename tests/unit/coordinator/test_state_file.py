@@ -174,6 +174,25 @@ def test_damage_amid_the_file_is_refused(path: Path) -> None:
             StateFile(path)
 
 
+@pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
+def test_a_flipped_byte_anywhere_is_noticed_or_does_no_harm(path: Path, mask: int) -> None:
+    written(path, records(1), records(2), records(3))
+    whole = path.read_bytes()
+    noticed = 0
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= mask
+        path.write_bytes(damaged)
+        try:
+            found = read(path)
+        except ValueError:
+            noticed += 1
+        else:
+            assert found.records == records(1, 2, 3)
+            assert SLOTS_AT <= at < FRAMES_AT  # there are two slots, which say the same
+    assert noticed == len(whole) - (FRAMES_AT - SLOTS_AT)
+
+
 def test_a_damaged_salt_is_damage(path: Path) -> None:
     written(path, records(1))
     data = bytearray(path.read_bytes())

@@ -10,7 +10,7 @@ import pytest
 from aiodist.membership.effects import Received
 from aiodist.membership.machine import Membership
 from aiodist.membership.records import decode_records
-from aiodist.wire.messages import Evicted, JoinRequest, MemberLost, StoreGet, StoreSet, View
+from aiodist.wire.messages import Evicted, JoinRequest, MemberLost, Result, StoreGet, StoreSet, View
 from aiodist.wire.recovery import (
     BallotResult,
     Cause,
@@ -253,7 +253,7 @@ def test_reports_of_links_wait_for_those_who_may_come_back(world: Any) -> None:
     world.say(11, one.claim())
     world.say(12, two.claim())
     world.say(11, Unreachable("m3", "reset"))
-    world.pass_time(2.0)
+    world.pass_time(0.9)
     assert world.closed == {}
     world.say(13, three.claim())
     world.pass_time(1.0)
@@ -268,12 +268,37 @@ def test_a_report_about_one_that_never_comes_back_holds_nothing_up(world: Any) -
         world.say(conn, member.claim())
         world.say(conn, Unreachable("m3", "reset"))
         assert world.say(conn, member.vote()) == []
-    world.pass_time(3.0)
-    for conn in (11, 12):
-        world.say(conn, StoreGet("k"))
-    world.pass_time(2.0)
+    world.pass_time(0.9)
+    assert world.read(11) == []
+    world.pass_time(0.2)
     assert len(world.read(11)[-1].members) == 2
     assert world.closed == {}
+
+
+def test_one_that_never_comes_back_is_waited_for_while_its_lease_lasts(world: Any) -> None:
+    one, two, _ = form(world)
+    restart(world, state=True)
+    for conn, member in ((11, one), (12, two)):
+        world.say(conn, member.claim())
+        assert world.say(conn, member.vote()) == []
+    world.pass_time(3.5)
+    for conn in (11, 12):
+        assert world.say(conn, StoreGet("k")) == Result(None)
+    world.pass_time(1.0)
+    assert len(world.read(11)[-1].members) == 2
+
+
+def test_a_report_makes_no_lease_longer(world: Any) -> None:
+    one, two, _ = form(world)
+    restart(world, state=True)
+    for conn, member in ((11, one), (12, two)):
+        world.say(conn, member.claim())
+        assert world.say(conn, member.vote()) == []
+    world.pass_time(3.0)
+    for conn in (11, 12):
+        world.say(conn, Unreachable("m3", "reset"))
+    world.pass_time(1.1)
+    assert len(world.read(11)[-1].members) == 2
 
 
 def test_a_process_that_ended_meanwhile_is_not_waited_for(world: Any) -> None:

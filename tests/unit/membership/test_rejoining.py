@@ -30,6 +30,7 @@ from aiodist.wire.messages import (
     View,
     Withdraw,
 )
+from aiodist.wire.recovery import Waiting, WatchWaiting
 from aiodist.wire.returning import Later, Rejoin, Rejoined, ViewWanted
 
 
@@ -329,6 +330,23 @@ def test_no_group_forms_before_others_could_come_back(world: Any) -> None:
     assert isinstance(world.read(21), View)
     assert world.read(22) == []
     assert world.group()["epoch"] == 1
+
+
+def test_more_joiners_of_an_elastic_group_than_it_has_room_for_wait(world: Any) -> None:
+    world.machine = Membership(wall_offset=1000.0, form_after=world.now + 1.0)
+    for conn in (21, 22, 23):
+        assert world.join(conn, size=None, min_size=1, max_size=2) == []
+    world.pass_time(1.0)
+    view = world.read(21)
+    assert [member.id for member in view.members] == ["id-21", "id-22"]
+    assert world.read(22) == view
+    assert world.say(21, WatchWaiting()) == Waiting(1)
+    for conn in (21, 22):
+        world.say(conn, Leave())
+    world.pass_time(10.0)
+    formed = world.read(23)
+    assert [member.id for member in formed.members] == ["id-23"]
+    assert formed.epoch == 2
 
 
 def test_the_store_outlives_the_coordinator(world: Any) -> None:
