@@ -178,6 +178,8 @@ class _Coded:
         own = coded[view.rank]
         parts = {view.agent(host, view.rank): np.empty_like(own) for host in view.abroad()}
         sends = {owner: [data.data] for owner, data in coded.items() if owner not in view.team}
+        for owner in sends:
+            place.saved(self._values[self._slices[owner]].nbytes - coded[owner].nbytes)
         yield from self._exchange(sends, {agent: [part.data] for agent, part in parts.items()})
         parts[view.rank] = own
         agents = [view.agent(host, view.rank) for host in range(len(place.hosts))]
@@ -202,6 +204,8 @@ class _Coded:
         there = {owner: self._room(owner) for owner in range(self._place.size)}
         there[view.rank] = own
         duties = view.duties(view.rank)
+        less = self._values[self._slices[view.rank]].nbytes - own.nbytes
+        self._place.saved(less * len(view.abroad()))
         yield from self._exchange(
             {view.agent(host, view.rank): [own.data] for host in view.abroad()},
             {owner: [there[owner].data] for owner in duties if owner not in view.team},

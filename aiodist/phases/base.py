@@ -92,6 +92,10 @@ class Place(Protocol):
         """Whether more ranks share memory than have a core each, as all of them know."""
         ...
 
+    def saved(self, nbytes: int) -> None:
+        """Counts bytes that this rank did not have to send, because a codec made them fewer."""
+        ...
+
     def call_roll(self, op: Operation) -> None:
         """Tells all others that the array of this rank is on a device, and asks for theirs."""
         ...
