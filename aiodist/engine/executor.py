@@ -171,7 +171,10 @@ class Executor:
                     # leave this host, where nobody could tell.
                     self._pc = pc
                     return False
-                elif not links.send(step.peer, memory.outgoing(step.spans)):
+                elif (views := memory.outgoing(step.spans)) is None:
+                    self._pc = pc
+                    return False
+                elif not links.send(step.peer, views):
                     return self._wait(pc, step.peer)
                 if self._stopped:  # by what came of it: the operation has ended
                     return False

@@ -25,8 +25,9 @@ class Memory(Protocol):
     # `Copy` and `Reduce` steps have ``copy(step)`` and ``reduce(step)``. Not all memories can do
     # both, so these are looked up when a step wants them.
 
-    def outgoing(self, spans: Spans) -> Sequence[memoryview]:
-        """The bytes to send. They must not change until the frame has left."""
+    def outgoing(self, spans: Spans) -> Sequence[memoryview] | None:
+        """The bytes to send. They must not change until the frame has left. None: they are not made
+        yet, and the operation is resumed when they are."""
         ...
 
     def incoming(self, spans: Spans, nbytes: int) -> memoryview:
