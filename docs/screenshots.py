@@ -20,6 +20,7 @@ from aiohttp import web
 
 import aiodist
 from aiodist.testing import Network, Simulation, VirtualLoop
+from aiodist_server.averagers import averagers
 from aiodist_server.channels import Channels
 from aiodist_server.history import History
 from aiodist_server.latencies import Latencies
@@ -35,6 +36,8 @@ ADDRESS = "tcp://10.0.0.1:29500"
 END, EVERY = 300.0, 2.0
 RANKS = 6
 SERVERS = 3
+MEMBERS = 5
+ROUNDS = 30
 NEW = 14
 """Turns from one version of the weights to the next."""
 SLOW, DEATH, STUCK = 110.0, 190.0, 288.0
@@ -105,6 +108,36 @@ async def publish(simulation: Simulation) -> Any:
             found = simulation._served.status()
             channels.take(found, time())
         return channels.plain(found, time())
+
+
+def rounds() -> list[dict[str, Any]]:
+    """What the page is told after some rounds of a simulated averager."""
+    simulation = Simulation(MEMBERS)
+    mains = {0: average(simulation, 0, watches=True)}
+    mains |= {number: average(simulation, number) for number in range(1, MEMBERS)}
+    shown = simulation.play(mains)[0]
+    if isinstance(shown, BaseException):
+        raise shown
+    return list(shown)
+
+
+async def average(simulation: Simulation, number: int, *, watches: bool = False) -> Any:
+    """The last member is slow, and the one before comes later."""
+    random, gradients = Random(number), np.ones(100_000, np.float32)
+    await asyncio.sleep(60.0 if number == MEMBERS - 2 else 0.0)
+    name, codec = f"site:{number}", aiodist.codecs.int8()
+    entering = aiodist.averager(
+        "outer", quorum=2, grace=2.0, codec=codec, max_stale=100, **options(simulation, name)
+    )
+    async with entering as avg:
+        while avg.rounds.get("", 0) < ROUNDS:
+            slow = 3.0 if number == MEMBERS - 1 and random.random() < 0.4 else 1.0
+            await asyncio.sleep(8.0 * slow + random.uniform(0.0, 1.5))
+            await avg.average(gradients, weight=1000.0)
+        if watches:
+            assert simulation._served is not None
+            return averagers(await simulation._served.survey())
+        return await asyncio.sleep(END)
 
 
 async def serve_requests(simulation: Simulation, number: int) -> None:
@@ -207,7 +240,8 @@ def main() -> int:
     if program is None:
         print("no Chromium here: apt-get install chromium", file=sys.stderr)
         return 1
-    asyncio.run(take(program, last_minutes() | {"channels": weights()}))
+    shown = last_minutes() | {"channels": weights(), "averagers": rounds()}
+    asyncio.run(take(program, shown))
     return 0
 
 

@@ -185,7 +185,7 @@ class Transfer:
         if (at, owner) in self._sent:
             return
         self._sent.add((at, owner))
-        self._send(self._outgoing(at), owner, at, self._works)
+        self._send(at, self._outgoing(at), owner, at, self._works)
 
     def _outgoing(self, at: int) -> NDArray[Any]:
         """This member's contribution to a chunk, as it travels."""
@@ -239,7 +239,12 @@ class Transfer:
         works.add(work)
         work.add_done_callback(partial(self._ended, works, came))
 
-    def _send(self, data: NDArray[Any], to: int, tag: int, works: set[Work[Any]]) -> None:
+    def _send(self, at: int, data: NDArray[Any], to: int, tag: int, works: set[Work[Any]]) -> None:
+        chunk = self._chunks[at]
+        if self._is_coded(chunk):
+            self._group._context.saved(
+                self._vectors[chunk.vector].itemsize * chunk.count - data.nbytes
+            )
         work = self._group.send(data, to, tag=tag, timeout=math.inf)
         works.add(work)
         work.add_done_callback(partial(self._ended, works, None))
@@ -312,7 +317,7 @@ class Transfer:
         tag = (1 + self._attempt) * len(self._chunks) + at
         for other in self._remaining:
             if other != self._me:
-                self._send(data, other, tag, self._attempt_works)
+                self._send(at, data, other, tag, self._attempt_works)
 
     def _results(self, chunk: Chunk) -> Flat:
         return self.results[chunk.vector][chunk.start : chunk.stop]

@@ -185,7 +185,10 @@ class Executor:
                     # hosts cannot tell.
                     self._pc = pc
                     return False
-                elif not links.send(step.peer, memory.outgoing(step.spans)):
+                elif (views := memory.outgoing(step.spans)) is None:
+                    self._pc = pc
+                    return False
+                elif not links.send(step.peer, views):
                     return self._wait(pc, step.peer)
                 if self._stopped:  # sending has ended the operation
                     return False

@@ -25,8 +25,9 @@ class Memory(Protocol):
     # `Copy` and `Reduce` steps need ``copy(step)`` and ``reduce(step)``. These are not listed here,
     # because not every memory has both.
 
-    def outgoing(self, spans: Spans) -> Sequence[memoryview]:
-        """Returns the bytes to send. They must not change until the frame has left."""
+    def outgoing(self, spans: Spans) -> Sequence[memoryview] | None:
+        """Returns the bytes to send. They must not change until the frame has left. None: they are
+        not made yet, and the operation is resumed once they are."""
         ...
 
     def incoming(self, spans: Spans, nbytes: int) -> memoryview:

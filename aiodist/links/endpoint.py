@@ -69,6 +69,8 @@ class Endpoint:
         """The counts of links to forgotten peers, by transport."""
         self.called = 0
         """How many collectives were called in contexts that have ended."""
+        self.saved = 0
+        """The bytes that did not have to be sent, because codecs made them fewer."""
         self.contexts: dict[bytes, Inbox] = {}  # the open contexts, by the id in frames
         self.closed_contexts: OrderedDict[bytes, str] = OrderedDict()
         """The last MAX_CLOSED contexts that have ended, and the reasons."""

@@ -126,11 +126,13 @@ class Room:
         """Describe the averager in plain data.
 
         "name", "run_id", and the rules "quorum", "grace" (None: "auto"), "codec" and "op".
-        "members": each with "id", "name", "host", "pid" and "parts".
+        "members": each with "id", "name", "host", "pid" and "parts". A survey adds what they have
+        "said": see `aiodist.membership.survey`.
 
         "parts": each with its name, "part", the last recorded "round", "grace" in seconds, and the
         "state", "open" or "moving". "contributed" and "missing" are the names of members that have
-        contributed to the present round or not. "rounds" are the last rounds.
+        contributed to the present round or not. "rounds" are the last rounds. "late" has the
+        members that were late for one of them: by name, the last such round, and the seconds.
 
         Each of "rounds" has its number, "round", and the "seconds" from its first contribution to
         its record. "contributors" have "weights". "late": by name, the seconds by which members
@@ -171,6 +173,12 @@ class Room:
             "state": "open" if moving is None else "moving",
             "contributed": names(part.offers if moving is None else moving.remaining),
             "missing": names(() if moving else sorted(part.present - part.offers.keys())),
+            "late": {
+                name: (seen.outcome.round, by)
+                for seen in rounds.seen.values()
+                if seen.outcome is not None
+                for name, by in seen.late.items()
+            },
             "rounds": [
                 {
                     "round": seen.outcome.round,

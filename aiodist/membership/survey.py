@@ -37,6 +37,9 @@ MOST_ASKERS = 64
 """The number of requests that may wait for answers. If there are more, the oldest gets what is
 known by then."""
 
+_MOVED = ("sent", "received", "saved")
+"""What is told of members of averagers."""
+
 
 @dataclass(slots=True)
 class _Asker:
@@ -196,7 +199,9 @@ class Survey:
         did not answer. Else it has "age" (seconds since it said so), "busy" (seconds for which its
         loop was blocked), "places", "last" and "waits" (for which ranks, and what else is
         "lacking"). Since it joined, it also counts "collectives" and bytes "sent" and "received".
-        For each group, "findings" is the result of `culprits.find`.
+        "saved" counts bytes that codecs kept it from sending. For each group, "findings" is the
+        result of `culprits.find`. For each member of an averager, "said" has "sent", "received" and
+        "saved", or is None if it did not answer.
         """
         for plain, group in zip(status["groups"], self._books.groups.values(), strict=True):
             doings = {
@@ -207,6 +212,12 @@ class Survey:
                 member["silent"] = self._silent(group, conn)
                 member["doing"] = self._plain(group, conn, entered)
             plain["findings"] = [asdict(finding) for finding in culprits.find(doings)]
+        # Each member of an averager is a group of one, and has answered as such.
+        doing = {one["id"]: one["doing"] for group in status["groups"] for one in group["members"]}
+        for averager in status["averagers"]:
+            for member in averager["members"]:
+                said = doing.get(member["id"])
+                member["said"] = said and {name: said[name] for name in _MOVED}
         return status
 
     def _silent(self, group: Group, conn: int) -> float:

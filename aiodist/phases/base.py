@@ -93,6 +93,10 @@ class Place(Protocol):
         """Whether more ranks share memory than there are cores. All ranks know the same."""
         ...
 
+    def saved(self, nbytes: int) -> None:
+        """Counts bytes that this rank did not have to send, because a codec made them fewer."""
+        ...
+
     def call_roll(self, op: Operation) -> None:
         """Tells all others that the array of this rank is on a device, and asks for theirs."""
         ...

@@ -142,6 +142,10 @@ class Context(Party):
     def _message(self, src: int, fields: list[Any], nbytes: int) -> Landing | None:
         return self.p2p.frame(src, fields[2:], nbytes)
 
+    def saved(self, nbytes: int) -> None:
+        """Count bytes that this rank did not have to send, because a codec made them fewer."""
+        self.endpoint.saved += max(0, nbytes)
+
     def call_roll(self, op: Operation) -> None:
         """Tell all others that the array of this rank is on a device, and ask for theirs."""
         self.calls.arrivals.call_roll(op)

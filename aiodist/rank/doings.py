@@ -57,7 +57,12 @@ class RankDoings:
         called = endpoint.called + sum([context.calls.called for context in self._actor.contexts])
         sent, received = endpoint.payload_bytes
         return Activity(
-            **known, last=self._last(), collectives=called, sent=sent, received=received
+            **known,
+            last=self._last(),
+            collectives=called,
+            sent=sent,
+            received=received,
+            saved=endpoint.saved,
         )
 
     def _last(self) -> str:

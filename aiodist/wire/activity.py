@@ -44,7 +44,8 @@ class Activity(Message, code=71):
     program that keep the loop busy, innermost first; if the loop turns, those at which its tasks
     wait. `last`: the end of its last collective. `waits`: pending operations, the oldest first; a
     busy member tells of none. Since the member joined, in all groups and epochs: `collectives`
-    counts its calls, and `sent` and `received` the payload bytes of all transports.
+    counts its calls, and `sent` and `received` the payload bytes of all transports. `saved` counts
+    the bytes that it did not have to send, because codecs made them fewer.
     """
 
     busy: Annotated[float, schema.seconds(0.0)] = 0.0
@@ -54,6 +55,7 @@ class Activity(Message, code=71):
     collectives: Annotated[int, schema.integer(0, 2**62)] = 0
     sent: Annotated[int, schema.integer(0, 2**62)] = 0
     received: Annotated[int, schema.integer(0, 2**62)] = 0
+    saved: Annotated[int, schema.integer(0, 2**62)] = 0
 
 
 class SeenRequest(Message, code=72):

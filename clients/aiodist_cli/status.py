@@ -8,7 +8,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -108,12 +108,13 @@ def groups_of(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def title(group: Mapping[str, Any]) -> Text:
-    """The name of a group, its epoch, and the number of its members."""
+    """The name of a group, its epoch, the number of its members, and what codecs have saved."""
     if group["epoch"] is None:
         state = f"forming, {len(group['waiting'])} of {group['wanted']} here"
     else:
         state = f"epoch {group['epoch']}, {len(group['members'])} of {group['size']} ranks"
-    return plain(f"group {group['name']}: {state}")
+    saved = saved_by(group["members"], "doing")
+    return plain(f"group {group['name']}: {state}" + (f", {saved} by codecs" if saved else ""))
 
 
 def channel_tables(
@@ -151,10 +152,12 @@ def averager_tables(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     for averager in found.get("averagers", ()):
         grace = "auto" if averager["grace"] is None else f"{averager['grace']:g} s"
         count = len(averager["members"])
+        saved = saved_by(averager["members"], "said")
         heading = plain(
             f"averager {averager['name']}: {count} member{'' if count == 1 else 's'}, quorum"
             f" {averager['quorum']}, grace {grace}"
             + (f", {averager['codec']}" if averager["codec"] else "")
+            + (f", {saved}" if saved else "")
         )
         table = NarrowingTable(heading, ("late", "missing", "in", "took"))
         for column in ("part", "last round", "took", "in", "late", "now", "missing"):
@@ -169,12 +172,23 @@ def _part_cells(part: Mapping[str, Any]) -> list[RenderableType]:
     cells: list[RenderableType] = [plain(part["part"]), str(part["round"])]
     if part["rounds"]:
         last = part["rounds"][-1]
-        late = ", ".join(f"{name} {duration(by)}" for name, by in last["late"].items())
-        cells += [duration(last["seconds"]), str(len(last["contributors"])), plain(late)]
+        cells += [duration(last["seconds"]), str(len(last["contributors"]))]
     else:
-        cells += ["", "", ""]
+        cells += ["", ""]
+    lates = [
+        f"{name} {duration(by)}" + (f" (round {number})" if number != part["round"] else "")
+        for name, (number, by) in part["late"].items()
+    ]
+    cells.append(plain(", ".join(lates)))
     now = f"{part['state']}, {len(part['contributed'])} in"
     return [*cells, now, plain(", ".join(part["missing"]))]
+
+
+def saved_by(members: Iterable[Mapping[str, Any]], said: str) -> str:
+    """What codecs have saved these members, by what they have `said`; "" if nothing."""
+    # Older members do not report this.
+    saved = sum(one[said].get("saved", 0) for one in members if one.get(said))
+    return f"{decimal(saved)} saved" if saved else ""
 
 
 def _urgency(one: Mapping[str, Any]) -> tuple[bool, float]:

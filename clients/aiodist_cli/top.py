@@ -334,6 +334,7 @@ def _detail(
         ("calls, sent, received", ", ".join(
             [f"{doing['collectives']}", decimal(doing["sent"]), decimal(doing["received"])]
             if doing else [])),
+        ("saved by codecs", decimal(doing["saved"]) if doing.get("saved") else ""),
     ]  # fmt: skip
     for name, text in rows:
         if text:

@@ -1,7 +1,8 @@
 """Reinforcement learning: a trainer publishes its weights, and workers send back what they played.
 
-``python examples/weights/rl.py`` shows it on this host: four workers, of which one is killed; one
-more is added; then the trainer is killed and started again. On several hosts, start the parts::
+``python examples/weights/rl.py`` shows it: four workers, of which one is killed; one more is added;
+then the trainer is killed and started again. If it runs as root, each of them is on a host of its
+own, and the hosts are joined by lines of 20 MB/s. On real hosts, start the parts::
 
     aiodist coordinator --listen tcp://10.0.0.1:29500
     python examples/weights/rl.py train tcp://10.0.0.1:29500
@@ -23,15 +24,17 @@ import contextlib
 import logging
 import math
 import os
+import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 import aiodist
+from aiodist.testing.long_links import Line, far_hosts
 
 CHANNEL = "policy"
 WORKERS = 5
@@ -48,6 +51,9 @@ GAMES, LENGTH, NUMBERS = 32, 12, 16
 
 RATE = 1e-3
 """The learning rate. Runs with large models have some 1e-6, and fewer weights change then."""
+
+LINE = Line(rate=20e6, delay=0.005)
+"""From each host of the demonstration to the others: bytes a second, and seconds."""
 
 
 class Policy(nn.Module):
@@ -250,35 +256,80 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-class Part:
-    """A process of the demonstration: "train ADDRESS" or "work ADDRESS NUMBER"."""
+class Host(NamedTuple):
+    """A host of the demonstration. `prefix`: the beginning of a command that runs there."""
 
-    def __init__(self, *words: str) -> None:
-        self.words = words
+    address: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()
+
+    def part(self, *words: str) -> Part:
+        """A part of the demonstration there: "train ADDRESS" or "work ADDRESS NUMBER"."""
+        return Part((*self.prefix, sys.executable, __file__, *words))
+
+    @contextlib.asynccontextmanager
+    async def coordinator(self) -> AsyncIterator[str]:
+        """A coordinator there; its address."""
+        listen = ("--listen", f"tcp://{self.address}:0")
+        command = (*self.prefix, sys.executable, "-m", "aiodist_cli", "coordinator", *listen)
+        async with Part(command, errors=asyncio.subprocess.DEVNULL) as part:
+            async for line in part.lines():
+                if line.startswith("listening on "):
+                    yield line.removeprefix("listening on ")
+                    return
+        raise RuntimeError("the coordinator did not start")
+
+
+@contextlib.contextmanager
+def hosts(count: int) -> Iterator[list[Host]]:
+    """So many hosts joined by lines. Without root, all of them are this one."""
+    with contextlib.ExitStack() as stack:
+        found = [Host()] * count
+        try:
+            far, _ = stack.enter_context(far_hosts(count, LINE))
+        except OSError as error:
+            say(f"all parts are on this host, because lines cannot be made: {error}")
+        else:
+            found = [Host(one.address, one.prefix) for one in far]
+        yield found
+
+
+TOKEN = secrets.token_hex()
+
+
+class Part:
+    """A process of the demonstration. `errors`: where its stderr goes."""
+
+    def __init__(self, command: tuple[str, ...], errors: int | None = None) -> None:
+        self.command = command
+        self.errors = errors
 
     async def __aenter__(self) -> Part:
-        # As if each were on a host of its own: otherwise they would map one copy of the weights.
-        env = os.environ | {"AIODIST_TRANSPORTS": "tcp"}
+        # Over TCP, because parts on one host would map one copy of the weights.
+        env = os.environ | {"AIODIST_TRANSPORTS": "tcp", "AIODIST_TOKEN": TOKEN}
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, __file__, *self.words, stdout=asyncio.subprocess.PIPE, env=env
+            *self.command, stdout=asyncio.subprocess.PIPE, stderr=self.errors, env=env
         )
         return self
 
-    async def version(self, wanted: int) -> None:
-        """Show what it says, until it has that version, or a newer one."""
+    async def lines(self) -> AsyncIterator[str]:
+        """What it says."""
         assert self.process.stdout is not None
         async for line in self.process.stdout:
-            say(line.decode().rstrip())
-            match line.split(b":")[0].split():
-                case [b"version", number] if int(number) >= wanted:
+            yield line.decode().rstrip()
+
+    async def version(self, wanted: int) -> None:
+        """Show what it says, until it has that version, or a newer one."""
+        async for line in self.lines():
+            say(line)
+            match line.split(":")[0].split():
+                case ["version", number] if int(number) >= wanted:
                     return
-        raise RuntimeError(f"{' '.join(self.words)} has ended before version {wanted}")
+        raise RuntimeError(f"{' '.join(self.command)} has ended before version {wanted}")
 
     async def show(self) -> None:
         """Show what it says, to its end."""
-        assert self.process.stdout is not None
-        async for line in self.process.stdout:
-            say(line.decode().rstrip())
+        async for line in self.lines():
+            say(line)
 
     async def __aexit__(self, *_: object) -> None:
         if self.process.returncode is None:
@@ -290,10 +341,11 @@ async def demonstrate(each: int = 5) -> None:
     """Kill a worker after so many versions, add one after as many more, and then restart the
     trainer."""
     async with contextlib.AsyncExitStack() as stack:
-        coordinator = await stack.enter_async_context(aiodist.Coordinator("tcp://127.0.0.1:0"))
+        home, *others = stack.enter_context(hosts(1 + WORKERS))
+        address = await stack.enter_async_context(home.coordinator())
 
         async def worker(number: int) -> Part:
-            part = Part("work", coordinator.address, str(number))
+            part = others[number].part("work", address, str(number))
             await stack.enter_async_context(part)
             await stack.enter_async_context(beside(part.show()))
             return part
@@ -301,7 +353,7 @@ async def demonstrate(each: int = 5) -> None:
         first = await worker(0)
         for number in range(1, WORKERS - 1):
             await worker(number)
-        async with Part("train", coordinator.address) as trainer:
+        async with home.part("train", address) as trainer:
             await trainer.version(each)
             say("worker 0 is killed")
             first.process.kill()
@@ -310,7 +362,7 @@ async def demonstrate(each: int = 5) -> None:
             await worker(WORKERS - 1)
             await trainer.version(3 * each)
             say("the trainer is killed")
-        async with Part("train", coordinator.address) as trainer:
+        async with home.part("train", address) as trainer:
             await trainer.version(4 * each)
 
 

@@ -19,6 +19,7 @@ from aiohttp import web
 from aiodist.coordinator.actor import Coordinator
 from aiodist.errors import CoordinatorLostError
 from aiodist.membership.effects import Note
+from aiodist_server.averagers import averagers
 from aiodist_server.channels import Channels
 from aiodist_server.history import History
 from aiodist_server.latencies import Latencies
@@ -151,6 +152,7 @@ class Feed:
                 totals = self._coordinator.totals.latencies
                 shown["latencies"] = self._latencies.plain(totals, self._at)
                 shown["channels"] = self._channels.plain(self._found, self._at)
+                shown["averagers"] = averagers(self._found)
             text = json.dumps(shown, separators=(",", ":"))
             self._event = f"retry: 2000\ndata: {text}\n\n".encode()
         return self._event

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from aiodist.membership.group import ranks_text
 from aiodist.wire.activity import bits_of, ranks_in
+from aiodist.wire.averaging import averager_of
 from aiodist.wire.channels import channel_of
 from aiodist_server import words
 from aiodist_server.states import states
@@ -148,7 +149,7 @@ class History:
         there = set()
         for plain in found["groups"]:
             if plain["channel"] or plain.get("averager"):
-                continue  # see `aiodist_server.channels`
+                continue  # see `aiodist_server.channels` and `aiodist_server.averagers`
             key = plain["name"], plain["run_id"]
             there.add(key)
             group = self._group(key)
@@ -164,7 +165,7 @@ class History:
         """Take in what the coordinator noted: see `aiodist.membership.effects.Note`."""
         fields = {name: _short(value) for name, value in fields.items()}
         key = fields.pop("group", ""), fields.pop("run_id", "")
-        if channel_of(key[0]):
+        if channel_of(key[0]) or averager_of(key[0]):
             return
         rank = fields.pop("rank", None)
         # A process that is refused makes no group.

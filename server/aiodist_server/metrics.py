@@ -120,6 +120,7 @@ def _of_ranks(groups: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     collectives = counter("collectives", "Collectives that it has called.")
     sent = counter("sent_bytes", "Payload that it has sent, and shown in shared memory.")
     received = counter("received_bytes", "Payload that it has received, and read there.")
+    saved = counter("saved_bytes", "What it did not have to send, because of codecs.")
     for group in groups:
         for member in group["members"]:
             labels = (group["name"], str(member["rank"]))
@@ -133,7 +134,8 @@ def _of_ranks(groups: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
             collectives.add_metric(labels, doing["collectives"])
             sent.add_metric(labels, doing["sent"])
             received.add_metric(labels, doing["received"])
-    yield from (answered, silent, busy, waits, collectives, sent, received)
+            saved.add_metric(labels, doing["saved"])
+    yield from (answered, silent, busy, waits, collectives, sent, received, saved)
 
 
 def _of_channels(channels: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
@@ -207,11 +209,19 @@ def _of_averagers(averagers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     grace = gauge("grace_seconds", "How long a round waits after its quorum.", "part")
     seconds = gauge("round_seconds", "How long the last round took.", "part")
     contributors = gauge("contributors", "Members whose contributions it has.", "part")
-    late = gauge("late_members", "Members that came too late for it.", "part")
+    late = gauge("late_members", "Members that were late for one of its last rounds.", "part")
+    behind = gauge("late_seconds", "By how much the latest of them was late.", "part")
+    saved = CounterMetricFamily(
+        "aiodist_averager_saved_bytes",
+        "What its members did not have to send, because of its codec.",
+        labels=("averager",),
+    )
     for averager in averagers:
         name = averager["name"]
         members.add_metric((name,), len(averager["members"]))
         quorum.add_metric((name,), averager["quorum"])
+        said = [one["said"] for one in averager["members"] if one["said"] is not None]
+        saved.add_metric((name,), sum(one["saved"] for one in said))
         for part in averager["parts"]:
             labels = (name, part["part"])
             rounds.add_metric(labels, part["round"])
@@ -220,8 +230,9 @@ def _of_averagers(averagers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
                 last = part["rounds"][-1]
                 seconds.add_metric(labels, last["seconds"])
                 contributors.add_metric(labels, len(last["contributors"]))
-                late.add_metric(labels, len(last["late"]))
-    yield from (members, quorum, rounds, grace, seconds, contributors, late)
+            late.add_metric(labels, len(part["late"]))
+            behind.add_metric(labels, max((by for _, by in part["late"].values()), default=0.0))
+    yield from (members, quorum, rounds, grace, seconds, contributors, late, behind, saved)
 
 
 def _of_totals(totals: Totals) -> Iterator[Metric]:

@@ -71,6 +71,7 @@ def _group(
         "trouble": plain is not None and bool(plain["findings"] or plain["lost"]),
         "ended": plain is None,
         **_rows(plain, history, now),
+        "saved": 0,
         "findings": [],
         "notices": [],
         "series": _series(history, now),
@@ -80,6 +81,8 @@ def _group(
         members = {member["rank"]: member for member in plain["members"]}
         shown["findings"] = [_finding(finding, members) for finding in plain["findings"]]
         shown["notices"] = _notices(plain)
+        said = [member["doing"] for member in plain["members"] if member["doing"] is not None]
+        shown["saved"] = sum(one["saved"] for one in said)
     return shown
 
 

@@ -331,3 +331,24 @@ def test_status_shows_rounds(run: Any) -> None:
                 assert round["weights"] == [2.0]
 
     run(main())
+
+
+def test_a_survey_says_what_a_codec_has_saved(run: Any) -> None:
+    x = np.random.default_rng(3).standard_normal(1 << 16).astype(np.float32)
+    codec = aiodist.codecs.int8()
+
+    async def main() -> None:
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            options: Any = {"address": coordinator.address, "quorum": 2, "transports": ("tcp",)}
+            async with (
+                aiodist.averager("outer", name="m0", codec=codec, **options) as first,
+                aiodist.averager("outer", name="m1", codec=codec, **options) as second,
+            ):
+                await average([first, second], [x, x])
+                [found] = (await coordinator.survey())["averagers"]
+                for one in found["members"]:
+                    # Each sends half of its values, and the mean of the other half.
+                    assert one["said"]["saved"] == x.nbytes - codec.nbytes(x.size)
+                    assert one["said"]["sent"] + one["said"]["saved"] >= x.nbytes
+
+    run(main())

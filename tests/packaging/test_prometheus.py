@@ -49,6 +49,7 @@ def promtool() -> Callable[..., str]:
 def told() -> set[str]:
     """The names of all metrics, and of their samples."""
     doing = {"busy": 0.0, "waits": [], "collectives": 0, "sent": 0, "received": 0}
+    doing |= {"saved": 0}
     group: dict[str, Any] = {
         "name": "g", "run_id": "r", "epoch": 1, "waiting": [], "lost": {}, "findings": [],
         "members": [{"rank": 0, "silent": 0.0, "doing": doing}], "store": {"keys": 0, "bytes": 0},

@@ -15,11 +15,15 @@ def averager(**more: Any) -> dict[str, Any]:
         "state": "open",
         "contributed": ["m0"],
         "missing": ["m1"],
+        "late": {"m2": (7, 3.0)},
         "rounds": [last | {"late": {"m2": 3.0}}],
     }
     members = [
-        {"id": f"id{one}", "name": f"m{one}", "host": "h", "pid": one, "parts": ["encoder"]}
+        {
+            "id": f"id{one}", "name": f"m{one}", "host": "h", "pid": one, "parts": ["encoder"],
+            "said": {"sent": 100, "received": 50, "saved": 1000 * one},
+        }
         for one in range(3)
-    ]
+    ]  # fmt: skip
     rules = {"quorum": 2, "grace": None, "codec": "int8(block=256)", "op": "AVG"}
     return {"name": "outer", "run_id": "", **rules, "members": members, "parts": [part], **more}

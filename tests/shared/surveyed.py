@@ -9,7 +9,7 @@ def doing(**more: Any) -> dict[str, Any]:
     """What a rank says of itself: it works, and waits for nothing."""
     return {
         "busy": 0.0, "age": 0.0, "places": [], "last": "", "waits": [],
-        "collectives": 0, "sent": 0, "received": 0, **more,
+        "collectives": 0, "sent": 0, "received": 0, "saved": 0, **more,
     }  # fmt: skip
 
 

@@ -39,7 +39,8 @@ export function makeGroup() {
     const { seconds } = group;
     setText(name, group.name);
     name.title = group.run ? `run ${group.run}` : "";
-    setText(state, group.state);
+    const saved = group.saved ? `, ${bytes(group.saved)} saved by codecs` : "";
+    setText(state, group.state + saved);
     node.classList.toggle("trouble", group.trouble);
     node.classList.toggle("ended", group.ended);
     sync(findings, group.findings, (one) => one.text, makeFinding);

@@ -1,5 +1,6 @@
 // Hears what the coordinator tells, and shows it. Each event is the whole picture.
 import { setText, sync } from "./dom.js";
+import { makeAverager } from "./averager.js";
 import { makeChannel } from "./channel.js";
 import { makeGroup, showEvents } from "./group.js";
 import { makeLatencies } from "./latencies.js";
@@ -22,7 +23,8 @@ function show(shown) {
   sync(by("groups"), groups.map((group) => ({ ...group, seconds: shown.window })), known, makeGroup);
   const channels = shown.channels.map((one) => ({ ...one, seconds: shown.window }));
   sync(by("channels"), channels, known, makeChannel);
-  by("empty").hidden = groups.length + channels.length > 0;
+  sync(by("averagers"), shown.averagers, known, makeAverager);
+  by("empty").hidden = groups.length + channels.length + shown.averagers.length > 0;
   const unnamed = shown.others_left_out ? `, and ${shown.others_left_out} more` : "";
   setText(by("others"), `Not shown: ${shown.others.join(", ")}${unnamed}`);
   by("others").hidden = !shown.others.length;

@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -200,6 +201,50 @@ async def test_it_shows_channels_of_weights() -> None:
             assert await page.evaluate("document.querySelectorAll('.member').length") == 0
             assert await page.evaluate("document.documentElement.scrollWidth") == 400
         await page.until("!document.querySelector('.channel')")
+        assert page.problems == []
+
+
+async def test_it_shows_the_rounds_of_averagers() -> None:
+    """Which members were in which rounds, who was late, and what the codec has saved."""
+    program = command()
+    assert program is not None
+    async with (
+        aiodist.Coordinator() as coordinator,
+        browsing(program) as page,
+        serving(coordinator, LOCAL) as url,
+    ):
+        await page.resize(400, 800)
+        await page.go(url)
+        options: Any = {
+            "address": coordinator.address, "quorum": 2, "grace": 0.0, "max_stale": 2,
+            "codec": aiodist.codecs.int8(), "transports": ("tcp",),
+        }  # fmt: skip
+        values = np.ones(10_000, np.float32)
+        async with (
+            aiodist.averager(HOSTILE, name=HOSTILE, **options) as first,
+            aiodist.averager(HOSTILE, name="second", **options) as second,
+            aiodist.averager(HOSTILE, name="slow", **options) as slow,
+        ):
+            await page.until("document.querySelectorAll('.round .name').length === 3")
+            assert await page.text(".averager h2") == HOSTILE
+            assert await page.text(".round .name") == HOSTILE
+            assert "no round yet" in await page.text(".averager")
+            # The slow one is in the first round, late for the second, and misses the last.
+            for other in (slow, second, second):
+                await asyncio.gather(first.average(values), other.average(values))
+            assert (await slow.average(values)).late
+            shows = "document.querySelector('.averager').innerText.includes"
+            await page.until(f"{shows}('round 3 took')")
+            await page.until(f"{shows}('kB saved')")
+            cells = "[...document.querySelectorAll('.round .strip rect')].map(r => r.dataset.kind)"
+            await page.until(f"{cells}.join() === 'in,in,in,out,in,in,in,late,out'")
+            assert "3 of 3" in await page.text(".round:nth-child(1)")
+            assert " s" in await page.text(".round:nth-child(3)")
+            # Members are no groups, and it fits on a phone.
+            assert await page.evaluate("document.querySelectorAll('.member').length") == 0
+            assert await page.evaluate("document.documentElement.scrollWidth") == 400
+        await page.until("!document.querySelector('.averager')")
+        assert await page.evaluate("document.querySelectorAll('main .group').length") == 0
         assert page.problems == []
 
 

@@ -274,13 +274,26 @@ def test_averagers_and_who_is_late() -> None:
     text = averagers_shown(averager(), groups=[own])
     assert "0 groups" in text
     assert "averager outer: 3 members, quorum 2, grace auto, int8(block=256)" in text
-    assert "m2 3 s" in text
+    assert "3.0 kB saved" in text
+    assert "m2 3 s " in text
     assert "open, 1 in" in text
     fresh = averager(grace=2.0, codec="")
-    fresh["parts"][0] |= {"rounds": [], "round": 0}
+    fresh["parts"][0] |= {"rounds": [], "round": 0, "late": {}}
+    for one in fresh["members"]:
+        one["said"] = None
     text = averagers_shown(fresh, groups=[])
     assert "quorum 2, grace 2 s" in text
+    assert "saved" not in text
     assert "m2" not in text
+    later = averager()
+    later["parts"][0]["round"] = 9
+    assert "m2 3 s (round 7)" in averagers_shown(later, groups=[])
+
+
+def test_what_codecs_have_saved_a_group() -> None:
+    saved = [surveyed.member(rank, doing=surveyed.doing(saved=2000)) for rank in range(2)]
+    text = averagers_shown(averager(), groups=[surveyed.group(*saved)])
+    assert "group train: epoch 1, 2 of 2 ranks, 4.0 kB saved by codecs" in text
 
 
 def averagers_shown(one: dict[str, Any], groups: list[dict[str, Any]]) -> str:

@@ -214,9 +214,9 @@ def test_a_late_member_fetches_the_result_from_one_that_holds_it(members: Member
     assert members.told(3, a.AverageFetched(fetch.ticket)) == []
     members.world.cut(2)
     assert members.told(3) == [a.AverageGone(("id2",))]
-    assert members.world.machine.status()["averagers"][0]["parts"][0]["rounds"][0]["late"] == {
-        "m3": 0.0
-    }
+    [part] = members.world.machine.status()["averagers"][0]["parts"]
+    assert part["rounds"][0]["late"] == {"m3": 0.0}
+    assert part["late"] == {"m3": (1, 0.0)}
 
 
 def test_a_source_that_fails_is_not_asked_again(members: Members) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from surveyed import doing, finding, found, group, member, wait
 
-from aiodist.wire import channels
+from aiodist.wire import averaging, channels
 from aiodist_server import history
 from aiodist_server.history import MOST_BYTES, WINDOW, GroupHistory, History, Point, Rate, Row
 
@@ -203,6 +203,16 @@ def test_it_takes_bounded_memory() -> None:
     assert sum(len(one.rows) for one in known.groups.values()) == history.MOST_ROWS
     assert len(known.groups) == history.MOST_GROUPS
     assert taken_bytes < MOST_BYTES
+
+
+def test_members_of_averagers_are_no_groups() -> None:
+    """Not when one of them comes, and not when it is lost."""
+    name = averaging.own_group("outer", f"{7:024x}")
+    known = taken((1, found(group(rank(0), name=name, averager="outer"))))
+    for kind in ("formed", "lost"):
+        known.note(kind, {"group": name, "run_id": "r", "rank": 0, "epoch": 1, "size": 1}, 2)
+    assert not known.groups
+    assert not known.events
 
 
 def test_participants_of_channels_are_no_groups() -> None:

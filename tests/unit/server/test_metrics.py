@@ -25,7 +25,7 @@ def health(*, state: tuple[float, int] | None = None) -> metrics.Health:
 def found(**more: Any) -> dict[str, Any]:
     doing = {
         "busy": 2.5, "waits": [{"seconds": 1.0}, {"seconds": 4.0}],
-        "collectives": 7, "sent": 2**53, "received": 30,
+        "collectives": 7, "sent": 2**53, "received": 30, "saved": 40,
     }  # fmt: skip
     group = {
         "name": LABELS["group"],
@@ -81,6 +81,7 @@ def test_all_of_them() -> None:
         ("aiodist_rank_collectives_total", "0"): 7,
         ("aiodist_rank_sent_bytes_total", "0"): 2**53,
         ("aiodist_rank_received_bytes_total", "0"): 30,
+        ("aiodist_rank_saved_bytes_total", "0"): 40,
     }
 
 
@@ -218,4 +219,6 @@ def test_averagers() -> None:
         'aiodist_averager_round_seconds{averager="outer",part="encoder"} 1.5',
         'aiodist_averager_contributors{averager="outer",part="encoder"} 2.0',
         'aiodist_averager_late_members{averager="outer",part="encoder"} 1.0',
+        'aiodist_averager_late_seconds{averager="outer",part="encoder"} 3.0',
+        'aiodist_averager_saved_bytes_total{averager="outer"} 3000.0',
     } <= lines

@@ -159,3 +159,8 @@ def test_refusals_are_of_no_group() -> None:
     assert shown(history=history)["events"] == [
         {"ago": 1.0, "kind": "join refused", "text": "n1 (x) may not join: taken"}
     ]
+
+
+def test_what_codecs_have_saved() -> None:
+    ranks = [member(0, doing=doing(saved=2000)), member(1, doing=doing(saved=1))]
+    assert shown(group(*ranks, member(2, doing=None)))["groups"][0]["saved"] == 2001
