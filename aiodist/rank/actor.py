@@ -96,7 +96,7 @@ class RankActor:
         self.lost: dict[int, str] = {}  # ranks of the view that the coordinator ruled lost, and why
         self._guests: set[int] = set()  # roots of members of other groups that this one meets
         self.left: set[int] = set()  # ranks of the view that have left in order
-        self.changed: set[Callable[[], None]] = set()
+        self.changed: dict[Callable[[], None], None] = {}  # called after a change, in this order
         """Called when members of the view are lost or leave, for a new view, and at the end."""
         self.control = control
         self.endpoint = endpoint

@@ -673,3 +673,37 @@ def test_those_who_came_later_have_what_the_first_one_lacks(wants):
 
 def comings(participant):
     return [*participant.holdings.values(), *participant.lots.values()]
+
+
+def test_a_run_repeats_exactly():
+    """Wherever tasks and groups are in memory: participants that leave end them in order."""
+
+    def run():
+        stage = Stage(4, seed=3)
+        taken = [asyncio.Event(), asyncio.Event()]
+
+        async def publish():
+            async with stage.publisher() as out:
+                await out.publish(tree(1), version=1)
+                await asyncio.gather(*[event.wait() for event in taken])
+                stage.done.set()
+
+        async def take(event):
+            async with stage.subscriber() as weights:
+                await weights.latest()
+                event.set()
+                await stage.done.wait()
+
+        async def killed():
+            async with stage.subscriber() as weights:
+                await until_filled(weights, 3)
+                stage.sim.nodes[3].kill()
+                await asyncio.sleep(1)
+
+        stage.play({0: publish(), 1: take(taken[0]), 2: take(taken[1]), 3: killed()})
+        return stage.sim.history.digest(), stage.sim.loop.time()
+
+    first, kept = run(), []
+    for n in range(3):
+        kept.append([object() for _ in range(1000 * n + 7)])
+        assert run() == first
