@@ -289,9 +289,9 @@ class Averager:
                 "value: it has NaN or infinities, which would reach all members: leave this"
                 " contribution out, or allow them by `allow_nonfinite=True`"
             )
-        included = found.carried
-        if included is not None:
-            vectors = added(vectors, included, form.names)
+        included = found.left_over()
+        for one in included:
+            vectors = added(vectors, one, form.names)
         loop = asyncio.get_running_loop()
         call = Call(next(self._numbers), form, vectors, weight, loop.create_future(), included)
         found.begin(call)
@@ -344,7 +344,8 @@ class Averager:
             return error
         if answer.decided:
             return CollectiveTimeoutError(
-                f"{text}, but one is decided, with this contribution: call again for its result",
+                f"{text}, but one is decided, and this contribution may be in it: call again for its"
+                " result, whose `contributors` say so",
                 missing=answer.missing,
                 **where,
             )
