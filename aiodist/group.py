@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
-from weakref import WeakSet
 
 from aiodist import timeouts
 from aiodist.blocking.calls import Home
@@ -23,7 +22,7 @@ from aiodist.signatures import Array, Buffer, Signatures, typed
 from aiodist.types import Member, View
 from aiodist.windows.window import Window, opened
 from aiodist.wire.recovery import Purpose
-from aiodist.work import Work, see, started, tell_unseen
+from aiodist.work import Unseen, Work, started
 
 
 class Keeper(Protocol):
@@ -446,7 +445,7 @@ class Group(Operations):
             self._closing = self._loop.create_task(self._close(), name="aiodist close")
         try:
             for works in unseen:
-                tell_unseen(works)  # now, because closing waits for them
+                works.tell()  # now, because closing waits for them
         finally:  # if warnings are errors
             await asyncio.shield(self._closing)
 
@@ -469,7 +468,7 @@ class Group(Operations):
         is_root = self._context is self._actor.context
         return self._actor.contexts if is_root else [self._context]
 
-    def _all_unseen(self) -> list[WeakSet[Work[Any]]]:
+    def _all_unseen(self) -> list[Unseen]:
         """Return the Works that the program should look at before this group ends."""
         found = [context.records.unseen for context in self._contexts()]
         if self._context is self._actor.context:
@@ -489,7 +488,7 @@ class Group(Operations):
         """
         self._check_loop()
         for works in self._all_unseen():
-            see(works)
+            works.mute()
         reason = failures.sayable(reason)
         error = self._context.error(GroupClosedError, f"the group was aborted: {reason}")
         self._context.close(error, abort=True)

@@ -12,7 +12,6 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 from aiodist import timeouts
 from aiodist.buffers import places
@@ -27,14 +26,10 @@ from aiodist.phases import base
 from aiodist.rank.context import Context
 from aiodist.signatures import Signatures, typed
 from aiodist.types import ANY_SOURCE, ANY_TAG, SUM, AnyTag, Op, Src, Tag, unexpected
-from aiodist.work import Work, both
+from aiodist.work import Unseen, Work, both
 
 T = TypeVar("T")
 
-WATCHED = 61
-"""How many calls that are done before they return there are for each one that is watched for a
-forgotten `await`. The first of each kind is watched, too. Not all are watched, because each look at
-the caller's frame takes time. It is a prime, so that every line of a loop has its turn."""
 
 STACK_TO_ABORT = 100
 """How many levels of the stack a call gets beyond the recursion limit, to abort its group."""
@@ -53,7 +48,7 @@ class Operations(ABC):
         return self._context.ended is not None
 
     @property
-    def _unseen(self) -> WeakSet[Work[Any]]:
+    def _unseen(self) -> Unseen:
         return self._context.records.unseen
 
     # -- collectives ------------------------------------------------------------------------------
@@ -110,9 +105,7 @@ class Operations(ABC):
                     self._overflowed(error)
                     raise
                 if work is not None:
-                    if not (work.seq or 0) % WATCHED:
-                        work.for_user(context.records.unseen)
-                    return work
+                    return work.of_prepared_call(context.records.unseen)
         return self._start("all_reduce", tag, timeout, device_reductions.all_reduce, x, op, out)
 
     @typed(Signatures.reduce)
@@ -681,9 +674,7 @@ class Operations(ABC):
             if express is not None:
                 work = express.start(op, make, args, seconds, tag)
                 if work is not None:
-                    if not (work.seq or 0) % WATCHED:
-                        work.for_user(context.records.unseen)
-                    return work
+                    return work.of_prepared_call(context.records.unseen)
             try:
                 timeouts.check_timeout(timeout)
                 call = make(context, *args)

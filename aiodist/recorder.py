@@ -27,7 +27,7 @@ from aiodist.errors import (
     in_words,
 )
 from aiodist.trace import Scope, bound
-from aiodist.work import Work
+from aiodist.work import Unseen, Work
 
 KEPT = 500
 """How many operations of a rank are kept."""
@@ -295,7 +295,7 @@ class Records:
         # The Works that wait without a record of their own, and what was called: see `waits`.
         self.waiting: Callable[[], Sequence[tuple[Work[Any], bytes]]] = tuple
         self._recorder = recorder
-        self.unseen: WeakSet[Work[Any]] = WeakSet()
+        self.unseen = Unseen()
         """Works that the program may not have looked at: see `Work.for_user`."""
         recorder.all.add(self)
         recorder.know(self)

@@ -6,7 +6,7 @@ import asyncio
 import math
 import sys
 import warnings
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from functools import partial, wraps
 from pathlib import Path
 from types import CodeType, FrameType
@@ -46,8 +46,7 @@ class Work(asyncio.Future[T], Generic[T]):
     gets a `RuntimeWarning` with the line of the call. The warning comes when the Work is dropped,
     or at the latest when the group closes. To look is to await it, add a callback, or call
     `result`, `exception` or `cancel`. A program that leaves a group by an exception is not warned.
-    Of calls that are done before they return, aiodist watches the first of each kind, and then one
-    of 61, because watching takes time.
+    If a call was done before it returned, the warning may have the line that drops its Work.
 
     Attributes:
         op: name of the operation, "all_reduce".
@@ -66,8 +65,8 @@ class Work(asyncio.Future[T], Generic[T]):
 
     # Slots and no `__init__`, because so a Work takes 0.25 instead of 0.65 microseconds to make.
     __slots__ = (
-        "_ended", "_made_at", "_on_cancel", "_started", "nbytes", "op", "record", "seq", "source",
-        "tag", "trace",
+        "_ended", "_made_at", "_on_cancel", "_started", "_unseen", "nbytes", "op", "record", "seq",
+        "source", "tag", "trace",
     )  # fmt: skip
 
     op: str
@@ -83,7 +82,9 @@ class Work(asyncio.Future[T], Generic[T]):
     _started: float
     _ended: float | None
     _made_at: tuple[CodeType, int]
-    """The code and line of the call, if the user should look at this Work and it is watched."""
+    """The code and line of the call, if the user should look at this Work and they are known."""
+    _unseen: Unseen
+    """The Works of its group, if the user should look at this Work."""
 
     @classmethod
     def begin(
@@ -140,22 +141,30 @@ class Work(asyncio.Future[T], Generic[T]):
             self._ended = ended
             self.set_result(result)
 
-    def for_user(self, unseen: WeakSet[Work[Any]]) -> Work[T]:
+    def for_user(self, unseen: Unseen) -> Work[T]:
         """Keep the line of the call, in case the program never looks at this Work, and return the
         Work.
 
-        The call is about to return it. `unseen`: the watched Works of the group, see `tell_unseen`.
-        For the engine.
+        The call is about to return it. `unseen`: the watched Works of the group. For the engine.
         """
         # A Work that goes on in another way keeps the line of its call.
         if type(self) is Work and not hasattr(self, "_made_at"):
-            frame: FrameType | None = sys._getframe(1)
-            while frame is not None and frame.f_code.co_filename.startswith(_OWN):
-                frame = frame.f_back
+            frame = _frame_of_user(sys._getframe(1))
             if frame is not None:
                 unseen.add(self)
                 cast(Any, self).__class__ = _Unseen if self.done() else _Unwatched
-                self._made_at = frame.f_code, frame.f_lineno
+                self._unseen, self._made_at = unseen, (frame.f_code, frame.f_lineno)
+        return self
+
+    def of_prepared_call(self, unseen: Unseen) -> Work[T]:
+        """This Work, as `for_user`. If it is done, the line of the call is not kept, because that
+        takes longer than the rest: it is then looked for when the Work is dropped. For the
+        engine."""
+        if type(self) is Work:
+            if not self.done():
+                return self.for_user(unseen)
+            self._unseen = unseen
+            self.__class__ = _Unseen
         return self
 
     def fail(self, error: BaseException) -> None:
@@ -229,6 +238,17 @@ class Work(asyncio.Future[T], Generic[T]):
         return f"<Work {self.op} tag={self.tag!r}{number} {state}>"
 
 
+_await = asyncio.Future.__await__
+_ordinary: Any = Work
+
+
+def _frame_of_user(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame that is not of this library, from `frame` outwards."""
+    while frame is not None and frame.f_code.co_filename.startswith(_OWN):
+        frame = frame.f_back
+    return frame
+
+
 class _Unwatched(Work[T]):
     """A pending Work at which the program has not looked yet. A look makes it an ordinary one."""
 
@@ -269,7 +289,8 @@ class _Unseen(Work[T]):
         return self
 
     def __await__(self) -> Generator[Any, None, T]:
-        return self._seen().__await__()
+        self.__class__ = _ordinary  # as `_seen` does, which takes longer
+        return _await(self)
 
     __iter__ = __await__
 
@@ -285,24 +306,36 @@ class _Unseen(Work[T]):
     def add_done_callback(self, fn: Callable[[Any], object], **options: Any) -> None:
         self._seen().add_done_callback(fn, **options)
 
+    def cancel(self, msg: Any | None = None) -> bool:
+        return self._seen().cancel(msg)
+
     def __del__(self) -> None:
-        _warn(self, "was dropped before the program")
+        if self._unseen.is_muted:
+            return
+        if hasattr(self, "_made_at"):
+            _warn(self, "was dropped before the program")
+        elif (frame := _frame_of_user(sys._getframe(1))) is not None:
+            # A call in a line of its own is dropped by that line.
+            self._made_at = frame.f_code, frame.f_lineno
+            _warn(self, "was dropped here before the program")
 
 
-def tell_unseen(works: WeakSet[Work[Any]]) -> None:
-    """Warn of those of `works` at which the program has not looked, because their group closes."""
-    for work in list(works):
-        if type(work) in (_Unwatched, _Unseen):
-            state = "pending" if type(work) is _Unwatched else "done"
-            see((work,))
-            _warn(work, f"is {state} while the group closes, and the program has not")
+class Unseen(WeakSet[Work[Any]]):
+    """Works of a group at which the program may not have looked, with the lines of their calls."""
 
+    is_muted = False
 
-def see(works: Iterable[Work[Any]]) -> None:
-    """Make ordinary ones of `works`: the program was told of them, or should not be."""
-    for work in works:
-        if type(work) in (_Unwatched, _Unseen):
-            cast(Any, work).__class__ = Work
+    def tell(self, why: str = "the group closes") -> None:
+        """Warn of those at which the program has not looked, because their group ends."""
+        for work in list(self):
+            if type(work) in (_Unwatched, _Unseen):
+                state = "pending" if type(work) is _Unwatched else "done"
+                cast(Any, work).__class__ = Work
+                _warn(work, f"is {state} while {why}, and the program has not")
+
+    def mute(self) -> None:
+        """Warn of none any more, because the program leaves the group by an exception."""
+        self.is_muted = True
 
 
 def _warn(work: Work[Any], what: str) -> None:
@@ -397,7 +430,7 @@ class Caller(Protocol):
     """A part of a group whose methods are made by `started`."""
 
     @property
-    def _unseen(self) -> WeakSet[Work[Any]]:
+    def _unseen(self) -> Unseen:
         """The Works that the program should look at before the group closes."""
         ...
 

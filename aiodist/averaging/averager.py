@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Unpack
-from weakref import WeakSet
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from aiodist.types import ChannelOptions, ReduceOp
 from aiodist.wire import averaging as wire
 from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME
 from aiodist.wire.messages import Message
-from aiodist.work import Work, started
+from aiodist.work import Unseen, started
 
 OPS = {"AVG": ReduceOp.AVG, "SUM": ReduceOp.SUM}
 """What can be asked for, by name."""
@@ -190,7 +189,7 @@ class Averager:
             part: Part(part, connection, settings, self._ids) for part in parts
         }
         self._state: AveragerState | None = None  # what this member gives to others
-        self._unseen: WeakSet[Work[Any]] = WeakSet()
+        self._unseen = Unseen()
         self._states: set[asyncio.Future[AveragerState]] = set()  # calls that wait for one
         connection.enter = self._enter
         connection.entered = self._entered
@@ -290,9 +289,9 @@ class Averager:
                 "value: it has NaN or infinities, which would reach all members: leave this"
                 " contribution out, or allow them by `allow_nonfinite=True`"
             )
-        included = found.carried
-        if included is not None:
-            vectors = added(vectors, included, form.names)
+        included = found.left_over()
+        for one in included:
+            vectors = added(vectors, one, form.names)
         loop = asyncio.get_running_loop()
         call = Call(next(self._numbers), form, vectors, weight, loop.create_future(), included)
         found.begin(call)
@@ -345,7 +344,8 @@ class Averager:
             return error
         if answer.decided:
             return CollectiveTimeoutError(
-                f"{text}, but one is decided, with this contribution: call again for its result",
+                f"{text}, but one is decided, and this contribution may be in it: call again for "
+                "its result, whose `contributors` say so",
                 missing=answer.missing,
                 **where,
             )

@@ -71,7 +71,7 @@ class Connection:
         self._options = options
         self._timeout: float = options.get("timeout") or 30.0  # seconds to be let in
         self._group: Group | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self.error: AiodistError | None = None  # why this takes part no more
         self._closed = False
         self._past = (0, 0)
@@ -218,12 +218,12 @@ class Connection:
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Start a task that ends with this member. If it fails, so does the member."""
         task = self._loop.create_task(work, name=f"aiodist averager {self.averager}: {name}")
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if task.cancelled() or (error := task.exception()) is None:
             return
         if not isinstance(error, AiodistError):

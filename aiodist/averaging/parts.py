@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from aiodist.averaging.transfer import Residuals, Transfer
-from aiodist.averaging.values import Form, added
+from aiodist.averaging.values import Form
 from aiodist.buffers.arrays import Flat
 from aiodist.codecs.base import Codec
 from aiodist.errors import AiodistError, MismatchError, StaleError
@@ -23,15 +23,15 @@ REPORT_SECONDS = 0.02
 
 @dataclass(slots=True)
 class Call:
-    """A call of `average`. `vectors`: what it contributes, with what was carried over: `included`,
-    which is None if that was nothing."""
+    """A call of `average`. `vectors`: what it contributes, with `included`, the contributions that
+    were carried over to it."""
 
     number: int
     form: Form
     vectors: list[Flat]
     weight: float
     done: asyncio.Future[Settled | None]
-    included: list[Flat] | None = None
+    included: Sequence[list[Flat]] = ()
     abandoned: bool = False
 
     def expire(self) -> None:
@@ -88,7 +88,8 @@ class Settings:
 class Part:
     """`last`: the round of the last result that a call had; None: there was none. `call`: the one
     that waits. `offers`: calls whose contributions may count, by number. `ids`: those that this
-    member has had. `results`: the last rounds, by number, for members that ask for them."""
+    member has had. `results`: the last rounds, by number, for members that ask for them.
+    `carried`: contributions that are in no result, for later calls."""
 
     name: str
     ways: Ways
@@ -99,7 +100,7 @@ class Part:
     offers: dict[int, Call] = field(default_factory=dict)
     running: Running | None = None
     results: dict[int, tuple[wire.Outcome, list[Flat]]] = field(default_factory=dict)
-    carried: list[Flat] | None = None
+    carried: list[list[Flat]] = field(default_factory=list)
     ready: deque[Settled] = field(default_factory=deque)  # results that no call has had yet
     residuals: Residuals | None = None
 
@@ -115,6 +116,12 @@ class Part:
             return
         self.offers[call.number] = call
         self.offer(call)
+
+    def left_over(self) -> list[list[Flat]]:
+        """What the next call has to include. A call that was given up may still count, so what that
+        one includes is not for the next one."""
+        taken = {id(one) for call in self.offers.values() for one in call.included}
+        return [one for one in self.carried if id(one) not in taken]
 
     def offer(self, call: Call) -> None:
         """Offer the contribution of a call."""
@@ -137,19 +144,20 @@ class Part:
     def _drop(self, call: Call) -> None:
         """The contribution of a call does not count."""
         self.offers.pop(call.number, None)
-        if not self.settings.carry:
-            return
-        if self.carried is call.included:
-            self.carried = call.vectors
-        else:  # that was left over after the call had begun
-            assert self.carried is not None
-            self.carried = added(self.carried, call.vectors, call.form.names)
+        if self.settings.carry:
+            self._used(call)
+            self.carried.append(call.vectors)
 
     def _counted(self, number: int) -> None:
         """The contribution of a call is in a result."""
         call = self.offers.pop(number, None)
-        if call is not None and call.included is not None and self.carried is call.included:
-            self.carried = None
+        if call is not None:
+            self._used(call)
+
+    def _used(self, call: Call) -> None:
+        """What a call includes is not carried any more."""
+        included = {id(one) for one in call.included}
+        self.carried = [one for one in self.carried if id(one) not in included]
 
     def _end(self, settled: Settled) -> None:
         call, self.call = self.call, None
@@ -258,6 +266,8 @@ class Part:
         self.results[outcome.round] = (outcome, vectors)
         self.trim()
         call = self.call
+        for other in [one for one in self.offers.values() if one is not call]:
+            self._drop(other)  # it was given up, and each call belongs to one round
         if call is None or call.done.done():  # it was cancelled
             if self.last is None or outcome.round == self.last + 1 + len(self.ready):
                 self.ready.append(Settled(outcome, vectors, late=True))
@@ -319,11 +329,12 @@ class Part:
 
     def expelled(self) -> None:
         """This member was ruled lost. What it had contributed may count or not. Only the call that
-        waits will be told, so the others are forgotten."""
+        waits will be told, so the others are forgotten, with what they include, because nothing may
+        count twice."""
         self.stop()
         for call in list(self.offers.values()):
             if call is not self.call:
-                del self.offers[call.number]
+                self._counted(call.number)
 
     def known(self) -> tuple[list[wire.Outcome], list[wire.AverageDecision]]:
         """What a coordinator that lost its memory has to know."""

@@ -129,8 +129,8 @@ class Transfer:
         self._own: dict[int, NDArray[Any]] = {}  # this member's contribution, as others decode it
         self._here: dict[tuple[int, int], NDArray[Any]] = {}  # (chunk, member), to be added
         self._awaited: set[tuple[int, int]] = set()  # those that were asked for
-        self._works: set[Work[Any]] = set()  # that go on over attempts
-        self._attempt_works: set[Work[Any]] = set()
+        self._works: dict[Work[Any], None] = {}  # that go on over attempts
+        self._attempt_works: dict[Work[Any], None] = {}
         self._residuals = residuals
         self._lost = None if residuals is None else residuals.copy()  # what becomes of these
         self.results: list[Flat] = [np.empty_like(one) for one in vectors]
@@ -228,7 +228,7 @@ class Transfer:
         at: int,
         source: int,
         tag: int,
-        works: set[Work[Any]],
+        works: dict[Work[Any], None],
         came: Callable[[NDArray[Any]], None],
     ) -> None:
         chunk = self._chunks[at]
@@ -236,26 +236,28 @@ class Transfer:
         if not self._is_coded(chunk):
             out = np.empty(chunk.count, carrier(self._names[chunk.vector]))
         work = self._group.recv(src=source, tag=tag, out=out, timeout=math.inf)
-        works.add(work)
+        works[work] = None
         work.add_done_callback(partial(self._ended, works, came))
 
-    def _send(self, at: int, data: NDArray[Any], to: int, tag: int, works: set[Work[Any]]) -> None:
+    def _send(
+        self, at: int, data: NDArray[Any], to: int, tag: int, works: dict[Work[Any], None]
+    ) -> None:
         chunk = self._chunks[at]
         if self._is_coded(chunk):
             self._group._context.saved(
                 self._vectors[chunk.vector].itemsize * chunk.count - data.nbytes
             )
         work = self._group.send(data, to, tag=tag, timeout=math.inf)
-        works.add(work)
+        works[work] = None
         work.add_done_callback(partial(self._ended, works, None))
 
     def _ended(
         self,
-        works: set[Work[Any]],
+        works: dict[Work[Any], None],
         came: Callable[[NDArray[Any]], None] | None,
         work: Work[Any],
     ) -> None:
-        works.discard(work)
+        works.pop(work, None)
         if work.cancelled():
             return
         error = work.exception()
@@ -357,7 +359,7 @@ class Transfer:
         self._drop(self._works)
         self._drop(self._attempt_works)
 
-    def _drop(self, works: set[Work[Any]]) -> None:
+    def _drop(self, works: dict[Work[Any], None]) -> None:
         for work in list(works):
             work.cancel()
         works.clear()

@@ -26,7 +26,12 @@ NEAR = 1 / 4
 tried."""
 
 PAUSE = 0.25
-"""Seconds before a version is looked for again that no participant could give."""
+"""Seconds before a version is looked for again that no participant could give. Each pause is twice
+as long as the one before, because every search takes the coordinator several requests."""
+
+LONGEST_PAUSE = 8.0
+"""The longest of these pauses. A version that is published ends it at once, but not a participant
+that has an old version and is back."""
 
 
 class Fetching:
@@ -55,6 +60,7 @@ class Fetching:
         Raises what `reading.wanted` does.
         """
         participant = self._participant
+        pause = PAUSE
         while True:
             participant.changed.clear()
             participant.check()
@@ -63,17 +69,31 @@ class Fetching:
             for releases in fit:
                 with suppress(NobodyError):
                     return await self._attempt(releases, reading)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PAUSE if fit else None):
-                    await participant.changed.wait()
+            pause = await self._pause(pause if fit else None)
 
     async def this(self, releases: Shares, reading: Reading) -> Holding | Lot:
         """Take this version. Raises ValueError if newer versions have replaced it."""
-        while not directory.is_gone(await self._participant.look(), releases):
+        participant = self._participant
+        pause = PAUSE
+        while True:
+            participant.changed.clear()
+            if directory.is_gone(await participant.look(), releases):
+                version = releases[0].version
+                raise ValueError(f"the channel does not have version {version} any more")
             with suppress(NobodyError):
                 return await self._attempt(releases, reading)
-            await asyncio.sleep(PAUSE)
-        raise ValueError(f"the channel does not have version {releases[0].version} any more")
+            pause = await self._pause(pause)
+
+    async def _pause(self, seconds: float | None) -> float:
+        """Wait for news of the channel, for at most so long. Returns how long to wait the next
+        time."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._participant.changed.wait()
+        except TimeoutError:
+            assert seconds is not None
+            return min(2 * seconds, LONGEST_PAUSE)
+        return PAUSE
 
     async def _attempt(self, releases: Shares, reading: Reading) -> Holding | Lot:
         """Take a version from those that may have it. Raises NobodyError, MessageTooLargeError."""

@@ -140,8 +140,10 @@ class Participant:
         self._has_lost_store = False  # the coordinator was restarted without a state file
         self.beaten = 0.0  # the time of the last sign of life
         self._lag = Lag()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._pairs: set[Group] = set()  # groups of two that it is in
+        # Dictionaries, because their order is that in which tasks and groups were added. A set has
+        # another order in each process, and simulated programs would not repeat exactly.
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._pairs: dict[Group, None] = {}  # groups of two that it is in
         self._left = asyncio.Event()  # set when one of them ends
         self._closing: asyncio.Task[None] | None = None  # leaves; None: this takes part
         self.feed: Feed | None = None
@@ -241,7 +243,7 @@ class Participant:
 
     def met_in(self, pair: Group) -> None:
         """Note that this participant is in a group of two."""
-        self._pairs.add(pair)
+        self._pairs[pair] = None
 
     async def leave(self, pair: Group) -> None:
         """Leave a group of two, even if the caller is cancelled."""
@@ -252,7 +254,7 @@ class Participant:
             with suppress(AiodistError):  # not all has arrived: then it is asked for again
                 await pair.close()
         finally:
-            self._pairs.discard(pair)
+            self._pairs.pop(pair, None)
             self._moved = _sum([self._moved, pair.bytes_moved])
             self._left.set()
 
@@ -280,7 +282,7 @@ class Participant:
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Start a task that ends with this participant. If it fails, so does the participant."""
         task = self._loop.create_task(work, name=f"aiodist channel {self.channel}: {name}")
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
 
     def adopt(self, task: asyncio.Task[Any]) -> None:
@@ -288,11 +290,11 @@ class Participant:
         `outcome`."""
 
         def ended(task: asyncio.Task[Any]) -> None:
-            self._tasks.discard(task)
+            self._tasks.pop(task, None)
             if not task.cancelled():
                 task.exception()
 
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(ended)
 
     async def outcome(self, task: asyncio.Task[T]) -> T:
@@ -304,7 +306,7 @@ class Participant:
         return task.result()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if task.cancelled() or (error := task.exception()) is None:
             return
         if not isinstance(error, AiodistError):

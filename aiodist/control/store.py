@@ -8,8 +8,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, TypeVar
-from weakref import WeakSet
+from typing import TypeVar
 
 from aiodist import timeouts
 from aiodist.control.client import ControlClient
@@ -27,7 +26,7 @@ from aiodist.wire.messages import (
     StoreWait,
     StoreWatch,
 )
-from aiodist.work import Work, started
+from aiodist.work import Unseen, started
 
 MAX_UNREAD = 1024
 """How many changes a `Watch` keeps for its reader. If more come, the oldest are dropped."""
@@ -62,7 +61,7 @@ class Store:
     def __init__(self, client: ControlClient, *, timeout: float = 300.0) -> None:
         self._client = client
         self._timeout = timeout
-        self._unseen: WeakSet[Work[Any]] = WeakSet()
+        self._unseen = Unseen()
 
     @started
     async def set(

@@ -7,8 +7,10 @@ epoch is closed.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -94,7 +96,7 @@ class RankActor:
         self.lost: dict[int, str] = {}  # ranks of the view that the coordinator ruled lost, and why
         self._guests: set[int] = set()  # roots of members of other groups that this one meets
         self.left: set[int] = set()  # ranks of the view that have left in order
-        self.changed: set[Callable[[], None]] = set()
+        self.changed: dict[Callable[[], None], None] = {}  # called after a change, in this order
         """Called when members of the view are lost or leave, for a new view, and at the end."""
         self.control = control
         self.endpoint = endpoint
@@ -434,6 +436,7 @@ class RankActor:
         )
         for context in self.contexts:
             context.ended = error
+            context.records.unseen.mute()
         for listener in self._listeners:  # else peers could connect to the child after our death
             listener.close_in_child()
         self.endpoint.close_in_child()
@@ -467,6 +470,18 @@ def _sharing(memories: Sequence[MemoryReach]) -> Sharing:
 
 
 _actors: weakref.WeakSet[RankActor] = weakref.WeakSet()
+
+
+def _tell_at_exit() -> None:
+    """Warn of forgotten awaits in groups that the program did not close, unless an exception ends
+    it."""
+    if not hasattr(sys, "last_value"):
+        for actor in list(_actors):
+            for context in actor.contexts:
+                context.records.unseen.tell("the process ends")
+
+
+atexit.register(_tell_at_exit)
 
 
 def _close_in_child() -> None:

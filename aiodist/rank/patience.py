@@ -58,7 +58,7 @@ class Patience:
         self._moved = actor.endpoint.payload_bytes  # what has moved by now
         self._moved_at = self._loop.time()  # when that last changed
         self._timer = self._loop.call_later(PERIOD, self._look)
-        actor.changed.add(self._changed)
+        actor.changed[self._changed] = None
 
     def _changed(self) -> None:
         if self._actor.is_over:

@@ -84,7 +84,7 @@ class Tracer:
         tell_time_exactly(actor.loop)
         actor.endpoint.recorder.keep(MOST)
         actor.endpoint.spawn(self._compare_clocks(), "aiodist trace: clock")
-        actor.changed.add(self._look)
+        actor.changed[self._look] = None
         self._pass_on = actor.control.on_event
         actor.control.on_event = self._on_event
         self._look()

@@ -33,7 +33,7 @@ async def views(actor: RankActor) -> AsyncIterator[View]:
     if actor.control.is_away:
         first.set()  # the number of waiting ranks comes once it is back
     number = actor.control.subscribe(WatchWaiting(), told)
-    actor.changed.add(news.set)
+    actor.changed[news.set] = None
     seen: View | None = None
     try:
         await first.wait()
@@ -46,7 +46,7 @@ async def views(actor: RankActor) -> AsyncIterator[View]:
             else:
                 await news.wait()
     finally:
-        actor.changed.discard(news.set)
+        actor.changed.pop(news.set, None)
         actor.control.unsubscribe(number)
 
 

@@ -21,7 +21,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from types import NoneType
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 
@@ -41,7 +40,7 @@ from aiodist.signatures import Given, Index, WindowSignatures, typed
 from aiodist.transports.sparing import Sparing
 from aiodist.types import SUM, Op
 from aiodist.windows.places import Exposed, Request, accumulate, index_of, memory_of
-from aiodist.work import Work, started, together
+from aiodist.work import Unseen, Work, started, together
 
 log = logging.getLogger("aiodist.group")
 
@@ -172,7 +171,7 @@ class Window:
     # -- inside -----------------------------------------------------------------------------------
 
     @property
-    def _unseen(self) -> WeakSet[Work[Any]]:
+    def _unseen(self) -> Unseen:
         return self._group._unseen
 
     async def _end(self) -> None:

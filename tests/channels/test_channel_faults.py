@@ -14,7 +14,8 @@ from channel_stage import PATIENCE, ChannelStage
 import aiodist
 from aiodist.channels import manifest
 from aiodist.channels.holding import Holding
-from aiodist.channels.participant import Participant
+from aiodist.channels.participant import GONE, Participant
+from aiodist.control.store import Store
 
 CHUNK = 1 << 16
 CHUNKS = 20
@@ -49,6 +50,19 @@ async def until_filled(weights, parts):
     while holding.filled < parts:
         await holding.news()
     return taking
+
+
+async def next_sign_of_life(participant):
+    """Wait until a participant has given its next sign of life."""
+    given, stay = asyncio.Event(), participant.stay
+
+    async def stays():  # called at the end of each sign of life
+        await stay()
+        given.set()
+
+    participant.stay = stays
+    await given.wait()
+    participant.stay = stay
 
 
 def test_a_cancelled_call_is_gone_on_with_from_where_it_was():
@@ -206,9 +220,7 @@ def test_a_new_subscriber_comes_before_the_one_that_has_the_version_is_listed():
     async def first():
         async with stage.subscriber() as weights:
             assert (await weights.latest())[0] == 1
-            beaten = weights._participant.beaten
-            while weights._participant.beaten == beaten:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+            await next_sign_of_life(weights._participant)
             taken.set()
             assert (await weights.latest(newer_than=1))[0] == 2
             assert weights._fetching._unlisted == {2}
@@ -224,6 +236,56 @@ def test_a_new_subscriber_comes_before_the_one_that_has_the_version_is_listed():
         stage.done.set()
 
     stage.play({0: publish(), 1: first(), 2: second()})
+
+
+@pytest.mark.parametrize("call", ["latest", "stream"])
+def test_looking_for_a_version_that_no_participant_has_gets_rare(call, monkeypatch):
+    """The publisher dies in the middle of a version. The subscriber asks the coordinator less and
+    less often, but it hears at once when there is a version again."""
+    stage = Stage(3)
+    dead, clock = asyncio.Event(), stage.sim.loop.time
+    asked = []
+    request = Store._call
+
+    def count(self, *given, **more):
+        asked.append(clock())
+        return request(self, *given, **more)
+
+    async def publish():
+        async with stage.publisher() as out:
+            await out.publish(tree(1), version=1)
+            await dead.wait()
+            stage.sim.nodes[0].kill()
+            await asyncio.sleep(0)
+
+    async def again():
+        await dead.wait()
+        await asyncio.sleep(GONE + 60)
+        monkeypatch.setattr(Store, "_call", count)
+        await asyncio.sleep(60)
+        monkeypatch.setattr(Store, "_call", request)
+        async with stage.publisher(keep=1) as out:
+            await out.publish(tree(2), version=2)
+            begin = clock()
+            await stage.done.wait()
+            assert clock() - begin < 1
+
+    async def main():
+        async with stage.subscriber() as weights:
+            taking = await until_filled(weights, 5)
+            dead.set()
+            if call == "latest":
+                assert (await taking)[0] == 2
+            else:
+                taking.cancel()
+                with pytest.raises(ValueError, match="does not have version 1 any more"):
+                    async for _ in weights.stream(1):
+                        pass
+        stage.done.set()
+
+    stage.play({0: publish(), 1: main(), 2: again()})
+    # Signs of life of both are among them.
+    assert 10 < len(asked) < 60 * 5, len(asked)
 
 
 def test_those_that_found_a_version_nowhere_refuse_it():
@@ -611,3 +673,37 @@ def test_those_who_came_later_have_what_the_first_one_lacks(wants):
 
 def comings(participant):
     return [*participant.holdings.values(), *participant.lots.values()]
+
+
+def test_a_run_repeats_exactly():
+    """Wherever tasks and groups are in memory: participants that leave end them in order."""
+
+    def run():
+        stage = Stage(4, seed=3)
+        taken = [asyncio.Event(), asyncio.Event()]
+
+        async def publish():
+            async with stage.publisher() as out:
+                await out.publish(tree(1), version=1)
+                await asyncio.gather(*[event.wait() for event in taken])
+                stage.done.set()
+
+        async def take(event):
+            async with stage.subscriber() as weights:
+                await weights.latest()
+                event.set()
+                await stage.done.wait()
+
+        async def killed():
+            async with stage.subscriber() as weights:
+                await until_filled(weights, 3)
+                stage.sim.nodes[3].kill()
+                await asyncio.sleep(1)
+
+        stage.play({0: publish(), 1: take(taken[0]), 2: take(taken[1]), 3: killed()})
+        return stage.sim.history.digest(), stage.sim.loop.time()
+
+    first, kept = run(), []
+    for n in range(3):
+        kept.append([object() for _ in range(1000 * n + 7)])
+        assert run() == first

@@ -223,6 +223,48 @@ def test_late_contributions_are_carried_over_once() -> None:
     assert mine[1] == 1  # which was late
 
 
+@pytest.mark.parametrize("seed", seeds(4, 20))
+def test_carried_contributions_never_count_twice(seed: int) -> None:
+    """Also those of calls that were given up after the decision, and those that are left out then.
+    Each one that the coordinator did not withdraw counts in the end."""
+    stage = Stage(4, seed, conditions=Conditions((0.02, 0.3), 0.0))
+    values: dict[int, np.ndarray[Any, Any]] = {}
+    withdrawn: set[int] = set()
+    calls = 20
+
+    async def impatient(avg: aiodist.Averager, member: int) -> None:
+        for call in range(calls):
+            await asyncio.sleep(stage.random.choice((0.0, 0.0, 0.3, 1.0)))
+            timeout = stage.random.choice((0.3, 0.6, 1.0, 30.0))
+            try:
+                found = await avg.average(stage.place(member, call), timeout=timeout)
+                values[found.round] = found.value
+            except aiodist.AiodistError as error:
+                if "but one is decided" not in str(error):
+                    withdrawn.add(member * CALLS + call)
+        over.set()
+
+    async def main(member: int) -> None:
+        options = {"quorum": 2, "grace": 0.1, "carry": True, "max_stale": 50, "parts": ("",)}
+        async with stage.averager(member, **options) as avg:
+            if member == 3:
+                await impatient(avg, member)
+            more = 8  # calls after the impatient ones, so that all that is left over counts
+            while more:
+                more -= over.is_set()
+                found = await avg.average(np.zeros(stage.size * CALLS, np.float32))
+                values[found.round] = found.value
+                await asyncio.sleep(0 if member == 3 else 1)
+
+    over = asyncio.Event()
+    stage.sim.play({one: main(one) for one in range(4)}, 600)
+    total = np.sum([*values.values()], axis=0)
+    mine = total[3 * CALLS : 3 * CALLS + calls]
+    assert total.max() == 1
+    missing = set(np.flatnonzero(mine == 0) + 3 * CALLS)
+    assert missing <= withdrawn
+
+
 def test_a_cancelled_call_is_withdrawn_until_it_is_decided() -> None:
     stage = Stage(2)
 

@@ -7,6 +7,8 @@ import contextlib
 import gc
 import linecache
 import math
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -486,3 +488,95 @@ async def test_who_is_cancelled_while_a_failure_is_raised_has_seen_it() -> None:
     assert task.cancelled()
     gc.collect()
     assert unseen == []
+
+
+@pytest.mark.parametrize("tag", [None, "tag"])
+@pytest.mark.parametrize("how", ["dropped", "assigned", "held"])
+def test_a_late_forgotten_await_of_a_kind_that_was_called_before_is_told(run, how, tag):
+    """Such calls are done before they return. Each one is told, not only the first of its kind."""
+
+    async def forgets(group):
+        if how == "dropped":
+            group.all_reduce(np.ones(3), tag=tag)
+        else:
+            y = group.all_reduce(np.ones(3), tag=tag)
+            return [y] if how == "held" else y.op
+        return None
+
+    async def main():
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            async with aiodist.local(2, transports=("shm",)) as groups:
+                for _ in range(15):
+                    works = [group.all_reduce(np.ones(3), tag=tag) for group in groups]
+                    await asyncio.gather(*works)
+                for _ in range(3):
+                    other = groups[0].all_reduce(np.ones(3), tag=tag)
+                    held = await forgets(groups[1])
+                    await other
+            assert len(told) == (2 if how == "held" else 3)
+            del held
+        return told
+
+    told = run(main())
+    assert len(told) == 3
+    assert all(one.category is RuntimeWarning for one in told)
+    assert all("the Work of all_reduce was dropped here" in str(one.message) for one in told)
+    if how == "dropped":
+        assert {line_of(one) for one in told} == {"group.all_reduce(np.ones(3), tag=tag)"}
+
+
+def test_who_leaves_by_an_exception_is_told_of_nothing_that_was_done_in_its_call(run):
+    async def main():
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with pytest.raises(ZeroDivisionError):
+                async with aiodist.local(2, transports=("shm",)) as groups:
+                    for _ in range(15):
+                        works = [group.all_reduce(1) for group in groups]
+                        await asyncio.gather(*works)
+                    other = groups[0].all_reduce(1)
+                    works = [groups[1].all_reduce(1)]
+                    await other
+                    raise ZeroDivisionError
+            del works
+        return told
+
+    assert run(main()) == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_group_that_is_not_closed_tells_at_the_end_of_the_process(fails):
+    program = f"""
+import asyncio, aiodist
+async def main():
+    await aiodist.Coordinator("inproc://here").__aenter__()
+    group = await aiodist.connect("inproc://here", rank=0, size=1)
+    group.recv(src=0)
+    {"1 / 0" if fails else ""}
+asyncio.run(main())
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    told = "<string>:6: RuntimeWarning: the Work of recv is pending while the process ends"
+    assert (told in done.stderr) != fails
+    assert ("RuntimeWarning" in done.stderr) != fails
+    assert done.returncode == int(fails)
+
+
+@pytest.mark.parametrize("tag", [None, "tag"])
+def test_a_late_forgotten_await_that_has_to_wait_is_told(run, tag):
+    async def main():
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            async with aiodist.local(2, transports=("shm",)) as groups:
+                for _ in range(15):
+                    works = [group.all_reduce(np.ones(3), tag=tag) for group in groups]
+                    await asyncio.gather(*works)
+                groups[0].all_reduce(np.ones(3), tag=tag)
+                await groups[1].all_reduce(np.ones(3), tag=tag)
+                await asyncio.gather(*[group.barrier() for group in groups])
+        return told
+
+    (one,) = run(main())
+    assert line_of(one) == "groups[0].all_reduce(np.ones(3), tag=tag)"
