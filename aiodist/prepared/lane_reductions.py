@@ -262,7 +262,7 @@ def _learn(
     else:
         phase = pulls.reduce(context, group, more[0])
     if listed or is_small or not scatters:
-        # always staged, because not all ranks could read it in place
+        # staged, even if other ranks could read it in place
         phase = phase._replace(direct=None)
     recipe = LaneRecipe(
         op, call.text.encode(), phase, vector, keeps, None if result is vector else result

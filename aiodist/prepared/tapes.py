@@ -60,7 +60,7 @@ class TapedPost(Taped, Protocol):
 
     @property
     def heads(self) -> Mapping[object, bytes]:
-        """By tag, what precedes the data of call number 0."""
+        """By tag, what precedes the data in a post, with 0 as the number of the call."""
         ...
 
     def made(self, x: Any, /) -> Any:
