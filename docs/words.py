@@ -95,6 +95,7 @@ ROOMS = [
     "aiodist/launching",
     "aiodist/links",
     "aiodist/membership",
+    "aiodist/prepared",
     "aiodist/rank",
     "aiodist/reach.py",
     "aiodist/recorder.py",

@@ -90,8 +90,7 @@ class BerthRecipe(Recipe):
         self.shows = how.phase.prepared.plan.publishes <= ONE_ROUND
         self.lengths = [POST_BYTES] * context.size
         self._begins = ByTag(lambda tag: prefixes(pack_fields(tag, self.call), POST_BYTES))
-        # By this rank's berth and the area: the berths of the others, and the functions of
-        # `in_parts`.
+        # By this rank's berth and the area: the others' berths, and the functions for a call there.
         self._parts: dict[tuple[int, int], tuple[Sequence[int], Parts]] = {}
 
     def lay_out(

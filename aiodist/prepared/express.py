@@ -1,15 +1,15 @@
-"""Prepared collectives: a call like an earlier one is done within the call, if it need not wait
-long.
+"""Prepared collectives: a call like an earlier one is done within the call, if it need not wait.
 
 This module has what all of them have in common. Ranks that share memory use `lane_express`, or
 `post_express` for calls with a tag. Ranks that are joined by links use `link_express`, and groups
 that span hosts use `multihost_express`.
 
-The first call of a kind makes a `Recipe`, which keeps all that is the same each time. That is
-the text that ranks compare, and the one phase that the ordinary way has chosen. A later call lends
-its array to that phase and runs it. The executor of all phases can do that; for small arrays, one
-function does all steps at once, because that is faster (in shared memory `all_at_once`). If the
-call has to wait longer, or meets anything unusual, it becomes an operation, which continues it.
+The first call of a kind takes the *ordinary way*: it is planned and launched as an `Operation`. It
+also makes a `Recipe`, which keeps all that is the same each time. That is the text that ranks
+compare, and the one phase that the ordinary way has chosen. A later call lends its array to that
+phase and runs it. The executor of all phases can do that. For small arrays, one function does all
+steps in one go, because that is faster (in shared memory `all_at_once`). If the call has to wait
+for more than a moment, or meets anything unusual, it becomes an operation, which continues it.
 
 **Why the first steps may be done already.** When a call becomes an operation, it has entered the
 lane. It may have written to its area and published, and may have reduced into the user's array.
@@ -342,10 +342,10 @@ class Express(ABC, Generic[G, R]):
         return None
 
     def _may_begin(self, call: Call, args: tuple[Any, ...]) -> bool:
-        """Say whether the program of a call may run within it.
+        """Say whether the program of a call may run within it: it may if it runs no code of the
+        user.
 
-        It may if it runs no code of the user, because that could call the next collective before
-        this one has taken its number.
+        Such code could call the next collective before this one has taken its number.
         """
         if call.place == ON_DEVICE or self._runs_others():
             return False
@@ -362,8 +362,8 @@ class Express(ABC, Generic[G, R]):
 
     def _keep(self, key: tuple[Any, ...], recipe: R | None) -> None:
         # The key has the id of an operator. A recipe keeps its operator alive, so no other one gets
-        # this id. None keeps nothing: if another operator gets the id, its calls merely take the
-        # ordinary way.
+        # this id. If another operator gets the id of a None, its calls take the ordinary way, which
+        # is correct.
         self._recipes[key] = recipe
         self._weight += _weight(key, recipe)
         if recipe is not None:

@@ -213,10 +213,10 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
             return None, failing(error)
 
     def _is_next(self, seq: int) -> bool:
-        """Say whether this number may start now.
+        """Say whether the call with this number may start within itself.
 
-        If something has arrived for it, perhaps a verdict, the ordinary way handles that. So it
-        does if an earlier call still waits for its number.
+        It may not if something has come for it, perhaps a verdict, or if an earlier call still
+        waits for its number. The ordinary way handles both.
         """
         return not self._calls.deferred and self._calls.arrivals.is_quiet((None, seq))
 
@@ -312,7 +312,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
                 if executor is None:
                     phase = next(program)
                     if not isinstance(phase, Phase) or phase.shared is None:
-                        if not begun:  # no publish will tell the others of this call
+                        if not begun:  # nothing published tells others of this call
                             lane.show_entry()
                         rest = before(phase, program)
                         break

@@ -36,8 +36,11 @@ ONE_ROUND = 2
 These are the plans for up to 1.5 MiB, or 4 MiB if there are more ranks than cores.
 """
 SMALL_LISTS = EAGER_LIMIT
-"""The most bytes of a list of arrays that is prepared, because its arrays are copied to be joined.
-Larger lists with a tag could not show all their data at once, either."""
+"""The most bytes of a list of arrays that is prepared.
+
+Its arrays are copied to be joined, which takes too long for larger ones. With a tag, larger ones
+could not show all their data at once, either.
+"""
 
 
 Makes = Callable[[], tuple[Any, Flat]]
@@ -70,7 +73,7 @@ class LaneRecipe(Recipe):
             self.fused = all_at_once
         elif phase.prepared.plan.publishes <= ONE_ROUND:
             self.fused = in_steps
-        # the functions that `fused` made, by area
+        # What `fused` has made, by area.
         self.at_once: dict[int, Callable[[Any], int]] = {}
         self.makes: Makes | None = None  # makes a new array for the result
         self.given: int | None = 0  # the argument for the result; None: none
@@ -204,7 +207,7 @@ def _joined(parts: list[Any], own: int, op: Any, is_small: bool) -> Slots | None
 def _maker(like: arrays.Array) -> Makes:
     """Return a function that makes arrays like `like`."""
     kind, name, shape = like.kind, like.name, like.shape
-    if kind != "torch":  # numpy makes them in one call
+    if kind != "torch":  # numpy needs one call
         dtype, is_flat = carrier(name), len(shape) == 1
 
         def new() -> tuple[Any, Flat]:
@@ -262,7 +265,7 @@ def _learn(
     else:
         phase = pulls.reduce(context, group, more[0])
     if listed or is_small or not scatters:
-        # staged, even if other ranks could read it in place
+        # Stage it, even if other ranks could read it in place.
         phase = phase._replace(direct=None)
     recipe = LaneRecipe(
         op, call.text.encode(), phase, vector, keeps, None if result is vector else result

@@ -1,5 +1,5 @@
-"""The set-up of shared memory: ranks of one host share it, and agree at which collective they
-begin.
+"""The set-up of shared memory: ranks of one host share it, and agree on the first call that uses
+it.
 
 The set-up starts with a group's first collective, and runs beside it. In a first round, each rank
 makes a segment and tells the others how to fetch it. In a second round, it says whether it has the
@@ -68,8 +68,7 @@ class Sharers(Place, Protocol):
 
 
 class LaneSetup:
-    """The set-up of one group. While `settling`, collectives without a tag have to wait for its
-    end."""
+    """The set-up of one group. While `settling`, collectives without a tag wait for its end."""
 
     def __init__(self, context: Sharers, sharing: Sharing) -> None:
         self.settling = False
@@ -113,8 +112,7 @@ class LaneSetup:
             words = await self._share(None if offer is None else offer.words)
             others, problem = await self._fetch(words, problem)
             # From here on no call without a tag takes a number, until all answers are here. The
-            # lane begins with the highest number, so the number that we tell must still be our next
-            # one.
+            # lane begins with the highest number, so ours must still be the next one then.
             self.settling = True
             upcoming = context.calls.tags.upcoming(None)
             crowded = len(self._mates) + 1 > cores()
@@ -126,7 +124,7 @@ class LaneSetup:
                 offer.close()  # all ranks of the host have it
         for answer in answers:
             if not (isinstance(answer, list) and list(map(type, answer)) == [bool, int, bool]):
-                raise ProtocolError(f"malformed words about shared memory: {answer!r}")
+                raise ProtocolError(f"malformed answer about shared memory: {answer!r}")
         refused = [rank for rank, (ready, *_) in enumerate(answers) if not ready]
         if refused:
             log.warning(
@@ -156,7 +154,7 @@ class LaneSetup:
         peers = self._mates
         refused = [rank for rank in peers if words[rank] is None]
         if refused or problem:
-            return {}, problem or f"rank {refused[0]} offers none"
+            return {}, problem or f"rank {refused[0]} offers no memory"
         found = await asyncio.gather(
             *(take(words[rank], SEGMENT) for rank in peers), return_exceptions=True
         )
@@ -165,7 +163,7 @@ class LaneSetup:
             if isinstance(memory, memoryview):
                 others[rank] = memory
             elif isinstance(memory, OSError):
-                return {}, f"that of rank {rank} cannot be had: {memory}"
+                return {}, f"cannot map the memory of rank {rank}: {memory}"
             else:
                 raise memory
         return others, ""
@@ -185,7 +183,7 @@ class LaneSetup:
         try:
             return [msgpack.unpackb(blob) for blob in blobs]
         except ValueError as error:
-            raise ProtocolError(f"malformed words about shared memory: {error!r}") from None
+            raise ProtocolError(f"malformed answer about shared memory: {error!r}") from None
 
 
 def _offer(loop: asyncio.AbstractEventLoop) -> tuple[SegmentOffer | None, str]:
@@ -195,5 +193,5 @@ def _offer(loop: asyncio.AbstractEventLoop) -> tuple[SegmentOffer | None, str]:
         try:
             return SegmentOffer(loop, SEGMENT, "aiodist"), ""
         except OSError as error:
-            problem = f"no memory to share ({error})"
+            problem = f"cannot make memory to share: {error}"
     return None, problem

@@ -6,10 +6,10 @@ small, that is all, because the data is in the blobs. What a rank shows for one 
 `express.kind_of`) is a `Template`. If all blobs match known templates that fit together, there is
 nothing to parse and nothing to agree on: the data lies in known places.
 
-**Unknown blobs take the ordinary way.** Examples are the first call of a kind, an array of another
-shape at the root of a broadcast, and a rank that wants something that does not fit. This rank shows
-the same blob either way. So the call becomes an operation whose first two steps are done. When that
-has ended well, this rank learns the templates of the blobs.
+**Unknown blobs take the ordinary way.** Examples are the first call of a kind, and an array of
+another shape at the root of a broadcast. Another example is a rank that wants something that does
+not fit. This rank shows the same blob either way. So the call becomes an operation whose first two
+steps are done. When that has ended well, this rank learns the templates of the blobs.
 
 **Large arrays travel behind the blobs**, in the phases of the ordinary way (`ValueRecipe.moved`).
 Known blobs spare the work before: to describe the data of this rank, to read the descriptions of
@@ -50,13 +50,12 @@ from aiodist.shared_memory.posts import CHEAP_COPY
 KNOWN = 4
 """The most templates of one rank that one recipe keeps: the latest ones."""
 LATER = 16
-"""After several calls in a row with unknown blobs, so many calls teach nothing.
+"""If templates were of no use several times in a row, nothing is learnt from so many calls.
 
-A rank that always shows something else will do so again, so learning would be wasted. The number
-doubles each time.
+A rank that shows something else each time will do so again. The number doubles each time.
 """
 RARELY = 1024
-"""The most calls that teach nothing."""
+"""The most calls from which nothing is learnt."""
 MOST_TAKES = 16
 """The most combinations of templates for which the way to the result is kept."""
 BEGUN = 2
@@ -154,15 +153,15 @@ class ValueRecipe(Recipe):
         self._exchanged = exchanged
         self._own = own  # what this rank shows
         self.unformed = 1
-        # what others show, by rank
+        # What others show, by rank.
         self._known: list[list[Template]] = [[] for _ in range(context.size)]
         self._words: list[Any] | None = None  # what the value of this rank has beside arrays
-        # the `words` of the last call, if they were others
+        # The `words` of the last call, if they were others.
         self._other_words: list[Any] | None = None
         self._apart = overlaps.Apart()  # checks whether the places of a list share memory
-        self._hit = True  # whether a call succeeded since the last lesson
-        self._misses = 0  # lessons in a row without such a call
-        self._later = 0  # so many calls teach nothing: see `LATER`
+        self._hit = True  # whether the templates were of use since they were learnt
+        self._misses = 0  # how often in a row they were not
+        self._later = 0  # nothing is learnt from so many calls: see `LATER`
         self.fused = self._bound
         self.at_once: dict[int, Callable[[Any], int]] = {}  # functions that do a call, by area
         self._collects: dict[int, Collect] = {}  # their last part, by area
@@ -249,8 +248,8 @@ class ValueRecipe(Recipe):
         return True
 
     def _bound(self, phase: Phase, lane: Lane, area: int) -> Callable[[Given], int]:
-        """Return the function that does a call in `area`, as `executor.all_at_once` does other
-        phases."""
+        """Return the function that does a call in `area`, as `executor.all_at_once` does for
+        others."""
         template = self._own
         own = Reading(template, lane.area(self._context.rank, area))
         gaps = [data.flat for data in own.data]
@@ -338,7 +337,7 @@ class ValueRecipe(Recipe):
         return give(self._taking(found), call)
 
     def _taking(self, found: Sequence[Reading]) -> Take | None:
-        """Return what makes the result from `found`. None: the blobs do not fit, or data travels
+        """Return what makes the result from `found`. None: blobs do not fit, or data travels
         apart."""
         exchanged, takes = self._exchanged, self._exchanged.takes
         if any(found[src].is_apart for src in exchanged.sources):
@@ -417,7 +416,7 @@ class ValueRecipe(Recipe):
         )
 
     def moved(self, given: Given) -> Program:
-        """Move the data as in the ordinary way, because blobs say that givers and takers fit."""
+        """Move the data as in the ordinary way. The blobs have said that all of it fits."""
         exchanged, rank, size = self._exchanged, self._context.rank, self._context.size
         flats = given.flats
         if not exchanged.listed:
@@ -465,8 +464,8 @@ class ValueRecipe(Recipe):
         yield from exchange(self._context, sends, receives, shown[0].nbytes, True)
 
     def keep(self, given: Given) -> Given:
-        """Return what a waiting call keeps, in case the program changes the list that it has
-        given."""
+        """Return what a waiting call keeps, because the program may change the list that it
+        gave."""
         return given._replace(args=tuple(map(kept, given.args)))
 
     def program(self, result: Any, given: Given) -> Program:

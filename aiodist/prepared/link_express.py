@@ -57,8 +57,9 @@ The value says whether these blobs are `of_one`.
 Round = tuple[int, int, int, Flat, memoryview, bool]
 """A round in which two ranks exchange their data, and both reduce it.
 
-It has the peer; the number of the receiving step; the cell with this rank's data; the place for the
-peer's data, as an array and as bytes; and whether that data is the first operand.
+Its items are the peer, the number of the step that receives, and the cell with this rank's data.
+Then come the place for the peer's data, as an array and as bytes, and whether that data is the
+first operand.
 """
 
 

@@ -27,8 +27,7 @@ A larger frame takes longer to arrive than that saves, and is better read straig
 
 
 class LinkGroup(ExpressGroup, Protocol):
-    """A group whose ranks are joined by links, and whose collectives may be done within the
-    call."""
+    """A group whose ranks are joined by links, and whose collectives may be prepared."""
 
     id: bytes
 
@@ -69,8 +68,8 @@ def is_free(context: LinkGroup) -> bool:
 class Frames:
     """The frames of calls of one kind, one call after the other.
 
-    This is `executor.Links` within a call, for the eager `plan`, in which each rank sends another
-    one frame at most.
+    This is `executor.Links` within a call, for the eager `plan`. Between two ranks, it has at most
+    one frame each way.
     """
 
     __slots__ = (
@@ -197,7 +196,7 @@ class LendingFrames(Frames):
         return True
 
     def settle(self) -> None:
-        """Wait no longer for sent memory: links copy what they may still need of it."""
+        """Let links copy what they still need of sent memory, so that it may be written over."""
         if self._lent:
             lent, self._lent = self._lent, []
             self._party.settle_all(lent, self)

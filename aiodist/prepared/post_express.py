@@ -6,9 +6,9 @@ number, as from a mailbox. Such a collective has a plan whose first phase shows 
 rank to all: `direct_exchange.all_reduce` or `share`. `posted` says what becomes of the values.
 
 **A post is a frame in memory.** In these plans each rank sends one frame to all others, and a post
-is that frame on another way. Each rank decides for each call whether it posts or sends: it sends if
-its program has hooks, or if its ring is full. The receiver hands either to the same waiting call.
-So ranks need to agree on the plan alone, which follows from the arguments (`base.may_post`,
+replaces it. Each rank decides for each call whether it posts or sends. For example, it sends if its
+program has hooks, or if its ring is full. The receiver hands either to the same waiting call. So
+ranks need to agree on the plan alone, which follows from the arguments (`base.may_post`,
 `reductions.is_posted`). All rules for frames hold for posts:
 
 * A rank that gives up says so over links. It also writes a word in memory, for ranks that call
@@ -30,7 +30,7 @@ all ranks read posts.
 
 "Anything else" is all that is not an expected post (see `aiodist.engine.waiting_calls`). It is also
 a program with more phases, for example because its data is too large for a post. The operation
-counts its posts as sent frames, and the posts that came as received frames.
+counts the call's post as sent frames, and the posts that came as received frames.
 
 **One wake-up for all.** A rank with waiting calls sleeps until any rank posts. It is woken once,
 and takes all posts that came meanwhile.
@@ -229,7 +229,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     ) -> Work[Any] | None:
         """Post a call of `what`, a Posted or a BerthRecipe. None: nothing has happened."""
         if self._posts.is_given_up():
-            self._context.endpoint.poll()  # it may be this call: read what the rank has sent of it
+            self._context.endpoint.poll()  # a rank gave a call up, perhaps this one: read why
         if not self._may_post(tag):
             return None
         calls = self._calls
@@ -329,7 +329,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         early = arrivals.early.get(key)
         found = {} if early is None else early.values(what.call, what.fits)
         if found is None or key in arrivals.verdicts:
-            return None  # it has to fail, or is more than posts
+            return None  # it has to fail, or something else has come for it
         shown = what.shown(given)
         due = what.prefixes(tag, seq)
         prefix = due[self._context.rank]
@@ -560,7 +560,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             post = reader.next_post()
             said = unpack_fields(post.words)
             if len(said) != 2:
-                raise ProtocolError("a post says its tag and its call")
+                raise ProtocolError("malformed post: its words must be a tag and a call")
             tag, text = said
             fields = [kinds.MESSAGE, self._context.id, tag, post.number, 0, text]
             key, rank = key_of(fields), reader.rank
@@ -581,8 +581,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
 
     def read(self, *, for_calls: bool = False) -> None:
         """Take all posts; `for_calls`: only as long as a call or an operation waits for posts."""
-        # Read the ranks with a held post last, because other ranks may complete the call that holds
-        # it.
+        # Read ranks with a held post last, because others may post what its call waits for.
         for reader in sorted(self._posts.readers, key=lambda reader: reader.held):
             while reader.has_more() and (not for_calls or self._is_awaited()):
                 self._take(reader)
@@ -600,15 +599,13 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
                 self._posts.sleep()
 
     def kicked(self) -> None:
-        """Go on, because a rank has posted, or has come as far on a berth as this rank waits
-        for."""
+        """Go on, because a rank has posted, or has come as far on a berth as needed here."""
         self.berths.kicked()
         if self._posts.asleep:
             self._posts.awake()
             self.rest()
 
-    # -- leaving this way
-    # ----------------------------------------------------------------------------
+    # -- calls that become operations, and the end -------------------------------------------------
 
     def to_operation(self, call: PostedCall) -> Operation | None:
         """Make an operation of `call`."""

@@ -1,10 +1,13 @@
 """The kinds of calls that are posted, and what becomes of the posts of all ranks.
 
 Three kinds of calls begin by showing one value of each rank to all, and need nothing else of the
-others. These are *reductions* of small arrays, *values* of known shapes (see `posted_values`), and
-other *programs* that begin so (`base.share`, its `first`). A program is a call that comes for the
-first time, or that looks different each time. If a program has more phases after the first one, an
-operation does them.
+others:
+
+* *Reductions* of small arrays.
+* *Values* of known shapes (see `posted_values`).
+* Other *programs* that begin so (`base.share`, its `first`). These are calls that come for the
+  first time, or that look different each time. If there are phases after the first one, an
+  operation does them.
 """
 
 from __future__ import annotations
@@ -152,13 +155,13 @@ class PostRecipe(Recipe, Posted):
         super().__init__(op, call, phase, vector, keeps)
         self.dtype = vector.dtype
         self._kernel = kernel
-        # reduces two arrays; None: there is no such function
+        # Reduces two arrays; None: no function does.
         self._plain = kernel.plain(vector.length)
         self._rank = phase.prepared.plan.rank
         self._size = phase.prepared.plan.size
         self.lengths = [self.nbytes] * self._size
         self.begins = ByTag(self._begin)
-        # the compiled part adds the number itself
+        # With 0 as the number: the compiled part puts the right one in.
         self.heads = ByTag(lambda tag: self.begins[tag](0))
         self._quietly = quietly()
         self.in_one_go: InOneGo | None = None
@@ -195,8 +198,7 @@ class PostRecipe(Recipe, Posted):
         self.in_one_go = None
 
     def reduce(self, values: Sequence[Any], out: Flat) -> None:
-        """Reduce `values`, in the order of ranks, into ``out``, which is one of them, as the plan
-        does."""
+        """Reduce `values`, in the order of ranks, into ``out``, which is one of them."""
         plain, quietly = self._plain, self._quietly
         if plain is None:
             quietly(self._kernel.reduce_loudly, values, out, self._size)
@@ -234,7 +236,7 @@ def in_one_go(
     says whether the call may go on. `comes` says whether a rank posts anything within a moment.
 
     This exists for speed alone: it leaves the same in memory as the general way in `post_express`.
-    It looks up nothing that is the same in all calls, and reduces posts where they lie.
+    It looks up nothing that is the same in all calls, and reduces posts in their rings.
     """
     dtype, nbytes, size = recipe.dtype, recipe.nbytes, len(recipe.lengths)
     length, itemsize, room = nbytes // dtype.itemsize, dtype.itemsize, padded(nbytes)
