@@ -100,6 +100,7 @@ ROOMS = [
     "aiodist/operations.py",
     "aiodist/p2p",
     "aiodist/phases",
+    "aiodist/prepared",
     "aiodist/rank",
     "aiodist/reach.py",
     "aiodist/recorder.py",

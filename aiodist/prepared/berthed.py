@@ -1,15 +1,15 @@
-"""Large reductions with a tag, prepared: the ranks meet by posts, and the rest is on berths.
+"""Large reductions with a tag, prepared: ranks meet by posts, and reduce on berths.
 
-What is posted says which berth a rank offers (`aiodist.shared_memory.berths`). Where all have
-posted, the berths are a lane of its own, and what is done there is what is done with such arrays on
-the lane of the group: all of it within the call, if nothing has to be waited for long.
+Each rank posts which berth it offers (`aiodist.shared_memory.berths`). When all ranks have posted,
+the offered berths form a lane for this one operation. There it runs like a reduction on the group's
+lane: within the call, if no wait takes long.
 
-Of plans that publish once or twice the views of shared memory are kept, and what is published first
-is there before it is posted: so the post is that publish as well.
+If the plan publishes once or twice, the recipe keeps its views of shared memory. Then the rank
+writes its first data before it posts, so that the post counts as the first publish, too.
 
-A call that goes on as an operation before all have posted begins with the steps of its plan anew,
-once they have. What it copies to its berth then is what lies there, byte for byte, so it is no
-matter who reads it meanwhile.
+A call may become an operation before all have posted. After the last post, it then begins the steps
+of its plan anew. It copies the same bytes to the same berth again, so other ranks may read them
+meanwhile.
 """
 
 from __future__ import annotations
@@ -47,13 +47,15 @@ from aiodist.shared_memory.posts import prefixes
 from aiodist.wire.frames import pack_fields
 
 POST_BYTES = LENGTH + berths.LENGTH
-"""Bytes of a post."""
-_HEAD = berths.LENGTH.to_bytes(LENGTH, "big")  # it looks like a frame of blobs
+"""The bytes of a post."""
+_HEAD = berths.LENGTH.to_bytes(LENGTH, "big")  # a post looks like a frame of blobs
 
 
 class BerthRecipe(Recipe):
-    """A recipe of a reduction that has berths. What is posted is a `BerthedCall` of it. `how` is
-    the recipe of the same on a lane, and `group` what is reduced."""
+    """A recipe of a reduction on berths; each call posts a `BerthedCall` of it.
+
+    `how` is the recipe of the same reduction on a lane, and `group` has the arrays to reduce.
+    """
 
     in_one_go = None
     __slots__ = (
@@ -84,11 +86,11 @@ class BerthRecipe(Recipe):
         else:
             self._make_phase = pulls.reduce_scatter
             self.goes_on = reduce_scatter_where
-        # Whether what it publishes first is there before it posts.
+        # Whether a call writes its first data before it posts.
         self.shows = how.phase.prepared.plan.publishes <= ONE_ROUND
         self.lengths = [POST_BYTES] * context.size
         self._begins = ByTag(lambda tag: prefixes(pack_fields(tag, self.call), POST_BYTES))
-        # By berth of this rank and area: the others' berths, and what does it there.
+        # By this rank's berth and the area: the others' berths, and the functions for a call there.
         self._parts: dict[tuple[int, int], tuple[Sequence[int], Parts]] = {}
 
     def lay_out(
@@ -100,7 +102,7 @@ class BerthRecipe(Recipe):
         return self._how.form(args)
 
     def place_of(self, given: Any) -> int:
-        """Where the input of one call lies in memory that all see, if it does."""
+        """Return the place of the call's input in memory that all ranks see; 0: it is not there."""
         if self.phase.direct is None:
             return 0
         return self.context.heap.place_of((self._how.shown(given),))
@@ -109,7 +111,7 @@ class BerthRecipe(Recipe):
         return (self._begins[tag](number),) * len(self.lengths)
 
     def parts(self, berth: Berth, area: int) -> Parts:
-        """What does it on `berth`."""
+        """Return the functions that do a call on `berth`."""
         found = self._parts.get((berth.index, area))
         if found is None or found[0] != berth.along:
             found = self._parts[berth.index, area] = (
@@ -119,7 +121,7 @@ class BerthRecipe(Recipe):
         return found[1]
 
     def of(self, given: Any) -> DtypeGroup:
-        """What is reduced, of one call."""
+        """Return the arrays that one call reduces."""
         group = self.group
         if group.out is group.x:
             x = out = Vector.of(given)
@@ -128,7 +130,7 @@ class BerthRecipe(Recipe):
         return replace(group, x=x, out=out)
 
     def phase_of(self, given: Any) -> Phase:
-        """The phase of one call: of those with one recipe many may be under way."""
+        """Make the phase of one call, because several calls of a recipe may be under way."""
         phase = self._make_phase(self.context, self.of(given))
         return phase if self.phase.direct is not None else phase._replace(direct=None)
 
@@ -140,7 +142,7 @@ def learn(
     make: Callable[..., Call],
     args: tuple[Any, ...],
 ) -> BerthRecipe | None:
-    """The recipe of one of `lane_reductions.OPS`, called with arrays, if that has berths."""
+    """Make the recipe of one of `lane_reductions.OPS` with arrays like these, if it uses berths."""
     found = lane_reductions.learn_of(context, op, make, args)
     if found is None:
         return None
@@ -156,7 +158,7 @@ def learn(
 
 
 class BerthedCall(Posted):
-    """One call of such a recipe."""
+    """One call of a `BerthRecipe`."""
 
     __slots__ = (
         "_area", "_offer", "_place", "_recipe", "_shows", "call", "lengths", "nbytes", "op",
@@ -187,7 +189,7 @@ class BerthedCall(Posted):
         try:
             offers = berths.read([value[LENGTH:] for value in values])
         except ProtocolError:
-            offers = None  # and the ordinary way finds it, too, and says whose it is
+            offers = None  # the operation finds the error, too, and names the rank
         if offer is None or offers is None:
             return self.begun(x, given)
         place = self._place

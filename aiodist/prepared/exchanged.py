@@ -1,5 +1,8 @@
-"""What an operation that exchanges values makes of the blobs that all ranks show: a decision by its
-name and arguments alone. `lane_values` carries it out."""
+"""Which of the shown blobs an operation uses, and for what.
+
+All ranks of such an operation show blobs. What it does with them follows from its name and
+arguments alone, so this module decides it. `lane_values` carries it out.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,18 @@ from aiodist.collectives import numbers
 from aiodist.collectives.templates import Template, template_of
 
 MANY = 16
-"""With more ranks, what each has for each other one is not prepared."""
+"""With more ranks, operations that show one value for each other rank are not prepared."""
 
 
 class Exchanged(NamedTuple):
-    """What an operation makes of the blobs.
+    """What an operation does with the blobs.
 
-    `counts`: how many values each rank shows. `takes`: the values that this rank takes, by source
-    and number. Its result is a list of them, or the one if it is not `listed`, or None without any;
-    or the argument `given`, where that is the number of one. `sources`: whose values have to fit
-    what others have said that they take. `op`: what the values are reduced by, which then are
-    numbers, of the type `number`. `moves`: it may be of arrays whose data travels apart.
+    `counts` says how many values each rank shows. `takes` has the source and the number of each
+    value that this rank takes. The result is a list of these values if `listed`. Otherwise it is
+    the one value, or None if it takes none. If `given` is not None, the result goes to the argument
+    with that number. `sources` are the ranks whose values have to fit what others say that they
+    take. `op` reduces values that are numbers of the type `number`. `moves` says whether it may
+    have arrays whose data travels apart from the blobs.
     """
 
     counts: Sequence[int]
@@ -33,17 +37,17 @@ class Exchanged(NamedTuple):
     moves: bool = False
 
     def template_of(self, blob: bytes, rank: int) -> Template | None:
-        """The template of what `rank` shows."""
+        """Return the template of the blob that `rank` shows. None: it has none."""
         if self.number is not None:
             return numbers.template_of(blob, self.number)
         return template_of(blob, self.counts[rank], rank, moves=self.moves)
 
 
 def exchanged_by(op: str, rank: int, size: int, args: tuple[Any, ...]) -> Exchanged | None:
-    """What `op` is, of those who exchange values; None for others."""
+    """Return what `op` does with the blobs. None: it is not prepared, or exchanges no values."""
     one, everyone = [1] * size, range(size)
     first = [(src, 0) for src in everyone]
-    # Where the result goes, if it is given.
+    # The argument for the result, if there is one.
     given = len(args) - 1 if args and args[-1] is not None else None
     match op:
         case "broadcast":

@@ -1,50 +1,53 @@
-"""Prepared collectives: calls of kinds that were seen before, done within the call where they can.
-What is in here holds for all of them; `lane_express` and `link_express` have those of ranks that
-share memory, and of ranks that are joined by links. Those with a tag are in `post_express`.
+"""Prepared collectives: a call like an earlier one is done within the call, if it need not wait.
 
-Everything about a call that is the same each time is made once and kept as a `Recipe`: its words,
-which the others compare with theirs, and its one phase, that the ordinary way has chosen. What is
-left for a call is to lend its array to the memory of that phase, and to run it: by the executor
-that runs all phases, or where arrays are small by a function that does all steps in one go (in
-shared memory `all_at_once`). Where it has to wait longer, or finds anything out of the ordinary, it
-becomes an operation, which goes on with it.
+This module has what all of them have in common. Ranks that share memory use `lane_express`, or
+`post_express` for calls with a tag. Ranks that are joined by links use `link_express`, and groups
+that span hosts use `multihost_express`.
 
-**Why the first steps may be done already.** When the call turns into an operation, it has entered,
-has perhaps written to its area and published, and has perhaps reduced into the user's array. None
-of that can be done twice: the array is input and result, and a second publish would be counted. So
-the steps that are done stay done, and the operation begins with those that are left::
+The first call of a kind takes the *ordinary way*: it is planned and launched as an `Operation`. It
+also makes a `Recipe`, which keeps all that is the same each time. That is the text that ranks
+compare, and the one phase that the ordinary way has chosen. A later call lends its array to that
+phase and runs it. The executor of all phases can do that. For small arrays, one function does all
+steps in one go, because that is faster (in shared memory `all_at_once`). If the call has to wait
+for more than a moment, or meets anything unusual, it becomes an operation, which continues it.
+
+**Why the first steps may be done already.** When a call becomes an operation, it has entered the
+lane. It may have written to its area and published, and may have reduced into the user's array.
+None of that may happen twice, because the array is both input and result, and a second publish
+would be counted. So finished steps stay finished, and the operation begins with the next one::
 
     in the call:        enters │ copy │ publish │ await: not there yet
                                │      │         │   │ the executor, with this await as its next step
     as an operation:                                └─> await │ reduce │ end │ finished
 
-That is safe because:
+This is safe for these reasons:
 
-* What the others see is the same. The lane has kept number, phase and publishes while the call
-  ran, so the next publish is the next stamp, whoever writes it. The operation finds the lane
-  entered (`Lane.enter` returns at once), and its first phase begun (`Operation.carry_on`).
-* The steps that are left are those of the plan that was begun, on the memory that was used. They
-  are never chosen anew: what could change the choice is looked at before the first step
-  (`Executor.run`), and that is passed once.
-* Only a wait can stop the row, and a wait that did not succeed has changed nothing, so to begin
-  with it again is right. The end of the row is such a wait, too: `Lane.end` refuses where another
-  rank has given up; it is asked again then, and nothing is reduced again.
-* No word about this collective can have been missed. Before it enters, nothing may have come of
-  collectives that were not called here yet (`Arrivals`), a verdict least of all. From there to the
-  end, or until `take_over` has listed the operation, no link is read: all of it is one call, and
-  polls look at memory alone. What arrives later finds the operation; or, if all was done, a number
-  that has been counted, and is dropped.
-* The number is taken at one of the two ends, by `_done` or by `take_over`, and is the same, for no
+* Other ranks see the same as ever. The lane counts number, phase and publishes during the call, so
+  the next publish writes the next stamp, no matter which code does it. The operation finds the lane
+  entered (`Lane.enter` returns at once) and its first phase begun (`Operation.carry_on`).
+* The remaining steps belong to the plan that was begun, on the same memory. Nothing chooses them
+  again: whatever could change the choice is checked before the first step (`Executor.run`), and
+  only once.
+* Only a wait can stop the steps. A wait that fails has changed nothing, so it can be repeated. The
+  end is such a wait, too: `Lane.end` refuses if another rank has given up. The operation asks it
+  again, and reduces nothing again.
+* No message about this collective is lost. Before the call enters, nothing may have arrived for
+  collectives that this rank has not called yet (`Arrivals`), least of all a verdict. After that no
+  link is read until the end or until `take_over` has listed the operation, because the call never
+  yields and polls look at memory alone. A later message finds the operation. If the call is done,
+  the message has a number that was counted, and is dropped.
+* The number is taken once, by `_done` or by `take_over`. It is the same in both cases, because no
   other call comes in between.
-* Whatever goes wrong in the call (a kernel that raises, places that make no sense) goes the same
-  way, as an operation that fails first of all: so the others hear of it, the abort word is written,
-  and the lane is left by the one way there is.
-* What is kept is used by one call at a time. On a lane, a call is done within itself only where
-  nothing else is under way there; over links, where nothing is pending at all. Whoever goes on with
-  the phase gives back what was lent when it has ended (`Executor.close`).
+* Errors in the call (a kernel that raises, places that make no sense) make an operation that fails
+  at once. So other ranks hear of it, the abort word is written, and the lane is left in the one way
+  that exists.
+* Only one call at a time uses a recipe's memory. A call is done on a lane only if nothing else is
+  under way there, and over links only if nothing is pending at all. The code that finishes the
+  phase gives back what was lent (`Executor.close`).
 
-Over links (`link_express`), where links are read meanwhile, two of these have other reasons: see
-the comment above `Calls.take_over`. In groups that span hosts (`multihost_express`) both hold.
+`link_express` reads links during the call, so two of these have other reasons there: see the
+comment above `Calls.take_over`. In groups that span hosts (`multihost_express`), both sets of
+reasons hold.
 """
 
 from __future__ import annotations
@@ -79,19 +82,19 @@ from aiodist.work import Work
 Flat = NDArray[Any]
 
 KEPT = 32 << 20
-"""Most bytes of all recipes of a group, by `A_RECIPE` and `A_STEP`."""
+"""The most bytes of all recipes of a group, estimated by `A_RECIPE` and `A_STEP`."""
 A_RECIPE = 9_000
 """Bytes of a recipe without the steps of its plan, measured with thousands of them."""
 A_STEP = 500
-"""Bytes of a step, with the views that it needs. Plans of small arrays have four."""
+"""Bytes of a step and its views. Plans for small arrays have four."""
 FORMS = 4
-"""Most forms of one operation: each is tried in turn."""
+"""The most forms of one operation, because each is tried in turn."""
 AGAIN = 64
-"""Calls after which there is a form again of what had to make room for others."""
+"""A recipe whose form was dropped gets a new one after so many calls."""
 
 
 class Recipe:
-    """One collective that is called with one kind of array, prepared."""
+    """What calls of one collective with one kind of array have in common."""
 
     __slots__ = (
         "call", "digest", "finish", "keeps", "nbytes", "op", "phase", "returns", "tapes",
@@ -100,40 +103,44 @@ class Recipe:
 
     def __init__(self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object) -> None:
         self.op = op  # its name
-        # Makes the result of what is known of it when it begins; None: that is the result.
+        # Makes the result from what is known when the call begins. None: that is the result.
         self.finish: Callable[[Any], Any] | None = None
-        self.call = call  # what was called, in words: all ranks must agree on it
-        self.digest = digest_of(call)  # that of `call`: on a lane the others compare it with theirs
-        self.phase = phase._replace(lent=(vector,))  # all that there is to do
-        self.vector = vector  # the array of the user, in the memory of that phase
+        self.call = call  # what was called, as text: all ranks must agree on it
+        self.digest = digest_of(call)  # on a lane, ranks compare it with that of the others
+        self.phase = phase._replace(lent=(vector,))  # the whole work
+        self.vector = vector  # stands for the user's array in the memory of that phase
         vector.lend(None)
         self.nbytes = vector.nbytes  # bytes of the array
-        # The steps of its plan that are in memory.
+        # How many steps of its plan are kept in memory.
         self.weight = written_down(phase.prepared.plan.steps)
-        self.keeps = keeps  # recipes are found by the identity of this, so it has to stay
+        self.keeps = keeps  # keeps this object alive, because recipes are found by its id
         self.returns = True  # whether this rank has a result
-        # By parity of the number of the call, what the compiled part does it with.
+        # What the compiled part runs, for calls with even and with odd numbers.
         self.tapes: tuple[Any, Any] = (None, None)
-        self.unformed = 0  # so many calls are laid out until a form is made of one; 0: none is
+        self.unformed = 0  # so many calls are laid out before one becomes a form; 0: never
 
     def form(self, args: tuple[Any, ...]) -> Form | None:
-        """What lays out further calls like this one, which was laid out. None: nothing does."""
+        """Make a form from a call that was laid out, for calls like it. None: it has no form."""
         return None
 
     def lay_out(
         self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
     ) -> tuple[Any, Any] | None:
-        """Its result, as far as there is one before it is done, and what it is done with; None:
-        this call is not for here. `flats` and `words`: see `kind_of`."""
+        """Return the result as far as it is known now, and the memory or arguments to work with.
+
+        None: the ordinary way has to do this call. `flats` and `words`: see `kind_of`.
+        """
         return args[0] if self.returns else None, flats[0]
 
     def release(self) -> None:
-        """The group has ended: let go of the memory of its ranks."""
+        """Let go of the memory of other ranks, because the group has ended."""
 
 
 class ExpressGroup(Place, Protocol):
-    """A group whose collectives are done within the call. `calls` takes over those for which that
-    does not do, and has the numbers of all."""
+    """A group whose collectives may be done within the call.
+
+    `calls` numbers all calls, and takes over those that cannot finish within the call.
+    """
 
     endpoint: Endpoint
     calls: Calls
@@ -144,36 +151,42 @@ R = TypeVar("R", bound=Recipe)
 
 
 class Express(ABC, Generic[G, R]):
-    """The recipes, of type `R`, of one group, of type `G`. `_on_lane` says where they run."""
+    """Keeps the recipes, of type `R`, of one group of type `G`.
+
+    `_on_lane` says whether they run on a lane.
+    """
 
     _on_lane: bool
 
     def __init__(self, context: G) -> None:
         self._context = context
-        self._loop = context.loop  # that of the group, which all calls are made from
+        self._loop = context.loop  # the group's loop: all calls come from its thread
         self._progress = context.endpoint.progress  # says when the loop is due for a turn
         self._calls = context.calls  # the ordinary way
-        self._records = context.calls.records  # hear of what was done
-        self._recipes: dict[tuple[Any, ...], R | None] = {}  # None: not to be prepared
-        self._forms: dict[str, list[tuple[R, Form]]] = {}  # by operation, the last ones
-        self._weight = 0  # of all of them
-        self._caller: Any = None  # the compiled part of it
+        self._records = context.calls.records  # gets a record of each call
+        # None: calls of this kind are not prepared
+        self._recipes: dict[tuple[Any, ...], R | None] = {}
+        self._forms: dict[str, list[tuple[R, Form]]] = {}  # the latest ones of each operation
+        self._weight = 0  # bytes of all recipes
+        self._caller: Any = None  # the compiled part, if there is one
 
     @abstractmethod
     def _run(
         self, recipe: R, x: Any, flat: Flat, seconds: float, tag: object = None, /
     ) -> Work[Any] | None:
-        """Do `recipe` with `x`, whose memory is `flat`. None: nothing has happened."""
+        """Run `recipe` with `x`, whose memory is `flat`. None: nothing has happened."""
 
     @abstractmethod
     def _prepare(
         self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
     ) -> R | None:
-        """The recipe of `op` with arrays like `vector`, where it is done by `phase` alone. None:
-        that is nothing to be done within a call."""
+        """Make the recipe of `op` for arrays like `vector`, if `phase` is all that it does.
+
+        None: calls of this kind cannot be done within the call.
+        """
 
     def _prepare_large(self, call: bytes, group: DtypeGroup, op: ReduceOp) -> R | None:
-        """The recipe of an all_reduce that has berths (`reductions.goes_on_berths`)."""
+        """Make the recipe of an all_reduce that uses berths (`reductions.goes_on_berths`)."""
         return None
 
     # -- the compiled part ------------------------------------------------------------------------
@@ -181,10 +194,12 @@ class Express(ABC, Generic[G, R]):
     def _use_compiled(
         self, empty: tuple[Any, ...], unset: tuple[tuple[object, str], ...], **more: Any
     ) -> None:
-        """Have the compiled part start the calls that it can do. It calls the Python way for the
-        others: if a container is not `empty`, or an attribute not `unset`, for example. `more`:
-        `unfinished` goes on with a call that has to wait, `broke` fails one that raised an error,
-        and what else `core.Caller` needs."""
+        """Let the compiled part start the calls that it can do.
+
+        It calls the Python code for the others: for example, if a container is not `empty`, or an
+        attribute not `unset`. `more` has what else `core.Caller` needs: `unfinished` continues a
+        call that has to wait, and `broke` fails a call that raised an error.
+        """
         if core is None or is_virtual(self._loop):
             return
         calls, records = self._calls, self._records
@@ -210,7 +225,8 @@ class Express(ABC, Generic[G, R]):
         vars(self).update(all_reduce=self._caller.all_reduce, _run=self._caller.run)
 
     def _all_reduce(self, x: Any, op: Any, seconds: float, tag: object = None) -> Work[Any] | None:
-        """Reduce an array of a kind that the compiled part does not know, perhaps from now on."""
+        """Reduce an array of a kind that the compiled part does not know, and teach it if
+        possible."""
         work = Express.all_reduce(self, x, op, seconds, tag)
         if work is not None:
             recipe = self._recipes.get((id(op), x.dtype, x.shape))
@@ -219,7 +235,7 @@ class Express(ABC, Generic[G, R]):
         return work
 
     def _passed(self, tag: object) -> None:
-        """A call with a tag that was not idle before is done."""
+        """Count a finished call whose tag was not idle before."""
         self._calls.tags.passed(tag)
         if self._calls.tags.many:
             self._calls.forget_tags()
@@ -227,14 +243,15 @@ class Express(ABC, Generic[G, R]):
     # -- finding recipes --------------------------------------------------------------------------
 
     def all_reduce(self, x: Any, op: Any, seconds: float, tag: object = None) -> Work[Any] | None:
-        """Reduce `x` in place. None: the fast path does not apply, nothing has happened."""
+        """Reduce `x` in place. None: it cannot be done within the call, and nothing has
+        happened."""
         cls = type(x)
         if cls is not np.ndarray and cls is not tensors.plain_type():
             return None
         try:
             key = (id(op), x.dtype, x.shape)
         except RuntimeError:  # a nested tensor has no shape
-            return None  # and the ordinary way refuses it
+            return None  # the ordinary way refuses it
         try:
             recipe = self._recipes[key]
         except KeyError:
@@ -248,7 +265,7 @@ class Express(ABC, Generic[G, R]):
         return None if flat is None else self._run(recipe, x, flat, seconds, tag)
 
     def _learn(self, x: Any, op: Any) -> R | None:
-        """Prepare an all_reduce of arrays like `x`, if that is one phase."""
+        """Make the recipe of an all_reduce of arrays like `x`, if that is one phase."""
         if not isinstance(op, ReduceOp) or op.function:
             return None
         try:
@@ -257,7 +274,7 @@ class Express(ABC, Generic[G, R]):
                 return None
             kernel = Kernel.of(op, item.name)
         except TypeError:
-            return None  # and the ordinary way raises it
+            return None  # the ordinary way raises it again
         vector = Vector.of(np.empty(item.base.size, kernel.dtype))
         group = DtypeGroup(kernel.name, kernel, vector, vector, [0, vector.length])
         call = f"all_reduce({op}, {item})".encode()
@@ -280,8 +297,10 @@ class Express(ABC, Generic[G, R]):
         seconds: float,
         tag: object = None,
     ) -> Work[Any] | None:
-        """Start the collective `op`, which is none of the above, as ``make(context, *args)`` says.
-        None: nothing has happened."""
+        """Start the collective `op`, any but all_reduce, which ``make(context, *args)`` describes.
+
+        None: nothing has happened.
+        """
         for known, form in self._forms.get(op, ()):
             found = form(args, *args)
             if found is not None:
@@ -310,34 +329,41 @@ class Express(ABC, Generic[G, R]):
         return self._run(recipe, *laid, seconds, tag)
 
     def _learn_other(self, op: str, make: Callable[..., Call], args: tuple[Any, ...]) -> R | None:
-        """Prepare the collective `op`, called with arguments like these."""
+        """Make the recipe of the collective `op` for arguments like these."""
         return None
 
     def begin(
         self, call: Call, args: tuple[Any, ...], seconds: float, tag: object = None
     ) -> Work[Any] | None:
-        """Start a collective of a kind that is not prepared, which was called with `args`. None:
-        nothing has happened."""
+        """Start a collective of a kind that has no recipe, called with `args`.
+
+        None: nothing has happened.
+        """
         return None
 
     def _may_begin(self, call: Call, args: tuple[Any, ...]) -> bool:
-        """Whether the program of a call may run within it: if nothing of the user's does, which
-        could call the next collective before this one has taken its number."""
+        """Say whether the program of a call may run within it: it may if it runs no code of the
+        user.
+
+        Such code could call the next collective before this one has taken its number.
+        """
         if call.place == ON_DEVICE or self._runs_others():
             return False
         return not any(map(_is_function, args))
 
     def _runs_others(self) -> bool:
-        """Whether any program may run what is the user's: pickles, or hooks."""
+        """Say whether any program may run code of the user: pickles, or hooks."""
         return self._context.allow_pickle or self._records.trace is not None
 
     def _watched(self, work: Work[Any] | None) -> Work[Any] | None:
-        """`work`, the first of its kind."""
+        """Return `work`, the first of its kind, and note its line in case the program never awaits
+        it."""
         return None if work is None else work.for_user(self._records.unseen)
 
     def _keep(self, key: tuple[Any, ...], recipe: R | None) -> None:
-        # A recipe keeps its operator alive, so that no other one has that id. A None keeps nothing:
-        # if another operator gets the id, it takes the ordinary way, and that is all.
+        # The key has the id of an operator. A recipe keeps its operator alive, so no other one gets
+        # this id. If another operator gets the id of a None, its calls take the ordinary way, which
+        # is correct.
         self._recipes[key] = recipe
         self._weight += _weight(key, recipe)
         if recipe is not None:
@@ -347,12 +373,12 @@ class Express(ABC, Generic[G, R]):
             self._weight -= _weight(oldest, self._recipes.pop(oldest))
             for known, _ in itertools.chain.from_iterable(self._forms.values()):
                 known.unformed = 1
-            self._forms.clear()  # or they would keep it
+            self._forms.clear()  # else they would keep the recipe alive
 
     def close(self) -> None:
-        """The group has ended: let go of all memory."""
-        # What does a call in one go refers to its recipe, and that to it: so they would be freed by
-        # the collector alone, and what they look at stay mapped as long.
+        """Let go of all memory, because the group has ended."""
+        # Tapes and recipes refer to each other. Break these cycles here, because otherwise the
+        # memory that they look at stays mapped until the garbage collector runs.
         for recipe in self._recipes.values():
             if recipe is not None:
                 recipe.tapes = (None, None)
@@ -368,13 +394,13 @@ class Express(ABC, Generic[G, R]):
     # -- the two ends of a call -------------------------------------------------------------------
 
     def _done(self, work: Work[Any], recipe: Recipe, x: Any) -> None:
-        """The collective is done, its result is `x`, or what `finish` makes of that."""
+        """Finish `work` with `x`, or with what `finish` makes of it."""
         if recipe.finish is not None:
             x = recipe.finish(x)
         self._finish(work, recipe.op, recipe.call, recipe.nbytes, x)
 
     def _finish(self, work: Work[Any], op: str, call: bytes, nbytes: int, result: Any) -> None:
-        """The collective `op` is done, with this result."""
+        """Finish `work`, a call of `op` that is done, with this result."""
         self._calls.tags.pass_over(work.tag)
         ended = self._note(work, op, call, nbytes)
         if self._records.trace is not None:
@@ -384,12 +410,12 @@ class Express(ABC, Generic[G, R]):
     def _finish_waiting(
         self, work: Work[Any], op: str, call: bytes, nbytes: int, result: Any
     ) -> None:
-        """A collective that has waited (`aiodist.engine.waiting_calls`) is done."""
+        """Finish a collective that has waited (`aiodist.engine.waiting_calls`)."""
         self._calls.ended(work.tag)
         work.finish(result, self._note(work, op, call, nbytes) if work.record is None else None)
 
     def _note(self, work: Work[Any], op: str, call: bytes, nbytes: int) -> float:
-        """Note a call that ends now: when that is, by the clock of the loop."""
+        """Record a call that ends now, and return the loop's time."""
         records, ended = self._records, self._loop.time()
         records.add(
             (records.where, op, work.tag, work.seq, call, None, nbytes, work._started, ended)
@@ -398,21 +424,24 @@ class Express(ABC, Generic[G, R]):
 
 
 def flat_of(recipe: Recipe, x: Any) -> Flat | None:
-    """The memory of `x`, which `recipe` is for; None: it is to be taken the long way."""
-    # Looked at anew in each call: what was there before may be freed by now.
+    """Return the memory of `x`, an array that `recipe` is for.
+
+    None: this array has to take the ordinary way.
+    """
+    # Each call looks at the array again, because its memory may have moved since the last one.
     if type(x) is np.ndarray:
         return x.reshape(-1) if x.flags.carray else None
     return arrays.flat(x, recipe.vector.dtype, recipe.vector.length)
 
 
 def marked(x: Any) -> Any:
-    """`x`, a tensor that was written."""
+    """Mark `x`, a tensor, as written, and return it."""
     tensors.mark_written(x)
     return x
 
 
 def written(x: Any) -> Any:
-    """`x`, an array or a list of arrays that were written."""
+    """Mark `x`, an array or a list of arrays, as written, and return it."""
     for each in x if isinstance(x, (list, tuple)) else (x,):
         if type(each) is not np.ndarray:
             tensors.mark_written(each)
@@ -420,54 +449,56 @@ def written(x: Any) -> Any:
 
 
 def rest_of(recipe: Recipe, x: Any) -> Program:
-    """What follows the one phase."""
+    """Return the program that follows the one phase of `recipe`."""
     yield from ()
     return x if recipe.finish is None else recipe.finish(x)
 
 
 def before(phase: Phase | Running, program: Program) -> Program:
-    """`phase`, and then what is left of the program that gave it."""
+    """Run `phase`, and then the rest of the program that yielded it."""
     yield phase
     return (yield from program)
 
 
 def returning(result: Any) -> Program:
-    """What follows where all is done but to return."""
+    """Return a program that only returns `result`."""
     yield from ()
     return result
 
 
 def failing(error: Exception) -> Program:
-    """What follows an `error` in the phase."""
+    """Return a program that only raises `error`."""
     yield from ()
     raise error
 
 
 def _is_function(x: Any) -> bool:
-    """Whether it is an operator of the user."""
+    """Say whether `x` is, or contains, a function of the user."""
     return x.function is not None if type(x) is ReduceOp else callable(x)
 
 
 def _weight(key: tuple[Any, ...], recipe: Recipe | None) -> int:
-    """Bytes of a recipe, and of the key that it is found by."""
+    """Return the bytes of a recipe and of its key."""
     kinds = sum(len(kind) for kind in key if type(kind) is tuple)
     return A_STEP * (1 + kinds) if recipe is None else A_RECIPE + A_STEP * (recipe.weight + kinds)
 
 
 WIDE = 64
-"""Most items of each container of a value whose kind is looked at."""
+"""The most items of a container that `kind_of` looks at."""
 DEEP = 4
-"""Most containers within containers there."""
+"""The most levels of nested containers that `kind_of` looks at."""
 
 
 def kind_of(
     op: str, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
 ) -> tuple[Any, ...] | None:
-    """What calls of `op` have in common that are done alike: dtypes, shapes and types of the value,
-    which is the first of `args`, and of the last one if that is an `out`; and the others as they
-    are. The memory of arrays is added to `flats`, and to `words` all else that is in the value, as
-    something that is equal where that is. None where there is anything that is not to be
-    prepared."""
+    """Return a key that calls of `op` share if one recipe fits them all.
+
+    The key has the dtypes, shapes and types of the value, which is the first of `args`, and of
+    `out`, if the last one is that. It has the other arguments as they are. The memory of arrays is
+    added to `flats`. Everything else in the value is added to `words`, as objects that are equal if
+    the originals are. None: something in the call cannot be prepared.
+    """
     kinds: list[Any] = [op]
     last = 0 if op == "broadcast" else len(args) - 1
     for index, each in enumerate(args):
@@ -487,9 +518,9 @@ def kind_of(
 
 
 def _kind(x: Any, flats: list[Flat], words: list[Any] | None, depth: int = 0) -> Any:
-    """`words`: None where there are to be none."""
+    """Return the part of the key for `x`. `words`: None if `x` may have arrays only."""
     cls = type(x)
-    if cls is np.ndarray:  # what most are
+    if cls is np.ndarray:  # the most common case
         if not x.flags.carray:
             return None
         flats.append(x.reshape(-1))

@@ -1,18 +1,18 @@
-"""Prepared collectives of ranks that share memory: all of one within its call.
+"""Prepared collectives of ranks that share memory: a whole collective within its call.
 
-There are two kinds. *Reductions* (see `lane_reductions`) are one phase on arrays, which is kept
-with its memory. *Values* (broadcast, all_gather and their like, see `lane_values`) are one phase of
-small blobs, whose bytes are known but for the data. Which phase, and which bytes, the ordinary way
-has said: so the others cannot tell, and each rank for itself may go either way.
+There are two kinds of recipes. *Reductions* (`lane_reductions`) are one phase on arrays, which is
+kept with its memory. *Values* (broadcast, all_gather and the like: `lane_values`) are one phase of
+small blobs, of which all bytes but the data are known. The phase and the bytes are those of the
+ordinary way. So other ranks see no difference, and each rank may go either way on its own.
 
-What is of neither kind is made as ever, and its program is run within the call as far as that goes
-without waiting for long (`LaneExpress.begin`): all its phases in shared memory. So is the rest of a
-call where others have shown what is not known.
+Other calls make their program as ever, and run its phases in shared memory as far as they need not
+wait long (`LaneExpress.begin`). The rest of a call with values goes the same way if other ranks
+have shown something unknown.
 
-Where calls before it have not ended yet, one of a known kind waits for its turn as a `QueuedCall`,
-and is then done within that, as it would have been within its call. No function of the user's may
-run in there, since it could call the next collective before this one has taken its number; so what
-may have one goes the ordinary way.
+A call of a known kind may find earlier calls that have not ended. It then waits for its turn as a
+`QueuedCall`, and is done in one go during its turn. No function of the user may run there, because
+it could call the next collective before this one has taken its number. So calls that may run one go
+the ordinary way.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NOTHING: Mapping[int, memoryview] = {}
 
 
 class QueuedCall:
-    """One call that waits for its turn on the lane."""
+    """A call that waits for its turn on the lane."""
 
     __slots__ = ("express", "flat", "key", "recipe", "seconds", "seq", "work", "x")
     place = 0
@@ -65,9 +65,9 @@ class QueuedCall:
         self.work = work
         self.seq = seq
         self.key: Key = (None, seq)
-        self.x = x  # what is known of its result
-        self.flat = flat  # what it is done with, see `lay_out`
-        self.seconds = seconds  # that it had when it was called
+        self.x = x  # what is known of the result
+        self.flat = flat  # memory or arguments: see `lay_out`
+        self.seconds = seconds  # time limit at the call
 
     @property
     def call(self) -> bytes:
@@ -78,16 +78,16 @@ class QueuedCall:
         return self.recipe.digest
 
     def resume(self) -> None:
-        """The call has its turn on the lane."""
+        """Do the call, because its turn has come."""
         self.express.at_turn(self)
 
     def to_operation(self) -> Operation | None:
-        """Go on as an operation."""
+        """Make an operation of this call."""
         return self.express.to_operation(self)
 
 
 class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
-    """The recipes of a group whose ranks share memory."""
+    """Keeps the recipes of a group whose ranks share memory."""
 
     _on_lane = True
 
@@ -160,7 +160,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
     def _fused(
         self, recipe: LaneRecipe | lane_values.ValueRecipe, area: int
     ) -> Callable[[Any], int]:
-        """Make what carries `recipe` out in `area`."""
+        """Make the function that runs `recipe` in `area`."""
         phase, lane = recipe.phase, self._lane
         assert recipe.fused is not None
         run = recipe.fused(phase, lane, area)
@@ -181,7 +181,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         done: int,
         seconds: float,
     ) -> None:
-        """Go on with a call of which so many steps are `done`, and which has to wait."""
+        """Continue a call that has to wait after so many `done` steps."""
         executor, rest = self._rest(recipe, x, flat, area, done)
         if done >= ALL_SHOWN and executor is not None and not self._runs_others():
             self._go_on(work, recipe.call, executor, rest, seconds)
@@ -195,7 +195,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         error: Exception,
         seconds: float,
     ) -> None:
-        """Fail a call, because a step of it has raised `error`."""
+        """Fail a call, because one of its steps has raised `error`."""
         self._calls.take_over(work, recipe.call, None, failing(error), seconds)
 
     def _rest(
@@ -206,15 +206,18 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         area: int,
         done: int,
     ) -> tuple[Executor | None, Program]:
-        """What goes on with a call of which so many steps are `done`."""
+        """Return what continues a call after so many `done` steps."""
         try:
             return recipe.resume(x, flat, self._lane, area, done)
         except Exception as error:
             return None, failing(error)
 
     def _is_next(self, seq: int) -> bool:
-        """Whether nothing has come for this number, perhaps a verdict, and no call before this one
-        waits for its own. The ordinary way sees to both."""
+        """Say whether the call with this number may start within itself.
+
+        It may not if something has come for it, perhaps a verdict, or if an earlier call still
+        waits for its number. The ordinary way handles both.
+        """
         return not self._calls.deferred and self._calls.arrivals.is_quiet((None, seq))
 
     # -- calls that wait for their turn -----------------------------------------------------------
@@ -227,7 +230,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         flat: Any,
         seconds: float,
     ) -> Work[Any] | None:
-        """Have it wait for its turn, behind others. None: nothing has happened."""
+        """Let a call wait for its turn behind others. None: nothing has happened."""
         lane, calls = self._lane, self._calls
         if lane.is_broken or self._records.trace is not None:
             return None
@@ -240,7 +243,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         return work.for_user(self._records.unseen)
 
     def at_turn(self, call: QueuedCall) -> None:
-        """Do `call`, whose turn it is, or let an operation go on with it."""
+        """Do `call` in its turn, or let an operation continue it."""
         lane, calls = self._lane, self._calls
         if lane.gives_way():
             return
@@ -265,7 +268,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         calls.take_over(work, recipe.call, executor, rest, call.seconds, came=_NOTHING)
 
     def to_operation(self, call: QueuedCall) -> Operation | None:
-        """`call`, which waits, goes on as an operation."""
+        """Make an operation of `call`, which waits for its turn."""
         del self._calls.waiting.by_key[call.key]
         return self._take_over(call)
 
@@ -276,9 +279,9 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
 
     # -- the other operations ---------------------------------------------------------------------
 
-    # The steps are those of `Operation`, for a call that has the lane to itself: it enters, runs
-    # one phase after the other, and ends. Wherever it cannot go on, an operation does, with the
-    # phase that is under way, or that is next, and with what is left of the program.
+    # These are the steps of `Operation`, for a call that has the lane to itself: enter, run one
+    # phase after the other, end. If it cannot go on, an operation does, with the present or next
+    # phase and the rest of the program.
     def begin(
         self, call: Call, args: tuple[Any, ...], seconds: float, tag: object = None
     ) -> Work[Any] | None:
@@ -300,17 +303,16 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         seconds: float,
         place: int = 0,
     ) -> Work[Any]:
-        """Go on within the call with what has entered: with the phase that is under way, if one is,
-        and then with `program`."""
+        """Run a call that has entered: its present phase, if it has one, and then `program`."""
         lane, seq = self._lane, work.seq
         assert seq is not None
-        begun = executor is not None  # the first phase
+        begun = executor is not None  # whether the first phase has begun
         try:
             while True:
                 if executor is None:
                     phase = next(program)
                     if not isinstance(phase, Phase) or phase.shared is None:
-                        if not begun:  # nothing is published that would say that it was called
+                        if not begun:  # nothing published tells others of this call
                             lane.show_entry()
                         rest = before(phase, program)
                         break

@@ -1,9 +1,9 @@
 """Prepared reductions of ranks that share memory: all_reduce, reduce and reduce_scatter of arrays.
 
-A reduction is one phase on two vectors, the input and where the result goes, or on one that is
-both. The ordinary way has chosen it, by dtype, lengths and operator alone: so it is kept, and each
-call lends it its arrays. A list of arrays is copied to one that is reduced in place, and its result
-is copied back.
+A reduction is one phase on two vectors, for the input and the result, or on one vector that is
+both. The choice of the phase depends on dtype, lengths and operator alone. So the recipe keeps it,
+and each call lends it its arrays. A list of arrays is joined into one, reduced in place, and copied
+back.
 """
 
 from __future__ import annotations
@@ -31,15 +31,20 @@ from aiodist.types import ReduceOp
 
 OPS = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 ONE_ROUND = 2
-"""Most publishes of a plan whose views of shared memory are kept: those of 1.5 MiB and less, or of
-4 MiB where there are more ranks than cores."""
+"""The most publishes of a plan whose views of shared memory are kept.
+
+These are the plans for up to 1.5 MiB, or 4 MiB if there are more ranks than cores.
+"""
 SMALL_LISTS = EAGER_LIMIT
-"""Most bytes of the arrays of a list that is prepared: they are joined, so they are copied. With a
-tag, larger ones do not show all they have at once."""
+"""The most bytes of a list of arrays that is prepared.
+
+Its arrays are copied to be joined, which takes too long for larger ones. With a tag, larger ones
+could not show all their data at once, either.
+"""
 
 
 Makes = Callable[[], tuple[Any, Flat]]
-"""Makes an array, of which the second is the memory."""
+"""Makes an array, and returns it with its memory."""
 
 
 class LaneRecipe(Recipe):
@@ -56,25 +61,26 @@ class LaneRecipe(Recipe):
         keeps: object,
         out: Vector | None = None,
     ) -> None:
-        """`out`: where the result goes, if not to `vector`."""
+        """`out`: the result goes there; None: to `vector`."""
         super().__init__(op, call, phase, vector, keeps)
         self.out = out
         if out is not None:
             self.phase = self.phase._replace(lent=(vector, out))
             out.lend(None)
-        # What makes of the phase and an area a function that does it in one go; None: nothing.
+        # Makes a function that does the phase in one area in one go; None: there is none.
         self.fused: Callable[[Phase, Lane, int], Callable[[Any], int]] | None = None
         if phase.whole:
             self.fused = all_at_once
         elif phase.prepared.plan.publishes <= ONE_ROUND:
             self.fused = in_steps
-        self.at_once: dict[int, Callable[[Any], int]] = {}  # these functions, by area
-        self.makes: Makes | None = None  # a new array for the result
-        self.given: int | None = 0  # the argument that is the result; None: there is none
-        self.inputs = 1  # so many arrays are the input
+        # What `fused` has made, by area.
+        self.at_once: dict[int, Callable[[Any], int]] = {}
+        self.makes: Makes | None = None  # makes a new array for the result
+        self.given: int | None = 0  # the argument for the result; None: none
+        self.inputs = 1  # how many arrays are the input
         self.unformed = 1
         self.parts = False  # whether the result is copied to several arrays
-        self._apart = overlaps.Apart()  # knows whether these share memory
+        self._apart = overlaps.Apart()  # checks whether they share memory
 
     def lay_out(
         self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
@@ -87,14 +93,14 @@ class LaneRecipe(Recipe):
         result: Any = None if self.given is None else args[self.given]
         if self.parts:
             places = flats[self.inputs :] or inputs
-            # The ordinary way refuses two places in the same memory.
+            # If two places share memory, the ordinary way refuses the call.
             if not self._apart.are(result, places):
                 return None
             return (result, flat, places), flat
         if self.out is None:
             return result, flat
         out = flats[-1]
-        # The ordinary way copies what would be written before it is read.
+        # If the result would overwrite input, the ordinary way makes a copy first.
         return None if np.may_share_memory(flat, out) else (result, (flat, out))
 
     def form(self, args: tuple[Any, ...]) -> Form | None:
@@ -108,7 +114,7 @@ class LaneRecipe(Recipe):
         def lay(
             args: tuple[Any, ...], x: Any = None, a: Any = None, b: Any = None, c: Any = None
         ) -> tuple[Any, Any] | None:
-            # Behind these is `out`.
+            # `out` comes after these arguments.
             if type(x) is not cls or a is not p or (q is not None and b is not q):
                 return None
             if not matches(x, []):
@@ -129,17 +135,17 @@ class LaneRecipe(Recipe):
         return lay
 
     def shown(self, flat: Any) -> Flat:
-        """The input of a call."""
+        """Return the input of a call."""
         shown: Flat = flat if self.out is None else flat[0]
         return shown
 
     def executor(self, flat: Any, lane: Lane, area: int, place: int = 0, done: int = 0) -> Executor:
-        """What does it with `flat` on `lane`. The first steps are `done`."""
+        """Return the executor of a call with `flat`, whose first steps are `done`."""
         self.lend(flat)
         return Executor(self.phase, None, lane, area, place, done)
 
     def lend(self, flat: Any) -> None:
-        """Lend its phase the memory of one call."""
+        """Lend the memory of one call to the phase."""
         if self.out is None:
             self.vector.lend(flat)
         else:
@@ -150,23 +156,26 @@ class LaneRecipe(Recipe):
     def resume(
         self, x: Any, flat: Any, lane: Lane, area: int, done: int
     ) -> tuple[Executor, Program]:
-        """What goes on with it where it has to wait: with its phase, and with what comes after."""
+        """Return the executor and the rest of a call that has to wait."""
         return self.executor(flat, lane, area, 0, done), rest_of(self, x)
 
     def keep(self, flat: Any) -> Any:
-        """What is kept of `flat` while it waits for its turn."""
+        """Return what a call that waits for its turn keeps of `flat`."""
         return flat
 
     def program(self, x: Any, flat: Any) -> Program:
-        """All of it, where nothing is done yet."""
-        self.lend(flat)  # now that it is its turn: before, another call may have had them
+        """Return the whole program of a call that has done nothing yet."""
+        self.lend(flat)  # only in its turn, because other calls use the phase before
         yield self.phase
         return (yield from rest_of(self, x))
 
 
 class Slots(NamedTuple):
-    """Arrays that are reduced together: where each begins and ends, and what `makes` an array as
-    that of this rank is. `keeps`: see `Recipe`."""
+    """Arrays that are reduced together.
+
+    `bounds` says where each begins and ends. `makes` makes an array like that of this rank.
+    `keeps`: see `Recipe`.
+    """
 
     kernel: Kernel
     bounds: list[int]
@@ -175,13 +184,13 @@ class Slots(NamedTuple):
 
 
 def slots_of(context: ExpressGroup, call: Call, xs: Any, op: Any) -> Slots | None:
-    """The slots of a reduce_scatter; None where it is not to be prepared."""
+    """Return the slots of a reduce_scatter. None: it cannot be prepared."""
     may_join = call.nbytes <= SMALL_LISTS or not isinstance(xs, (list, tuple))
     return _joined(split_slots(xs, context.size), context.rank, op, may_join)
 
 
 def _joined(parts: list[Any], own: int, op: Any, is_small: bool) -> Slots | None:
-    if not parts:  # an empty list, which may be reduced like any other
+    if not parts:  # the ordinary way reduces an empty list
         return None
     views = [arrays.view(part, "xs") for part in parts]
     mine = views[own]
@@ -196,9 +205,9 @@ def _joined(parts: list[Any], own: int, op: Any, is_small: bool) -> Slots | None
 
 
 def _maker(like: arrays.Array) -> Makes:
-    """What makes arrays like that."""
+    """Return a function that makes arrays like `like`."""
     kind, name, shape = like.kind, like.name, like.shape
-    if kind != "torch":  # in one call
+    if kind != "torch":  # numpy needs one call
         dtype, is_flat = carrier(name), len(shape) == 1
 
         def new() -> tuple[Any, Flat]:
@@ -217,7 +226,7 @@ def _maker(like: arrays.Array) -> Makes:
 def learn(
     context: ExpressGroup, op: str, make: Callable[..., Call], args: tuple[Any, ...]
 ) -> LaneRecipe | None:
-    """The recipe of one of `OPS`, called with arrays; None where it is not to be prepared."""
+    """Make the recipe of one of `OPS` with arrays. None: it cannot be prepared."""
     found = learn_of(context, op, make, args)
     return None if found is None else found[0]
 
@@ -225,12 +234,12 @@ def learn(
 def learn_of(
     context: ExpressGroup, op: str, make: Callable[..., Call], args: tuple[Any, ...]
 ) -> tuple[LaneRecipe, DtypeGroup] | None:
-    """The recipe that `learn` gives, and what is reduced."""
+    """Return the recipe of `learn`, and the arrays to reduce."""
     try:
         call = make(context, *args)
         return _learn(context, op, call, args)
     except (TypeError, ValueError, OverflowError):
-        return None  # and the ordinary way raises it
+        return None  # the ordinary way raises it again
 
 
 def _learn(
@@ -256,7 +265,8 @@ def _learn(
     else:
         phase = pulls.reduce(context, group, more[0])
     if listed or is_small or not scatters:
-        phase = phase._replace(direct=None)  # it is staged, wherever it lies
+        # Stage it, even if other ranks could read it in place.
+        phase = phase._replace(direct=None)
     recipe = LaneRecipe(
         op, call.text.encode(), phase, vector, keeps, None if result is vector else result
     )
@@ -273,7 +283,7 @@ def _learn(
 
 
 def _spread(found: tuple[Any, Flat, list[Flat]]) -> Any:
-    """The result of a list of arrays, which were reduced as one."""
+    """Copy the joined arrays back to their places, and return the result."""
     result, flat, places = found
     at = 0
     for place in places:

@@ -1,15 +1,19 @@
-"""How ranks of one host come to share memory, and agree from which collective on.
+"""The set-up of shared memory: ranks of one host share it, and agree on the first call that uses
+it.
 
-It begins with a group's first collective, beside it: everyone makes a segment and tells the others
-where to fetch it, then whether it has those of its host. Only if all have, on whatever host, all
-use them. In that second round each says how many untagged collectives it has called, and holds
-further ones back until it knows the answers: those with numbers from the highest on run in shared
-memory. What has a tag needs no such number: a rank that shares memory may post for
-any call, and the others read that as soon as they do (`post_express`).
+The set-up starts with a group's first collective, and runs beside it. In a first round, each rank
+makes a segment and tells the others how to fetch it. In a second round, it says whether it has the
+segments of its host. Memory is used only if every rank on every host has all that it needs.
 
-A segment is a sealed memfd, and its descriptor is passed on by ``SCM_RIGHTS``: it has no name in a
-file system, so nothing is left behind, however ranks die. If one rank cannot share memory, none
-does, and one line in the log says why.
+Collectives without a tag need a common first number. So each rank says in the second round how many
+of them it has called. It holds further ones back until it has all answers. From the highest of
+these numbers on, they run in shared memory. Collectives with a tag need no such number. A rank that
+shares memory may post at once, because the others read the post as soon as they share memory, too
+(`post_express`).
+
+A segment is a sealed memfd, whose descriptor travels by ``SCM_RIGHTS``. It has no name in a file
+system, so nothing is left behind, even if ranks are killed. If one rank cannot share memory, no
+rank does, and one line in the log says why.
 """
 
 from __future__ import annotations
@@ -39,8 +43,11 @@ log = logging.getLogger("aiodist.group")
 
 
 class Sharers(Place, Protocol):
-    """The group that is to share memory. `ended` is what has ended it here, and `calls` are its
-    collectives, which tell all ranks what each has, and then have the lane."""
+    """The group that wants to share memory.
+
+    `ended` is the error that has ended the group here. `calls` carry the two rounds, and then get
+    the lane.
+    """
 
     group: str
     endpoint: Endpoint
@@ -48,20 +55,20 @@ class Sharers(Place, Protocol):
     calls: Calls
 
     def kick(self, peer: int) -> None:
-        """Wakes `peer`, which waits for this rank in shared memory."""
+        """Wake `peer`, which waits for this rank in shared memory."""
         ...
 
     def share_memory(self, lane: Lane) -> None:
-        """Has collectives without a tag run on `lane`, from number `lane.first` on."""
+        """Run collectives without a tag on `lane`, from number `lane.first` on."""
         ...
 
     def use_links(self) -> None:
-        """Has all collectives go over links, for good."""
+        """Send all collectives over links, for good."""
         ...
 
 
 class LaneSetup:
-    """The set-up of one context. `settling`: untagged collectives have to wait for its end."""
+    """The set-up of one group. While `settling`, collectives without a tag wait for its end."""
 
     def __init__(self, context: Sharers, sharing: Sharing) -> None:
         self.settling = False
@@ -72,12 +79,12 @@ class LaneSetup:
         self._over = False
 
     def begin(self) -> None:
-        """Begin, unless that has been done."""
+        """Begin, unless it has begun before."""
         if self._task is None and not self._over:
             self._task = self._context.endpoint.spawn(self._run(), "aiodist shared memory")
 
     def cancel(self) -> None:
-        """Stop: the group ends."""
+        """Stop, because the group ends."""
         self._over = True
         self.settling = False
         if self._task is not None:
@@ -104,20 +111,20 @@ class LaneSetup:
         try:
             words = await self._share(None if offer is None else offer.words)
             others, problem = await self._fetch(words, problem)
-            # From here on no untagged call takes a number, until all answers are known: the number
-            # that is told now must still be the next one when the lane is begun with the highest.
+            # From here on no call without a tag takes a number, until all answers are here. The
+            # lane begins with the highest number, so ours must still be the next one then.
             self.settling = True
             upcoming = context.calls.tags.upcoming(None)
             crowded = len(self._mates) + 1 > cores()
             answers = await self._share((not problem, upcoming, crowded))
-            # A rank that is alone on its host shows nobody what it has there.
+            # A rank that is alone on its host has no memory to show, so it gets a private area.
             memory = memoryview(bytearray(LANE)) if offer is None else offer.segment.memory
         finally:
             if offer is not None:
-                offer.close()  # all that want it have it
+                offer.close()  # all ranks of the host have it
         for answer in answers:
             if not (isinstance(answer, list) and list(map(type, answer)) == [bool, int, bool]):
-                raise ProtocolError(f"malformed words about shared memory: {answer!r}")
+                raise ProtocolError(f"malformed answer about shared memory: {answer!r}")
         refused = [rank for rank, (ready, *_) in enumerate(answers) if not ready]
         if refused:
             log.warning(
@@ -140,11 +147,14 @@ class LaneSetup:
         )
 
     async def _fetch(self, words: list[Any], problem: str) -> tuple[dict[int, memoryview], str]:
-        """The others' memory, of which they have sent words; or what is wrong, if not `problem`."""
+        """Map the memory that other ranks offer with `words`; or return why that fails.
+
+        A `problem` of this rank comes first.
+        """
         peers = self._mates
         refused = [rank for rank in peers if words[rank] is None]
         if refused or problem:
-            return {}, problem or f"rank {refused[0]} offers none"
+            return {}, problem or f"rank {refused[0]} offers no memory"
         found = await asyncio.gather(
             *(take(words[rank], SEGMENT) for rank in peers), return_exceptions=True
         )
@@ -153,35 +163,35 @@ class LaneSetup:
             if isinstance(memory, memoryview):
                 others[rank] = memory
             elif isinstance(memory, OSError):
-                return {}, f"that of rank {rank} cannot be had: {memory}"
+                return {}, f"cannot map the memory of rank {rank}: {memory}"
             else:
                 raise memory
         return others, ""
 
     async def _share(self, own: Any) -> list[Any]:
-        """What every rank says, by rank."""
+        """Return what every rank says, by rank."""
         context = self._context
 
         def program(_: bool) -> Program:
             return (yield from share(context, msgpack.packb(own), on_lane=False))
 
-        # It has no deadline of its own. The calls that wait for it have theirs, and name who is
-        # missing in it (`engine.deadlines`).
+        # This needs no deadline, because the calls that wait for it have theirs. They name the
+        # ranks that are missing here (`engine.deadlines`).
         blobs = await context.calls.launch(
             "shared memory", "shared memory()", program, tag=SETUP_TAG, timeout=math.inf
         )
         try:
             return [msgpack.unpackb(blob) for blob in blobs]
         except ValueError as error:
-            raise ProtocolError(f"malformed words about shared memory: {error!r}") from None
+            raise ProtocolError(f"malformed answer about shared memory: {error!r}") from None
 
 
 def _offer(loop: asyncio.AbstractEventLoop) -> tuple[SegmentOffer | None, str]:
-    """Memory for the others to map; or what is wrong."""
+    """Make memory that other ranks can map; or return why that fails."""
     problem = unsupported_reason()
     if problem is None:
         try:
             return SegmentOffer(loop, SEGMENT, "aiodist"), ""
         except OSError as error:
-            problem = f"no memory to share ({error})"
+            problem = f"cannot make memory to share: {error}"
     return None, problem

@@ -1,21 +1,20 @@
 """Prepared collectives of values: broadcast, all_gather, gather, scatter, all_to_all, barrier; and
 reductions of numbers.
 
-All begin with one phase in which every rank shows a blob (`phases.base.share`), and where values
-are small there is nothing after it: the data is in the blobs. What a rank shows for values of one
-kind (see `express.kind_of`) is a `Template`; and where the blobs of all have the bytes of known
-templates, which fit together, there is nothing to parse or to agree on: the data lies in known
-places.
+All begin with one phase in which every rank shows a blob (`phases.base.share`). If values are
+small, that is all, because the data is in the blobs. What a rank shows for one kind of value (see
+`express.kind_of`) is a `Template`. If all blobs match known templates that fit together, there is
+nothing to parse and nothing to agree on: the data lies in known places.
 
-**What is not known goes the ordinary way**: the first call of a kind, an array of another shape at
-the root of a broadcast, whoever asks for what does not fit. What this rank shows is the same in
-either case, so the call becomes an operation with its first two steps done, and what the blobs were
-is learnt when it has ended well.
+**Unknown blobs take the ordinary way.** Examples are the first call of a kind, and an array of
+another shape at the root of a broadcast. Another example is a rank that wants something that does
+not fit. This rank shows the same blob either way. So the call becomes an operation whose first two
+steps are done. When that has ended well, this rank learns the templates of the blobs.
 
-**Of large arrays the data travels behind the blobs**, in phases as the ordinary way has them
-(`ValueRecipe.moved`). Known blobs spare them all that comes before: to say what this rank has, to
-read what others say, to make what it goes to. That took a third of the processor time of an
-all_to_all of 2.5 MiB.
+**Large arrays travel behind the blobs**, in the phases of the ordinary way (`ValueRecipe.moved`).
+Known blobs spare the work before: to describe the data of this rank, to read the descriptions of
+others, and to make the places for theirs. That took a third of the processor time of an all_to_all
+of 2.5 MiB.
 """
 
 from __future__ import annotations
@@ -49,23 +48,28 @@ from aiodist.shared_memory.lane import Lane
 from aiodist.shared_memory.posts import CHEAP_COPY
 
 KNOWN = 4
-"""Most templates of one rank that are kept for one kind of call: those that came last."""
+"""The most templates of one rank that one recipe keeps: the latest ones."""
 LATER = 16
-"""Of so many calls nothing is learnt after some, one after the other, in which a rank showed what
-was not known: who shows something else each time will do so again. More each time."""
+"""If templates were of no use several times in a row, nothing is learnt from so many calls.
+
+A rank that shows something else each time will do so again. The number doubles each time.
+"""
 RARELY = 1024
-"""Most of those."""
+"""The most calls from which nothing is learnt."""
 MOST_TAKES = 16
-"""Most combinations of templates for which it is kept what to do."""
+"""The most combinations of templates for which the way to the result is kept."""
 BEGUN = 2
-"""Steps that are done before a call waits: what this rank shows is copied, and published."""
+"""Steps that are done before a call waits: the blob of this rank is copied and published."""
 Make = Callable[..., Call]
 
 
 class Given(NamedTuple):
-    """The arguments of one call, and the memory of the arrays among them; `result` is for its
-    result. `own`: the template of what this rank shows; `place`: the argument that is the result,
-    if one is; `shown`: all that this rank shows, where that is little."""
+    """The arguments of one call, and the memory of its arrays.
+
+    `result` is a list that gets the result. `own` is the template of what this rank shows. `place`
+    is the argument for the result, if there is one. `shown` has all that this rank shows, if that
+    is little.
+    """
 
     args: tuple[Any, ...]
     flats: Sequence[Flat]
@@ -77,26 +81,32 @@ class Given(NamedTuple):
 
 Views = Sequence[memoryview]
 Take = Callable[[Given], Any]
-"""Makes the result of a call. It raises OverflowError where the ordinary way does, on all ranks."""
+"""Makes the result of a call.
+
+It raises OverflowError if the ordinary way does, which then happens on all ranks.
+"""
 Collect = Callable[[Given], bool | None]
-"""Makes the result of what all show. None: it is not there, as the data travels apart; False: it
-goes the ordinary way."""
+"""Makes the result from the blobs of all ranks.
+
+It returns None if the data is not in the blobs, because it travels apart. It returns False if the
+call has to take the ordinary way.
+"""
 
 _new = tuple.__new__
-"""Makes a `Given` in half of the time."""
+"""Makes a `Given` in half the time."""
 
 
 def learn(
     recipe: type[V], context: ExpressGroup, op: str, make: Make, args: tuple[Any, ...]
 ) -> V | None:
-    """The `recipe` of a call; None where it is not to be prepared."""
+    """Make the `recipe` of a call. None: it cannot be prepared."""
     exchanged = exchanged_by(op, context.rank, context.size, args)
     if exchanged is None:
         return None
     try:
         call = make(context, *args)
     except (TypeError, ValueError, OverflowError):
-        return None  # and the ordinary way raises it
+        return None  # the ordinary way raises it again
     program = call.start(recipe.on_lane)
     phase = cast(Phase, next(program))
     program.close()
@@ -106,8 +116,10 @@ def learn(
 
 
 def _own(exchanged: Exchanged, phase: Phase, rank: int) -> Template | None:
-    """The template of what `rank`, which is this one, shows in that phase. None: it is not all that
-    there is to be done, or the rank has to look at what comes."""
+    """Return the template of what this `rank` shows in that phase.
+
+    None: the call does more than that, or the rank has to look at what it gets.
+    """
     own = exchanged.template_of(cast(Blobs, phase.memory).blobs[rank], rank)
     return None if own is None or own.want == fitting.LOOK else own
 
@@ -117,7 +129,7 @@ class ValueRecipe(Recipe):
 
     on_lane = True
     moves = frozenset({"broadcast", "all_gather", "all_to_all"})
-    """The operations that may be of arrays whose data travels apart, into others that are given."""
+    """The operations on arrays whose data may travel apart, into arrays of the user."""
 
     __slots__ = (
         "_apart", "_collects", "_context", "_exchanged", "_hit", "_known", "_later", "_make",
@@ -137,20 +149,22 @@ class ValueRecipe(Recipe):
         self.nbytes = call.nbytes
         self.finish: Callable[[Any], Any] | None = list.pop
         self._context = context
-        self._make = make  # makes the call anew, for the ordinary way
+        self._make = make  # makes the call again, for the ordinary way
         self._exchanged = exchanged
         self._own = own  # what this rank shows
         self.unformed = 1
-        self._known: list[list[Template]] = [[] for _ in range(context.size)]  # what others show
-        self._words: list[Any] | None = None  # what is in the value of this rank but arrays
-        self._other_words: list[Any] | None = None  # the same of the last one where it was not that
-        self._apart = overlaps.Apart()  # knows whether the places of a list share memory
-        self._hit = True  # since something was learnt, a call was done within itself
-        self._misses = 0  # how often that was not so, one after the other
-        self._later = 0  # of so many calls nothing is learnt, see `LATER`
+        # What others show, by rank.
+        self._known: list[list[Template]] = [[] for _ in range(context.size)]
+        self._words: list[Any] | None = None  # what the value of this rank has beside arrays
+        # The `words` of the last call, if they were others.
+        self._other_words: list[Any] | None = None
+        self._apart = overlaps.Apart()  # checks whether the places of a list share memory
+        self._hit = True  # whether the templates were of use since they were learnt
+        self._misses = 0  # how often in a row they were not
+        self._later = 0  # nothing is learnt from so many calls: see `LATER`
         self.fused = self._bound
-        self.at_once: dict[int, Callable[[Any], int]] = {}  # what does it, by area
-        self._collects: dict[int, Collect] = {}  # the end of it, by area
+        self.at_once: dict[int, Callable[[Any], int]] = {}  # functions that do a call, by area
+        self._collects: dict[int, Collect] = {}  # their last part, by area
 
     def lay_out(
         self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
@@ -167,11 +181,12 @@ class ValueRecipe(Recipe):
         if self._own.is_apart:
             mine = flats[: self._exchanged.counts[self._context.rank]]
             if any(self._context.heap.place_of((flat,)) for flat in mine):
-                return None  # what others can read where it lies need not be shown
+                return None  # other ranks can read it in place
         own, given = self._own, self._exchanged.given
         place = None if given is None else args[given]
-        # What all show is copied before anything is written. But of two places in the same memory
-        # only one would have its value: the ordinary way refuses them.
+        # All ranks copy what they show before they write results, so results may go over inputs.
+        # But of two places in the same memory only one would keep its value, so the ordinary way
+        # refuses them.
         if (
             self._exchanged.listed
             and isinstance(place, (list, tuple))
@@ -182,7 +197,8 @@ class ValueRecipe(Recipe):
         return result, Given(args, flats, result, own, place, shown)
 
     def form(self, args: tuple[Any, ...]) -> Form | None:
-        # Of small values: what they show is copied twice. With `out=`, there is more to look at.
+        # Only for small values, because a form copies twice what they show. Calls with `out=` need
+        # more checks.
         own, exchanged = self._own, self._exchanged
         if own.length > CHEAP_COPY or own.is_apart or exchanged.given:
             return None
@@ -212,8 +228,10 @@ class ValueRecipe(Recipe):
         return lay
 
     def _shows(self, args: tuple[Any, ...], words: list[Any]) -> bool:
-        """Whether this rank's value, which has other `words` than the last one, may be shown by the
-        template that is kept: it is made anew for what comes twice."""
+        """Say whether the kept template may show a value that has other `words` than the last one.
+
+        If the same words come twice, the template is made anew for them.
+        """
         if self._words is not None:
             if words != self._other_words:
                 self._other_words = words
@@ -230,7 +248,8 @@ class ValueRecipe(Recipe):
         return True
 
     def _bound(self, phase: Phase, lane: Lane, area: int) -> Callable[[Given], int]:
-        """What carries it out in `area`, as `executor.all_at_once` does other phases."""
+        """Return the function that does a call in `area`, as `executor.all_at_once` does for
+        others."""
         template = self._own
         own = Reading(template, lane.area(self._context.rank, area))
         gaps = [data.flat for data in own.data]
@@ -241,12 +260,12 @@ class ValueRecipe(Recipe):
             for peer in lane.others
         ]
         found: list[Reading] = [own] * self._context.size
-        takes: dict[tuple[Reading, ...], Take | None] = {}  # by what all ranks show
+        takes: dict[tuple[Reading, ...], Take | None] = {}  # by the blobs of all ranks
         _, _, shown, taken = phase.prepared
         shown, taken = shown * phase.itemsize, taken * phase.itemsize
         moved = lane.moved
         steps = len(phase.prepared.plan.steps)
-        # What the others showed the last time but for the data, and what makes the result of that.
+        # What the others showed the last time, without the data, and what makes the result of it.
         expected, expected_take = [_NEVER], cast("Take | None", None)
 
         def find() -> bool:
@@ -281,7 +300,7 @@ class ValueRecipe(Recipe):
 
         def show(call: Given) -> int:
             if call.own is not template:
-                return 0  # it has waited, and other words are shown by now
+                return 0  # the template has changed while it waited
             shown_bytes = call.shown
             if shown_bytes is not None:
                 blob[:] = shown_bytes
@@ -314,11 +333,12 @@ class ValueRecipe(Recipe):
         return tape_of_values(self, phase, lane, area, run, show, take)
 
     def take(self, found: Sequence[Reading], call: Given) -> bool:
-        """Make the result of `found`, what each rank shows. False: that goes the ordinary way."""
+        """Make the result from `found`, the blobs of all ranks. False: take the ordinary way."""
         return give(self._taking(found), call)
 
     def _taking(self, found: Sequence[Reading]) -> Take | None:
-        """What makes the result of `found`. None: it fits not everywhere, or travels apart."""
+        """Return what makes the result from `found`. None: blobs do not fit, or data travels
+        apart."""
         exchanged, takes = self._exchanged, self._exchanged.takes
         if any(found[src].is_apart for src in exchanged.sources):
             return None
@@ -340,8 +360,10 @@ class ValueRecipe(Recipe):
         return lambda call: copy()
 
     def _unshown(self) -> int | None:
-        """The number of the array that nobody takes but this rank, which has it: to show it would
-        be to copy it twice. None: there is none such."""
+        """Return the number of the array that only this rank takes. None: there is none.
+
+        It is not shown, because this rank has it already, and would copy it twice.
+        """
         exchanged, rank = self._exchanged, self._context.rank
         is_own = self.op == "all_to_all" and exchanged.given is not None
         return rank if is_own and len(self._own.gaps) == exchanged.counts[rank] else None
@@ -349,7 +371,7 @@ class ValueRecipe(Recipe):
     def resume(
         self, result: Any, given: Given, lane: Lane, area: int, done: int
     ) -> tuple[Executor, Program]:
-        """What goes on with it where it has to wait, or the ordinary way."""
+        """Return the executor and the rest of a call that has to wait, or take the ordinary way."""
         if done > ALL_SHOWN:
             return Executor(self.phase, None, lane, area, 0, done), self.moved(self.keep(given))
         if done != BEGUN:
@@ -362,7 +384,7 @@ class ValueRecipe(Recipe):
         return Executor(phase, None, lane, area, 0, done), self._awaited(memory, self.keep(given))
 
     def _awaited(self, memory: _Awaited, given: Given) -> Program:
-        """The blobs of all are here."""
+        """Continue with the blobs of all ranks."""
         if memory.made:
             return given.result.pop()
         if memory.made is None:
@@ -371,7 +393,7 @@ class ValueRecipe(Recipe):
         return (yield from self.remade(memory, given))
 
     def remade(self, memory: Blobs, given: Given) -> Program:
-        """The ordinary way from the first phase on, with what all have shown in that."""
+        """Take the ordinary way from the first phase on, with the blobs that have been shown."""
         program = self._make(self._context, *given.args).start(self.on_lane)
         phase = cast(Phase, next(program))
         cast(Blobs, phase.memory).blobs[:] = memory.blobs
@@ -380,9 +402,11 @@ class ValueRecipe(Recipe):
     # -- arrays whose data travels apart ----------------------------------------------------------
 
     def may_move(self, found: Sequence[Reading], given: Given) -> bool:
-        """Whether all who give anything give what is wanted, and its data travels apart, in the
-        byte order of this machine. (Whoever has to swap bytes goes the ordinary way, for
-        itself.)"""
+        """Say whether all sources give what is wanted, with data that travels apart.
+
+        The data must have the byte order of this machine. A rank that has to swap bytes takes the
+        ordinary way on its own.
+        """
         sources = self._exchanged.sources
         return (
             self._exchanged.moves
@@ -392,8 +416,7 @@ class ValueRecipe(Recipe):
         )
 
     def moved(self, given: Given) -> Program:
-        """Who gives and who takes is known, and that it fits: the data moves as it would in the
-        ordinary way."""
+        """Move the data as in the ordinary way. The blobs have said that all of it fits."""
         exchanged, rank, size = self._exchanged, self._context.rank, self._context.size
         flats = given.flats
         if not exchanged.listed:
@@ -405,8 +428,8 @@ class ValueRecipe(Recipe):
         places = flats[count:]
         slots = places if len(places) == size else [*places[0].reshape(size, -1)]
         parts = [_bytes(slot) for slot in slots]
-        # It is sent from where it lies. That may be where it goes itself, but nowhere else where
-        # anything goes: there others' data may come before it has left.
+        # Arrays are sent without a copy, even if an array is its own place. But if it overlaps
+        # another place, it has to be copied, because data of others may arrive before it has left.
         written_to = overlaps.Ranges(slots)
         own = 0 if count == 1 else rank
         shown = [
@@ -425,37 +448,38 @@ class ValueRecipe(Recipe):
         return written(given.place)
 
     def _to_all(self, src: int, give: Views, take: Views) -> Part[None]:
-        """The bytes of `src` go to all others."""
+        """Send the bytes of `src` to all others."""
         yield from lanes.broadcast(self._context, src, give, take)
 
     def _from_all(self, own: memoryview, places: Views) -> Part[None]:
-        """The own bytes go to all others, and as many of each come to its place."""
+        """Send the own bytes to all others, and take as many from each into its place."""
         lengths = (own.nbytes,) * self._context.size
         yield from lanes.all_gather(self._context, lengths, [own], places)
 
     def _each_to_each(self, shown: Views, places: Views) -> Part[None]:
-        """Each rank has bytes for each other one, all of them as many."""
+        """Send each other rank its bytes, which are equally many for all ranks."""
         others = [rank for rank in range(len(shown)) if rank != self._context.rank]
         sends = {rank: [shown[rank]] for rank in others}
         receives = {rank: [places[rank]] for rank in others}
         yield from exchange(self._context, sends, receives, shown[0].nbytes, True)
 
     def keep(self, given: Given) -> Given:
-        """What is left of it if the program changes the list that it has called with."""
+        """Return what a waiting call keeps, because the program may change the list that it
+        gave."""
         return given._replace(args=tuple(map(kept, given.args)))
 
     def program(self, result: Any, given: Given) -> Program:
-        """All of it the ordinary way, where nothing is done yet."""
+        """Return the ordinary program of a call that has done nothing yet."""
         program = self._make(self._context, *given.args).start(True)
         phase = cast(Phase, next(program))
         yield phase
         return (yield from self._rest(program, phase, given))
 
     def _rest(self, program: Program, phase: Phase, given: Given) -> Program:
-        """The rest of the ordinary way, of which is learnt what others show."""
+        """Run the rest of the ordinary way, and learn what others show."""
         result = yield from program
         if self._exchanged.given is not None:
-            result = given.place  # of what is kept, there may be a copy
+            result = given.place  # the kept arguments may have a copy of this list
         blobs = cast(Blobs, phase.memory).blobs
         if self._are_known(blobs):
             return result
@@ -475,7 +499,7 @@ class ValueRecipe(Recipe):
         return result
 
     def _are_known(self, blobs: Sequence[bytes]) -> bool:
-        """Whether each other rank shows what it did the last time, but for the data."""
+        """Say whether each other rank shows what it showed last, but for the data."""
         others = (peer for peer in range(len(blobs)) if peer != self._context.rank)
         return all(
             known[0].is_of(blobs[peer]) if (known := self._known[peer]) else False
@@ -483,7 +507,7 @@ class ValueRecipe(Recipe):
         )
 
     def _learnt(self) -> None:
-        """What others show is known, or better known."""
+        """Use the templates that were just learnt."""
         self._forget_areas()
 
     def release(self) -> None:
@@ -496,8 +520,11 @@ class ValueRecipe(Recipe):
 
 
 class _Awaited(Blobs):
-    """The blobs of a call that waits: they are read only where `collect` cannot make the result of
-    them where they lie. `made`: what it gave."""
+    """The blobs of a call that waits.
+
+    They are copied only if `collect` cannot make the result while they are in shared memory. `made`
+    is what `collect` has returned.
+    """
 
     def __init__(self, rank: int, size: int, collect: Callable[[], bool | None]) -> None:
         super().__init__(rank, size, b"")
@@ -513,19 +540,21 @@ class _Awaited(Blobs):
 
 
 _NEVER = memoryview(b""), b"?"
-"""What is not there."""
+"""A pair that no blob matches."""
 
 V = TypeVar("V", bound=ValueRecipe)
 
 
 def fit(readings: Sequence[Reading], sources: Sequence[int]) -> bool:
-    """Whether what `sources` give is what all take who say so: see `fitting.all_fit`."""
+    """Say whether what `sources` give is what every rank takes that says so: see
+    `fitting.all_fit`."""
     first = readings[sources[0]]
     for reading in readings:
         if reading.want and (reading.want != first.given or reading.want == fitting.LOOK):
             return False
         if reading.want:
-            # Of other metadata, if only of another library's arrays, it is not known: on no rank.
+            # If metadata differs, even if only because another library has made an array, it is
+            # unknown whether the values fit. Then no rank says that they do.
             for src in sources:
                 if readings[src].given != first.given or readings[src].meta != first.meta:
                     return False
@@ -537,7 +566,7 @@ def _bytes(flat: Flat) -> memoryview:
 
 
 def kept(value: Any) -> Any:
-    """`value`, though the program may change the lists and dicts in it."""
+    """Copy the lists and dicts in `value`, because the program may change them."""
     kind = type(value)
     if kind is list or kind is tuple:
         return kind(map(kept, value))
@@ -545,10 +574,10 @@ def kept(value: Any) -> Any:
 
 
 def give(take: Take | None, call: Given) -> bool:
-    """Make the result of a call. False: that goes the ordinary way."""
+    """Make the result of a call. False: take the ordinary way."""
     if take is None:
         return False
-    # Only now: where it does not fit on one rank, nothing is written on any.
+    # Write only now, because if the values do not fit on one rank, no rank may write any.
     try:
         call.result.append(take(call))
     except OverflowError:
@@ -557,15 +586,18 @@ def give(take: Take | None, call: Given) -> bool:
 
 
 def _filling(data: Sequence[Data], before: int, own: int | None) -> Take:
-    """What writes `data` to the place of the result: to one array for each, or one behind the
-    other. There are so many arrays `before` these, of which the one with the number `own` goes from
-    where it lies to the place with that number."""
+    """Return what writes `data` to the place of the result.
+
+    There is one array for each value, or one array for all, one value behind the other. The call
+    has `before` other arrays in front of these. The array number `own` of them goes straight to the
+    place with this number.
+    """
     bounds = [0, *accumulate([len(each.flat) for each in data])]
     parts = [
         (at, each, slice(*part))
         for at, (each, part) in enumerate(zip(data, itertools.pairwise(bounds), strict=True))
     ]
-    # First of all: it may lie where another one goes.
+    # It goes first, because it may lie in the place of another value.
     parts.sort(key=lambda part: part[0] != own)
 
     def take(call: Given) -> Any:

@@ -1,9 +1,8 @@
-"""Prepared collectives of ranks that are joined by links: the frames of one within its call.
+"""Prepared collectives of ranks that are joined by links: send and receive frames within the call.
 
-What travels are the frames of the ordinary way, byte for byte, so that nobody can tell. Kept are
-the prefixes of these frames, but for the number of the call. Of what comes, nothing but the
-expected bytes counts in here. Everything else goes the ordinary way, and so does the call from
-there on.
+The frames are those of the ordinary way, byte for byte, so other ranks see no difference. A recipe
+keeps their prefixes, without the number of the call. The call accepts only the bytes that it
+expects. If anything else comes, the ordinary way continues the call from there.
 """
 
 from __future__ import annotations
@@ -37,8 +36,10 @@ from aiodist.schedules.plan import Recv, Reduce, Send, Step
 from aiodist.work import Work
 
 KEPT_KINDS = 64
-"""Most kinds of calls whose frames are kept: those that were called last. And of each of them, most
-lengths of what this rank shares."""
+"""The most kinds of calls whose frames are kept: the latest ones.
+
+It is also the most blob lengths that are kept for each kind.
+"""
 
 SHARE_FIRST = {
     "broadcast": True,
@@ -48,13 +49,18 @@ SHARE_FIRST = {
     "all_to_all": False,
     "barrier": True,
 }
-"""The collectives whose programs begin with small blobs of all ranks (`phases.base.share`), and
-whether these are `of_one`."""
+"""The collectives whose programs begin with small blobs of all ranks (`phases.base.share`).
+
+The value says whether these blobs are `of_one`.
+"""
 
 Round = tuple[int, int, int, Flat, memoryview, bool]
-"""In a round two ranks exchange what they have, and each of them reduces both. The peer; the number
-of the step that receives; the cell with what this rank has then; where the other's comes, as an
-array and as bytes; and whether that one is the first operand."""
+"""A round in which two ranks exchange their data, and both reduce it.
+
+Its items are the peer, the number of the step that receives, and the cell with this rank's data.
+Then come the place for the peer's data, as an array and as bytes, and whether that data is the
+first operand.
+"""
 
 
 class LinkRecipe(Recipe):
@@ -67,16 +73,16 @@ class LinkRecipe(Recipe):
     ) -> None:
         super().__init__(op, call, phase, vector, keeps)
         assert isinstance(phase.memory, SmallReductions)
-        self._memory = phase.memory  # the cells with the partial results of the plan
+        self._memory = phase.memory  # cells with the partial results of the plan
         self.frames = Frames(context, call, phase.prepared.plan)
         self.frames.memory = phase.memory
-        self._quietly = quietly()  # calls a function without warnings of numpy
-        self._plain = phase.memory.plain  # reduces two arrays; None: no one function does
-        # Where partial results are of the user's dtype: see `at_once`.
+        self._quietly = quietly()  # calls functions without warnings of numpy
+        self._plain = phase.memory.plain  # reduces two arrays; None: there is no such function
+        # Rounds need partial results in the user's dtype: see `at_once`.
         self._rounds = [] if self._plain is None else self._rounds_of(phase.prepared.plan.steps)
 
     def _rounds_of(self, steps: Sequence[Step]) -> list[Round]:
-        """The rounds of a plan that is nothing but a Copy and rounds; else none."""
+        """Return the rounds of a plan that has one Copy and then only rounds, or an empty list."""
         rounds: list[Round] = []
         for at in range(1, len(steps), 3):
             match steps[at : at + 3]:
@@ -92,12 +98,14 @@ class LinkRecipe(Recipe):
 
     @property
     def has_rounds(self) -> bool:
-        """Whether all of it is rounds, which may be done `at_once`."""
+        """Whether the plan has only rounds, so that it may be done `at_once`."""
         return bool(self._rounds)
 
     def begin(self, flat: Flat) -> tuple[int, Executor | None]:
-        """Do what can be done with `flat`: how many steps, or `ALL`; and what does the rest, where
-        the executor has begun it."""
+        """Run `flat` as far as possible.
+
+        Return the number of steps that are done, or `ALL`, and the executor, if one has begun.
+        """
         if self.has_rounds:
             return self.at_once(flat), None
         executor = self._executor(flat, 0)
@@ -108,11 +116,11 @@ class LinkRecipe(Recipe):
             raise
 
     def complete(self, x: Any, flat: Flat) -> bool:
-        """All steps are done: whether that is all."""
+        """Say whether the call is done when all its steps are."""
         return True
 
     def go_on(self, x: Any, flat: Flat, done: int) -> tuple[Executor, Program]:
-        """What goes on with it the ordinary way, where so many steps are done."""
+        """Return the executor and the rest of a call after so many `done` steps."""
         return self._executor(flat, self.weight if done == ALL else done), rest_of(self, x)
 
     def _executor(self, flat: Flat, done: int) -> Executor:
@@ -120,18 +128,18 @@ class LinkRecipe(Recipe):
         return Executor(self.phase, self.frames, done=done)
 
     def at_once(self, flat: Flat) -> int:
-        """What the executor does with `flat`, where the plan is one of rounds: how many steps are
-        done, or `ALL`.
+        """Run a plan of rounds like the executor, but faster. Return the number of done steps, or
+        `ALL`.
 
-        It sends the same frames, and is here for its speed alone. Of a small array over sockets of
-        one host, each microsecond before a frame leaves, and after one has come, is waited for by
-        two ranks: the executor takes about a tenth longer. What it leaves undone an executor does,
-        in whose memory the partial result is then.
+        It sends the same frames. It exists because two ranks wait for each microsecond before a
+        frame leaves and after it has come. For a small array over sockets of one host, the executor
+        takes about a tenth longer. If a frame does not come, an executor does the rest. Then the
+        partial result is in its memory.
         """
         frames, quietly = self.frames, self._quietly
         links, prefix = frames.links, frames.prefix(self.nbytes)
         for peer, number, cell, other, into, comes_first in self._rounds:
-            # Copied, for the array is reduced into as soon as the frame of the peer is here.
+            # Send a copy, because the array changes as soon as the frame of the peer is here.
             links[peer].send_copy(prefix, flat.data)
             if not frames.has_come(peer, prefix, into):
                 self._memory.hold(cell, flat)
@@ -144,22 +152,25 @@ class LinkRecipe(Recipe):
 
 
 class Known(NamedTuple):
-    """What is kept of the calls with the same words that share small blobs: their frames; and of
-    the last ones, by the bytes that this rank had to share, how many each rank had."""
+    """What is kept of calls with the same text that share small blobs.
+
+    `frames` are their frames. `lengths` has the blob lengths of all ranks in the latest calls, by
+    the length of this rank's blob.
+    """
 
     frames: Frames
     lengths: dict[int, list[int]]
 
 
 class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
-    """The recipes of a group whose ranks are joined by links."""
+    """Keeps the recipes of a group whose ranks are joined by links."""
 
     _on_lane = False
 
     def __init__(self, context: LinkGroup) -> None:
         super().__init__(context)
-        self._known: dict[bytes, Known] = {}  # by what is called, in words
-        self._arena = np.empty(ARENA, np.uint8).data  # what all ranks show in the present call
+        self._known: dict[bytes, Known] = {}  # by the text of the call
+        self._arena = np.empty(ARENA, np.uint8).data  # the blobs of all ranks in the present call
 
     def _prepare(
         self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
@@ -187,8 +198,8 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
         moving = self._moving(work, recipe, flat, seconds)
         try:
             done, executor = recipe.begin(flat)
-            # Links were read in the call, and what came of this number was kept. A verdict may be
-            # among it: then the result is not to be had here either, though it is complete.
+            # The call has read links, so something may have come for its number. It may be a
+            # verdict. Then this rank must not return a result, even if the result is complete.
             is_quiet = calls.arrivals.is_quiet((None, seq))
             if done == ALL and is_quiet:
                 if moving is not None:
@@ -202,7 +213,7 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
                         executor.close()
                     self._done(work, recipe, x)
                     return work
-            # It has to wait, or was given up by another rank.
+            # It has to wait, or another rank has given up.
             elif moving is not None and is_quiet and moving.begin_with(done):
                 return work.for_user(self._records.unseen)
             if executor is None:
@@ -219,7 +230,7 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
     def _moving(
         self, work: Work[Any], recipe: LinkRecipe | LinkValues, flat: Any, seconds: float
     ) -> MovingCall | None:
-        """The call, if it may wait for its data as what it is."""
+        """Return the call as one that can wait for its data without an operation, if it can."""
         if not isinstance(recipe, LinkValues) or (route := recipe.route(flat)) is None:
             return None
         if self._records.trace is not None:
@@ -241,10 +252,10 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
             recipe.arena = self._arena
         return recipe
 
-    # Broadcast, gather, barrier and their like share small blobs first of all, and where values are
-    # small that is all there is to them. How long the blobs are is known from the last call of the
-    # kind; so the frames can be looked for within the call, like those of a reduction. The rest of
-    # the program, which says what the blobs mean, runs in the call, too.
+    # Broadcast, gather, barrier and the like first share small blobs. If values are small, that is
+    # all. The lengths of the blobs are known from the last call of the kind, so the call can look
+    # for the frames like a reduction. The rest of the program, which interprets the blobs, runs in
+    # the call, too.
     def begin(
         self, call: Call, args: tuple[Any, ...], seconds: float, tag: object = None
     ) -> Work[Any] | None:
@@ -255,8 +266,8 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
             return None
         text, seq = call.text.encode(), calls.tags.upcoming(None)
         known = self._known_of(text, SHARE_FIRST[call.op])
-        # The last moment to leave it to the ordinary way: a program may hold on to what it was
-        # called with, so it is started once.
+        # After this, the ordinary way cannot start the call, because a program may keep its
+        # arguments and is started only once.
         if not known.frames.begin(seq):
             return None
         work: Work[Any] = Work.begin(self._loop, call.op, None, seq, call.nbytes)
@@ -274,7 +285,7 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
                     calls.take_over(work, text, executor, rest, seconds)
                     return work
                 phase = next(program)
-                # Over links a phase may be for others alone: here there is nothing to do in it.
+                # Over links, a phase may concern only other ranks. Skip it.
                 while isinstance(phase, Phase) and not phase.prepared.plan.steps:
                     phase = next(program)
             rest = before(phase, program)
@@ -302,13 +313,15 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
             known = Known(Frames(self._context, call, plan), {})
             if len(self._known) >= KEPT_KINDS:
                 del self._known[next(iter(self._known))]
-        self._known[call] = known  # the last one: it was called last
+        self._known[call] = known  # last in the dict, because it was used last
         return known
 
 
 def learning(known: Known, memory: Blobs, rank: int, program: Program) -> Program:
-    """`program` of this `rank`, which goes on the ordinary way; after it, what the others had to
-    share."""
+    """Run the rest of `program` the ordinary way, and learn the blob lengths of all ranks.
+
+    `rank` is this rank.
+    """
     result = yield from program
     lengths = [*map(len, memory.blobs)]
     if len(known.lengths) >= KEPT_KINDS:

@@ -1,6 +1,6 @@
 """The frames of a collective that is done within its call, between ranks that are joined by links.
 
-They are those of the ordinary way, byte for byte. Kept are their prefixes, but for the number of
+They are those of the ordinary way, byte for byte. Their prefixes are kept, without the number of
 the call.
 """
 
@@ -20,43 +20,45 @@ from aiodist.wire import kinds
 from aiodist.wire.frames import Stencil, pack_fields
 
 LOOKED_FOR = 80 * 1024
-"""Most bytes of a frame that is looked for within the call. A larger one takes longer than that
-saves, and is better read right to its place."""
+"""The most bytes of a frame that a call looks for.
+
+A larger frame takes longer to arrive than that saves, and is better read straight into its place.
+"""
 
 
 class LinkGroup(ExpressGroup, Protocol):
-    """A group whose ranks are joined by links, and whose collectives are done within the call."""
+    """A group whose ranks are joined by links, and whose collectives may be prepared."""
 
     id: bytes
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is pending, nothing was given up early, and nobody is lost."""
+        """Whether nothing is pending, nothing was given up early, and no rank is lost."""
         ...
 
     def link(self, peer: int) -> Link | None:
-        """Returns the link to rank `peer`, if there is one."""
+        """Return the link to rank `peer`, if there is one."""
         ...
 
 
 class Expecting(Protocol):
-    """The memory of a phase, where it is known how long the frames are that come."""
+    """The memory of a phase that knows how long the incoming frames are."""
 
     def due(self, spans: Spans) -> memoryview | None:
-        """Returns where the frame for `spans` goes, with its length; None if that is not known."""
+        """Return the place for the frame of `spans`, with its length; None: that is not known."""
         ...
 
     def arrived(self, spans: Spans) -> None:
-        """The frame for `spans` is there."""
+        """Take the frame of `spans`, which is in its place."""
         ...
 
 
 def is_free(context: LinkGroup) -> bool:
-    """Whether nothing is under way in a group that has not ended by what was read."""
-    # If a peer has given it up already, its word may have arrived: behind its contribution, or over
-    # a link that the call does not need. Who was busy has read neither, and would have a result
-    # where all others have a verdict. (Where there is no link to that peer yet, there is nothing
-    # to be read before the loop has let it in: the call may be done by then.)
+    """Say whether the group has nothing under way and has not ended."""
+    # Read links first, because a peer may have given the collective up. Its message may be behind
+    # its contribution, or on a link that this call does not need. A busy rank has read neither, and
+    # would return a result though all others have a verdict. If there is no link to the peer yet,
+    # nothing can be read until the loop has let it in. The call may be done by then.
     endpoint = context.endpoint
     if context.calls.arrivals.early or endpoint.progress.is_unread():
         endpoint.poll()
@@ -64,8 +66,11 @@ def is_free(context: LinkGroup) -> bool:
 
 
 class Frames:
-    """The frames of the calls of one kind, one call after the other: `executor.Links` within a
-    call, for the eager `plan`. Between two ranks it has one frame each way at most."""
+    """The frames of calls of one kind, one call after the other.
+
+    This is `executor.Links` within a call, for the eager `plan`. Between two ranks, it has at most
+    one frame each way.
+    """
 
     __slots__ = (
         "_arrivals", "_call", "_context", "_crowded", "_peers", "_prefixes", "_progress", "_seq",
@@ -75,21 +80,22 @@ class Frames:
     def __init__(self, context: LinkGroup, call: bytes, plan: Plan) -> None:
         self.plan = plan
         self._context = context
-        self._call = call  # what was called, in words, as all its frames say
+        self._call = call  # the text of the call, which all its frames have
         self._arrivals = context.calls.arrivals  # frames of peers that are ahead
         self._progress = context.endpoint.progress  # looks for frames within the call
         self._crowded = context.size > cores()  # a peer may need this core: see `Progress._spin`
-        # The ranks that the plan is about, whose links have to be there, and free.
+        # The peers of the plan: the call needs free links to all of them.
         self._peers = sorted({step.peer for step in plan.steps if isinstance(step, (Send, Recv))})
         self._stencils: dict[int, Stencil] = {}  # by the bytes of payload
-        self.memory: Any = None  # an `Expecting`: where what comes goes, in the present call
-        # Of one call:
+        # An `Expecting`: the memory for incoming frames of the present call.
+        self.memory: Any = None
+        # Of the present call:
         self._seq = 0  # its number
         self.links: dict[int, StreamLink] = {}  # by peer
         self._prefixes: dict[int, bytes] = {}  # by the bytes of payload
 
     def begin(self, seq: int) -> bool:
-        """The collective `seq` is called. Whether all links are free for it."""
+        """Begin the collective `seq`. Return whether the links to all peers are free."""
         for peer in self._peers:
             link = self._context.link(peer)
             if type(link) is not StreamLink or not link.is_clear:
@@ -100,7 +106,7 @@ class Frames:
         return True
 
     def prefix(self, nbytes: int) -> bytes:
-        """What comes before so many bytes of payload."""
+        """Return what precedes a payload of so many bytes."""
         prefix = self._prefixes.get(nbytes)
         if prefix is None:
             stencil = self._stencils.get(nbytes)
@@ -130,7 +136,7 @@ class Frames:
         return True
 
     def has_come(self, peer: int, prefix: bytes, into: memoryview) -> bool:
-        """Whether the frame of `peer` has: its payload is `into` then."""
+        """Look for the frame of `peer`. If it has come, its payload is in `into`."""
         arrivals = self._arrivals
         if arrivals.early and arrivals.take_early((None, self._seq), peer, self._call, into):
             return True
@@ -141,24 +147,30 @@ class Frames:
         return found is True
 
     def look_at_all(self) -> None:
-        """No frame is looked for, since it is not known how long they are: an operation takes them.
-        If a peer has given the call up already, its word may have arrived, behind its frame."""
+        """Read all links, because frame lengths are not known, so that no frame can be looked for.
+
+        If a peer has given the call up, its message may be behind its frame. An operation takes
+        them.
+        """
         self._context.endpoint.poll()
 
     def grant(self, peer: int, count: int) -> None:
         raise AssertionError("an eager plan grants nothing")
 
     def check(self, peer: int) -> None:
-        """Who is lost is for the operation to hear of, that what is left becomes."""
+        """Do nothing, because the call becomes an operation if a rank is lost, and that checks."""
 
     def waiting(self, peer: int) -> int:
         return 0
 
 
 class LendingFrames(Frames):
-    """Frames whose large ones are sent from where they lie, and not joined to their prefixes. Of
-    what goes to several there is one copy at most, and only of what may have to be sent again.
-    `settle` comes before anything is written there, or anybody else sends."""
+    """Frames that are sent without a copy if they are large.
+
+    Small ones are joined to their prefixes. If a frame goes to several peers, it is copied once at
+    most, and only if it may have to be sent again. Call `settle` before anything is written to the
+    sent memory, and before other frames are sent.
+    """
 
     __slots__ = ("_header", "_lent", "_party")
 
@@ -166,7 +178,7 @@ class LendingFrames(Frames):
         super().__init__(context, call, plan)
         self._party = context.calls.party
         self._header = b""  # of the present call
-        self._lent: list[int] = []  # to whom something went that is not settled
+        self._lent: list[int] = []  # peers with sent memory that is not settled
 
     def begin(self, seq: int) -> bool:
         self._header = b""
@@ -184,23 +196,23 @@ class LendingFrames(Frames):
         return True
 
     def settle(self) -> None:
-        """What was sent from where it lies is read there no more."""
+        """Let links copy what they still need of sent memory, so that it may be written over."""
         if self._lent:
             lent, self._lent = self._lent, []
             self._party.settle_all(lent, self)
 
 
 class Coming:
-    """A frame of `src` that a call takes itself, and that is coming, or is here: its landing."""
+    """The frame of `src` that a call takes itself, from its first byte on: its landing."""
 
     __slots__ = ("_came", "inflow", "is_here", "src", "view")
 
     def __init__(self, src: int, view: memoryview, came: Callable[[int], None]) -> None:
         self.src = src
         self.view = view
-        self._came = came  # hears of `src` once it is here
+        self._came = came  # called with `src` when the frame is here
         self.is_here = False
-        self.inflow: Landing | None = None  # where it goes of the operation that the call is by now
+        self.inflow: Landing | None = None  # its landing in the operation that the call has become
 
     @property
     def memory(self) -> memoryview | None:

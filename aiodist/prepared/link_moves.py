@@ -1,23 +1,22 @@
-"""Broadcasts over links whose data is one frame, behind words that are known: they wait as what
-they are, without an operation.
+"""Broadcasts over links whose data is one frame behind known blobs: they wait without an operation.
 
-What such a call waits for is known: the last words of all, which come in one frame, and the data,
-which comes in another one, right to its place, and is passed on to others. With more ranks than
-cores nearly every call has to wait for these, and an operation, which is ready for whatever may
-come, costs a tenth of all that a MiB costs a rank. So the call is a `WaitingCall` that takes both
-frames itself. Whatever else happens to it makes an operation of it, which goes on where it is:
+Such a call waits for two known frames. One has the last blobs, here called *words*. The other has
+the data, which goes straight to its place and is passed on to other ranks. With more ranks than
+cores, nearly every call has to wait for these. An operation is ready for anything, so it would add
+a tenth to the cost of a broadcast of 1 MiB. So the call is a `WaitingCall` that takes both frames
+itself. If anything else happens, it becomes an operation, which continues at the same point:
 
-* Words or data have not come: the steps that are done stay done, as where a call becomes an
+* If words or data have not come, finished steps stay finished, as for a call that becomes an
   operation within its first phase (`link_express`). The operation does the rest.
-* A frame is coming: the operation is told of it, as if it began now. Its place is the same memory,
-  so what has come is there; where it is not, that is copied. The link asks for the place, and tells
-  of the end, by way of the landing that it has.
-* The data has come, and was sent on: the operation waits until all has left (`Leaving`).
+* If a frame is on its way, the operation hears of it as if it began now. Its place is mostly the
+  same memory, so the bytes that have come are there; if not, they are copied. The link keeps the
+  landing that it has, which asks the operation for the place, and tells it of the end.
+* If the data has come and was sent on, the operation waits until all frames have left (`Leaving`).
 
-**Why data may be written before the words are here.** It is, where it comes right behind them, or
-from another rank than they do. Who sends it has all words, those of this rank among them, and by
-them all ranks know that it is to move, and how much. So a frame with the same call, of that rank,
-with that number and that size, is it.
+**Why data may be written before the words are here.** The data may overtake them, if it comes right
+behind them or from another rank. The rank that sends it has all words, even those of this rank.
+These words say to all ranks that data will move, and how much. So a frame of that rank with the
+same text, number and size must be the data.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from aiodist.work import Work
 
 
 class Words(Coming):
-    """The last words of a call, which come in one frame."""
+    """The last blobs of a call, which come in one frame."""
 
     __slots__ = ("is_coming",)
 
@@ -54,7 +53,7 @@ class Words(Coming):
 
 
 class MovingCall:
-    """One call whose data moves. `message` takes its frames from when it is made."""
+    """A call whose data moves. `message` takes its frames from the start."""
 
     __slots__ = (
         "_calls", "_done", "_finish", "_given", "_inflow", "_is_here", "_is_sending", "_operation",
@@ -79,19 +78,19 @@ class MovingCall:
         self._given = given
         self.work = work
         self.key: Key = (None, work.seq)
-        self.seconds = seconds  # that it had when it was called
-        self._finish = finish  # is called with its result, where it has waited
+        self.seconds = seconds  # time limit at the call
+        self._finish = finish  # called when a call that has waited is done
         self._view = given.flats[0].view(np.uint8).data  # the array of the user
-        self._place: memoryview | None = None  # where the frame goes that is coming
-        self._is_here = route.comes is None  # the data is
-        self._is_sending = False  # it is just being passed on
-        self._unsent = {peer for peer, _ in route.goes}  # to whom it has not left
-        self.waits = False  # for its data: its words are there
-        self._done = ALL  # steps of the words
-        self._words: Words | None = None  # the last ones, where it waits for them
-        self._operation: Operation | None = None  # what it is by now
-        self._inflow: Landing | None = None  # where the frame goes that is coming, of that
-        # From here on: the data may come right behind the words of the same rank.
+        self._place: memoryview | None = None  # the place of the frame on its way
+        self._is_here = route.comes is None  # whether the data is here
+        self._is_sending = False  # whether it is being passed on right now
+        self._unsent = {peer for peer, _ in route.goes}  # peers to which it has not left
+        self.waits = False  # for data, because all words are here
+        self._done = ALL  # done steps of the words
+        self._words: Words | None = None  # the last ones, if it waits for them
+        self._operation: Operation | None = None  # the operation that it has become
+        self._inflow: Landing | None = None  # the operation's place for that frame
+        # Take frames from now on, because the data may come right behind the words.
         calls.waiting.takers[self.key] = self
 
     @property
@@ -99,8 +98,10 @@ class MovingCall:
         return self._recipe.call
 
     def begin(self) -> bool:
-        """All steps of the words are done. Whether it is done, within its call. Else it `waits` for
-        data, or it does not: then it is to be an operation."""
+        """Continue after all words. Return whether the call is done.
+
+        If it is not done, it either `waits` for data, or has to become an operation.
+        """
         calls, party = self._calls, self._calls.party
         if not self._recipe.is_known or party.ended is not None or party.lost():
             return False
@@ -115,7 +116,7 @@ class MovingCall:
         return False
 
     def begin_with(self, done: int) -> bool:
-        """So many steps of the words are done: whether the call waits for the rest of them."""
+        """Wait for the rest of the words, after so many `done` steps. Return whether it does."""
         party = self._calls.party
         last = self._recipe.last_words(done)
         if last is None or party.ended is not None or party.lost():
@@ -132,7 +133,7 @@ class MovingCall:
         calls.waiting.wait(self)
 
     def all_is_said(self) -> None:
-        """The last words are here."""
+        """Continue, because the last words are here."""
         self._words, self._done = None, ALL
         if not self._recipe.is_known:
             self.to_operation()
@@ -145,7 +146,7 @@ class MovingCall:
 
     @property
     def result(self) -> Any:
-        """Its result, once it is done."""
+        """The result of a call that is done."""
         place = self._given.place
         return place if self._route.comes is None else written(place)
 
@@ -193,7 +194,7 @@ class MovingCall:
         self._is_sending = False
 
     def _left(self, peer: int) -> None:
-        """The frame for `peer` has left."""
+        """Note that the frame for `peer` has left."""
         self._unsent.discard(peer)
         if self._operation is not None:
             self._operation.advance()
@@ -201,7 +202,7 @@ class MovingCall:
             self._end()
 
     def _settle(self) -> None:
-        """What links may have to send again they copy: the array is the user's again."""
+        """Let links copy what they may have to send again: the array is the user's again."""
         self._calls.party.settle_all([peer for peer, _ in self._route.goes], self)
 
     # -- its end ----------------------------------------------------------------------------------
@@ -226,7 +227,7 @@ class MovingCall:
         return operation
 
     def becomes(self, operation: Operation | None) -> None:
-        """The call is this operation from here on; None: the group has ended."""
+        """Become this operation; None: the group has ended."""
         del self._calls.waiting.takers[self.key]
         self._operation = operation
         words, self._words = self._words, None
@@ -245,19 +246,21 @@ class MovingCall:
         self._inflow = operation.message(*self._route.comes, len(place))
         into = self._inflow.memory
         if into is not None:
-            into[:] = place  # the same memory, mostly
+            into[:] = place  # mostly the same memory
         if self._is_here:
             self._inflow.landed()
 
     def _leaves(self) -> Program:
-        """What is left of it where the data is here, and was passed on."""
+        """Return the program of a call whose data is here and was passed on."""
         yield Leaving(self._calls.party, self, [peer for peer, _ in self._route.goes], self._unsent)
         return self.result
 
 
 class Leaving(Pause):
-    """Waits until the frames with `token`, which go to `peers`, have left: those to `unsent` have
-    not."""
+    """Waits until the frames with `token` have left.
+
+    They go to `peers`; those for `unsent` have not left yet.
+    """
 
     def __init__(
         self, party: Party, token: object, peers: Sequence[int], unsent: Collection[int]

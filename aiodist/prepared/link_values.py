@@ -1,14 +1,14 @@
 """Prepared collectives of values between ranks that are joined by links: broadcast, all_gather,
 gather, scatter, all_to_all, barrier.
 
-What they show each other is that of `lane_values`, but in frames: once it is known which bytes the
-blobs of all ranks have beside their data, all frames have known lengths, and there is nothing to
-parse or to agree on. Blobs lie in one piece of memory, by rank, cyclically: so what is sent or
-received in one frame is one view. The first is the own one where the plan is
-`dissemination.all_gather`, and that of rank 0 where it is `star.all_gather`.
+Ranks show the same blobs as in `lane_values`, but in frames. When the bytes of all blobs beside
+their data are known, all frames have known lengths. Then there is nothing to parse and nothing to
+agree on. The blobs lie in one piece of memory in the order of ranks, as in a ring, so each frame is
+one view of it. The first blob is this rank's own if the plan is `dissemination.all_gather`, and
+that of rank 0 if it is `star.all_gather`.
 
-Arrays whose data is too large for a blob, and goes where it is wanted in a second phase, are
-prepared as well (`LinkValues.moves`): a broadcast into arrays of all, an all_gather into one array.
+Arrays that are too large for a blob move in a second phase. They are prepared for two operations
+(`LinkValues.moves`): a broadcast into arrays of all ranks, and an all_gather into one array.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from aiodist.schedules.choose_values import choose_all_gather, choose_broadcast
 from aiodist.schedules.plan import Plan, Recv, Send, Span
 
 ARENA = 640 * 1024
-"""Most bytes of the blobs of all ranks. One call at a time has them, of all kinds of a group."""
+"""The most bytes of the blobs of all ranks. All calls of a group use this memory, one at a time."""
 
 
 class Move(NamedTuple):
-    """A step of the plan: a frame to `peer`, or from it, with what is in `view`."""
+    """A step of the plan: a frame with the bytes of `view` to `peer`, or from it."""
 
     sends: bool
     peer: int
@@ -44,8 +44,11 @@ class Move(NamedTuple):
 
 
 class Laid(NamedTuple):
-    """Where all is, as far as known: the steps; what is in a frame, by its spans; the own blob; and
-    what each rank shows, by rank."""
+    """The places of everything, as far as known.
+
+    `moves` are the steps. `frames` has the memory of each frame, by its spans. `own` is the own
+    blob. `shown` has what each rank shows, by rank.
+    """
 
     moves: Sequence[Move]
     frames: Mapping[Spans, memoryview]
@@ -54,15 +57,18 @@ class Laid(NamedTuple):
 
 
 class Route(NamedTuple):
-    """The way of the one frame: of which rank it comes, if of any, and to whom it goes, each with
-    its number among all frames between the two."""
+    """The way of the one frame with the data.
+
+    `comes` is the rank from which it comes; None: it starts here. `goes` are the ranks to which it
+    goes. Each has the number of this frame among all frames between the two ranks.
+    """
 
     comes: tuple[int, int] | None
     goes: Sequence[tuple[int, int]]
 
 
 def route_of(words: Plan, data: Plan) -> Route | None:
-    """The route of plan `data`, which follows plan `words`. None: it is none of one frame."""
+    """Return the route of plan `data`, which follows plan `words`. None: it is not one frame."""
     received = Counter(step.peer for step in words.steps if isinstance(step, Recv))
     sent = Counter(step.peer for step in words.steps if isinstance(step, Send))
     if not (data.eager and data.steps):
@@ -77,15 +83,17 @@ def route_of(words: Plan, data: Plan) -> Route | None:
 
 
 class LaidBlobs(Blobs):
-    """The blobs of a call that waits, in the arena: there is one such call at a time. Where a frame
-    has another length than was known, they have to part, each to memory of its own."""
+    """The blobs of a call that waits, in the arena. Only one call waits there at a time.
+
+    If a frame has an unexpected length, each blob moves to memory of its own.
+    """
 
     def __init__(self, rank: int, size: int, laid: Laid, come: Iterable[Spans]) -> None:
         super().__init__(rank, size, b"")
         self.laid = laid
         self.is_laid = True
-        self._come = [*come]  # the frames that have, in their places
-        self._coming: set[Spans] = set()  # those that are to be in their places
+        self._come = [*come]  # frames that are in their places
+        self._coming: set[Spans] = set()  # frames on their way there
 
     def outgoing(self, spans: Spans) -> Sequence[memoryview]:
         return (self.laid.frames[spans],) if self.is_laid else super().outgoing(spans)
@@ -109,7 +117,7 @@ class LaidBlobs(Blobs):
             self.read(spans, self.laid.frames[spans])
 
     def part(self) -> None:
-        """Take the blobs out of the arena."""
+        """Move the blobs out of the arena."""
         if self.is_laid:
             self.is_laid = False
             self.blobs[self._rank] = bytes(self.laid.own[LENGTH:])
@@ -128,11 +136,11 @@ class LinkValues(ValueRecipe):
     def __init__(self, context: LinkGroup, *args: Any) -> None:
         super().__init__(context, *args)
         self.frames = Frames(context, self.call, self.phase.prepared.plan)
-        self.arena: memoryview  # where blobs are, see `ARENA`
-        self._laid: Laid | None = None  # made where all templates are known
-        self._route: Route | None = None  # see `route`, where that was looked for
+        self.arena: memoryview  # memory for blobs: see `ARENA`
+        self._laid: Laid | None = None  # made when all templates are known
+        self._route: Route | None = None  # the answer of `route`, if that has looked
         self._is_routed = True
-        # The rank whose blob lies first.
+        # The rank whose blob comes first.
         by_hub = self.phase.prepared.plan.name == star.ALL_GATHER
         self._first = star.HUB if by_hub else self._context.rank
 
@@ -165,8 +173,10 @@ class LinkValues(ValueRecipe):
         self._laid = Laid(moves, frames, own, [shown[p - origin] for p in range(size)])
 
     def begin(self, given: Given) -> tuple[int, Executor | None]:
-        """See `LinkRecipe.begin`. The steps are those of the executor, which would have more to
-        look at in each of them."""
+        """Run the plan as far as possible: see `LinkRecipe.begin`.
+
+        It does the steps of the executor, with fewer checks in each.
+        """
         laid = self._laid
         if laid is None:
             self.frames.look_at_all()
@@ -183,7 +193,7 @@ class LinkValues(ValueRecipe):
         for number, (sends, peer, view) in enumerate(laid.moves):
             prefix = frames.prefix(len(view))
             if sends:
-                if view is not last:  # else another one gets the same frame
+                if view is not last:  # else another peer gets the same frame
                     last, made = view, prefix + view
                 frames.links[peer].send_copy(prefix, view, made)
             elif not frames.has_come(peer, prefix, view):
@@ -191,15 +201,13 @@ class LinkValues(ValueRecipe):
         return ALL, None
 
     def complete(self, x: Any, given: Given) -> bool:
-        """All frames are here: whether they are what they were known to be. Then there is the
-        result."""
+        """Check that all blobs are as expected, and make the result. False: they are not."""
         assert self._laid is not None
         shown = self._laid.shown
         return all(map(Reading.is_there, shown)) and self.take(shown, given)
 
     def route(self, given: Given) -> Route | None:
-        """The way of the data of a broadcast, where that is one frame behind blobs that are what
-        they are known to be."""
+        """Return the route of a broadcast's data, if that is one frame behind known blobs."""
         if not self._is_routed:
             self._is_routed = True
             laid = self._laid
@@ -211,8 +219,7 @@ class LinkValues(ValueRecipe):
         return self._route
 
     def last_words(self, done: int) -> tuple[int, memoryview] | None:
-        """Where so many steps are done, and all that is left is to take one frame: of which rank,
-        and where it goes."""
+        """Return the rank and the place of the last frame, if `done` steps leave only that."""
         assert self._laid is not None
         if done != len(self._laid.moves) - 1:
             return None
@@ -221,12 +228,12 @@ class LinkValues(ValueRecipe):
 
     @property
     def is_known(self) -> bool:
-        """All frames are here: whether the blobs are what they were known to be."""
+        """Whether all blobs are as expected; all frames have to be here."""
         assert self._laid is not None
         return all(map(Reading.is_there, self._laid.shown))
 
     def go_on(self, x: Any, given: Given, done: int) -> tuple[Executor, Program]:
-        """What goes on with it the ordinary way, where so many steps are done."""
+        """Return the executor and the rest of a call after so many `done` steps."""
         laid, rank = self._laid, self._context.rank
         if laid is None:
             program = self._make(self._context, *given.args).start(False)
@@ -240,8 +247,10 @@ class LinkValues(ValueRecipe):
         return Executor(phase, self.frames, done=done), self._ended(memory, self.keep(given))
 
     def _ended(self, memory: LaidBlobs, given: Given) -> Program:
-        """The blobs of all are here. Where they are what they were known to be, that is all; else
-        the call is made anew, and goes on from there."""
+        """Finish with the blobs of all ranks if they are as expected.
+
+        If they are not, make the call again, and continue from there.
+        """
         shown = memory.laid.shown
         if memory.is_laid and all(map(Reading.is_there, shown)):
             if self.take(shown, given):

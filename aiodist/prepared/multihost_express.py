@@ -1,13 +1,14 @@
-"""Prepared collectives of groups that span hosts: within a host on the lane of its ranks, between
-hosts by frames over links, all of it within the call where that can be.
+"""Prepared collectives of groups that span hosts: on the lane within a host, and over links between
+hosts.
 
-Both ways are there: `lane_express` says why a call that has entered its lane can go on as an
-operation at any step, `link_express` why one that has sent and taken frames can. Here the executor
-runs a plan that has both kinds of steps, and who takes over gets it as it is. What the others see
-is that of the ordinary way, stamps and frames alike, so each rank for itself may go either way.
+The whole collective is done within the call, if it need not wait. If it becomes an operation, two
+sets of reasons hold. `lane_express` explains why a call that has entered its lane can go on at any
+step. `link_express` explains why a call that has sent and taken frames can. Here an executor runs a
+plan with both kinds of steps, and the operation gets this executor as it is. Other ranks see the
+same stamps and frames as ever, so each rank may go either way on its own.
 
-Most calls wait for other hosts. Those of known kinds have their words, frames and places ready, and
-wait as what they are (`multihost_waiting`); others are operations by then.
+Most calls have to wait for other hosts. Calls of known kinds wait without an operation, because
+their text, frames and places are ready (`multihost_waiting`). Other calls become operations.
 """
 
 from __future__ import annotations
@@ -52,26 +53,26 @@ class MultihostRecipe(Recipe):
         self.frames = LendingFrames(context, call, phase.prepared.plan)
 
     def enter(self, x: Any, flat: Any, lane: Lane, area: int) -> tuple[Executor, Program]:
-        """What does a call that has entered, within it, and what comes after that."""
+        """Return the executor and the rest of a call that has entered the lane."""
         self.vector.lend(flat)
         self.frames.memory = self.phase.memory
         executor = Executor(self.phase, self.frames, lane, area, within=True)
         return executor, rest_of(self, x)
 
     def is_done(self, executor: Executor, flat: Any) -> bool:
-        """All steps are done: whether that is all."""
+        """Say whether the call is done when all its steps are."""
         return True
 
 
 class MultihostExpress(Express[LinkGroup, MultihostRecipe | MultihostValues]):
-    """The recipes of a group that spans hosts, whose ranks share memory where they can."""
+    """Keeps the recipes of a group that spans hosts, whose ranks share memory if they can."""
 
     _on_lane = True
 
     def __init__(self, context: LinkGroup, lane: Lane) -> None:
         super().__init__(context)
         self._lane = lane
-        self._known: dict[bytes, Known] = {}  # by what is called, in words
+        self._known: dict[bytes, Known] = {}  # by the text of the call
 
     def _prepare(
         self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
@@ -86,7 +87,7 @@ class MultihostExpress(Express[LinkGroup, MultihostRecipe | MultihostValues]):
         return lane_values.learn(MultihostValues, self._context, op, make, args)
 
     def _may_enter(self) -> bool:
-        """Whether nothing is under way here."""
+        """Say whether nothing is under way here."""
         return is_free(self._context) and self._calls.lane is self._lane
 
     def _run(
@@ -113,11 +114,11 @@ class MultihostExpress(Express[LinkGroup, MultihostRecipe | MultihostValues]):
             if not executor.run():
                 done = partial(self._has_waited, recipe, executor, x, flat)
                 call = MultihostCall(calls, lane, work, recipe, executor, rest, seconds, done)
-                # Of the first calls of a kind nobody knows how long their frames are.
+                # In the first calls of a kind, the lengths of frames are not known.
                 is_known = type(executor.phase.memory) is not Blobs
                 if is_known and self._records.trace is None and call.begin():
                     return work.for_user(self._records.unseen)
-            # Links were read in the call, and what came of this number was kept: perhaps a verdict.
+            # The call has read links, so a verdict may have come for its number.
             elif calls.arrivals.is_quiet((None, seq)) and recipe.is_done(executor, flat):
                 executor.close()
                 lane.finish_inline()
@@ -129,7 +130,7 @@ class MultihostExpress(Express[LinkGroup, MultihostRecipe | MultihostValues]):
             executor, rest = None, failing(error)
         finally:
             frames.settle()
-            frames.memory = None  # it knows the arrays of the user
+            frames.memory = None  # else it would keep the user's arrays alive
         calls.take_over(work, recipe.call, executor, rest, seconds)
         return work
 
@@ -141,7 +142,7 @@ class MultihostExpress(Express[LinkGroup, MultihostRecipe | MultihostValues]):
         flat: Any,
         call: MultihostCall,
     ) -> bool:
-        """All steps of a call that has waited are done. Whether it is."""
+        """Finish a call that has waited, after all its steps. Return whether it is done."""
         if not recipe.is_done(executor, flat):
             return False
         executor.close()
@@ -203,8 +204,10 @@ class MultihostExpress(Express[LinkGroup, MultihostRecipe | MultihostValues]):
         return work
 
     def _known_of(self, call: bytes, phase: object, seq: int) -> Known | None:
-        """What is kept of `call`, whose frames are those of the collective `seq` from here on.
-        None: its first phase cannot be done within the call."""
+        """Return what is kept of `call`, with its frames set to the number `seq`.
+
+        None: its first phase cannot be done within the call.
+        """
         if not (isinstance(phase, Phase) and phase.shared is not None):
             return None
         plan = phase.prepared.plan
@@ -215,5 +218,5 @@ class MultihostExpress(Express[LinkGroup, MultihostRecipe | MultihostValues]):
             known = Known(Frames(self._context, call, plan), {})
             if len(self._known) >= KEPT_KINDS:
                 del self._known[next(iter(self._known))]
-        self._known[call] = known  # the last one: it was called last
+        self._known[call] = known  # last in the dict, because it was used last
         return known if known.frames.begin(seq) else None

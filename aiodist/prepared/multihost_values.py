@@ -1,10 +1,10 @@
 """Prepared collectives of values in groups that span hosts.
 
-What ranks show each other is that of `lane_values`, by the plan `team_whole.share`. Once it is
-known how long the blobs of all ranks are, each has its place in the area of the leader of a host,
-one behind the other by rank: that is where the plan has them at its end. So they are there from the
-start: frames are received there, and sent from there, and nothing is put together or taken apart.
-Who tells the hub of its host, and is not its leader, has them in the same places of its own area.
+Ranks show the same blobs as in `lane_values`, by the plan `team_whole.share`. When the lengths of
+all blobs are known, each has its place in the area of its host's leader, in the order of ranks.
+That is the layout at the end of the plan. So blobs are received there and sent from there, and no
+step has to join or split them. A rank that tells the hub of its host, but is not the leader, has
+the same places in its own area.
 """
 
 from __future__ import annotations
@@ -32,9 +32,12 @@ Areas = Mapping[int, memoryview]
 
 
 class Places:
-    """Where all blobs are in one area, as far as known: `shown` in that of the leader, by rank, and
-    `own`, what this rank writes. `gathers`: the blobs of its mates come to its area, and its own
-    one lies among them. `take` makes the result of them; None: it cannot."""
+    """The places of all blobs in one area, as far as known.
+
+    `shown` has the blobs in the area of the leader, by rank. `own` is what this rank writes.
+    `gathers` says whether the blobs of this rank's mates come to its area, with its own among them.
+    `take` makes the result; None: it cannot.
+    """
 
     def __init__(
         self,
@@ -48,7 +51,7 @@ class Places:
         self._ends = [0, *accumulate(template.length for template in templates)]
         self.areas = areas
         self.is_leader = rank == leader
-        self._whole = areas[rank if gathers else leader]  # where frames go, and come from
+        self._whole = areas[rank if gathers else leader]  # memory of all frames
         self._pieces: dict[Spans, list[memoryview]] = {}
         self.shown = [
             Reading(template, areas[leader][start:])
@@ -61,7 +64,7 @@ class Places:
         self.take: Take | None = None
 
     def pieces(self, spans: Spans) -> list[memoryview]:
-        """The blobs of a frame: in few pieces, mostly in one."""
+        """Return the memory of the blobs of a frame: mostly one piece."""
         found = self._pieces.get(spans)
         if found is None:
             cuts: list[tuple[int, int]] = []
@@ -74,24 +77,26 @@ class Places:
         return found
 
     def are_cut(self, spans: Spans) -> bool:
-        """Whether each blob of a frame that is there begins in its own place."""
+        """Say whether each blob of a frame that has come begins in its own place."""
         ranks = [rank for _, first, stop in spans for rank in range(first, stop)]
         return all(self.has_length(rank, self._whole[self._ends[rank] :]) for rank in ranks)
 
     def has_length(self, rank: int, shown: memoryview) -> bool:
-        """Whether what `rank` has shown is as long as was known."""
+        """Say whether the blob of `rank` is as long as expected."""
         length = int.from_bytes(shown[:LENGTH], "big") + LENGTH
         return length == self._ends[rank + 1] - self._ends[rank]
 
     def are_there(self) -> bool:
-        """Whether all blobs are what they were known to be, but for their data."""
+        """Say whether all blobs are as expected, but for their data."""
         return all(map(Reading.is_there, self.shown))
 
 
 class PlacedBlobs(Blobs):
-    """The blobs of one call, in their places. Where one has another length than was known, they
-    have to part, each to memory of its own. `taken`: where this rank reads them in the area of its
-    leader, `take` has made the result of them there."""
+    """The blobs of one call, in their places.
+
+    If one has an unexpected length, each blob moves to memory of its own. `taken` says whether
+    `take` has made the result from blobs in the leader's area.
+    """
 
     def __init__(self, rank: int, size: int, laid: Places, take: Callable[[], bool]) -> None:
         super().__init__(rank, size, b"")
@@ -99,7 +104,8 @@ class PlacedBlobs(Blobs):
         self.is_laid = True
         self.taken = False
         self._take = take
-        self._come: list[tuple[Spans, Sequence[memoryview]]] = []  # what has, and where it is
+        # Blobs that have come, with their places.
+        self._come: list[tuple[Spans, Sequence[memoryview]]] = []
 
     def outgoing(self, spans: Spans) -> Sequence[memoryview]:
         if not self.is_laid:
@@ -126,7 +132,7 @@ class PlacedBlobs(Blobs):
             for piece in pieces:
                 piece[:] = data[at : at + len(piece)]
                 at += len(piece)
-            if self.laid.are_cut(spans):  # else those behind would begin in the wrong place
+            if self.laid.are_cut(spans):  # else later blobs would begin in wrong places
                 data = None
                 del self._inbox[spans]
         if data is not None:
@@ -134,16 +140,16 @@ class PlacedBlobs(Blobs):
             super().arrived(spans)
         elif self.is_laid:
             self._come.append((spans, pieces))
-        else:  # it began to come before they had to part
+        else:  # it was on its way when the blobs had to move
             self.read(spans, memoryview(b"".join(pieces)))
 
     def copy(self, step: Copy) -> None:
         laid, into = self.laid, step.into
         if into.buffer >= SHARED:
-            # It is there: what this rank shows alone since the call began.
+            # This rank's own blob is in its place since the call began.
             if not self.is_laid:
                 super().copy(step)
-        elif into.length > 1 and laid.are_there():  # the leader shows all
+        elif into.length > 1 and laid.are_there():  # the leader shows all blobs
             self._come.append(((into,), [laid.all_shown]))
             self.taken = self._take()
         elif into.length == 1 and self.is_laid and self._fits(into.start):
@@ -155,11 +161,11 @@ class PlacedBlobs(Blobs):
             super().copy(step)
 
     def _fits(self, mate: int) -> bool:
-        """Whether the blob of a mate is as long as was known."""
+        """Say whether the blob of a mate is as long as expected."""
         return self.laid.has_length(mate, self.laid.areas[mate])
 
     def part(self) -> None:
-        """Take the blobs out of their places."""
+        """Move the blobs out of their places."""
         if self.is_laid:
             self.is_laid = False
             self.blobs[self._rank] = bytes(self.laid.written[LENGTH:])
@@ -181,7 +187,7 @@ class MultihostValues(LinkValues):
         self.frames = LendingFrames(context, self.call, self.phase.prepared.plan)
         self._leader = team_view(context.teams, context.rank).team[0]
         self._gathers = any(isinstance(step, Send) for step in self.phase.prepared.plan.steps)
-        self._places: dict[int, Places | None] = {}  # by area
+        self._places: dict[int, Places | None] = {}  # by area; None: see `_places_in`
 
     def _learnt(self) -> None:
         self._places.clear()
@@ -190,7 +196,7 @@ class MultihostValues(LinkValues):
         self._places.clear()
 
     def _places_in(self, lane: Lane, area: int) -> Places | None:
-        """Where all is in `area`. None: that is not known, or there is no room for it."""
+        """Return the places in `area`. None: they are not known, or the area is too small."""
         if area in self._places:
             return self._places[area]
         rank, places = self._context.rank, None
@@ -206,12 +212,12 @@ class MultihostValues(LinkValues):
         return places
 
     def enter(self, x: Any, given: Given, lane: Lane, area: int) -> tuple[Executor, Program]:
-        """See `MultihostRecipe.enter`."""
+        """Return the executor and the rest of a call: see `MultihostRecipe.enter`."""
         places, given = self._places_in(lane, area), self.keep(given)
         if places is None:
             program = self._make(self._context, *given.args).start(True)
             phase = cast(Phase, next(program))
-            self.frames.memory = phase.memory  # which does not expect anything
+            self.frames.memory = phase.memory  # it has no expected lengths
             executor = Executor(phase, self.frames, lane, area, within=True)
             return executor, self._rest(program, phase, given)
         if given.shown is not None:
@@ -228,7 +234,7 @@ class MultihostValues(LinkValues):
         return executor, self._ended(memory, given)
 
     def _taken(self, places: Places, given: Given) -> bool:
-        """Whether the result could be made of blobs that are there."""
+        """Make the result from blobs that are there. Return whether that worked."""
         taken = lane_values.give(places.take, given)
         self._hit = self._hit or taken
         return taken
@@ -249,6 +255,6 @@ class MultihostValues(LinkValues):
             return given.result.pop()
         return (yield from super()._ended(memory, given))
 
-    # Large data goes by way of shared memory, too.
+    # Large data uses shared memory, too.
     _to_all = ValueRecipe._to_all
     _from_all = ValueRecipe._from_all

@@ -1,11 +1,10 @@
-"""Prepared collectives of groups that span hosts, which wait as what they are, without an
-operation.
+"""Prepared collectives of groups that span hosts, which wait without an operation.
 
-Nearly each call that needs a frame of another host has to wait for it. What it waits for is known:
-stamps of its own host, and one frame of each peer at most, whose lengths are known. So the call
-rides the lane and takes these frames itself, and its executor goes on with each of them. Whatever
-else happens to it makes an operation of it, which goes on with the same executor; the frames that
-have come, or are coming, are handed over to it.
+Nearly every call that needs a frame of another host has to wait for it. It knows what it waits for:
+stamps of its own host, and at most one frame of each peer, whose length is known. So the call stays
+on the lane and takes these frames itself, and each of them makes its executor go on. If anything
+else happens, the call becomes an operation with the same executor. The operation also gets the
+frames that have come or are on their way.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from aiodist.work import Work
 
 
 class Waited(Protocol):
-    """A recipe: what was called, in words, and its frames."""
+    """A recipe, with the text of its calls and its frames."""
 
     call: bytes
     digest: int
@@ -35,8 +34,10 @@ class Waited(Protocol):
 
 
 class MultihostCall:
-    """One call that waits. It is the `Links` of its executor, the `Rider` of its lane, and `Taking`
-    its frames."""
+    """A call that waits.
+
+    For its executor it is the `Links`, for its lane the `Rider`, and for its frames `Taking`.
+    """
 
     __slots__ = (
         "_calls", "_coming", "_executor", "_finish", "_frames", "_lane", "_program", "call",
@@ -60,18 +61,18 @@ class MultihostCall:
         self._lane = lane
         self._executor = executor
         self._frames = recipe.frames
-        self._program = program  # what comes after the executor
-        self._finish = finish  # ends it where all steps are done; False: that is not all
+        self._program = program  # the rest, after the executor
+        self._finish = finish  # ends it after all steps; False: more is left
         self._coming: dict[int, Coming] = {}  # by peer
         self.work = work
         self.seq = work.seq
         self.key: Key = (None, work.seq)
         self.call = recipe.call
         self.digest = recipe.digest
-        self.seconds = seconds  # that it had when it was called
+        self.seconds = seconds  # time limit at the call
 
     def begin(self) -> bool:
-        """Whether it waits from here on."""
+        """Begin to wait. False: it cannot, because the group has ended or a rank is lost."""
         calls = self._calls
         if calls.party.ended is not None or calls.party.lost():
             return False
@@ -87,7 +88,8 @@ class MultihostCall:
         return True
 
     def _takes_what_came(self) -> bool:
-        """Take the frames that came before it waits. Whether that is all that came for it."""
+        """Take the frames that came before the call waits. Return whether these were all that
+        came."""
         arrivals = self._calls.arrivals
         if arrivals.is_quiet(self.key):
             return True
@@ -102,7 +104,7 @@ class MultihostCall:
         return arrivals.is_quiet(self.key)
 
     def resume(self) -> None:
-        """See `turns.Rider`."""
+        """Go on, because something that it waits for may be there: see `turns.Rider`."""
         executor = self._executor
         try:
             try:
@@ -113,7 +115,7 @@ class MultihostCall:
                 return
             is_done = self._finish(self)
         except DifferentCallsError:
-            self.to_operation()  # which finds that, too
+            self.to_operation()  # the operation finds that, too
             return
         except Exception as error:
             executor.close()
@@ -145,7 +147,7 @@ class MultihostCall:
         raise AssertionError("an eager plan grants nothing")
 
     def check(self, peer: int) -> None:
-        """Who is lost is for the operation to hear of."""
+        """Do nothing, because the call becomes an operation if a rank is lost."""
 
     def waiting(self, peer: int) -> int:
         return 0
@@ -157,7 +159,7 @@ class MultihostCall:
         if slot or receives is None or call != self.call or src in self._coming:
             return None
         if src in self._taken():
-            return None  # it makes no sense, as the operation finds
+            return None  # a second frame makes no sense, and the operation says so
         (receive,) = receives
         memory: Any = phase.memory
         view = memory.due(receive.spans)
@@ -167,12 +169,12 @@ class MultihostCall:
         return coming
 
     def came(self, src: int) -> None:
-        """The frame of `src` is here."""
+        """Go on, if the executor waits for the frame of `src`."""
         if self._executor.waiting_for == src:
             self.resume()
 
     def _taken(self) -> set[int]:
-        """The peers whose frames have been taken."""
+        """Return the peers whose frames have been taken."""
         return {step.peer for step in self._executor.done if isinstance(step, Recv)}
 
     # -- its end ----------------------------------------------------------------------------------
@@ -180,7 +182,7 @@ class MultihostCall:
     def _waits_no_more(self) -> None:
         waiting = self._calls.waiting
         del waiting.by_key[self.key], waiting.takers[self.key]
-        # Each would keep the other, and the group's memory, until the collector runs.
+        # Break this cycle, because only the garbage collector would free the group's memory.
         self._executor.hand_over(self._frames)
 
     def to_operation(self) -> Operation | None:
@@ -196,7 +198,7 @@ class MultihostCall:
                 coming.inflow = operation.message(coming.src, 0, len(coming.view))
                 into = coming.inflow.memory
                 if into is not None:
-                    into[:] = coming.view  # the same memory, mostly
+                    into[:] = coming.view  # mostly the same memory
                 if coming.is_here:
                     coming.inflow.landed()
             self._lane.resume_soon()

@@ -1,23 +1,26 @@
-"""Collectives with a tag, of ranks that share memory: posted within the call, unless too large.
+"""Collectives with a tag, of ranks that share memory: posted within the call, if they are small.
 
-Collectives with different tags have no common order, so they cannot use a lane. Here each rank
-posts what it has (`aiodist.shared_memory.posts`), and takes what the others have posted, by tag and
-number as in a mailbox. What is done then is a plan that begins with everyone showing one value to
-all, `direct_exchange.all_reduce` or `share`; what is made of the values is in `posted`.
+Collectives with different tags have no common order, so they cannot share a lane. Instead, each
+rank posts its data (`aiodist.shared_memory.posts`) and takes the posts of the others by tag and
+number, as from a mailbox. Such a collective has a plan whose first phase shows one value of each
+rank to all: `direct_exchange.all_reduce` or `share`. `posted` says what becomes of the values.
 
-**A frame that lies in memory.** A post is the one frame that a rank sends to all others in that
-plan, but for the way it goes. Each rank decides for itself, by call, whether it posts or sends: a
-program with hooks, a full ring. What comes is handed to whatever waits for it here, whichever way
-it came. So nothing has to be agreed upon beyond the plan, which follows from what was called
-(`base.may_post`, `reductions.is_posted`); and of posts all holds that holds for frames: who gives
-up says so over links, and by a word in memory that it has, to whoever calls later; tags are
-forgotten as ever (who has ended one has read all posts for it).
+**A post is a frame in memory.** In these plans each rank sends one frame to all others, and a post
+replaces it. Each rank decides for each call whether it posts or sends. For example, it sends if its
+program has hooks, or if its ring is full. The receiver hands either to the same waiting call. So
+ranks need to agree on the plan alone, which follows from the arguments (`base.may_post`,
+`reductions.is_posted`). All rules for frames hold for posts:
 
-**Order.** What a rank sends after a post may be looked at before it. So who gets a frame of which
-those before it are missing reads all posts first (`Arrivals.message`). The post is there, as it was
-written before; and can be read, as nobody posts before all others read.
+* A rank that gives up says so over links. It also writes a word in memory, for ranks that call
+  later.
+* Tags are forgotten as ever, because a rank that has ended a call has read all posts for it.
 
-**Waiting calls are cheap**, as there may be a thousand of them::
+**Order.** A rank may see a frame before it looks at a post that was sent earlier. So if earlier
+frames are missing when a frame comes, the rank reads all posts first (`Arrivals.message`). The
+missing post is there, because it was written before. It can be read, because no rank posts until
+all ranks read posts.
+
+**Waiting calls are cheap**, because there may be a thousand of them::
 
     called ──> posts ──> all others have posted? ── yes ──> the result: done within the call
                                 │ no (it looks for a moment, unless others wait already)
@@ -25,12 +28,12 @@ written before; and can be read, as nobody posts before all others read.
                                         ├── the last post comes ──> the result: done
                                         └── anything else ──> an `Operation` (`take_over`)
 
-"Anything else" is whatever is not a post as expected (see `aiodist.engine.waiting_calls`), and a
-program that has more phases, as where data is too much to be posted. The operation begins with what
-it has posted as sent, and with what has come as received.
+"Anything else" is all that is not an expected post (see `aiodist.engine.waiting_calls`). It is also
+a program with more phases, for example because its data is too large for a post. The operation
+counts the call's post as sent frames, and the posts that came as received frames.
 
-**One wake-up for all.** A rank with calls that wait sleeps on the first post of anybody, is woken
-once, and takes all that was posted meanwhile.
+**One wake-up for all.** A rank with waiting calls sleeps until any rank posts. It is woken once,
+and takes all posts that came meanwhile.
 """
 
 from __future__ import annotations
@@ -81,11 +84,11 @@ from aiodist.wire.frames import unpack_fields
 from aiodist.work import Work
 
 MOST = 4096
-"""Most calls that wait: what each has posted may have to be kept by the others."""
+"""The most calls that wait, because other ranks may have to keep what each of them has posted."""
 MOST_BYTES = 10 << 20
-"""Most bytes that these have posted."""
+"""The most bytes that waiting calls have posted."""
 MOST_SHOWN = ROOM_IN_MEMORY + 64 * 1024
-"""Most bytes that one call shows, with all that is said of them."""
+"""The most bytes that one call shows, with their description."""
 
 
 class PostingGroup(ExpressGroup, Protocol):
@@ -95,19 +98,19 @@ class PostingGroup(ExpressGroup, Protocol):
     ranks: tuple[int, ...]
 
     def kick(self, peer: int) -> None:
-        """Wakes `peer`, which waits for this rank in shared memory."""
+        """Wake `peer`, which waits for this rank in shared memory."""
         ...
 
 
 class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]):
-    """The recipes of a group that posts, and the calls of this rank that wait for posts."""
+    """Keeps the recipes of a group that posts, and the calls of this rank that wait for posts."""
 
     _on_lane = False
 
     def __init__(self, context: PostingGroup, lane: Lane) -> None:
         super().__init__(context)
         self._posts = Posts(lane.board)
-        self.given_up = self._posts.give_up  # says that the others were told of it
+        self.given_up = self._posts.give_up  # tells the others that this rank has given a call up
         self.berths = Berths(
             lane.board,
             context.loop,
@@ -120,9 +123,9 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         self._moved = lane.moved
         self._polls = lane.polls
         self._crowded = context.size > cores()
-        self._bytes = 0  # that calls have posted which wait
-        self._in_ring: PostedCall | None = None  # what it shows lies in the ring of this rank
-        self._broken = False  # a rank is lost: nothing is posted any more
+        self._bytes = 0  # bytes posted by waiting calls
+        self._in_ring: PostedCall | None = None  # its data lies in this rank's ring
+        self._broken = False  # a rank is lost, so nothing is posted any more
         calls = self._calls
         self._use_compiled(
             (calls.waiting.by_key, calls.tags.frozen),
@@ -160,7 +163,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         way: Callable[..., InOneGo],
         kernel: int | None = None,
     ) -> None:
-        """Have `recipe` done in one go, by the compiled part if there is a `kernel` for it."""
+        """Let one function do calls of `recipe`, or the compiled part if it has a `kernel`."""
         run = way(recipe, self._posts, self.wake, self.follows, self._moved)
         recipe.in_one_go = run
         tape = tape_of_posts(
@@ -193,7 +196,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
                 return self._learn_reduce(call, *args)
             slots = posted_slots.learn(self._context, call, make, *args)
         except (TypeError, ValueError):
-            return None  # and the ordinary way raises it
+            return None  # the ordinary way raises it again
         if slots is not None:
             self._fuse(slots, slots_in_one_go)
         return slots
@@ -205,7 +208,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         recipe.op, recipe.call = call.op, call.text.encode()
         recipe.returns = self._context.rank == dst
         if not recipe.returns:
-            recipe.finish = None  # there is no result, and nothing was written
+            recipe.finish = None  # no result, and no array was written
         if recipe.in_one_go is not None:
             self._fuse(recipe, in_one_go, recipe.compiled)
         return recipe
@@ -224,10 +227,9 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     def _run(
         self, what: Any, x: Any, given: Any, seconds: float, tag: object = None, /
     ) -> Work[Any] | None:
-        """Post a call of `what`, which is a Posted or a BerthRecipe: asked where there is time for
-        it. None: nothing has happened."""
+        """Post a call of `what`, a Posted or a BerthRecipe. None: nothing has happened."""
         if self._posts.is_given_up():
-            self._context.endpoint.poll()  # that may be this one, and the word of it is there
+            self._context.endpoint.poll()  # a rank gave a call up, perhaps this one: read why
         if not self._may_post(tag):
             return None
         calls = self._calls
@@ -278,7 +280,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         self._called(work, what, x, given, seconds, due, shown, {}, lies=lies)
 
     def _broke(self, work: Work[Any], what: Any, error: Exception, seconds: float, /) -> None:
-        """Fail a call, because a step of it has raised `error`."""
+        """Fail a call, because one of its steps has raised `error`."""
         self._calls.tags.take(work.tag)
         self._take_over(what, (), work, seconds, Otherwise(None, failing(error)))
 
@@ -301,14 +303,14 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
                 if work is not None:
                     return work
             rest = before(phase, program)
-        # A program may hold on to what it was called with, so it is started once.
+        # Start the program only once, because it may keep its arguments.
         work = Work.begin(self._loop, call.op, tag, None, call.nbytes)
         self._calls.take_over(work, call.text.encode(), None, rest, seconds)
-        self.rest()  # what is missing may be posted
+        self.rest()  # missing data may have been posted
         return work
 
     def _has_room(self, tag: object) -> bool:
-        """Whether the next call with `tag` is posted for certain, however large it may be."""
+        """Say whether the next call with `tag` is certain to be posted, whatever its size."""
         calls = self._calls
         key = tag, calls.tags.upcoming(tag)
         return (
@@ -321,13 +323,13 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     def _post(
         self, what: Posted, x: Any, given: Any, seconds: float, tag: object, seq: int
     ) -> Work[Any] | None:
-        """Post a call, the ordinary way. None: nothing has happened."""
+        """Post a call in the general way. None: nothing has happened."""
         arrivals = self._calls.arrivals
         key = tag, seq
         early = arrivals.early.get(key)
         found = {} if early is None else early.values(what.call, what.fits)
         if found is None or key in arrivals.verdicts:
-            return None  # it is to fail, or there is more to it
+            return None  # it has to fail, or something else has come for it
         shown = what.shown(given)
         due = what.prefixes(tag, seq)
         prefix = due[self._context.rank]
@@ -338,7 +340,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         if self._bytes + len(shown) > MOST_BYTES or not self._posts.put(prefix, shown):
             return None
         if early is not None:
-            arrivals.take(key)  # now: what is heard while others are woken is kept beside it
+            arrivals.take(key)  # now, because frames that come while we wake others are kept apart
         work: Work[Any] = Work.begin(self._loop, what.op, tag, seq, what.nbytes)
         self.wake(self._posts.tell())
         if not (found or self._calls.waiting.by_key):
@@ -360,9 +362,11 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         *,
         lies: bool = False,
     ) -> Work[Any]:
-        """It is posted, and what others have posted for it may be missing. `lies`: what is shown
-        lies in the ring of this rank."""
-        # From here on it is called: nothing can be called before it, by whatever runs below.
+        """Continue a call that has posted, though posts of others may be missing.
+
+        `lies`: its data still lies in this rank's ring.
+        """
+        # The call takes its number first, because code that runs below may call other collectives.
         calls, rank = self._calls, self._context.rank
         waiting = calls.waiting.by_key
         tag, seq = work.tag, work.seq
@@ -379,7 +383,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             self._in_ring = call
         for src, data in found.items():
             call.came(src, data)
-        if self._broken:  # by what was heard while others were woken
+        if self._broken:  # a message arrived while we woke others
             self.to_operation(call)
             return work
         self._look(call)
@@ -393,14 +397,16 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         return work
 
     def wake(self, peers: Sequence[int]) -> bool:
-        """Wake those who sleep until this rank posts. Returns whether nobody is lost."""
+        """Wake ranks that sleep until this rank posts. Return whether no rank is lost."""
         for peer in peers:
             self._context.kick(peer)
         return not self._broken
 
     def _met(self, what: Posted, due: Sequence[bytes | None], shown: Data) -> list[Data] | None:
-        """The values of all ranks where they were posted, if all others post what is expected
-        within a moment. None: nothing has happened, what they have posted is still to be taken."""
+        """Return all ranks' values as they lie in the rings, if all post what is expected in time.
+
+        None: nothing has happened, and all posts are still to be taken.
+        """
         values = [shown] * len(due)
         lengths = what.lengths
         for reader in self._posts.readers:
@@ -424,7 +430,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         values: list[Any],
         work: Work[Any],
     ) -> Work[Any]:
-        """Do it with what is there."""
+        """Do the call with the posts that are there."""
         calls, readers = self._calls, self._posts.readers
         try:
             result = what.result(values, x, given)
@@ -466,7 +472,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         return self._calls.take_over(work, what.call, executor, rest, seconds, came=came, lane=lane)
 
     def _news(self, call: PostedCall) -> bool:
-        """Whether one of those who are missing in `call` posts anything within a moment."""
+        """Say whether a rank that is missing in `call` posts anything within a moment."""
         late = [each for each in self._posts.readers if call.values[each.rank] is None]
         return self._polls and self._comes(late)
 
@@ -474,11 +480,11 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         return self._progress.watch(self._posts, readers, 0, crowded=self._crowded)
 
     def follows(self, reader: Reader) -> bool:
-        """Whether `reader` has something to read within a moment."""
+        """Say whether `reader` has something to read within a moment."""
         return self._polls and self._comes((reader,))
 
     def _look(self, call: PostedCall) -> None:
-        """Take what others have posted, until nothing is missing any more for `call`."""
+        """Take the posts of others, until `call` has all that it needs."""
         lengths = call.what.lengths
         for reader in self._posts.readers:
             rank = reader.rank
@@ -492,10 +498,10 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
                     self._take(reader)
 
     def _came(self, call: PostedCall, reader: Reader, data: memoryview, whole: int) -> None:
-        """What `call` waits for of one rank lies in its ring, as a post of `whole` bytes."""
+        """Take the post of one rank that `call` waits for. It has `whole` bytes in the ring."""
         is_last = call.missing == 1
         if is_last or len(data) > CHEAP_COPY:
-            reader.hold(whole, call)  # it is used where it lies, and not copied once more
+            reader.hold(whole, call)  # use it in the ring, because that spares a copy
             call.came(reader.rank, data)
         else:
             call.came(reader.rank, data.tobytes())
@@ -504,7 +510,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             self._complete(call)
 
     def _free(self, reader: Reader) -> None:
-        """Have the post that is held of one rank, if one is, kept elsewhere: there is more."""
+        """Copy the post that is held in a ring, because there is more to read behind it."""
         if reader.holder is not None:
             reader.holder.keep(reader.rank)
             reader.let_go()
@@ -522,7 +528,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             self._in_ring = None
 
     def _complete(self, call: PostedCall) -> None:
-        """Nothing is missing any more for `call`."""
+        """Finish `call`, because all posts for it are here."""
         self._leave(call)
         what, work, values = call.what, call.work, call.values
         try:
@@ -548,13 +554,13 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     # -- posts ------------------------------------------------------------------------------------
 
     def _take(self, reader: Reader) -> None:
-        """Hand the next post of `reader` to whatever it is for."""
+        """Give the next post of `reader` to the call or operation that it is for."""
         self._free(reader)
         try:
             post = reader.next_post()
             said = unpack_fields(post.words)
             if len(said) != 2:
-                raise ProtocolError("a post says its tag and its call")
+                raise ProtocolError("malformed post: its words must be a tag and a call")
             tag, text = said
             fields = [kinds.MESSAGE, self._context.id, tag, post.number, 0, text]
             key, rank = key_of(fields), reader.rank
@@ -574,35 +580,35 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             self._context.endpoint.blame(self._context.ranks[reader.rank], wrong)
 
     def read(self, *, for_calls: bool = False) -> None:
-        """Take all that was posted; `for_calls`: as long as any call waits for that."""
-        # Of whom something is held comes last: others may have posted what that waits for.
+        """Take all posts; `for_calls`: only as long as a call or an operation waits for posts."""
+        # Read ranks with a held post last, because others may post what its call waits for.
         for reader in sorted(self._posts.readers, key=lambda reader: reader.held):
             while reader.has_more() and (not for_calls or self._is_awaited()):
                 self._take(reader)
 
     def _is_awaited(self) -> bool:
-        """Whether anything here may wait for a post."""
+        """Say whether a call or an operation here may wait for posts."""
         return bool(self._calls.waiting.by_key or self._calls.ops)
 
     def rest(self) -> None:
-        """As long as anything waits here, take what was posted, and be woken by what comes."""
-        # What is for later calls is left to these, which mostly find it as they expect it.
+        """Take posts as long as anything waits for them, then ask to be woken by the next one."""
+        # Leave posts for later calls in the ring, because these calls mostly find what they expect.
         while not self._posts.asleep and self._is_awaited():
             self.read(for_calls=True)
             if self._is_awaited():
                 self._posts.sleep()
 
     def kicked(self) -> None:
-        """Somebody has posted, or has come as far as this rank waits for on a berth."""
+        """Go on, because a rank has posted, or has come as far on a berth as needed here."""
         self.berths.kicked()
         if self._posts.asleep:
             self._posts.awake()
             self.rest()
 
-    # -- what is not to be done in here -----------------------------------------------------------
+    # -- calls that become operations, and the end -------------------------------------------------
 
     def to_operation(self, call: PostedCall) -> Operation | None:
-        """`call` goes on as an operation."""
+        """Make an operation of `call`."""
         self._leave(call)
         for reader in self._posts.readers:
             if reader.holder is call:
@@ -611,11 +617,11 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         return self._take_over(call.what, call.values, call.work, call.seconds, how)
 
     def hurry(self) -> None:
-        """A rank is gone: what it has left in shared memory is taken."""
+        """Take what a lost rank has left in shared memory."""
         self.berths.hurry()
 
     def end(self) -> None:
-        """Post nothing more, as a rank is lost or the group ends. What was posted is taken."""
+        """Post nothing more, because a rank is lost or the group ends. Take all that was posted."""
         self._broken = True
         self.berths.break_off()
         self.read()

@@ -1,9 +1,13 @@
-"""What is posted, and what is done once the posts of all ranks are there.
+"""The kinds of calls that are posted, and what becomes of the posts of all ranks.
 
-Three kinds of calls begin by showing one value to all others, and need nothing else of them:
-*reductions* of small arrays, *values* of known shapes (see `posted_values`), and all other
-*programs* that begin so (`base.share`, its `first`): what is called for the first time, or looks
-otherwise each time. Of these, whatever comes after that first phase is for an operation.
+Three kinds of calls begin by showing one value of each rank to all, and need nothing else of the
+others:
+
+* *Reductions* of small arrays.
+* *Values* of known shapes (see `posted_values`).
+* Other *programs* that begin so (`base.share`, its `first`). These are calls that come for the
+  first time, or that look different each time. If there are phases after the first one, an
+  operation does them.
 """
 
 from __future__ import annotations
@@ -41,19 +45,21 @@ from aiodist.wire.frames import pack_fields
 from aiodist.work import Work
 
 KEPT_TAGS = 2048
-"""Most tags of one recipe for which something is kept."""
+"""The most tags for which one recipe keeps something."""
 
 Data = bytes | memoryview
 Begin = Callable[[int], bytes]
-"""Makes of the number of a call what comes before the data in a post."""
+"""Makes what precedes the data in a post, from the number of the call."""
 
 
 T = TypeVar("T")
 
 
 class ByTag(dict[object, T]):
-    """What is made once for each tag: of what comes before the data in posts, all but the number
-    is the same. What `make` makes is kept for `KEPT_TAGS` of them."""
+    """Keeps what `make` makes once for each tag, for `KEPT_TAGS` tags.
+
+    What precedes the data in a post is the same each time but for the number of the call.
+    """
 
     def __init__(self, make: Callable[[object], T]) -> None:
         super().__init__()
@@ -67,8 +73,11 @@ class ByTag(dict[object, T]):
 
 
 class Otherwise(NamedTuple):
-    """In place of a result: it goes on as an operation, with a first phase for which the posts are
-    frames, or without one. Or it is on a `lane` by now, and so is that phase, if there is one."""
+    """Stands for the result of a call that becomes an operation.
+
+    `executor` has its first phase, for which the posts count as frames; None: it has none. If the
+    call is on a `lane` by now, that phase is on the lane as well.
+    """
 
     executor: Executor | None
     rest: Program
@@ -80,9 +89,11 @@ InOneGo = Callable[[object, int, Any, Any], bool | None]
 
 
 class Posted(ABC):
-    """One kind of calls, or one call. `op`, `call` and `nbytes` are those of `Recipe`; `lengths`
-    says by rank how many bytes each posts, as far as known (-1). `in_one_go` is what does it in one
-    go, if anything does."""
+    """One kind of calls, or one call.
+
+    `op`, `call` and `nbytes`: see `Recipe`. `lengths` says how many bytes each rank posts; -1: not
+    known. `in_one_go` does a whole call in one function, if there is such a function.
+    """
 
     __slots__ = ()
     in_one_go: InOneGo | None = None
@@ -94,38 +105,44 @@ class Posted(ABC):
 
     @abstractmethod
     def shown(self, given: Any) -> Data:
-        """The data to post, of a call with that."""
+        """Return the data to post for a call with `given`."""
 
     @abstractmethod
     def prefixes(self, tag: object, number: int) -> Sequence[bytes | None]:
-        """By rank, what comes before the data in its post, as far as `lengths` are known."""
+        """Return what precedes the data in the post of each rank. None: its length is not known."""
 
     @abstractmethod
     def fits(self, nbytes: int) -> bool:
-        """Whether so many bytes may be a post for it."""
+        """Say whether a post for it may have so many bytes."""
 
     @abstractmethod
     def result(self, values: Sequence[Data], x: Any, given: Any) -> Any:
-        """The result, of what all have posted, by rank; or `Otherwise`. `x`: see
-        `Express._run`."""
+        """Return the result that follows from the posts of all ranks, or `Otherwise`.
+
+        `x`: see `Express._run`.
+        """
 
     def made(self, x: Any) -> Any:
-        """The result of a call that was done in one go. `x`: see `Express._run`."""
+        """Return the result of a call that was done in one go. `x`: see `Express._run`."""
         return x
 
     @abstractmethod
     def begun(self, x: Any, given: Any) -> Otherwise:
-        """What goes on with a call that has posted: to the plan, as if that had been sent to
-        everyone."""
+        """Return how an operation continues a call that has posted.
+
+        To its plan, the post counts as a frame that was sent to all other ranks.
+        """
 
     def keep(self, given: Any) -> Any:
-        """What is kept of `given` by a call that waits."""
+        """Return what a waiting call keeps of `given`."""
         return given
 
 
 class PostRecipe(Recipe, Posted):
-    """A recipe of an all_reduce, or a reduce, that is posted. The memory of its phase is used by
-    nobody: it is for one call at a time, and of these there are many."""
+    """A recipe of an all_reduce or a reduce that is posted.
+
+    No call uses the memory of its phase, because that serves one call at a time, and many may wait.
+    """
 
     __slots__ = (
         "_kernel", "_plain", "_quietly", "_rank", "_size", "begins", "dtype", "heads", "in_one_go",
@@ -138,18 +155,20 @@ class PostRecipe(Recipe, Posted):
         super().__init__(op, call, phase, vector, keeps)
         self.dtype = vector.dtype
         self._kernel = kernel
-        self._plain = kernel.plain(vector.length)  # reduces two arrays; None: no one function does
+        # Reduces two arrays; None: no function does.
+        self._plain = kernel.plain(vector.length)
         self._rank = phase.prepared.plan.rank
         self._size = phase.prepared.plan.size
         self.lengths = [self.nbytes] * self._size
         self.begins = ByTag(self._begin)
-        self.heads = ByTag(lambda tag: self.begins[tag](0))  # for the compiled part
+        # With 0 as the number: the compiled part puts the right one in.
+        self.heads = ByTag(lambda tag: self.begins[tag](0))
         self._quietly = quietly()
         self.in_one_go: InOneGo | None = None
 
     @property
     def compiled(self) -> int | None:
-        """The number of the kernel of the compiled part; None: there is none."""
+        """The number of the kernel in the compiled part; None: it has none."""
         return self._kernel.compiled
 
     def shown(self, given: Any) -> Data:
@@ -179,7 +198,7 @@ class PostRecipe(Recipe, Posted):
         self.in_one_go = None
 
     def reduce(self, values: Sequence[Any], out: Flat) -> None:
-        """``out`` = the reduction of `values`, by rank, of which it is one: as the plan does it."""
+        """Reduce `values`, in the order of ranks, into ``out``, which is one of them."""
         plain, quietly = self._plain, self._quietly
         if plain is None:
             quietly(self._kernel.reduce_loudly, values, out, self._size)
@@ -210,14 +229,14 @@ def in_one_go(
     comes: Callable[[Reader], bool],
     moved: Moved,
 ) -> InOneGo:
-    """What carries out a reduction within a call, given its tag and number, its result and the
-    array. It returns whether it is done. False: it is posted, and that is all; None: there is no
-    room for it.
+    """Return a function that does a whole reduction within its call.
 
-    It leaves in memory what is left by the ordinary way (see `post_express`), and is here for its
-    speed alone: nothing is looked up that is the same in all calls, and the posts of the others are
-    reduced where they lie. `wake` wakes ranks, and says whether it may go on within the call;
-    `comes` says whether a rank posts anything within a moment.
+    It takes the tag, the number, the result and the array of the call. It returns True if the call
+    is done, False if it has only posted, and None if the ring has no room. `wake` wakes ranks, and
+    says whether the call may go on. `comes` says whether a rank posts anything within a moment.
+
+    This exists for speed alone: it leaves the same in memory as the general way in `post_express`.
+    It looks up nothing that is the same in all calls, and reduces posts in their rings.
     """
     dtype, nbytes, size = recipe.dtype, recipe.nbytes, len(recipe.lengths)
     length, itemsize, room = nbytes // dtype.itemsize, dtype.itemsize, padded(nbytes)
@@ -261,7 +280,7 @@ def in_one_go(
 
 
 class PostedProgram(Posted):
-    """One call whose first phase is posted, of no kind that is known."""
+    """A call of an unknown kind, whose first phase is posted."""
 
     __slots__ = (
         "_memory", "_phase", "_program", "_rank", "_shown", "call", "lengths", "nbytes", "op",
@@ -274,7 +293,7 @@ class PostedProgram(Posted):
         self._rank = context.rank
         self._phase = phase
         self._memory = cast(Blobs, phase.memory)
-        self._program = program  # what comes after that phase
+        self._program = program  # the rest, after that phase
         (self._shown,) = self._memory.outgoing((Span(OUT, context.rank, context.rank + 1),))
         self.lengths = [-1] * context.size
         self.lengths[context.rank] = len(self._shown)
@@ -295,12 +314,12 @@ class PostedProgram(Posted):
         try:
             for rank, value in enumerate(values):
                 if rank != self._rank:
-                    # A copy, as what is made of it is needed for longer than the post is there.
+                    # Copy it, because the result is needed longer than the post stays in its ring.
                     spans = (Span(OUT, rank, rank + 1),)
                     memory.incoming(spans, len(value))[:] = value
                     memory.arrived(spans)
         except ProtocolError:
-            return self.begun(x, given)  # which finds it, too, and says whose it is
+            return self.begun(x, given)  # the operation finds the error, too, and names the rank
         try:
             phase = next(self._program)
         except StopIteration as stop:
@@ -310,20 +329,20 @@ class PostedProgram(Posted):
         return self.begun(x, given)._replace(rest=before(phase, self._program))
 
     def begun(self, x: Any, given: Any) -> Otherwise:
-        done = len(self._memory.blobs) - 1  # all that it sends
+        done = len(self._memory.blobs) - 1  # all its frames are sent
         return Otherwise(Executor(self._phase, None, done=done), self._program)
 
 
 class TakingOver(Protocol):
-    """Whose calls they are."""
+    """The owner of calls, which makes operations of them."""
 
     def to_operation(self, call: PostedCall) -> Operation | None:
-        """`call` is an operation from here on."""
+        """Make an operation of `call`."""
         ...
 
 
 class PostedCall:
-    """One call, from its post to its end, or until it is an operation."""
+    """One call, from its post until it ends or becomes an operation."""
 
     __slots__ = (
         "express", "given", "key", "missing", "nbytes", "over", "prefixes", "seconds", "values",
@@ -347,36 +366,36 @@ class PostedCall:
         self.what = what
         self.key = key
         self.work = work
-        self.x = x  # what is known of its result
-        self.given = given  # what it is done with: see `Express._run`
-        self.seconds = seconds  # that it had when it was called
-        # By rank, what comes before the data in its post, where that is known.
+        self.x = x  # what is known of the result
+        self.given = given  # the memory or arguments: see `Express._run`
+        self.seconds = seconds  # time limit at the call
+        # What precedes the data in the post of each rank, if that is known.
         self.prefixes = prefixes
-        self.values = values  # by rank; None: it has not come
-        self.nbytes = nbytes  # that this rank has posted
-        self.missing = len(values) - 1  # values that have not come
-        self.over = False  # it waits no more, whatever became of it
+        self.values = values  # by rank; None: not here yet
+        self.nbytes = nbytes  # bytes posted by this rank
+        self.missing = len(values) - 1  # values that are not here yet
+        self.over = False  # it no longer waits, for whatever reason
 
     @property
     def call(self) -> bytes:
         return self.what.call
 
     def to_operation(self) -> Operation | None:
-        """Go on as an operation."""
+        """Make an operation of this call."""
         return self.express.to_operation(self)
 
     def came(self, rank: int, data: Data) -> None:
-        """The value of `rank` is here."""
+        """Take the value of `rank`."""
         self.values[rank] = data
         self.missing -= 1
 
     def keep(self, rank: int) -> None:
-        """The value of `rank` does not stay where it lies."""
+        """Copy the value of `rank`, because its post is about to leave the ring."""
         self.values[rank] = bytes(self.values[rank])
 
 
 class Shows:
-    """Programs are made within this of which the first phase is posted for certain."""
+    """A context in which programs are made whose first phase is certain to be posted."""
 
     def __init__(self, context: ExpressGroup) -> None:
         self._context = context
@@ -389,5 +408,5 @@ class Shows:
 
 
 def is_shown(phase: object) -> bool:
-    """Whether it is the first phase of a `PostedProgram`."""
+    """Say whether `phase` is the first one of a `PostedProgram`."""
     return isinstance(phase, Phase) and phase.prepared.plan.name == direct_exchange.SHARE

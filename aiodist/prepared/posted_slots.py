@@ -1,7 +1,7 @@
 """A reduce_scatter that is posted: each rank shows what others need, and reduces its own slot.
 
-Two ranks need one slot of each other, so each shows that of the other one. More of them show all
-(see `reductions.shown_by`).
+Two ranks need one slot of each other, so each shows the slot of the other. If there are more ranks,
+each shows all its slots (see `reductions.shown_by`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Given(NamedTuple):
 
 
 class PostedSlots(PostRecipe):
-    """A recipe of a reduce_scatter of arrays of which all ranks show equally many bytes."""
+    """A recipe of a reduce_scatter of arrays, in which all ranks show equally many bytes."""
 
     __slots__ = ("_context", "_make", "_makes", "_own", "_shown", "first", "mine")
 
@@ -58,16 +58,16 @@ class PostedSlots(PostRecipe):
         own = start, stop = slots.bounds[self._rank], slots.bounds[self._rank + 1]
         self._plain = slots.kernel.plain(stop - start)
         self._context = context
-        self._make = make  # makes the call anew, for the ordinary way
+        self._make = make  # makes the call again, for the ordinary way
         self._makes = slots.makes
         self.unformed = 1
         self._own = slice(*own)
         self._shown = slice(*shown_by(self._rank, slots.bounds))
-        # What is posted looks like a frame of blobs: see `phases.memories.Blobs`.
+        # A post looks like a frame of blobs: see `phases.memories.Blobs`.
         nbytes = len(LEAD) + (self._shown.stop - self._shown.start) * self.dtype.itemsize
         self.first = nbytes.to_bytes(LENGTH, "big") + LEAD
         self.lengths = [LENGTH + nbytes] * self._size
-        # By other rank: how many elements of what it shows are for this one, and where they begin.
+        # By other rank, how many elements of its post this rank needs, and from which byte on.
         self.mine = [
             (stop - start, len(self.first) + (start - first) * self.dtype.itemsize)
             for first, _ in (shown_by(rank, slots.bounds) for rank in range(self._size))
@@ -100,12 +100,12 @@ class PostedSlots(PostRecipe):
         return self.first + self.numbers(given)
 
     def numbers(self, given: Given) -> memoryview:
-        """The numbers that are shown."""
+        """Return the numbers that this rank shows."""
         shown: memoryview = given.flat[self._shown].view(np.uint8).data
         return shown
 
     def _begin(self, tag: object) -> Begin:
-        """What comes before the numbers in a post."""
+        """Return what makes the bytes before the numbers in a post."""
         return prefixes(pack_fields(tag, self.call), self.lengths[0], self.first)
 
     def prefixes(self, tag: object, number: int) -> Sequence[bytes]:
@@ -116,7 +116,7 @@ class PostedSlots(PostRecipe):
 
     def result(self, values: Sequence[Data], x: Any, given: Given) -> Any:
         if any(bytes(value[: len(self.first)]) != self.first for value in values):
-            return self.begun(x, given)  # which finds it, too, and says whose it is
+            return self.begun(x, given)  # the operation finds the error, too, and names the rank
         slots = [given.flat] * self._size
         for rank, value in enumerate(values):
             if rank != self._rank:
@@ -124,7 +124,7 @@ class PostedSlots(PostRecipe):
         return self.reduced(slots, given)
 
     def reduced(self, slots: list[Flat], given: Given) -> Any:
-        """The result, of this rank's slot of the others."""
+        """Return the result of reducing `slots`, this rank's slot of each other rank."""
         value, out = self._makes()
         slots[self._rank] = given.flat[self._own]
         self.reduce(slots, out)
@@ -138,7 +138,7 @@ class PostedSlots(PostRecipe):
 def learn(
     context: ExpressGroup, call: Call, make: Callable[..., Call], xs: Any, op: Any, out: None
 ) -> PostedSlots | None:
-    """The recipe of a reduce_scatter; None where that is not posted."""
+    """Make the recipe of a reduce_scatter. None: it is not posted."""
     slots = slots_of(context, call, xs, op)
     if slots is None or not shows_slots(context, slots.kernel, slots.bounds):
         return None
@@ -156,7 +156,8 @@ def slots_in_one_go(
     comes: Callable[[Reader], bool],
     moved: Moved,
 ) -> InOneGo:
-    """What carries out a reduce_scatter within a call: see `posted.in_one_go`."""
+    """Return a function that does a whole reduce_scatter within its call: see
+    `posted.in_one_go`."""
     dtype, mine, length = recipe.dtype, recipe.mine, recipe.lengths[0]
 
     def run(tag: object, number: int, x: Any, given: Given) -> bool | None:

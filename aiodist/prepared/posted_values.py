@@ -1,8 +1,8 @@
-"""Values of known shapes that are posted: those of `lane_values`, between ranks that have no lane.
+"""Values of known shapes that are posted: those of `lane_values`, between ranks without a lane.
 
-On a lane the areas in which ranks show their values stay where they are. A post lies elsewhere in
-its ring each time. So what is known of the others is kept as windows (`templates.Window`), which
-are laid over their posts; and what makes the result is made once, of windows.
+On a lane, the areas in which ranks show values stay in place. A post lies elsewhere in its ring
+each time. So the known templates are kept as windows (`templates.Window`), which each call lays
+over the posts. What makes the result works on windows, so it is made only once.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ _NOTHING = memoryview(b"")
 
 
 def _lift(windows: Iterable[Window]) -> None:
-    """They lie on nothing any more."""
+    """Take the windows away from the memory that they lie on."""
     for window in windows:
         window.lie(_NOTHING, 0)
 
 
 class Expected(NamedTuple):
-    """A post that may come, or that this rank makes. Its data is `before` bytes behind where it
-    begins; `begin` makes of a number all that comes before the first array in it."""
+    """A post that may come, or that this rank makes.
+
+    `begin` makes all that precedes its first array, from the number of the call. Its data begins
+    `before` bytes after the post does. `whole` is its length in the ring.
+    """
 
     begin: Begin
     before: int
@@ -43,7 +46,10 @@ class Expected(NamedTuple):
 
 
 def expected_of(words: bytes, window: Window, begins: dict[tuple[int, bytes], Begin]) -> Expected:
-    """`begins`: one for each kind of beginning, since most ranks show the same."""
+    """Return the post that `window` describes.
+
+    `begins` keeps one function for each kind of beginning, because most ranks show the same.
+    """
     key = window.length, window.first
     begin = begins.get(key) or begins.setdefault(key, prefixes(words, *key))
     before = len(begin(0)) - len(window.first)
@@ -60,7 +66,7 @@ class PostedValues(ValueRecipe, Posted):
 
     def __init__(self, context: ExpressGroup, *args: Any) -> None:
         super().__init__(context, *args)
-        # By rank, the posts of a call with a tag that are known.
+        # For each tag, the known posts of each rank.
         self.expected = ByTag(self._expect)
         self._taken: dict[tuple[Window, ...], Take | None] = {}
         self.in_one_go: InOneGo | None = None
@@ -87,7 +93,7 @@ class PostedValues(ValueRecipe, Posted):
         super()._learnt()
         known = [*self._known]
         known[self._context.rank] = [self._own]
-        # By rank, the windows of what it may show.
+        # For each rank, the windows of what it may show.
         self._windows = [[Window(template) for template in templates] for templates in known]
         self.lengths = [windows[0].length if windows else -1 for windows in self._windows]
         self.expected.clear()
@@ -97,7 +103,7 @@ class PostedValues(ValueRecipe, Posted):
         _lift(itertools.chain.from_iterable(self._windows))
 
     def _forget_areas(self) -> None:
-        """There are none: what is known of others lies in windows."""
+        """Do nothing, because windows have what is known of others, and areas have nothing."""
 
     def fits(self, nbytes: int) -> bool:
         return True
@@ -118,13 +124,13 @@ class PostedValues(ValueRecipe, Posted):
                 self.release()
                 return self.begun(x, given)
         made = give(self.taking(found), given)
-        self.release()  # else they would keep the values, those as well that did not fit
+        self.release()  # else windows would keep the values alive, even those that did not fit
         return x.pop() if made else self.begun(x, given)
 
     def taking(self, found: Sequence[Window]) -> Take | None:
-        """What makes the result of these, which lie where ranks show what they say."""
+        """Return what makes the result from these windows, which lie on the posts of all ranks."""
         if self._exchanged.number is not None:
-            return self._taking(found)  # it knows where they lie
+            return self._taking(found)  # it depends on the places of the windows
         key = tuple(found)
         if key not in self._taken:
             if len(self._taken) == MOST_TAKES:
@@ -136,11 +142,12 @@ class PostedValues(ValueRecipe, Posted):
         with Shows(self._context):
             program = self._make(self._context, *given.args).start(False)
             phase = cast(Phase, next(program))
-        # The others go by what was posted. Made anew it may say that the data travels apart: of an
-        # array that all ranks see, where the template is of one that they do not.
+        # Other ranks use what was posted, so keep that. A new description could say that the data
+        # travels apart. That happens if all ranks see this array, and the template is of one that
+        # they do not see.
         own = Span(OUT, self._context.rank, self._context.rank + 1)
         cast(Blobs, phase.memory).read((own,), memoryview(self.shown(given)).cast("B"))
-        done = self._context.size - 1  # all that it sends
+        done = self._context.size - 1  # all its frames are sent
         return Otherwise(Executor(phase, None, done=done), self._rest(program, phase, given))
 
 
@@ -151,9 +158,11 @@ def taking_in_one_go(
     comes: Callable[[Reader], bool],
     moved: Moved,
 ) -> InOneGo:
-    """What carries out a call with values within it: see `posted.in_one_go`. What all ranks have
-    posted is taken from where it lies, this rank's own as well: it was copied there from the user's
-    arrays, and the result may go to these."""
+    """Return a function that does a whole call with values: see `posted.in_one_go`.
+
+    It takes the values of all ranks from their posts, even this rank's own. That is a copy of the
+    user's arrays, which may be the place of the result.
+    """
     rank, size = posts.rank, len(posts.readers) + 1
 
     def run(tag: object, number: int, x: Any, given: Given) -> bool | None:
@@ -162,7 +171,7 @@ def taking_in_one_go(
         shown, own_head = given.shown, own_begin(number)
         if shown is None:
             at = posts.put_parts(own_head, own.rest_of(given.flats), whole)
-        else:  # a few bytes are joined sooner than they are written twice
+        else:  # joining a few bytes is faster than writing twice
             at = posts.put_parts(own_head + shown[len(own.first) :], (), whole)
         if at < 0:
             return None
@@ -191,7 +200,7 @@ def taking_in_one_go(
         try:
             done = give(recipe.taking(found), given)
         finally:
-            # Before this, none of it may be written over.
+            # Only from now on may the posts be written over.
             if done:
                 for reader, whole in passes:
                     reader.move(whole)

@@ -5,7 +5,7 @@ A tape is made from the steps of a plan, one to one, for one area of a lane. It 
 and without the compiled part can share a group. If a step would have to wait for long, the tape
 returns how many steps are done, and an `Executor` goes on with the next step.
 
-The compiled part (`_core.c`) has `Tape` itself. Here is only what makes it of a plan.
+`Tape` itself is in the compiled part (`_core.c`). This module describes plans to it.
 """
 
 from __future__ import annotations
@@ -26,25 +26,24 @@ from aiodist.transports import polling
 
 _COPY, _REDUCE, _PUBLISH, _AWAIT, _CALL = range(5)
 MOST_STEPS = 64
-"""Most steps of a plan of which a tape is made. Arrays with longer plans take so long that it would
-make no difference."""
+"""The most steps of a plan that becomes a tape. Longer plans have arrays so large that a tape would
+not make them faster."""
 
 ALL_SHOWN = 3
-"""Steps of a call with values that are done once what all ranks show is there."""
+"""Steps of a call with values that are done when it has all blobs."""
 
 Does = Callable[[Any], int]
-"""What a call with values does before it publishes, and after all have."""
+"""What a call with values does before it publishes, or after all ranks have."""
 Run = Callable[[Any], int]
-"""Carries out a phase in an area, and returns how many steps are done: see
-`executor.all_at_once`."""
+"""Runs a phase in an area, and returns how many steps are done: see `executor.all_at_once`."""
 
 
 MOST_RANKS = 16
-"""Most ranks of which the compiled part reduces arrays in one step."""
+"""The most ranks whose arrays the compiled part reduces in one step."""
 
 
 class Taped(Protocol):
-    """The call that a tape is for: see `aiodist.prepared.express.Recipe`."""
+    """A call that a tape does: see `aiodist.prepared.express.Recipe`."""
 
     op: str
     call: bytes
@@ -54,14 +53,14 @@ class Taped(Protocol):
 
 
 class TapedPost(Taped, Protocol):
-    """A call that is posted."""
+    """A posted call that a tape does."""
 
     vector: Vector
     returns: bool
 
     @property
     def heads(self) -> Mapping[object, bytes]:
-        """By tag, what comes before the data, with the number 0."""
+        """By tag, what precedes the data in a post, with 0 as the number of the call."""
         ...
 
     def made(self, x: Any, /) -> Any:
@@ -70,15 +69,15 @@ class TapedPost(Taped, Protocol):
 
 
 def is_tape(run: Run) -> bool:
-    """Whether the compiled part carries it out."""
+    """Say whether the compiled part runs it."""
     return core is not None and type(run) is core.Tape
 
 
 def tape_of(what: Taped, phase: Phase, lane: Lane, area: int, run: Run) -> Run | None:
     """Return the tape of `phase` in `area` of `lane`, or None if the compiled part cannot do it.
 
-    `run` does the same in Python. The tape calls it for arrays that are none of numpy's, or that
-    the tape was not made for.
+    `run` does the same in Python. The tape calls it for arrays that are not numpy's, or that the
+    tape was not made for.
     """
     plan = phase.prepared.plan
     memory: Any = phase.memory
@@ -115,10 +114,11 @@ def tape_of(what: Taped, phase: Phase, lane: Lane, area: int, run: Run) -> Run |
 def tape_of_values(
     what: Taped, phase: Phase, lane: Lane, area: int, run: Run, show: Does, collect: Does
 ) -> Run:
-    """Return what does `show`, waits for all others to have done so, and does `collect`.
+    """Return a function that does `show`, waits until all ranks have shown, and does `collect`.
 
-    The compiled part does what lies between; without it this is `run`. Each function is given what
-    the call is done with, and returns True, or how many steps are done if it cannot go on.
+    The compiled part publishes and waits in between. If there is no compiled part, this is `run`.
+    Both functions get what the call works with. They return True, or how many steps are done if the
+    call cannot go on.
     """
     if core is None or type(lane.board.own) is not memoryview:
         return run
@@ -146,10 +146,10 @@ def tape_of_posts(
     polls: bool,
     crowded: bool,
 ) -> object:
-    """Return what posts, waits for the posts of all others and reduces them; None: nothing does.
+    """Return a tape that posts, waits for all other posts, and reduces. None: there is none.
 
-    `kernel`: the number of what reduces the arrays. If it is None, `run` is called in the place of
-    all this, and the compiled part does what lies around it. `express` wakes ranks: see
+    `kernel` is the number of the compiled kernel that reduces. If it is None, `run` does all of
+    this, and the compiled part does only what surrounds it. `express` wakes ranks: see
     `PostExpress.wake`. `polls`, `crowded`: see `Lane`.
     """
     pages = posts.pages
@@ -238,6 +238,6 @@ def _made(
 
 
 def _place(span: Span) -> tuple[int, int]:
-    """Where it begins: the buffer, and elements from its beginning."""
+    """Return the buffer of `span`, and the number of elements before it there."""
     assert span.buffer in (X, OUT) or span.buffer >= SHARED
     return span.buffer, span.start
