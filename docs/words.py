@@ -101,6 +101,7 @@ ROOMS = [
     "aiodist/schedules",
     "aiodist/services",
     "aiodist/session.py",
+    "aiodist/shared_memory",
     "aiodist/signatures.py",
     "aiodist/testing",
     "aiodist/threads",

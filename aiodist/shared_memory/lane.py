@@ -43,12 +43,12 @@ is over. It writes no stamps for steps that it has not done. The others wait unt
 over a link. Or they see the stamp of the next operation, go through the void data, and then find
 the abort word when they check it.
 
-**Within the call.** An operation needs nothing from the event loop if three conditions hold. This kind of
-call was seen before. Nothing is queued here. The stamps of the others already allow the rank to
-enter and to write to its area. Such a call takes its turn without an `Operation`. The lane counts
-its number, phase and publishes as for any other, so other ranks see no difference. The stamp of the
-entry is left out, because the first publish says the same. It is written if arrays lie in memory
-that all ranks see, because the others then choose their plan by the entry.
+**Within the call.** An operation needs nothing from the event loop if three conditions hold. This
+kind of call was seen before. Nothing is queued here. The stamps of the others already allow the
+rank to enter and to write to its area. Such a call takes its turn without an `Operation`. The lane
+counts its number, phase and publishes as for any other, so other ranks see no difference. The stamp
+of the entry is left out, because the first publish says the same. It is written if arrays lie in
+memory that all ranks see, because the others then choose their plan by the entry.
 
 Nothing else can touch the lane before the call returns, because the call is synchronous, on one
 loop, and polls words only, not links. The call ends in one of two ways. Either everything is done,
