@@ -1,15 +1,15 @@
-"""all_reduce by a codec: fewer bytes between hosts, all bits within them.
+"""all_reduce with a codec: fewer bytes between hosts, exact values within them.
 
-Every rank is the owner of a slice. On each host, one rank is the agent of an owner: it reduces the
+Each rank owns a slice. On each host one rank is the agent of each owner: it reduces the owner's
 slice for its host (`aiodist.schedules.teams`). Then, with two hosts, ``a`` and ``b``::
 
     within a host          each agent gets its slices of the others, and sums them, in float32
     between hosts          agent: encode ──> owner: decode, sum over hosts, encode ──> agent
-    within a host          agent ──> the others, who decode
+    within a host          agent ──> the others, which decode
 
-The owner codes what its own host has, too, so the result does not depend on who owns a slice. All
-ranks decode the same bytes, so all have the same bits. A coded piece takes the most bytes that its
-codec may need, because then all ranks know all sizes, and no round trip is spent on telling them.
+The owner also codes the sum of its own host, so that the result does not depend on which rank owns
+a slice. All ranks decode the same bytes, so all get the same bits. A coded piece has room for the
+most bytes that its codec may need. So all ranks know all sizes, and need no round trip for them.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ from aiodist.schedules.teams import TeamView, spans_hosts, team_view
 from aiodist.types import Op, Tag
 
 PIECE = 1 << 20
-"""Values that are coded at once. The event loop turns after each, which takes milliseconds."""
+"""The number of values that are coded at once, which takes milliseconds. The event loop then gets a
+turn."""
 HEAD = 8
-"""Before each coded piece: how many bytes it has."""
+"""The bytes before each coded piece, which say how many bytes it has."""
 FLOATS = frozenset({"float16", "bfloat16", "float32"})
 
 Views = Mapping[int, Sequence[memoryview]]
-"""By rank: what it is sent, or what it sends."""
+"""Memory to send or to receive, by rank."""
 
 
 def all_reduce(place: Place, x: Any, op: Op, codec: Any, tag: Tag, out: Any) -> Call:
-    """The reduction of `x`, on every rank."""
+    """Make the call that reduces `x` on every rank."""
     codec, op = codec_of(codec), operator(op)
     if op.name not in ("SUM", "AVG") or op.function is not None:
         raise TypeError(f"codec= is for SUM and AVG, not {op}: leave codec= away")
@@ -86,7 +87,7 @@ def all_reduce(place: Place, x: Any, op: Op, codec: Any, tag: Tag, out: Any) -> 
 
 
 class _Turn(Pause):
-    """Until the event loop has turned once: what others have to do is not held up by coding."""
+    """Give the event loop one turn, because coding must not hold up other work."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_over = False
@@ -104,7 +105,7 @@ class _Turn(Pause):
 
 
 class _Coded:
-    """One call on one rank: from `values` to `result`, which may be the same memory."""
+    """One call on one rank, from `values` to `result`. Both may be the same memory."""
 
     def __init__(
         self,
@@ -129,9 +130,9 @@ class _Coded:
         self._slices = [slice(*cut) for cut in itertools.pairwise(bounds)]
 
     def run(self) -> Part[None]:
-        """From the values of this rank to the result."""
+        """Compute the result from the values of all ranks."""
         place, view = self._place, self._view
-        # Alone on their hosts, and with a slice for each, all ranks hear from all others below.
+        # If each rank is alone on its host and owns a slice, all hear from all others below.
         if self._on_lane or view.mates or len(place.hosts) < place.size or not self._is_cut:
             yield from share(place, b"", self._on_lane, first=True)
         sums = yield from self._of_host()
@@ -148,7 +149,7 @@ class _Coded:
         return self._values.size >= self._place.size
 
     def _of_host(self) -> Part[dict[int, Floats]]:
-        """The sums of this host of each slice that this rank is agent of."""
+        """Return the sums over this host of the slices for which this rank is the agent."""
         view, values = self._view, self._values
         duties = view.duties(view.rank)
         if not view.mates:
@@ -173,7 +174,7 @@ class _Coded:
         return sums
 
     def _gathered(self, coded: Mapping[int, Bytes]) -> Part[list[tuple[int, Bytes]]]:
-        """The coded sums of all hosts of the slice of this rank, with the ranks that made them."""
+        """Return the coded sums of all hosts for this rank's slice, each with its sender."""
         place, view = self._place, self._view
         own = coded[view.rank]
         parts = {view.agent(host, view.rank): np.empty_like(own) for host in view.abroad()}
@@ -184,7 +185,7 @@ class _Coded:
         return [(agent, parts[agent]) for agent in agents]
 
     def _total(self, parts: Iterable[tuple[int, Bytes]]) -> Part[Bytes]:
-        """The coded result of the slice of this rank."""
+        """Return the coded result for the slice of this rank."""
         length = self._values[self._slices[self._view.rank]].size
         total, part = np.empty(length, np.float32), np.empty(length, np.float32)
         for index, (agent, data) in enumerate(parts):
@@ -197,7 +198,7 @@ class _Coded:
         return (yield from self._encoded(self._of_sum, total, "result"))
 
     def _shared(self, own: Bytes) -> Part[dict[int, Bytes]]:
-        """The coded results of all slices, by their owners."""
+        """Return the coded results of all slices, by owner."""
         view = self._view
         there = {owner: self._room(owner) for owner in range(self._place.size)}
         there[view.rank] = own
@@ -217,12 +218,12 @@ class _Coded:
     # -- coding -----------------------------------------------------------------------------------
 
     def _room(self, owner: int) -> Bytes:
-        """Memory for the coded result of the slice of `owner`."""
+        """Return memory for the coded result of the slice of `owner`."""
         size = self._values[self._slices[owner]].size
         return np.empty(_nbytes(self._of_sum, size), np.uint8)
 
     def _encoded(self, codec: Codec, values: Floats, key: object) -> Part[Bytes]:
-        """`values`, coded piece by piece. `key`: whose residual it is that is added, and kept."""
+        """Return `values`, coded piece by piece. `key` says which residual is added and updated."""
         out = np.zeros(_nbytes(codec, values.size), np.uint8)
         at = 0
         for start, stop in pieces(0, values.size, PIECE):
@@ -244,7 +245,7 @@ class _Coded:
         return out
 
     def _decode(self, codec: Codec, data: Bytes, out: Floats, src: int) -> Part[None]:
-        """Write the values of `data`, which `src` has coded, to `out`."""
+        """Decode `data`, which `src` has coded, into `out`."""
         at = 0
         for start, stop in pieces(0, out.size, PIECE):
             most, size = codec.nbytes(stop - start), int(data[at : at + HEAD].view("<u8")[0])
@@ -268,7 +269,7 @@ def _bytes(values: Floats) -> memoryview:
 
 
 def _of_user(groups: Sequence[DtypeGroup]) -> tuple[Floats, Floats] | None:
-    """The memory of the values and of the result, if both are one array of float32."""
+    """Return the memory of the values and the result if each is one array of float32, else None."""
     if len(groups) != 1 or groups[0].name != "float32":
         return None
     (group,) = groups
@@ -277,7 +278,7 @@ def _of_user(groups: Sequence[DtypeGroup]) -> tuple[Floats, Floats] | None:
 
 
 def _loaded(groups: Sequence[DtypeGroup], count: int) -> Floats:
-    """The elements of all arrays, one after the other."""
+    """Return the elements of all arrays, one after the other."""
     values, at = np.empty(count, np.float32), 0
     for group in groups:
         for piece in group.x.pieces(0, group.x.length):
@@ -292,7 +293,7 @@ def _loaded(groups: Sequence[DtypeGroup], count: int) -> Floats:
 
 
 def _store(values: Floats, groups: Sequence[DtypeGroup]) -> None:
-    """Write the result, rounded once."""
+    """Write the result to all arrays. Each value is rounded once."""
     at = 0
     with np.errstate(all="ignore"):
         for group in groups:
