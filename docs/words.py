@@ -83,6 +83,7 @@ ROOMS = [
     "aiodist/buffers",
     "aiodist/channels",
     "aiodist/codecs",
+    "aiodist/collectives",
     "aiodist/control",
     "aiodist/coordinator",
     "aiodist/debugging.py",
