@@ -1,27 +1,26 @@
 // The compiled part of aiodist: reductions, and calls of ranks that share memory.
 //
-// **Kernels.** aiodist.buffers.kernels is the reference, and does all others. Both give the same
-// bits, because operands are combined in the order of ranks, and float16 and bfloat16 are added up
-// in float32 and rounded once. (Of two NaNs this keeps the one of the lower rank. numpy does so,
-// too, but for some elements at the end of an array.)
+// **Kernels.** aiodist.buffers.kernels is the reference, and does all cases that are not here. Both
+// give the same bits, because both combine operands in the order of ranks. float16 and bfloat16 are
+// summed in float32 and rounded once. (Of two NaNs, the one of the lower rank stays. numpy does the
+// same, except for some elements at the end of an array.)
 //
-// **Differences.** `differ` finds what has changed between two versions of a chunk of weights. Its
+// **Differences.** `differ` finds the changes between two versions of a chunk of weights. Its
 // reference is aiodist.channels.differences.
 //
-// **Tapes.** A tape is the plan of one phase, made for one area of a lane: its steps are those of
-// the plan, one to one, and their addresses are known. It does what aiodist.engine.executor does,
-// and leaves the same bytes in memory, so the other ranks cannot tell which of the two has run.
-// If a step has to wait for long, the tape returns how many steps are done, and an `Executor` goes
-// on with the next one.
+// **Tapes.** A tape is the plan of one phase, made for one area of a lane. It has the same steps as
+// the plan, with known addresses. It does the work of aiodist.engine.executor and leaves the same
+// bytes in memory, so other ranks cannot tell which of the two has run. If a step has to wait for
+// long, the tape returns the number of steps that are done, and an `Executor` does the others.
 //
 // **Posts.** A call with a tag is posted in a ring: see aiodist.shared_memory.posts. Its tape has no
-// steps, because there is one way to do it: post, wait for the posts of all others, reduce them.
+// steps, because all such calls do the same: post, wait for the posts of all others, reduce them.
 //
-// **Caller.** It does what `LaneExpress` and `PostExpress` do with a call that was prepared: it looks
-// whether the call may be done at once, makes its Work, runs the tape and notes the end. In all other
-// cases nothing has happened, and the Python way is called.
+// **Caller.** It does what `LaneExpress` and `PostExpress` do with a prepared call. It checks whether
+// the call may run at once, makes its Work, runs the tape and notes the end. If the call may not run
+// at once, nothing has happened, and the Python code takes it.
 //
-// Build it with -ffp-contract=off: a fused multiply-add would round differently.
+// Build this with -ffp-contract=off, because a fused multiply-add rounds differently.
 
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
@@ -41,10 +40,10 @@
 #endif
 
 #define LAYOUT 6       // aiodist.compiled refuses a build with another number
-#define BLOCK 1024     // elements that are worked on at once: they stay in the first cache
-#define ALONE 32768    // bytes from which other threads may run meanwhile
+#define BLOCK 1024     // elements in one step of the work, so that they stay in the first cache
+#define ALONE 32768    // from so many bytes on, other threads may run meanwhile
 
-// The same loops for wider registers, chosen when the module is loaded. Needs ifunc of glibc.
+// Compile the same loops for wider registers, too, and choose when loading. Needs ifunc of glibc.
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define CLONES __attribute__((target_clones("avx2", "default")))
 #else
@@ -57,7 +56,7 @@
 #define SEPARATE
 #endif
 
-// ---- elements: as they lie in memory, and as they are added up ----------------------------------
+// ---- elements: their form in memory, and their form in sums -------------------------------------
 
 #define SAME(x) (x)
 
@@ -75,7 +74,7 @@ static inline float float_of(uint32_t bits) {
 
 static inline float from_bfloat16(uint16_t x) { return float_of((uint32_t)x << 16); }
 
-// To nearest, ties to even; a NaN stays a NaN, which rounding could carry over into infinity.
+// Round to nearest, ties to even. A NaN is kept apart, because rounding could turn it into infinity.
 static inline uint16_t to_bfloat16(float x) {
     const uint32_t bits = bits_of(x);
     const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
@@ -90,8 +89,8 @@ static inline float from_float16(uint16_t x) {
     return float_of(sign | (rest < 0x400 ? small : large));
 }
 
-// To nearest, ties to even. Small ones are rounded by an addition, after which the last bit counts
-// 2^-24, as the last one of the smallest float16 does. (After F. Giesen, "float_to_half_fast3".)
+// Round to nearest, ties to even. Small numbers are rounded by an addition, after which the last bit
+// is 2^-24, as in the smallest float16. (After F. Giesen, "float_to_half_fast3".)
 static inline uint16_t to_float16(float x) {
     const uint32_t sign = bits_of(x) & 0x80000000, rest = bits_of(x) ^ sign;
     const uint32_t small = bits_of(float_of(rest) + 0.5f) - bits_of(0.5f);
@@ -107,9 +106,9 @@ static inline uint16_t to_float16(float x) {
 
 typedef void (*kernel)(void *out, void *const *operands, int count, Py_ssize_t length, double size);
 
-// T: in memory. A: as an accumulator. END: what is done with the last one, `n` being the number of
+// T: type in memory. A: type of the accumulator. END: the last step, in which `n` is the number of
 // ranks as an A. `out` may be one of the operands, because a block is read before it is written.
-// Each operand has a loop of its own: compilers that join two of them do not use wide registers.
+// Each operand has a loop of its own, because compilers that join two use no wide registers.
 #define KERNEL(NAME, T, A, LOAD, EXPR, END, STORE)                                                 \
     CLONES SEPARATE static void NAME##_next(A *restrict total, const T *restrict next,             \
                                             Py_ssize_t stop) {                                     \
@@ -137,7 +136,7 @@ typedef void (*kernel)(void *out, void *const *operands, int count, Py_ssize_t l
         }                                                                                          \
     }
 
-// Which of two NaNs is kept is written out, because compilers swap the operands of + and *.
+// This says which of two NaNs stays, because compilers swap the operands of + and *.
 #define SUM (x + (x != x ? x : y))
 #define PRODUCT (x * (x != x ? x : y))
 #define MINIMUM ((x < y || x != x) ? x : y)
@@ -155,15 +154,15 @@ FLOATS(float16, uint16_t, float, from_float16, to_float16)
 KERNEL(avg_float32, float, float, SAME, SUM, x / n, SAME)
 KERNEL(avg_float64, double, double, SAME, SUM, x / n, SAME)
 
-// `into` may be an operand itself, but it does not overlap one otherwise. So wide registers are right.
+// `into` may be an operand, but never overlaps one in part. So wide registers give right results.
 #if defined(__GNUC__) && !defined(__clang__)
 #define NO_OVERLAP _Pragma("GCC ivdep")
 #else
 #define NO_OVERLAP
 #endif
 
-// Sums and products for which numpy needs no help, but which a tape does without numpy. Two
-// operands are read once and written once; further ones are added block by block.
+// Sums and products that numpy can do by itself, for tapes, which do not use numpy. Two operands are
+// read once and written once. Further operands are added block by block.
 #define PLAIN(NAME, T, EXPR)                                                                       \
     CLONES SEPARATE static void NAME##_two(T *into, const T *a, const T *b, Py_ssize_t stop) {     \
         NO_OVERLAP                                                                                 \
@@ -194,7 +193,7 @@ KERNEL(avg_float64, double, double, SAME, SUM, x / n, SAME)
         }                                                                                          \
     }
 
-// Integers wrap around, so they are added up without a sign.
+// Integers wrap around. They are added as unsigned, because signed overflow is undefined in C.
 #define INTEGERS(S, T, U)                                                                          \
     PLAIN(sum_##S, U, x + y)                                                                       \
     PLAIN(product_##S, U, (uint64_t)x * (uint64_t)y)                                               \
@@ -242,19 +241,19 @@ static const Entry entries[] = {
 };
 #define COUNT ((Py_ssize_t)(sizeof entries / sizeof *entries))
 
-// ---- what has changed ---------------------------------------------------------------------------
+// ---- differences --------------------------------------------------------------------------------
 
-#define FAR 255  // a gap of this many elements without a change behind it: the gap goes on
+#define FAR 255  // a gap of so many elements with no change behind it, so the gap goes on
 
 typedef struct {
-    Py_ssize_t count, steps;  // changes, and bytes of `gaps`. count < 0: there is no room for them
+    Py_ssize_t count, steps;  // changes, and bytes of `gaps`. count < 0: there is no room
 } Changes;
 
-// Most blocks of so many bytes have not changed, so they are compared at once.
+// Most blocks of this size have not changed, so a whole block is compared first.
 #define WORDS 8
 
-// T: an element. `room`: for so many changes. Each of them takes a byte of `gaps`, and each FAR
-// elements without one. Elements lie in words as on processors with the lowest byte first.
+// T: type of an element. `room`: the most changes that fit. Each change takes a byte of `gaps`, and
+// so do each FAR elements without one. Elements are in words in the order of little-endian processors.
 #define DIFFER(NAME, T)                                                                            \
     CLONES static Changes NAME(const char *old, const char *now, Py_ssize_t nbytes,                \
                                unsigned char *gaps, void *into, Py_ssize_t room) {                 \
@@ -274,7 +273,7 @@ typedef struct {
             uint64_t differs = 0;                                                                  \
             for (int k = 0; k < WORDS; k++) differs |= a[k] ^ b[k];                                \
             if (!differs) continue;                                                                \
-            unsigned words = 0; /* a bit for each one that has changed: no branches to guess */    \
+            unsigned words = 0; /* a bit for each change, because branches would be mispredicted */ \
             for (int k = 0; k < WORDS; k++) words |= (unsigned)(a[k] != b[k]) << k;                \
             for (; words; words &= words - 1) {                                                    \
                 const int k = __builtin_ctz(words);                                                \
@@ -299,7 +298,7 @@ DIFFER(differ_2, uint16_t)
 DIFFER(differ_4, uint32_t)
 DIFFER(differ_8, uint64_t)
 
-// ---- for Python ---------------------------------------------------------------------------------
+// ---- functions for Python -----------------------------------------------------------------------
 
 static PyObject *find(PyObject *self, PyObject *args) {
     const char *op, *dtype;
@@ -309,7 +308,7 @@ static PyObject *find(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-#define FEW 16  // operands that need no memory of the heap
+#define FEW 16  // up to so many operands need no memory of the heap
 
 static PyObject *reduce(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     if (nargs != 4) {
@@ -333,7 +332,7 @@ static PyObject *reduce(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
         return NULL;
     }
     PyObject *result = NULL;
-    Py_ssize_t held = 0;  // buffers that are to be released: first `out`, then the operands
+    Py_ssize_t held = 0;  // buffers to release: first `out`, then the operands
     Py_buffer few[FEW + 1], *buffers = few;
     void *few_places[FEW], **places = few_places;
     if (count > FEW) {
@@ -411,7 +410,7 @@ static PyObject *differ(PyObject *self, PyObject *args) {
     return result;
 }
 
-// ---- what all below know ------------------------------------------------------------------------
+// ---- shared state -------------------------------------------------------------------------------
 
 enum { IS_DUE, WATCH, ROUSE, SEEN, ADD, FINISH, SET_RESULT, TAPES, TELL, FIND, WAKE, FOLLOWS,
        IS_NEG, STORAGE, DATA_PTR, NBYTES_OF, NAMES };
@@ -423,7 +422,7 @@ typedef struct {
     PyTypeObject *row;      // the base of lanes
     PyTypeObject *tape, *ring, *cursor, *naps, *pace, *counts;
     PyObject *ndarray;      // numpy's type of arrays
-    PyObject *names[NAMES];  // of attributes
+    PyObject *names[NAMES];  // names of attributes
 } State;
 
 static struct PyModuleDef module;
@@ -433,7 +432,7 @@ static State *state_of(PyTypeObject *type) {
     return found ? PyModule_GetState(found) : NULL;
 }
 
-// The beginning of an array of numpy, which is the same in all of its versions.
+// The beginning of a numpy array, which is the same in all versions of numpy.
 typedef struct {
     PyObject_HEAD
     char *data;
@@ -455,7 +454,7 @@ typedef struct {
 typedef struct {
     uint32_t major, minor;
     void *older, *allocate, *managed, *to_python;
-    int (*read)(void *object, Tensor *into);  // what is read is valid as long as the object is
+    int (*read)(void *object, Tensor *into);  // the result is valid as long as the object lives
 } Exchange;
 enum { ON_CPU = 1 };
 
@@ -467,7 +466,7 @@ static double now(void) {
 
 // ---- the words of a board: see aiodist.shared_memory.board --------------------------------------
 
-// Those of posts lie behind them, as in aiodist.shared_memory.posts.
+// The words of posts are behind them, as in aiodist.shared_memory.posts.
 enum { HEAD = 384, LAP = 385, GIVEN_UP = 386, NAP = 392, DOZES = 393, NUMBER_AT = 16, UNIT = 32 };
 enum { STAMP = 0, CALL = 1, ABORTED = 3, PLACE = 5, CORE = 7, ASLEEP = 8, WANTED = 9, HOW = 10 };
 enum { TEXT = 128 };
@@ -475,14 +474,14 @@ enum { TEXT = 128 };
 #define A_PHASE (1ll << 20)
 #define TEXT_ROOM 1016
 
-// Memory order. Words have one writer each, so a load or a store is enough, and there are two orders
-// to keep, for the reasons that stand above `fence` in aiodist.shared_memory.board:
+// Memory order. Each word has one writer, so plain loads and stores are enough. Two orders must be
+// kept. The comment above `fence` in aiodist.shared_memory.board gives the reasons.
 //
-// 1. Data before the word that shows it: a word is stored with `release` and looked at with
-//    `acquire`. What was read of others is read before the next word is stored, too, because a
-//    release keeps earlier reads before it. It is read before abort words are, by a fence.
-// 2. The own stamp before the look who sleeps: a sequentially consistent fence lies between the two,
-//    and another one lies in the rank that falls asleep.
+// 1. Data before the word that shows it. So a word is stored with `release` and read with `acquire`.
+//    Data of others must also be read before this rank stores its next word. A release does that,
+//    because it keeps earlier reads before it. A fence keeps these reads before the abort words.
+// 2. The own stamp before the look for sleepers. A sequentially consistent fence is between the two.
+//    The rank that falls asleep has another one.
 static inline uint64_t look(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 static inline void show(uint64_t *word, uint64_t value) {
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
@@ -499,7 +498,7 @@ static inline void fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
                                        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, \
                                        .slots = lower##_slots}
 
-// What a lane knows of its operation: the members are those of `aiodist.shared_memory.lane.Row`.
+// What a lane knows of its operation. The members are those of `aiodist.shared_memory.lane.Row`.
 typedef struct {
     PyObject_HEAD
     long long seq, phase, base, publishes, known;
@@ -517,7 +516,7 @@ BASE(Row, row, "What a lane knows of the operation whose turn it is.",
      {"_entered", T_BOOL, offsetof(Row, entered), 0, NULL},
      {"_agreed", T_BOOL, offsetof(Row, agreed), 0, NULL});
 
-// How a rank sleeps: the members of `aiodist.shared_memory.board.Naps`.
+// How a rank sleeps. The members are those of `aiodist.shared_memory.board.Naps`.
 typedef struct {
     PyObject_HEAD
     long long nap;
@@ -530,8 +529,8 @@ BASE(Naps, naps, "How a rank sleeps.",
      {"_slept", T_ULONGLONG, offsetof(Naps, slept), 0, NULL},
      {"can_doze", T_BOOL, offsetof(Naps, can_doze), 0, NULL});
 
-// What a rank knows of its own ring of posts, and of that of another rank: the members of
-// `aiodist.shared_memory.posts.Ring` and `Cursor`.
+// What a rank knows of its own ring of posts, and of the ring of another rank. The members are those
+// of `aiodist.shared_memory.posts.Ring` and `Cursor`.
 typedef struct {
     Naps naps;
     long long head, base, before, limit;
@@ -552,7 +551,7 @@ BASE(Cursor, cursor, "How far posts were read.",
      {"given_up", T_LONGLONG, offsetof(Cursor, given_up), 0, NULL},
      {"held", T_LONGLONG, offsetof(Cursor, held), 0, NULL});
 
-// How long the calls of one endpoint poll: the members of `aiodist.transports.polling.Pace`.
+// How long the calls of one endpoint poll. Members are those of `aiodist.transports.polling.Pace`.
 typedef struct {
     PyObject_HEAD
     char polls;
@@ -566,7 +565,7 @@ BASE(Pace, pace, "How long calls poll.",
      {"_dozed_in_vain", T_INT, offsetof(Pace, dozed_in_vain), 0, NULL},
      {"_due", T_DOUBLE, offsetof(Pace, due), 0, NULL});
 
-// Bytes that were moved: the members of `aiodist.links.moved.Counts`.
+// Bytes that were moved. The members are those of `aiodist.links.moved.Counts`.
 typedef struct {
     PyObject_HEAD
     long long sent, received;
@@ -579,17 +578,17 @@ BASE(Counts, counts, "Bytes that were moved.",
 // ---- tapes --------------------------------------------------------------------------------------
 
 enum { DO_COPY, DO_REDUCE, DO_PUBLISH, DO_AWAIT, DO_CALL };
-enum { USER = 2 };  // arrays of the user: the input, and where the result goes
+enum { USER = 2 };  // arrays of the user: the input, and the destination of the result
 
 typedef struct {
-    int user;  // which array of the user; -1: it is at `base`
+    int user;  // the index of the user's array; -1: the place is at `base`
     char *base;
     Py_ssize_t offset;
 } Where;
 
 typedef struct {
     int kind;
-    long long count;    // DO_AWAIT: how often the others have published. Otherwise: elements
+    long long count;    // DO_AWAIT: how often the others have published. Else: elements
     Where into;
     int operands;
     Where *from;
@@ -597,7 +596,7 @@ typedef struct {
 } Step;
 
 typedef struct {
-    int cursor;  // where, in the own words, stands how far its posts were read
+    int cursor;  // the index of the own word that says how far the peer's posts were read
     Cursor *at;
 } Peer;
 
@@ -619,18 +618,18 @@ typedef struct {
     double size;
     int steps;
     Step *step;
-    Where *places;            // of all operands
-    // Of posts: `lane` is the `Posts`, `buffers` has rings in place of areas.
-    PyObject *express, *heads;  // whose they are; by tag, what comes before the data
+    Where *places;            // places of all operands
+    // A tape of posts has the `Posts` as its `lane`, and rings instead of areas in `buffers`.
+    PyObject *express, *heads;  // the owner; by tag, the bytes before the data
     int reduces;
-    Peer *posters;              // by peer; NULL: it is no tape of posts
+    Peer *posters;              // by peer; NULL: this is no tape of posts
 } Tape;
 
 static Row *row_of(Tape *tape) { return (Row *)tape->lane; }
 static uint64_t *own_words(Tape *tape) { return tape->buffers[0].buf; }
 static uint64_t *words_of(Tape *tape, int peer) { return tape->buffers[1 + peer].buf; }
 
-// Whether a rank has not reached a stamp, or has not posted.
+// Whether a rank is still missing: it has not reached the stamp, or has not posted.
 static int is_missing(Tape *tape, int peer, long long stamp) {
     if (tape->posters)
         return look(words_of(tape, peer) + HEAD) == (uint64_t)tape->posters[peer].at->taken;
@@ -643,7 +642,7 @@ static int reached(Tape *tape, long long stamp) {
     return 1;
 }
 
-// ---- waiting: as aiodist.transports.polling does it, where the reasons stand --------------------
+// ---- waiting: the same as in aiodist.transports.polling, which gives the reasons ----------------
 
 #define LONGEST 100e-6
 #define SHORTEST 5e-6
@@ -654,7 +653,7 @@ static int reached(Tape *tape, long long stamp) {
 #define HOGGED 2e-3
 #define A_WHILE 1.0
 #define DOZE 5
-#define LOOKS 16  // looks between two looks at the clock
+#define LOOKS 16  // looks at words for each look at the clock
 
 #if defined(__linux__)
 static int here(void) { return sched_getcpu() + 1; }
@@ -666,7 +665,7 @@ static void sleep_at(const uint64_t *word, uint64_t seen, double seconds) {
 }
 static void ring(const uint64_t *word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
 #else
-static int here(void) { return 0; }  // the system does not say
+static int here(void) { return 0; }  // the system does not tell
 static void sleep_at(const uint64_t *word, uint64_t seen, double seconds) {}
 static void ring(const uint64_t *word) {}
 #endif
@@ -677,7 +676,7 @@ static double patience(int tried) {
     return seconds > SHORTEST ? seconds : SHORTEST;
 }
 
-// Whether a call of a method returns True. -1: an error.
+// Call a method. Returns whether it returned True, or -1 for an error.
 static int asks(PyObject *owner, PyObject *name, PyObject *first, PyObject *second) {
     PyObject *found = PyObject_CallMethodObjArgs(owner, name, first, second, NULL);
     const int is_true = found ? PyObject_IsTrue(found) : -1;
@@ -740,7 +739,7 @@ static int spin(Tape *tape, long long stamp, int crowded, double alone, double h
     return 0;
 }
 
-// Sleep until the first rank that is missing has come: `Board.doze` and `Posts.doze`.
+// Sleep until the first missing rank has come: `Board.doze` and `Posts.doze`.
 static void nap(Tape *tape, long long stamp, double seconds) {
     uint64_t *own = own_words(tape);
     Naps *naps = tape->naps;
@@ -780,7 +779,7 @@ static int doze(Tape *tape, long long stamp) {
     return 0;
 }
 
-// `Lane.watch` or `PostExpress.follows`, for loops of virtual time, in which other ranks run meanwhile.
+// `Lane.watch` or `PostExpress.follows`. Loops of virtual time need it, because other ranks run then.
 static int watch_virtually(Tape *tape, long long count) {
     if (!tape->posters) {
         PyObject *others = PyObject_GetAttrString(tape->lane, "others");
@@ -797,7 +796,7 @@ static int watch_virtually(Tape *tape, long long count) {
     return there;
 }
 
-// `Progress.watch`: whether all others reach a stamp, or post, within a moment. -1: an error.
+// `Progress.watch`: poll until all others reach a stamp, or post, for a moment. -1: an error.
 static int watch(Tape *tape, long long stamp, long long count) {
     if (reached(tape, stamp)) return 1;
     if (!tape->progress->polls) return watch_virtually(tape, count);
@@ -821,11 +820,11 @@ static int watch(Tape *tape, long long stamp, long long count) {
     return can_doze ? doze(tape, stamp) : 0;
 }
 
-// 1: all others have published so often, and called the same. 0: not yet, or not. -1: an error.
+// 1: all others have published so often, and called the same. 0: not yet, or no. -1: an error.
 static int wait_for(Tape *tape, long long count) {
     Row *row = row_of(tape);
     const long long stamp = row->base + count;
-    // Between two pieces the loop has its turn, though the next one may be there.
+    // Give the loop its turn between two pieces, even if the next piece is there.
     int there = count > 1 ? is_due(tape) : 0;
     if (there) return there < 0 ? -1 : 0;
     there = watch(tape, stamp, count);
@@ -840,7 +839,7 @@ static int wait_for(Tape *tape, long long count) {
     return 1;
 }
 
-// Whether all is there now that a rank sleeps for: see `Board._completes`.
+// Whether everything is there that a rank sleeps for: see `Board._completes`.
 static int completes(Tape *tape, int sleeper, uint64_t wanted, uint64_t needs) {
     if (needs) return needs == 1 + (uint64_t)tape->ranks[0];
     for (int peer = 0; peer < tape->peers; peer++)
@@ -848,7 +847,7 @@ static int completes(Tape *tape, int sleeper, uint64_t wanted, uint64_t needs) {
     return 1;
 }
 
-// Say that this rank has come to a stamp, and wake the ranks that sleep until then. -1: an error.
+// Write that this rank has reached a stamp, and wake the ranks that sleep for it. -1: an error.
 static int reach(Tape *tape, long long stamp) {
     show(own_words(tape) + STAMP, (uint64_t)stamp);
     fence();
@@ -874,11 +873,11 @@ static int reach(Tape *tape, long long stamp) {
     return 0;
 }
 
-// 1: the phase is over. 0: the Python way finds out what is wrong. -1: an error.
+// 1: the phase is over. 0: the Python code must find out what is wrong. -1: an error.
 static int end_phase(Tape *tape) {
     Row *row = row_of(tape);
     if (!row->agreed) return 0;
-    __atomic_thread_fence(__ATOMIC_ACQUIRE);  // all data was read before the abort words are
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);  // reads all data before the abort words
     const int word = ABORTED + (int)(row->seq & 1);
     for (int peer = 0; peer < tape->peers; peer++)
         if (look(words_of(tape, peer) + word) == (uint64_t)(row->seq + 1)) return 0;
@@ -906,7 +905,7 @@ static void do_step(Tape *tape, const Step *step, char *const *user) {
 
 enum { ALL_DONE = -1, FAILED = -2 };
 
-// Call a function with what was given. It returns True to go on, or how many steps are done.
+// Call a function of the plan. It returns True to go on, or else the number of steps that are done.
 static int do_call(PyObject *function, PyObject *given) {
     PyObject *found = PyObject_CallOneArg(function, given);
     if (!found) return FAILED;
@@ -915,7 +914,7 @@ static int do_call(PyObject *function, PyObject *given) {
     return done == -1 && PyErr_Occurred() ? FAILED : (int)done;
 }
 
-// Carry out all steps. Returns how many are done, or ALL_DONE if the phase is over, or FAILED.
+// Run all steps. Returns how many are done, ALL_DONE if the phase is over, or FAILED.
 static int run_tape(Tape *tape, PyObject *given, char *const *user) {
     for (int at = 0; at < tape->steps; at++) {
         const Step *step = &tape->step[at];
@@ -949,8 +948,8 @@ static int run_tape(Tape *tape, PyObject *given, char *const *user) {
 
 enum { POSTED = 0, NO_ROOM = -3 };
 
-// Show what was put, and wake the ranks that sleep until then: `Posts.tell` and `PostExpress.wake`.
-// 1: nobody is lost. -1: an error.
+// Show the posts and wake the ranks that sleep for them: `Posts.tell` and `PostExpress.wake`.
+// 1: no rank is lost. -1: an error.
 static int tell(Tape *tape) {
     uint64_t *own = own_words(tape);
     show(own + HEAD, (uint64_t)((Ring *)tape->lane)->head);
@@ -972,7 +971,7 @@ static int tell(Tape *tape) {
     return goes_on;
 }
 
-// Write a post with this number. 1: it is there. NO_ROOM: nothing was done. FAILED: an error.
+// Write a post with this number. 1: it is written. NO_ROOM: nothing was done. FAILED: an error.
 static int put(Tape *tape, const char *head, Py_ssize_t before, int64_t number, const char *data,
                Py_ssize_t nbytes) {
     Ring *ring = (Ring *)tape->lane;
@@ -996,7 +995,7 @@ static int put(Tape *tape, const char *head, Py_ssize_t before, int64_t number, 
     return 1;
 }
 
-// Post, and reduce what all have posted. ALL_DONE; or POSTED, and nothing was read; or as `put`.
+// Post, and reduce the posts of all. ALL_DONE, or POSTED if nothing was read, or the result of `put`.
 static int run_posts(Tape *tape, PyObject *tag, int64_t number, char *user) {
     PyObject *heads = PyObject_GetItem(tape->heads, tag);
     if (!heads) return FAILED;
@@ -1037,7 +1036,7 @@ static int run_posts(Tape *tape, PyObject *tag, int64_t number, char *user) {
         Cursor *reading = tape->posters[peer].at;
         reading->at += whole;
         reading->taken += whole;
-        // A release: what was read lies before it, so it may be written over from here on.
+        // A release, so the data is read before the cursor says that it may be overwritten.
         show(own_words(tape) + tape->posters[peer].cursor, (uint64_t)reading->taken);
     }
     done = ALL_DONE;
@@ -1048,7 +1047,7 @@ end:
     return done;
 }
 
-// The same for what no tape does: by a function that takes the tag, the number and what is given.
+// Do the same without a tape, by a function that takes the tag, the number and the arguments.
 static int run_function(Tape *tape, PyObject *tag, PyObject *number, PyObject *x, PyObject *given) {
     PyObject *args[] = {tag, number, x, given};
     PyObject *found = PyObject_Vectorcall(tape->fallback, args, 4, NULL);
@@ -1058,7 +1057,7 @@ static int run_function(Tape *tape, PyObject *tag, PyObject *number, PyObject *x
     return done;
 }
 
-// Whether a rank has given a call up since somebody asked.
+// Whether a rank has given a call up since the last time this was asked.
 static int is_given_up(Tape *tape) {
     for (int peer = 0; peer < tape->peers; peer++)
         if (look(words_of(tape, peer) + GIVEN_UP) !=
@@ -1067,9 +1066,9 @@ static int is_given_up(Tape *tape) {
     return 0;
 }
 
-// ---- what Python sees of tapes ------------------------------------------------------------------
+// ---- tapes in Python ----------------------------------------------------------------------------
 
-// The memory of an array that the tape is for; NULL: it is another one.
+// The memory of an array that the tape is made for. NULL: it is made for other arrays.
 static char *memory_of(Tape *tape, PyObject *given, int which) {
     const Array *array = (Array *)given;
     if ((PyObject *)Py_TYPE(given) != tape->ndarray || array->descr != tape->dtype) return NULL;
@@ -1078,9 +1077,9 @@ static char *memory_of(Tape *tape, PyObject *given, int which) {
     return array->dimensions[0] == tape->lengths[which] ? array->data : NULL;
 }
 
-// The same of one array, or of a tuple of both. 0: these are not what the tape is for.
+// The same for one array, or for a tuple of two. 0: the tape is not made for them.
 static int memories_of(Tape *tape, PyObject *given, char **user) {
-    if (!tape->kernel) return 1;  // all that it does is by functions
+    if (!tape->kernel) return 1;  // functions do all the work
     if (!tape->both) {
         user[0] = user[1] = memory_of(tape, given, 0);
         return user[0] != NULL;
@@ -1150,14 +1149,14 @@ static void tape_dealloc(Tape *tape) {
     Py_DECREF(type);
 }
 
-// A place in memory: (buffer, begin) in elements, where buffers are those of plans. Checks that
-// `length` elements are there, and that what is written may be.
+// A place in memory: (buffer, begin), in elements. The buffers are those of plans. Checks that
+// `length` elements are there, and that a place to write to is writable.
 static int parse_place(Tape *tape, PyObject *words, Py_ssize_t length, int written, Where *into) {
     const int itemsize = tape->kernel->itemsize;
     int buffer;
     Py_ssize_t start;
     if (!PyArg_ParseTuple(words, "in", &buffer, &start)) return -1;
-    if (buffer == USER) buffer = -1;  // scratch: no tape has any
+    if (buffer == USER) buffer = -1;  // scratch, which no tape has
     const int area = 1 + tape->peers + buffer - USER - 1;
     if (buffer < 0 || area >= tape->held || start < 0 || length < 0) {
         PyErr_SetString(PyExc_ValueError, "there is no such place");
@@ -1218,7 +1217,7 @@ static int parse_steps(Tape *tape, PyObject *steps) {
     return 0;
 }
 
-// Ranks are given in the order of words.
+// The ranks are in the order of the words.
 static int parse_ranks(Tape *tape, PyObject *ranks) {
     tape->ranks = PyMem_Calloc(tape->peers + 1, sizeof(int));
     if (!tape->ranks) return PyErr_NoMemory(), -1;
@@ -1232,7 +1231,7 @@ static int parse_ranks(Tape *tape, PyObject *ranks) {
     return 0;
 }
 
-// Posters are given as (word of the cursor, reader).
+// Each poster is given as (index of the cursor's word, reader).
 static int parse_posters(Tape *tape, PyObject *posters, State *state) {
     tape->posters = PyMem_Calloc(tape->peers + 1, sizeof(Peer));
     if (!tape->posters) return PyErr_NoMemory(), -1;
@@ -1380,7 +1379,7 @@ enum { OP, TAG, SEQ, NBYTES, SOURCE, WORK_TRACE, RECORD, ON_CANCEL, STARTED, END
 static const char *const work_slots[SLOTS] = {"op",    "tag",    "seq",        "nbytes",   "source",
                                               "trace", "record", "_on_cancel", "_started", "_ended"};
 
-#define KINDS 4  // kinds of all_reduce that are known by their arrays
+#define KINDS 4  // so many kinds of all_reduce are recognised by their arrays
 #define DIMENSIONS 4
 #define LOOP_DUE 0.0007  // as in aiodist.transports.polling
 
@@ -1397,16 +1396,16 @@ typedef struct {
     PyObject *next, *idle, *passed, *records, *progress, *said, *loop, *time, *work, *where;
     PyObject *run, *all_reduce, *flat_of, *unfinished, *broke, *loop_word;
     PyObject **names, *ndarray;
-    PyObject *tensor;          // torch's type of tensors, once one was seen
+    PyObject *tensor;          // torch's type of tensors, after the first one was seen
     const Exchange *exchange;
     Py_ssize_t slots[SLOTS];
     long long first, many;
     PyTypeObject *tape;
-    Kind kinds[KINDS];  // the last ones first
+    Kind kinds[KINDS];  // the most recent first
     int known;
 } Caller;
 
-// Whether an attribute is None, or false. -1: an error.
+// Whether an attribute is None or false. -1: an error.
 static int is_unset(PyObject *owner, PyObject *name) {
     PyObject *found = PyObject_GetAttr(owner, name);
     if (!found) return -1;
@@ -1420,8 +1419,8 @@ static void set_slot(Caller *caller, PyObject *work, int slot, PyObject *value) 
     Py_XSETREF(*at, Py_NewRef(value));
 }
 
-// 1: the call that is next may run within itself, because containers are `empty`, and attributes,
-// given as (owner, name), are `unset`. 0: it goes another way. -1: an error.
+// 1: the next call may run at once, because all containers in `empty` are empty, and all attributes
+// in `unset`, which has pairs of (owner, name), are unset. 0: it may not. -1: an error.
 static int is_quiet(Caller *caller) {
     for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(caller->empty); at++) {
         const Py_ssize_t size = PyObject_Size(PyTuple_GET_ITEM(caller->empty, at));
@@ -1452,7 +1451,7 @@ static PyObject *make_work(Caller *caller, Tape *tape, PyObject *tag, PyObject *
     return work;
 }
 
-// What `Lane.try_enter` does where nothing has to be waited for.
+// `Lane.try_enter` without a wait.
 static int enter(Tape *tape, PyObject *said, long long seq) {
     Row *row = row_of(tape);
     uint64_t *own = own_words(tape);
@@ -1476,7 +1475,7 @@ static int enter(Tape *tape, PyObject *said, long long seq) {
     return 0;
 }
 
-// Note a call that is done, and complete its Work: what `Express._done` does.
+// Count a call as done, and complete its Work: `Express._done`.
 static int finish_call(Caller *caller, Tape *tape, PyObject *work, PyObject *tag, PyObject *seq,
                        PyObject *next, PyObject *x) {
     if (!tape->posters) {
@@ -1506,7 +1505,7 @@ static int finish_call(Caller *caller, Tape *tape, PyObject *work, PyObject *tag
     done = add ? PyObject_CallOneArg(add, entry) : NULL;
     if (!done) goto end;
     Py_CLEAR(done);
-    // If the loop is due for a turn, or was not asked for one yet, `Progress.finish` sees to it.
+    // If the loop is due for a turn, or was never asked for one, `Progress.finish` handles that.
     const double left = tape->progress->due - now();
     if (left <= 0 || left > LOOP_DUE) {
         PyObject *args[] = {caller->progress, work, result, ended};
@@ -1525,7 +1524,7 @@ end:
     return failed;
 }
 
-// It did not end within the call: what goes on with it, in Python.
+// Hand a call that did not end at once to the Python code that goes on with it.
 static int hand_over(Caller *caller, PyObject *recipe, PyObject *work, PyObject *x, PyObject *flat,
                      PyObject *seconds, int area, int done) {
     PyObject *found = NULL;
@@ -1550,7 +1549,7 @@ static int hand_over(Caller *caller, PyObject *recipe, PyObject *work, PyObject 
     return found ? 0 : -1;
 }
 
-// Whether a lane allows that its next operation is entered, and that the area of a tape is written.
+// Whether the lane allows its next operation to enter, and to write to the area of the tape.
 static int may_enter(Caller *caller, Tape *tape, long long number) {
     if (own_words(tape)[PLACE + (number & 1)]) return 0;
     PyObject *free = PyList_GetItem(tape->free, tape->area);
@@ -1560,8 +1559,8 @@ static int may_enter(Caller *caller, Tape *tape, long long number) {
     return row_of(tape)->known >= needed || reached(tape, needed);
 }
 
-// Start a call of `recipe` with arrays at `user`, of which Python has `flat` (NULL: it has `x`).
-// NULL without an error: nothing has happened.
+// Start a call of `recipe` with arrays at `user`. Python has them as `flat`, or as `x` if that is
+// NULL. Returns NULL without an error if nothing has happened.
 static PyObject *start(Caller *caller, PyObject *recipe, PyObject *x, PyObject *flat, char *const *user,
                        PyObject *seconds, PyObject *tag) {
     PyObject *tapes = PyObject_GetAttr(recipe, caller->names[TAPES]);
@@ -1581,13 +1580,13 @@ static PyObject *start(Caller *caller, PyObject *recipe, PyObject *x, PyObject *
         if (!memories_of(tape, flat, places)) goto end;
         user = places;
     } else if (tape->both || !tape->kernel) {
-        goto end;  // it is done with something else than `x`
+        goto end;  // the call uses another array than `x`
     }
     if (tape->posters ? is_given_up(tape) : !may_enter(caller, tape, number)) goto end;
     next = PyLong_FromLongLong(number + 1);
     work = next ? make_work(caller, tape, tag, seq) : NULL;
     if (!work) goto end;
-    Py_INCREF(tape);  // the Python way may have `tapes` made anew
+    Py_INCREF(tape);  // because the Python code may replace `tapes`
     int done, failed = 0;
     if (!tape->posters)
         done = enter(tape, caller->said, number) < 0 ? NO_ROOM : run_tape(tape, flat, user);
@@ -1602,7 +1601,7 @@ static PyObject *start(Caller *caller, PyObject *recipe, PyObject *x, PyObject *
     } else if (flat) {
         failed = hand_over(caller, recipe, work, x, flat, seconds, tape->area, done);
     } else {
-        // An error of the tape is not to be lost by what makes the array.
+        // Keep the error of the tape, because making the array could overwrite it.
         PyObject *type, *error, *trace;
         PyErr_Fetch(&type, &error, &trace);
         flat = PyObject_CallFunctionObjArgs(caller->flat_of, recipe, x, NULL);
@@ -1619,7 +1618,7 @@ end:
     return work;
 }
 
-// A number that a method returns. -1: an error, or no method.
+// Return the number that a method returns. -1: an error, or no such method.
 static long long number_of(PyObject *owner, PyObject *name) {
     PyObject *found = PyObject_CallMethodNoArgs(owner, name);
     const long long number = found ? PyLong_AsLongLong(found) : -1;
@@ -1627,8 +1626,8 @@ static long long number_of(PyObject *owner, PyObject *name) {
     return number;
 }
 
-// Where the elements of a tensor lie, if they lie on this host, one after the other, and in memory
-// that its storage has by now: see `aiodist.buffers.tensors.flat`. NULL: the Python way decides.
+// The address of a tensor's elements if they are contiguous, on this host, and in memory that its
+// storage has already: see `aiodist.buffers.tensors.flat`. NULL: the Python code decides.
 static char *read_tensor(Caller *caller, PyObject *x, Tensor *tensor) {
     char *data = NULL;
     if (caller->exchange->read(x, tensor) || tensor->device != ON_CPU) goto end;
@@ -1651,7 +1650,7 @@ end:
     return data;
 }
 
-// Where the elements of an array or of a tensor lie, if it is of this kind.
+// The address of the elements of an array or tensor, if it is of this kind.
 static char *elements_of(Caller *caller, const Kind *kind, PyObject *x, Tensor *tensor) {
     if (kind->dtype == Py_None) {
         if (!tensor->data || tensor->nd != kind->nd) return NULL;
@@ -1703,7 +1702,7 @@ static void drop_kind(Kind *kind) {
     Py_CLEAR(kind->recipe);
 }
 
-// Learn how tensors are read, from the first one. 0: they cannot be read here. -1: an error.
+// Find out how tensors are read, from the first one. 0: not possible here. -1: an error.
 static int know_tensors(Caller *caller, PyObject *type) {
     if (caller->tensor) return type == caller->tensor;
     PyObject *capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
@@ -1953,7 +1952,7 @@ static PyModuleDef_Slot slots[] = {
     {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
 #endif
 #if PY_VERSION_HEX >= 0x030D0000
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED},  // a lane is used by one thread
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},  // because only one thread uses a lane
 #endif
     {0},
 };

@@ -1,5 +1,5 @@
-"""The collectives as programs: which phases they have, one after the other.
+"""The collectives as programs: each has one or more phases, one after the other.
 
-Every program begins with a phase in which each rank hears, directly or not, from all others. So no
-rank completes before all have entered it.
+In the first phase of every program each rank hears from all others, directly or through others. So
+no rank completes before all have entered.
 """

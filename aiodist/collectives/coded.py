@@ -1,15 +1,15 @@
-"""all_reduce by a codec: fewer bytes between hosts, all bits within them.
+"""all_reduce with a codec: fewer bytes between hosts, exact values within them.
 
-Every rank is the owner of a slice. On each host, one rank is the agent of an owner: it reduces the
+Each rank owns a slice. On each host one rank is the agent of each owner: it reduces the owner's
 slice for its host (`aiodist.schedules.teams`). Then, with two hosts, ``a`` and ``b``::
 
     within a host          each agent gets its slices of the others, and sums them, in float32
     between hosts          agent: encode ──> owner: decode, sum over hosts, encode ──> agent
-    within a host          agent ──> the others, who decode
+    within a host          agent ──> the others, which decode
 
-The owner codes what its own host has, too, so the result does not depend on who owns a slice. All
-ranks decode the same bytes, so all have the same bits. A coded piece takes the most bytes that its
-codec may need, because then all ranks know all sizes, and no round trip is spent on telling them.
+The owner also codes the sum of its own host, so that the result does not depend on which rank owns
+a slice. All ranks decode the same bytes, so all get the same bits. A coded piece has room for the
+most bytes that its codec may need. So all ranks know all sizes, and need no round trip for them.
 
 Coding goes on while bytes are on their way. A piece is sent as soon as it is coded, and is summed
 when all hosts' pieces are there. Results are decoded as they come::
@@ -54,15 +54,15 @@ from aiodist.wire.frames import MAX_PAYLOAD
 PIECE = 1 << 17
 """Values that are coded at once. The event loop turns after each, which takes about 1 ms."""
 HEAD = 8
-"""Before each coded piece: how many bytes it has."""
+"""The bytes before each coded piece, which say how many bytes it has."""
 FLOATS = frozenset({"float16", "bfloat16", "float32"})
 
 Views = Mapping[int, Sequence[memoryview]]
-"""By rank: what it is sent, or what it sends."""
+"""Memory to send or to receive, by rank."""
 
 
 def all_reduce(place: Place, x: Any, op: Op, codec: Any, tag: Tag, out: Any) -> Call:
-    """The reduction of `x`, on every rank."""
+    """Make the call that reduces `x` on every rank."""
     codec, op = codec_of(codec), operator(op)
     if op.name not in ("SUM", "AVG") or op.function is not None:
         raise TypeError(f"codec= is for SUM and AVG, not {op}: leave codec= away")
@@ -184,7 +184,7 @@ class _Pieces:
 
 
 class _Coded:
-    """One call on one rank: from `values` to `result`, which may be the same memory."""
+    """One call on one rank, from `values` to `result`. Both may be the same memory."""
 
     def __init__(
         self,
@@ -211,9 +211,9 @@ class _Coded:
         self._slices = [slice(*cut) for cut in itertools.pairwise(bounds)]
 
     def run(self) -> Part[None]:
-        """From the values of this rank to the result."""
+        """Compute the result from the values of all ranks."""
         place, view = self._place, self._view
-        # Alone on their hosts, and with a slice for each, all ranks hear from all others below.
+        # If each rank is alone on its host and owns a slice, all hear from all others below.
         if self._on_lane or view.mates or len(place.hosts) < place.size or not self._is_cut:
             yield from share(place, b"", self._on_lane, first=True)
         sums = yield from self._of_host()
@@ -229,7 +229,7 @@ class _Coded:
         return self._values.size >= self._place.size
 
     def _of_host(self) -> Part[dict[int, Floats]]:
-        """The sums of this host of each slice that this rank is agent of."""
+        """Return the sums over this host of the slices for which this rank is the agent."""
         view, values = self._view, self._values
         duties = view.duties(view.rank)
         if not view.mates:
@@ -449,7 +449,7 @@ def _bytes(values: Floats) -> memoryview:
 
 
 def _of_user(groups: Sequence[DtypeGroup]) -> tuple[Floats, Floats] | None:
-    """The memory of the values and of the result, if both are one array of float32."""
+    """Return the memory of the values and the result if each is one array of float32, else None."""
     if len(groups) != 1 or groups[0].name != "float32":
         return None
     (group,) = groups
@@ -458,7 +458,7 @@ def _of_user(groups: Sequence[DtypeGroup]) -> tuple[Floats, Floats] | None:
 
 
 def _loaded(groups: Sequence[DtypeGroup], count: int) -> Floats:
-    """The elements of all arrays, one after the other."""
+    """Return the elements of all arrays, one after the other."""
     values, at = np.empty(count, np.float32), 0
     for group in groups:
         for piece in group.x.pieces(0, group.x.length):
@@ -473,7 +473,7 @@ def _loaded(groups: Sequence[DtypeGroup], count: int) -> Floats:
 
 
 def _store(values: Floats, groups: Sequence[DtypeGroup]) -> None:
-    """Write the result, rounded once."""
+    """Write the result to all arrays. Each value is rounded once."""
     at = 0
     with np.errstate(all="ignore"):
         for group in groups:

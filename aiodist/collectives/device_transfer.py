@@ -1,35 +1,37 @@
-"""How the ranks of a collective come to read each other's devices: the one handshake, of reductions
-as of collectives that move values.
+"""How the ranks of a collective read arrays on each other's devices.
 
-**What is told.** Each rank that gives arrays on a device tells all others, in one exchange of small
-words, where they lie: for each array the number of its allocation and an offset, and the numbers of
-two events. The handles, with which a process opens what has such a number, are told until all have
-it open, and then no more (`aiodist.devices.handles`): a program that reduces the same tensors again
-and again opens nothing but the first time. A rank that cannot tell says `THROUGH_HOST`: its memory
-has no handle, or there are too many arrays, or it has found before that its device is out of reach.
+Reductions and collectives that move values use the same handshake.
 
-**Direct or through the host** is decided once, before anything is moved, by what all have heard, so
-all decide alike (`DeviceTransfer.agree`). If anybody says THROUGH_HOST, all arrays go by way of the
-host. If there is nothing new, all have it open and the answer is known: yes. If there is, each rank
-opens what it has not, and all share what could not be opened: one word more, as often as a new
-allocation shows up. If anything could not be, the answer is no, for this operation and for all that
-come, and each rank says so once in the log::
+**First words.** If a rank gives arrays on a device, it tells all others their locations, in one
+exchange of small messages. For each array it sends the number of its allocation and an offset. It
+also sends the numbers of two events. A process needs a handle to open an allocation. Handles are
+sent until all ranks have it open, and never again (`aiodist.devices.handles`). So a program that
+reduces the same tensors many times opens them only the first time. A rank says `THROUGH_HOST` if
+its memory has no handle, if there are too many arrays, or if its device was out of reach before.
+
+**Direct or through the host.** `DeviceTransfer.agree` decides this once, before any data is moved.
+All ranks decide alike, because all have heard the same. If one rank says THROUGH_HOST, all arrays
+go through the host. If no allocation is new, all ranks have everything open, so they read directly.
+Otherwise each rank opens what is new, and all share what they could not open. This costs one more
+exchange for each new allocation. If one rank could not open something, this operation and all later
+ones go through the host, and each rank logs that once::
 
     rank 0   array at ──┐ all    opens ──┐ all,      reads ─┐ all       reads are complete ──┐ all
     rank 1   array at ──┤ hear   opens ──┤ if there  reads ─┤ (halves)  reads are complete ──┤ hear
     rank 2   host     ──┘ all    opens ──┘ is news   reads ─┘           reads are complete ──┘ all
 
-**Who waits for whom.** Events order what the devices do; words order the events: a rank has its
-stream wait for an event of another rank only when that one has said that it recorded it. READY is
-recorded when the collective is called. Whoever gives no array on a device has none to wait for, and
-shares all words.
+**Order.** Events order the work of the devices, and messages order the events. A rank makes its
+stream wait for an event of another rank only after that rank has said that it recorded the event.
+READY is recorded when the collective is called. A rank that gives no array on a device has no event
+for the others, but takes part in all exchanges.
 
-**When memory may be let go of** (`DeviceTransfer.land`). A rank may be read until it has heard from
-all others that their reads are complete, and only then is an array its owner's again. A rank that
-fails says so before it lets go of its arrays. On a lane, that is heard at the end of a phase; over
-links it takes a round more, into which all go with the arrays of all intact: a rank that completes
-knows that nobody had given up when its reads were complete. Whoever does give up keeps its arrays
-until all others have said that what they had queued is complete (`aiodist.devices.memory`).
+**When memory may be reused** (`DeviceTransfer.land`). A rank may be read until all others have said
+that their reads are complete. Only then does an array belong to its owner again. A rank that fails
+says so before it releases its arrays. On a lane the others hear this at the end of a phase. Over
+links it takes one more round, which all ranks enter with their arrays intact. So a rank that
+completes knows that no rank had given up before its reads were complete. A rank that gives up keeps
+its arrays until all others have said that their queued work is complete
+(`aiodist.devices.memory`).
 """
 
 from __future__ import annotations
@@ -48,37 +50,37 @@ from aiodist.errors import ProtocolError
 from aiodist.phases.base import Part, Place, share
 
 IN_CACHE: Final = 512 * 1024
-"""Bytes that are copied at once: of long copies the C library has the target go past the caches,
-which takes longer here, a tenth for 32 MiB."""
+"""The bytes of one copy. Longer copies of the C library write past the caches. That takes longer
+here, by a tenth for 32 MiB."""
 
 THROUGH_HOST: Final = b"-"
-"""The words of a rank whose arrays go through the host, and so those of all others do."""
+"""The words of a rank whose arrays go through the host. Those of all others then do as well."""
 
 
 def copy(target: memoryview, source: memoryview) -> None:
-    """Copy as many bytes, of any number."""
+    """Copy `source` to `target`, of the same size, in pieces that stay in the caches."""
     for start in range(0, target.nbytes, IN_CACHE):
         target[start : start + IN_CACHE] = source[start : start + IN_CACHE]
 
 
 class DeviceTransfer:
-    """One collective's arrays on devices, as seen by one rank. Made when it is called."""
+    """The arrays on devices in one collective, as one rank sees them. Made when it is called."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._device_memory = place.device_memory  # what this rank can read of the others' devices
+        self._device_memory = place.device_memory  # what this rank can read on others' devices
         self.sources = Sources(place.device_memory)  # what this rank gives
-        # The values with arrays on the device, and the number of the first one of each.
+        # Values with arrays on the device, each with the number of its first array there.
         self._given: list[tuple[Encoded, int]] = []
-        self.direct = False  # whether arrays are read where they lie; the same on all ranks
-        self.found: dict[int, Found] = {}  # then the arrays of each rank that gives any
-        self._words: Mapping[int, bytes] = {}  # by which they were found
-        self._places: list[Places] = []  # where what comes goes
+        self.direct = False  # whether arrays are read in place; the same on all ranks
+        self.found: dict[int, Found] = {}  # if so, the arrays of each rank that gives any
+        self._words: Mapping[int, bytes] = {}  # the words by which they were found
+        self._places: list[Places] = []  # the places of incoming values
 
     # -- when it is called ------------------------------------------------------------------------
 
     def encode(self, value: object) -> Encoded:
-        """A value of this rank. Raises as `aiodist.buffers.encoding.encode`."""
+        """Encode a value of this rank. Raises as `aiodist.buffers.encoding.encode` does."""
         first = len(self.sources.flats)
         encoded = encode(value, allow_pickle=self._place.allow_pickle, foreign=self.sources)
         if encoded.gaps:
@@ -86,11 +88,11 @@ class DeviceTransfer:
         return encoded
 
     def first(self, value: Encoded) -> int:
-        """The number of the first array of a value on the device, among all of this rank."""
+        """Return the number of the value's first array among all that this rank has on a device."""
         return next((first for encoded, first in self._given if encoded is value), 0)
 
     def aim(self, *outs: object) -> None:
-        """Where values go: what is queued on the current stream by now comes first."""
+        """Note the targets of values, because the work queued on their stream comes first."""
         device = device_among(*outs)
         if device is not None:
             self.sources.work_on(device)
@@ -98,12 +100,12 @@ class DeviceTransfer:
     def guard(
         self, program: Callable[[bool], Program], failed: Callable[[], None] | None = None
     ) -> Start:
-        """The program, which may fail at any time: then `failed` is called."""
+        """Wrap `program`, so that its arrays are released at its end. Call `failed` if it fails."""
 
         def guarded(on_lane: bool) -> Program:
             try:
                 result = yield from program(on_lane)
-            # Also GeneratorExit, by which a program ends whose operation was given up elsewhere.
+            # This includes GeneratorExit, which ends a program that was given up elsewhere.
             except BaseException:
                 self.sources.abandon()
                 if failed is not None:
@@ -117,15 +119,20 @@ class DeviceTransfer:
     # -- the handshake ----------------------------------------------------------------------------
 
     def words(self, room: int) -> bytes:
-        """What all others need to read the arrays that this rank gives, in so many bytes; b"" where
-        it gives none."""
+        """Return what the others need to read this rank's arrays, in at most `room` bytes.
+
+        Returns b"" if this rank gives no arrays on a device.
+        """
         if not self.sources.flats:
             return b""
         words = self.sources.words()
         return words if 0 < len(words) <= room else THROUGH_HOST
 
     def agree(self, words: Mapping[int, bytes], on_lane: bool) -> Part[None]:
-        """Decide how arrays travel, alike on all ranks, by their `words` (b"": gives none)."""
+        """Decide how arrays travel by the `words` of all ranks. All decide alike.
+
+        The words of a rank are b"" if it gives no arrays on a device.
+        """
         place, device_memory = self._place, self._device_memory
         self._words = {src: theirs for src, theirs in words.items() if theirs}
         if THROUGH_HOST in self._words.values():
@@ -146,7 +153,7 @@ class DeviceTransfer:
         self.direct = True
 
     def _open(self) -> str:
-        """Have the arrays of all ranks. Returns what is in the way."""
+        """Open the arrays of all ranks. Return the reason if that fails, else an empty string."""
         rank = self._place.rank
         try:
             for src, theirs in self._words.items():
@@ -157,12 +164,12 @@ class DeviceTransfer:
         except OSError as error:
             return f"rank {rank}: {error}"
         if self.sources.device_work is not None:
-            # What was opened stays open until the device is done with what reads it.
+            # Keep the arrays open until the device is done with the work that reads them.
             self.sources.device_work.kept.append(self.found)
         return ""
 
     def to_host(self) -> Part[None]:
-        """Have the own arrays on the host."""
+        """Copy this rank's arrays from the device to the host."""
         device_work = self.sources.device_work
         if device_work is None or not self._given:
             return
@@ -174,7 +181,10 @@ class DeviceTransfer:
     # -- values that come -------------------------------------------------------------------------
 
     def places(self, src: int, first: int, value: Incoming) -> Places | None:
-        """Where those arrays of a value of `src` go that are on a device on either side."""
+        """Return the places for arrays of a value of `src` that are on a device on either side.
+
+        None if there are none. Raises ProtocolError.
+        """
         if self.sources.device_work is None and not value.has_foreign:
             return None
         found = None
@@ -189,8 +199,10 @@ class DeviceTransfer:
         return places
 
     def mapped(self, src: int, owner: object) -> list[object]:
-        """The arrays of `src`, where they lie; they and their views keep `owner` alive. They are
-        ready when the operation is done."""
+        """Map the arrays of `src`. They and their views keep `owner` alive.
+
+        They are ready when the operation is done.
+        """
         (ready, *_), arrays = self._device_memory.open(src, self._words[src], owner)
         for array in arrays[:1]:
             device = device_of(array)
@@ -201,7 +213,7 @@ class DeviceTransfer:
         return arrays
 
     def own(self, encoded: Encoded, out: object) -> Incoming:
-        """This rank's own part of a result: never the same memory as what was given."""
+        """Return this rank's own part of a result, which never shares memory with its input."""
         value = parse(encoded.meta, allow_pickle=self._place.allow_pickle)
         value.allocate(out, foreign=self.places(self._place.rank, self.first(encoded), value))
         for target, source in zip(value.buffers, encoded.buffers, strict=True):
@@ -209,22 +221,24 @@ class DeviceTransfer:
         return value
 
     def read(self) -> None:
-        """Queue what is read of others."""
+        """Queue the reads from other ranks."""
         for places in self._places:
             places.queue(reads=True)
 
     def land(self, on_lane: bool) -> Part[None]:
-        """All bytes are here that come to the host: wait for the device. Where ranks have read of
-        each other, all wait for all."""
+        """Wait for the device after all bytes for the host have arrived.
+
+        If ranks have read each other's arrays, wait for all ranks.
+        """
         for places in self._places:
             places.queue(reads=False)
         device_work = self.sources.device_work
         if device_work is not None and device_work.mark.busy:
             yield Settled(self._place.loop, device_work.done(), last=not self.direct)
         if self.direct:
-            # Two rounds over links. The first says that reads are complete. All go into the second
-            # with their arrays intact, so whoever comes out of it knows that nobody had given up
-            # while it read.
+            # Over links this takes two rounds. The first says that reads are complete. All ranks
+            # enter the second with their arrays intact. So a rank that completes it knows that no
+            # rank had given up while it read.
             yield from share(self._place, b"", on_lane)
             if not on_lane:
                 yield from share(self._place, b"", on_lane)

@@ -1,8 +1,8 @@
-"""Offers: how ranks tell each other what they have for whom, and how that gets there.
+"""Ranks first share offers of the values that they have for each other, and then move the data.
 
-An offer is metadata, and the data itself where that is small. First all offers are shared by
-Bruck's all-gather; so everybody knows all sizes, and has entered. What is large then travels
-directly into its destination.
+An offer has metadata, and also the data if it is small. The offers of all ranks are shared by
+Bruck's all-gather. After that all ranks know all sizes, and all have entered. Large data then
+travels directly to its destination.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from aiodist.schedules.teams import spans_hosts
 from aiodist.wire.frames import MAX_PAYLOAD
 
 ROOM = 64 * 1024
-"""Most bytes of data that travel within the offers, over all ranks."""
+"""The most bytes of data within the offers of all ranks together."""
 ROOM_IN_MEMORY = 3136 * 1024
-"""Most bytes of one rank where all share memory, in which it shows them once to all, or posts them:
-what does not fit has to be agreed upon once more, and goes in several pieces, which takes longer,
-most of all where a rank that waits has to be woken. Three of these fit into the ring of a rank."""
+"""The most bytes of one rank within offers if all ranks share memory. Three of these fit into the
+ring of a rank. More data needs a second agreement and travels in several pieces. That takes longer,
+above all if a rank that waits has to be woken."""
 ALL_IN_MEMORY = 2 * ROOM_IN_MEMORY
-"""Most bytes over all ranks there."""
+"""The most bytes of all ranks together if they share memory."""
 
 ROOM_OF_HOSTS = 1088 * 1024
-"""Most bytes over all ranks of what all get, in groups that span hosts: with all that is said of
-them they fit into a frame between two hosts, and into a small area."""
+"""The most bytes of all ranks together for data that all get, in groups that span hosts. With their
+metadata they fit into one frame between two hosts, and into a small area."""
 
 EAGER = 66 * 1024
-"""The same of one value that all ranks get, over links: it costs a few copies, and spares them the
-frames by which they say that they have memory for it."""
+"""The most bytes of one value that all ranks get over links. It costs a few copies, but saves the
+frames by which receivers say that they have memory for it."""
 EAGER_RANKS = 8
-"""Of so many ranks each may have such a value for all."""
+"""The number of ranks that may each have such a value for all."""
 
 _HEAD = struct.Struct(">QQ")
 
 _SHORT = 48
-"""Most bytes of metadata that all ranks of a large group are told: those of all fit into a
-frame."""
+"""The most bytes of metadata that all ranks of a large group are told. The metadata of all ranks
+then fits into one frame."""
 
 Offers = list[list[Offer | None]]
-"""By source and destination; None for what is not known here."""
+"""By source and destination. None if this rank does not know the offer."""
 
 # -- who has what --------------------------------------------------------------------------------
 
@@ -74,16 +74,29 @@ def share_offers(
     senders: int = 1,
     for_all: bool = False,
 ) -> Part[tuple[list[bytes], Mapping[int, Sequence[Offer]], bool]]:
-    """What each rank wants, the offers of `sources`, `each` so many, and whether what is offered
-    has a lane: what is large gets berths where there is none. `own`: what this rank has to offer,
-    with its metadata, and the data of all but the large ones: see `_room_for`, of so many
-    `senders`. `for_all`: all ranks want what is offered."""
+    """Share what each rank wants and offers, and find berths for large data.
+
+    Args:
+        place: The group, as this rank sees it.
+        transfer: The arrays on devices.
+        own: The values that this rank offers. Small ones travel within the offers, see `_room_for`.
+        want: What this rank wants.
+        sources: The ranks that offer something.
+        on_lane: Whether the call has a lane.
+        each: How many offers each source has.
+        senders: How many ranks send.
+        for_all: Whether all ranks want what is offered.
+
+    Returns the wants by rank, the offers by source, and whether the call has a lane now. A call
+    with large data gets berths if it has no lane.
+    """
     room = _room_for(place, senders, on_lane, for_all)
     words = pack_offers(place, transfer, own, room) if own else b""
     berth = None
     may_meet = not on_lane and may_post(place)
     if may_meet and place.berths is not None and sum([value.nbytes for value in own]) > room:
-        berth = place.berths.offer()  # who has nothing large need not know yet that others have
+        # A rank without large data need not know yet that others have some.
+        berth = place.berths.offer()
     first_words = fitting.joined(want, berths.joined(berth, words))
     of_one, (root, *_) = senders == 1, sources
     shared = yield from share(place, first_words, on_lane, first=True, of_one=of_one, root=root)
@@ -93,19 +106,19 @@ def share_offers(
     if not may_meet or not _is_large(offers.values()):
         return wants, offers, on_lane
     on_lane = yield from berths.met(berth, told)
-    del berth  # if nothing came of it, it is free
+    del berth  # if it was not used, it is free now
     if not on_lane:
         on_lane = yield from berths.meet(place)
     return wants, offers, on_lane
 
 
 def _is_large(offers: Iterable[Sequence[Offer]]) -> bool:
-    """Whether anything large travels behind these, which all ranks know."""
+    """Whether large data travels after the offers. All ranks know this."""
     return any(o.data is None and o.nbytes > EAGER_LIMIT for row in offers for o in row)
 
 
 def _room_for(place: Place, senders: int, on_lane: bool, for_all: bool) -> int:
-    """Bytes of metadata and data that each of so many ranks may put into its offers."""
+    """Return how many bytes of metadata and data each of the senders may put into its offers."""
     if place.shows or (on_lane and not spans_hosts(place.teams)):
         return min(ROOM_IN_MEMORY, ALL_IN_MEMORY // senders)
     if for_all and not on_lane:
@@ -118,8 +131,10 @@ def _room_for(place: Place, senders: int, on_lane: bool, for_all: bool) -> int:
 def one_of_all(
     place: Place, transfer: DeviceTransfer, own: Encoded, want: bytes, on_lane: bool, for_all: bool
 ) -> Part[tuple[list[Offer], bool, bool]]:
-    """What each rank offers to all who want it, whether all that fits where it goes, and whether it
-    has a lane. `for_all`: all do."""
+    """Share one offer of each rank to all ranks that want it. `for_all`: all ranks want it.
+
+    Returns the offers, whether they fit at all destinations, and whether the call has a lane.
+    """
     everybody = range(place.size)
     wants, agreed, on_lane = yield from share_offers(
         place, transfer, [own], want, everybody, on_lane, senders=place.size, for_all=for_all
@@ -131,8 +146,11 @@ def one_of_all(
 def offers_of_all(
     place: Place, transfer: DeviceTransfer, own: Sequence[Encoded], want: bytes, on_lane: bool
 ) -> Part[tuple[Offers, bool, bool]]:
-    """What each rank offers to each other one: all of it, or what concerns this rank. And whether
-    all that fits where it goes, and whether it has a lane."""
+    """Share what each rank offers to each other rank.
+
+    Returns all offers or those that concern this rank. Also returns whether they fit at all
+    destinations, and whether the call has a lane.
+    """
     if place.size > MAX_RANKS_IN_SMALL_AREA:
         yield from transfer.to_host()
         apart, fits = yield from _offers_apart(place, own, want)
@@ -147,10 +165,12 @@ def offers_of_all(
 
 
 def _offers_apart(place: Place, own: Sequence[Encoded], want: bytes) -> Part[tuple[Offers, bool]]:
-    """`offers_of_all` for so many ranks that the offers of all would fill more than a frame. Each
-    rank tells all the kind of what it has, where that is of one kind. If it is the same on all
-    ranks, that is all there is to say. Else each rank tells each other one the sizes of what it has
-    for it, and nothing else."""
+    """Do `offers_of_all` for a group in which the offers of all ranks would not fit into a frame.
+
+    If all values of a rank are of one kind, it tells this kind to all. If the kind is the same on
+    all ranks, all offers are known. Otherwise each rank tells each other rank only the sizes of the
+    values for it.
+    """
     one = of_one_kind(own)
     kind = b"" if one is None or len(own[0].meta) > _SHORT else msgpack.packb(one)
     wants, kinds = fitting.parted((yield from share(place, fitting.joined(want, kind), False)))
@@ -175,7 +195,7 @@ def _offers_apart(place: Place, own: Sequence[Encoded], want: bytes) -> Part[tup
 
 
 def known(offer: Offer | None) -> Offer:
-    """An offer that concerns this rank."""
+    """Return an offer that concerns this rank, so it must be known."""
     assert offer is not None
     return offer
 
@@ -190,8 +210,10 @@ def exchange(
     longest: int,
     on_lane: bool,
 ) -> Part[None]:
-    """Bytes of known sizes directly from where they are to where they go. On a lane all have to
-    know the size of the `longest` message between any two."""
+    """Move bytes of known sizes directly from their source to their destination.
+
+    On a lane all ranks must know the size of the `longest` message between any two of them.
+    """
     source = [view for dst in range(place.size) for view in sends.get(dst, ())]
     target = [view for src in range(place.size) for view in receives.get(src, ())]
     outgoing, incoming = _bounds(place.size, sends), _bounds(place.size, receives)
@@ -225,13 +247,22 @@ def collect(
     lengths: Sequence[int] | None = None,
     chosen: Choice | None = None,
 ) -> Part[dict[int, Any]]:
-    """The values offered to this rank, by source; those offered to others are sent. `own`: what
-    this rank has for itself, and where it goes.
+    """Send the values offered to others, and return those offered to this rank, by source.
 
-    `travelling`: what any rank offers to any other. `fits`: whether all know that it fits where it
-    goes. `lengths`: where everyone offers the same to all others, the bytes of each. `chosen`: how
-    it travels over links; None: directly. `outs` may be what is wrong with them. Raises
-    MismatchError.
+    Args:
+        place: The group, as this rank sees it.
+        transfer: The arrays on devices.
+        own: The value that this rank has for itself, and its destination.
+        sends: The values for others and their offers, by destination.
+        receives: The offers for this rank, by source.
+        outs: The destinations by source, or what is wrong with them.
+        travelling: All offers of any rank to any other.
+        on_lane: Whether the call has a lane.
+        fits: Whether all ranks know that the values fit at their destinations.
+        lengths: The bytes of each rank if every rank offers the same to all others.
+        chosen: How the data travels over links; None: directly.
+
+    Raises MismatchError if something does not fit.
     """
     problem: MismatchError | None = None
     if isinstance(outs, MismatchError):
@@ -242,8 +273,8 @@ def collect(
         incoming[src], wrong = opened(place, transfer, src, offer, metas[src], outs.get(src))
         problem = problem or wrong
     if own is not None and not fits:
-        # The own value is put in its place last of all, when the others have theirs. Whether it
-        # fits there has to be known before, like that of all others.
+        # The own value is put in place last, after those of the others. But all ranks have to know
+        # before that whether it fits, as for all other values.
         problem = problem or _try_own(place, *own)
     yield from fitting.settle(place, problem, fits, on_lane)
     for src, value in incoming.items():
@@ -267,11 +298,13 @@ def opened(
     out: Any,
     name: str = "out",
 ) -> tuple[Incoming, MismatchError | None]:
-    """The value that `src` offers, with the memory that it goes to; or without, and what is wrong
-    with `out`. Raises ProtocolError."""
+    """Return the value that `src` offers with memory for it, or what is wrong with `out`.
+
+    Raises ProtocolError.
+    """
     value = parse(meta, max_bytes=place.max_message_bytes, allow_pickle=place.allow_pickle)
-    # By the sizes in the offer all have chosen their plans. Metadata of another size would have
-    # memory made that these plans do not fill, or do not fit in.
+    # All ranks have chosen their plans by the sizes in the offer. If the metadata had another size,
+    # the memory would be too small or too large for these plans.
     if value.nbytes != offer.nbytes + offer.apart:
         raise ProtocolError(f"rank {src} offers {offer.nbytes} bytes for {value.describe()}")
     foreign = transfer.places(src, offer.first, value)
@@ -281,8 +314,7 @@ def opened(
 def _allocate(
     place: Place, value: Incoming, src: int, out: Any, name: str, foreign: Taker | None
 ) -> MismatchError | None:
-    """Give `value` its memory. What does not fit `out` is a mismatch between two ranks, returned;
-    then it has none."""
+    """Give `value` its memory. If it does not fit `out`, return a mismatch of the two ranks."""
     try:
         value.allocate(out, foreign=foreign)
     except (ValueError, TypeError) as error:
@@ -295,7 +327,7 @@ def _allocate(
 
 
 def _try_own(place: Place, own: Encoded, out: Any) -> MismatchError | None:
-    """Whether this rank's own value fits its place, where both are on the host."""
+    """Return what is wrong if this rank's own value does not fit its place on the host."""
     if out is None or own.gaps or device_among(out) is not None:
         return None
     value = parse(own.meta, allow_pickle=place.allow_pickle)
@@ -315,7 +347,7 @@ def _metas(
         if isinstance(offer.meta, bytes):
             metas[src] = offer.meta
             continue
-        # Before memory is made for it: the number is whatever the other rank has said.
+        # Check the number before memory is allocated, because another rank may send anything.
         if offer.meta > place.max_message_bytes:
             raise ProtocolError(f"rank {src} offers {offer.meta} bytes of metadata")
         metas[src] = bytearray(offer.meta)
@@ -323,8 +355,8 @@ def _metas(
     longest = max(
         (o.meta for o in travelling if o is not None and isinstance(o.meta, int)), default=0
     )
-    # On a lane a phase is for all ranks, so all must know alike whether there is one. Over links
-    # not everyone knows what others exchange, and who has nothing to do in it does nothing.
+    # On a lane all ranks take part in a phase, so all must agree whether there is one. Over links
+    # a rank does not know what others exchange, and a rank with nothing to move does nothing.
     if longest or not on_lane:
         outgoing = {
             dst: [memoryview(encoded.meta)]
@@ -345,7 +377,7 @@ def _data_of_all(
     lengths: Sequence[int] | None,
     chosen: Choice | None,
 ) -> Part[None]:
-    """Move what did not travel within the offers. The arguments are those of `collect`."""
+    """Move the data that was not within the offers. The arguments are those of `collect`."""
     longest = max((o.nbytes for o in travelling if o is not None and o.data is None), default=0)
     outgoing = {
         dst: encoded.buffers for dst, (encoded, offer) in sends.items() if offer.data is None
@@ -356,19 +388,19 @@ def _data_of_all(
         places = {src: receives[src].place for src in buffers if receives[src].nbytes}
         yield pulls.take(place, places, _bounds(place.size, buffers), target)
     elif chosen is not None:
-        # What is the same for all is there once.
+        # Data that is the same for all ranks is in the source once.
         for_whom = sorted(outgoing)[: None if lengths is None else 1]
         yield by(place, chosen, [view for dst in for_whom for view in outgoing[dst]], target)
     elif on_lane and longest and lengths is not None:
         source = next(iter(outgoing.values()), ())
         yield from lanes.all_gather(place, lengths, source, target)
-    elif longest or not on_lane:  # on a lane all know alike whether there is anything
+    elif longest or not on_lane:  # on a lane all ranks agree whether there is any data
         yield from exchange(place, outgoing, buffers, longest, on_lane)
 
 
 def apart(offers: Sequence[Offer], root: int | None = None) -> tuple[int, ...]:
-    """The bytes of each rank's data that do not travel within the offers, but for those of `root`,
-    which stay there."""
+    """Return how many bytes of each rank's data are not within the offers. The data of `root`
+    counts as 0, because it stays there."""
     return tuple(
         offer.nbytes if offer.data is None and rank != root else 0
         for rank, offer in enumerate(offers)
@@ -376,7 +408,7 @@ def apart(offers: Sequence[Offer], root: int | None = None) -> tuple[int, ...]:
 
 
 def _all_see(place: Place, offers: Sequence[Offer | None]) -> bool:
-    """Whether all that travels apart lies in memory that all ranks see. The same on all ranks."""
+    """Whether all data outside the offers is in memory that all ranks see. All ranks agree."""
     return not spans_hosts(place.teams) and all(
         o is not None and (o.place or o.data is not None or not o.nbytes) for o in offers
     )
@@ -385,7 +417,7 @@ def _all_see(place: Place, offers: Sequence[Offer | None]) -> bool:
 def metadata(
     place: Place, src: int, offer: Offer, own: Encoded | None, on_lane: bool
 ) -> Part[bytes]:
-    """The metadata of what `src` offers to all; `own` is that value, there."""
+    """Return the metadata that `src` offers to all. On `src` itself, `own` is the value."""
     if isinstance(offer.meta, bytes):
         return offer.meta
     if own is not None:
@@ -406,7 +438,7 @@ def data_of_one(
     target: Sequence[memoryview],
     on_lane: bool,
 ) -> Part[None]:
-    """The data that `src` offers to all, which did not travel within its offer."""
+    """Move the data that `src` offers to all, and that was not within its offer."""
     if on_lane and offer.nbytes and _all_see(place, [offer]):
         receives = _bounds(place.size, {src: target})
         places = {src: offer.place} if target else {}
@@ -431,7 +463,7 @@ def _chain(
 def one_to_all(
     place: Place, src: int, source: Sequence[memoryview], target: Sequence[memoryview]
 ) -> Phase:
-    """The phase that moves the bytes of `src` to all others over links."""
+    """Return the phase that moves the bytes of `src` to all others over links."""
     length = sum(view.nbytes for view in (source or target))
     return by(place, choose_broadcast(length, place.size, src, place.costs), source, target)
 
@@ -439,6 +471,6 @@ def one_to_all(
 def by(
     place: Place, chosen: Choice, source: Sequence[memoryview], target: Sequence[memoryview]
 ) -> Phase:
-    """The phase that moves them over links as was chosen."""
+    """Return the phase that moves the bytes over links by the chosen algorithm."""
     plan = prepared(chosen.algorithm, place.rank, place.size, *chosen.args)
     return Phase(plan, Regions.of_bytes(source, target, plan.plan.scratch))

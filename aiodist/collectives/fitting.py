@@ -1,8 +1,8 @@
-"""Whether what comes fits where each rank wants it: known on all ranks before anything is moved.
+"""Find out on all ranks, before data is moved, whether the values fit at their destinations.
 
-Who gives an `out` says, with its first words, which array it takes from everyone. Where all that is
-offered is such an array, that is all there is to it. Everywhere else (trees, sizes that differ) all
-try, and share what does not fit: then no rank has a result, and all know whose place it was.
+A rank that gives an `out` says in its first words which kind of array it takes from each rank. If
+all offers are of this kind, everything fits. Otherwise (trees, sizes that differ) each rank tries,
+and shares what does not fit. Then no rank gets a result, and all know which place was wrong.
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ from aiodist.errors import MismatchError, ProtocolError
 from aiodist.phases.base import Part, Place, share
 
 NOTHING = b""
-"""Wants nothing in particular: whatever comes gets memory of its own."""
+"""The rank has no wishes: values get memory of their own."""
 LOOK = b"?"
-"""Has a place of which only a look at what comes shows whether it fits."""
+"""The rank has a place, but must see a value to know whether it fits."""
 
 _MARK = b"\xc1"
-"""What wants something begins with this byte, with which nothing packed by msgpack does."""
+"""The first byte of words that want something. No message of msgpack begins with it."""
 _LONGEST = 255
 _SHORT = 128
-"""Bytes of metadata that may be those of one array."""
+"""The most bytes of metadata that can describe one array."""
 
 
 def wanted(out: Any) -> bytes:
-    """What `out` takes: the dtype and shape of one array, `LOOK`, or `NOTHING` where it is None."""
+    """Return what `out` takes: the dtype and shape of one array, `LOOK`, or `NOTHING` for None."""
     return NOTHING if out is None else _text(_described(out, to_write=True))
 
 
 def wanted_of_each(out: Any, x: Any, size: int) -> bytes:
-    """What the slots of `out`, one a rank, take from each rank: the same from all, as `x` of this
-    rank is, or `LOOK`."""
+    """Return what `out` takes from each rank: the same kind as `x` from all ranks, or `LOOK`.
+
+    `out` has one slot for each rank.
+    """
     if out is None:
         return NOTHING
     own = _described(x)
@@ -54,12 +56,12 @@ def wanted_of_each(out: Any, x: Any, size: int) -> bytes:
 
 
 def all_fit(wants: Sequence[bytes], metas: Iterable[bytes | int]) -> bool:
-    """Whether what is offered with this metadata is known to be what each one wants."""
+    """Whether offers with these `metas` are known to fit what every rank wants."""
     return not any(wants) or {*wants} <= {NOTHING, given(metas)} - {LOOK}
 
 
 def given(metas: Iterable[bytes | int]) -> bytes:
-    """What all who offer values with this metadata give: one kind of array, or `LOOK`."""
+    """Return the one kind of array that all these metadata describe, or `LOOK`."""
     one, *more = set(metas)
     return LOOK if more or not isinstance(one, bytes) or len(one) > _SHORT else _given(one)
 
@@ -71,12 +73,12 @@ def _given(meta: bytes) -> bytes:
 
 
 def joined(want: bytes, words: bytes) -> bytes:
-    """The first words of a rank, with what it wants."""
+    """Return the first words of a rank, with what it wants."""
     return b"".join((_MARK, bytes([len(want)]), want, words)) if want else words
 
 
 def parted(blobs: Sequence[bytes]) -> tuple[list[bytes], list[bytes | memoryview]]:
-    """What each rank wants, and its other words. Raises ProtocolError."""
+    """Split first words into what each rank wants and the rest. Raises ProtocolError."""
     wants = [NOTHING] * len(blobs)
     words: list[bytes | memoryview] = [*blobs]
     for rank, blob in enumerate(blobs):
@@ -90,8 +92,10 @@ def parted(blobs: Sequence[bytes]) -> tuple[list[bytes], list[bytes | memoryview
 
 
 def settle(place: Place, problem: MismatchError | None, fits: bool, on_lane: bool) -> Part[None]:
-    """Unless all know that it `fits`, share whether what comes fits here. Raises MismatchError
-    where it does not fit everywhere."""
+    """Share whether the values fit here, unless all ranks know that they do (`fits`).
+
+    Raises MismatchError if they do not fit on every rank.
+    """
     if fits:
         if problem is not None:
             raise problem
@@ -114,8 +118,10 @@ def settle(place: Place, problem: MismatchError | None, fits: bool, on_lane: boo
 
 
 def _described(value: Any, *, to_write: bool = False) -> tuple[str, tuple[int, ...]] | None:
-    """Dtype and shape of one array, on the host or on a device, that can be written to where that
-    is asked for; None for anything else."""
+    """Return dtype and shape of one array on the host or a device, or None for anything else.
+
+    With `to_write`, also None if the array cannot be written to.
+    """
     if isinstance(value, (list, tuple, dict)):
         return None
     try:

@@ -1,13 +1,13 @@
-"""Whether a call is like one before it, in the shortest way: for calls of some microseconds.
+"""Forms compare a call with one before it as fast as possible, for calls of a few microseconds.
 
-`express.kind_of` describes any call, so that a recipe is found by what it says; that takes one to
-three microseconds. A *form* is made of one call, and asks of further ones no more than whether they
-are like that: the same objects as roots and operators, arrays with the same dtype and shape, the
-same keys, numbers and strings. What is not goes the longer way, which knows what else is equal.
+`express.kind_of` can describe any call, so that its recipe can be found, but needs one to three
+microseconds. A *form* is made from one call. It only checks whether another call is like that one:
+the same objects as roots and operators, arrays of the same dtype and shape, the same keys, numbers
+and strings. Other calls go the slow way, which also finds calls that are equal in other respects.
 
-A form keeps none of the arrays that it was made of. It looks at each anew, by what numpy has at
-hand: type, dtype and shape. An array that is only shown may lie anyhow and may be read-only, for
-its bytes are copied, in order.
+A form keeps none of the arrays that it was made from. It checks each new array by its type, dtype
+and shape, which numpy has at hand. If an array is only shown to others, it may be read-only and
+need not be contiguous, because its bytes are copied in order.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import numpy as np
 from aiodist.collectives.templates import Template
 
 WORDS = frozenset({type(None), bool, int, float, complex, str, bytes})
-"""The types of what is in values beside arrays."""
+"""The types that values may contain besides arrays."""
 
 Matches = Callable[[Any, list[bytes]], bool]
-"""Whether something is like the value that is known. What is shown of it is added to the list."""
+"""Whether a value is like the known one. If so, the data to show is added to the list."""
 
 
 Form = Callable[..., tuple[Any, Any] | None]
-"""What lays a call out as `Recipe.lay_out` does, given its arguments as a tuple, and one by one.
-None: the call is not like those."""
+"""Lays a call out as `Recipe.lay_out` does. It takes the arguments as a tuple, then one by one.
+Returns None if the call is not like the known one."""
 
 
 _float_bits = struct.Struct("d").pack
@@ -38,8 +38,8 @@ _complex_bits = struct.Struct("dd").pack
 
 
 def said(word: Any) -> Any:
-    """Something that is equal if `word`, which is one of WORDS, is the same."""
-    # By their bits, because 0.0 and -0.0 are equal as numbers, and all NaNs alike as texts.
+    """Return a key for `word`, which is one of WORDS: keys are equal if the words are the same."""
+    # Floats are compared by their bits, because 0.0 == -0.0, and all NaNs have the same text.
     cls = type(word)
     if cls is float:
         return _float_bits(word)
@@ -49,8 +49,11 @@ def said(word: Any) -> Any:
 def showing(
     template: Template, value: Any, matches: Matches | None
 ) -> Callable[[Any], bytes | None] | None:
-    """What gives all that is shown, by that template, for something like `value`; and None for
-    anything else. None: not all of `value` is shown, or nothing `matches`."""
+    """Return a function from a value like `value` to the bytes that `template` shows of it.
+
+    The function returns None for any other value. The result is None if not all of `value` is
+    shown, or if `matches` is None.
+    """
     parts, found = template.parts(), list[bytes]()
     if matches is None or not matches(value, found) or len(found) != len(template.gaps):
         return None
@@ -66,8 +69,10 @@ def showing(
 
 
 def placing(place: Any) -> Matches | None:
-    """What finds arrays like `place` to write to, of which nothing is shown. None: it is none of
-    numpy."""
+    """Return a check for arrays like `place` to write to. It shows no data.
+
+    None if `place` is no numpy array.
+    """
     if type(place) is not np.ndarray:
         return None
     dtype, shape = place.dtype, place.shape
@@ -77,8 +82,10 @@ def placing(place: Any) -> Matches | None:
 
 
 def matching(value: Any) -> Matches | None:
-    """What finds values like this one. None: it has something else than words, and arrays of numpy
-    in the byte order of this machine."""
+    """Return a check for values like this one.
+
+    None if it contains anything but words, and numpy arrays in the byte order of this machine.
+    """
     cls = type(value)
     if cls is np.ndarray:
         dtype, shape = value.dtype, value.shape
@@ -105,11 +112,11 @@ def matching(value: Any) -> Matches | None:
         if type(x) is not known or len(x) != len(inner):
             return False
         if keys is not None:
-            # By identity: another string that is equal may be of another type.
+            # By identity, because an equal string may be of another type.
             if not all(map(is_, x, keys)):
                 return False
             x = x.values()
-        # Plain, as `all` of a generator, or to have `zip` compare lengths, costs as much again.
+        # A plain loop, because `all` of a generator, or a strict `zip`, would double the time.
         for each, matches in zip(x, inner):  # noqa: B905, SIM110
             if not matches(each, data):
                 return False

@@ -1,8 +1,8 @@
-"""`Group.share` of arrays of the host: one copy of them, in memory that all ranks map.
+"""`Group.share` for arrays on the host: all ranks map one copy of them.
 
-The owner copies its arrays into a segment of their own, tells the others where to fetch it, and
-they say whether they have it: all succeed, or all fail. The memory is there for as long as any
-process has a view of it, whoever ends; nobody keeps books.
+The owner copies its arrays into a segment and tells the others where to fetch it. They say whether
+they have it, so either all ranks succeed or all fail. The memory lives as long as any process has a
+view of it, even if the owner ends. No rank counts the views.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from aiodist.transports.handover import SegmentOffer, take
 from aiodist.transports.surroundings import is_virtual
 
 ALIGNMENT: Final = 64
-"""Bytes: arrays begin at multiples of it."""
+"""Arrays begin at multiples of this number of bytes."""
 AT_ONCE: Final = 1 << 20
-"""Bytes that are copied in the loop; more are copied in a thread."""
+"""Up to so many bytes are copied in the loop, and more in a thread."""
 LONGEST_REASON: Final = 500
-"""Characters of a reason that the others are told."""
+"""The most characters of a reason that the others are told."""
 
 
 class Lent:
-    """What the owner gives: memory with the metadata of its value, and the arrays behind it."""
+    """The owner's copy: memory with the metadata of a value and then its arrays."""
 
     def __init__(self, place: Place, value: Encoded) -> None:
         self._place = place
@@ -48,7 +48,7 @@ class Lent:
         self._offer: SegmentOffer | None = None
 
     async def copy(self) -> bytes:
-        """Make the copy: the words with which others fetch it. Raises OSError."""
+        """Make the copy. Return the words by which others fetch it. Raises OSError."""
         loop = self._place.loop
         if sys.platform != "linux" or is_virtual(loop):
             raise OSError("there is no memory here that processes could pass on")
@@ -66,19 +66,21 @@ class Lent:
             memory[start : start + part.nbytes] = part
 
     def value(self) -> Any:
-        """The owner's own view of the copy."""
+        """Return the owner's own view of the copy."""
         assert self._offer is not None
         return _value(self._offer.segment.memory, self._meta, self._place.max_message_bytes)
 
     def close(self) -> None:
-        """Nobody fetches it any more. Who has it, keeps it."""
+        """Let no further rank fetch the copy. Ranks that have it keep it."""
         if self._offer is not None:
             self._offer.close()
 
 
 def lend(place: Place, lent: Lent, on_lane: bool) -> Part[Any]:
-    """The owner's part, after the first words: its value, or a Failure (OSError) where not
-    all have it."""
+    """Run the owner's part after the first words.
+
+    Returns the value, or a Failure with an OSError if not all ranks have it.
+    """
     try:
         copying = Awaited(place.loop, lent.copy())
         yield copying
@@ -90,12 +92,12 @@ def lend(place: Place, lent: Lent, on_lane: bool) -> Part[Any]:
         failure = yield from _settle(place, problem, on_lane)
         return failure or lent.value()
     finally:
-        # By now all have said whether they have it; or it failed, and nobody is to have it.
+        # All have said by now whether they have it. Or it failed, and no rank may have it.
         lent.close()
 
 
 def borrow(place: Place, src: int, on_lane: bool) -> Part[Any]:
-    """The part of everybody else: the value of rank `src`, mapped, or a Failure."""
+    """Run the part of all other ranks: map the value of rank `src`, or return a Failure."""
     words = (yield from share(place, b"", on_lane))[src]
     value: Any = None
     problem = ""
@@ -111,12 +113,12 @@ def borrow(place: Place, src: int, on_lane: bool) -> Part[Any]:
 
 
 def _reason(error: OSError) -> str:
-    """Never empty: that would say that all is well."""
+    """Return a reason, which is never empty because an empty one says that all is well."""
     return str(error) or type(error).__name__
 
 
 def _settle(place: Place, problem: str, on_lane: bool) -> Part[Failure | None]:
-    """All say whether they have it. If not, all fail alike."""
+    """Share whether all ranks have it. If one has not, all fail alike."""
     said = yield from share(place, problem[:LONGEST_REASON].encode(), on_lane)
     for rank, reason in enumerate(said):
         if reason:
@@ -135,7 +137,7 @@ async def _fetch(words: bytes, most: int) -> Any:
 
 
 def _value(shared: memoryview, meta: int, most: int) -> Any:
-    """The value whose metadata are the first bytes of shared memory, over that memory."""
+    """Return the value over shared memory that begins with `meta` bytes of its metadata."""
     memory = np.frombuffer(shared, np.uint8)
     incoming = parse(bytes(memory[:meta]), max_bytes=most)
     incoming.allocate(foreign=_Over(memory, meta, incoming.specs))
@@ -143,7 +145,7 @@ def _value(shared: memoryview, meta: int, most: int) -> Any:
 
 
 class _Over:
-    """Has the arrays of a value where they lie: a `Taker`."""
+    """A `Taker` that leaves the arrays of a value in place."""
 
     def __init__(self, memory: arrays.Flat, meta: int, specs: Sequence[Spec]) -> None:
         self._memory = memory
@@ -162,5 +164,5 @@ class _Over:
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
-    """Where parts of these sizes begin, one behind the other, and where the last one ends."""
+    """Return the starts of parts of these sizes, one behind the other, and the end of the last."""
     return list(accumulate((size + -size % ALIGNMENT for size in sizes), initial=0))

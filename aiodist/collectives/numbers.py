@@ -1,7 +1,7 @@
-"""Python numbers that are reduced, as all ranks show them to each other: packed by msgpack.
+"""Python numbers that are reduced, packed by msgpack as all ranks show them to each other.
 
-A number of one type always has as many bytes, so that the blob of one is known but for these (see
-`templates`).
+All numbers of one type take the same number of bytes. So a blob with one number is known except for
+these bytes (see `templates`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from aiodist.types import ReduceOp
 
 _INT: Final = struct.Struct(">q")
 _AN_INT: Final = b"\xd3"
-"""What msgpack has before an integer of 64 bits."""
+"""The byte that msgpack writes before an integer of 64 bits."""
 _FLOAT: Final = struct.Struct(">d")
 _BOOLS: Final = (b"\xc2", b"\xc3")
-"""What it has for False, and for True."""
+"""The bytes that msgpack writes for False and True."""
 
 KINDS: Final[dict[type, tuple[int, Sequence[int]]]] = {
     bool: (1, (1,)),
@@ -31,11 +31,12 @@ KINDS: Final[dict[type, tuple[int, Sequence[int]]]] = {
     float: (8, (2,)),
     complex: (8, (3, 12)),
 }
-"""The types of numbers: how many bytes each part has in the blob of one, and where these begin."""
+"""The types of numbers. For each: the bytes of each of its parts, and the offsets of the parts in
+a blob with one number."""
 
 
 def pack(values: Sequence[Scalar]) -> bytes:
-    """The blob of some numbers, each an int of 64 bits, if it is an int."""
+    """Return the blob of some numbers. Every int takes 64 bits."""
     head: bytes = msgpack.packb([None] * len(values))[: -len(values)]
     return b"".join((head, *map(_packed, values)))
 
@@ -43,18 +44,18 @@ def pack(values: Sequence[Scalar]) -> bytes:
 def _packed(value: Scalar) -> bytes:
     if type(value) is int:
         return _AN_INT + _INT.pack(value)
-    # There are no complex numbers in msgpack.
+    # msgpack has no complex numbers.
     packed: bytes = msgpack.packb([value.real, value.imag] if type(value) is complex else value)
     return packed
 
 
 def unpack(blob: bytes) -> list[Scalar]:
-    """The numbers in a blob. Raises whatever comes of it if that is no such blob."""
+    """Return the numbers in a blob. May raise anything if the blob is malformed."""
     return [complex(*value) if type(value) is list else value for value in msgpack.unpackb(blob)]
 
 
 def template_of(blob: bytes, kind: type) -> Template | None:
-    """The template of a blob with one number of this type; None where it is no such blob."""
+    """Return the template of a blob with one number of this type, or None for another blob."""
     nbytes, starts = KINDS[kind]
     spec = Spec("scalar", "uint8", (nbytes,), nbytes)
     if len(blob) != starts[-1] + nbytes:
@@ -63,7 +64,7 @@ def template_of(blob: bytes, kind: type) -> Template | None:
 
 
 def bytes_of(value: Any) -> list[bytes] | None:
-    """What goes into the gaps of that template. None: it is too large for them."""
+    """Return the bytes for the gaps of that template, or None if the number is too large."""
     kind = type(value)
     if kind is float:
         return [_FLOAT.pack(value)]
@@ -75,7 +76,7 @@ def bytes_of(value: Any) -> list[bytes] | None:
 
 
 def matching(kind: type) -> Matches:
-    """What finds numbers of that type."""
+    """Return a check for numbers of that type."""
 
     def matches(value: Any, data: list[bytes]) -> bool:
         if type(value) is not kind or (found := bytes_of(value)) is None:
@@ -87,7 +88,7 @@ def matching(kind: type) -> Matches:
 
 
 def reducing(found: Sequence[Reading], kind: type, op: ReduceOp) -> Callable[[], Scalar]:
-    """What reduces the numbers of this type that are shown. It raises OverflowError."""
+    """Return a function that reduces the shown numbers of this type. It raises OverflowError."""
     reduce = reduction_of(kind, op)
     shown = [[data.flat for data in reading.data] for reading in found]
     if kind is bool:

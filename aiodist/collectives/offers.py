@@ -1,4 +1,4 @@
-"""What ranks say of the values that they have for each other, before these travel."""
+"""Offers: what ranks say about the values that they have for each other, before these travel."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from aiodist.errors import ProtocolError
 from aiodist.phases.base import Part, Place
 
 COPIED = 192 * 1024
-"""Most bytes that are copied among the offers though all ranks see where they lie."""
+"""The most bytes that are copied into an offer although all ranks can see the data in place."""
 
 
 class Offer(NamedTuple):
-    """What one rank has for another: `meta` (or its length, where large), and maybe the data, or
-    the place where it lies in memory that all ranks see (0: elsewhere).
+    """What one rank has for another.
 
-    `apart`: so many bytes more are on the rank's device: its arrays there from number `first` on.
+    `meta` is the metadata, or its length if it is large. `data` is the data if it travels within
+    the offer. `place` is the location of the data in memory that all ranks see, or 0. `apart` is
+    the number of further bytes that are on a device of the rank. `first` is the number of the first
+    array there.
     """
 
     meta: bytes | int
@@ -33,8 +35,10 @@ class Offer(NamedTuple):
 
 
 def of_one_kind(values: Sequence[Encoded]) -> Offer | None:
-    """The one offer that stands for those of all `values`, where these are of one kind and size, as
-    the slots of most exchanges are, and travel apart; else None."""
+    """Return one offer for all `values` if they have the same kind and size, else None.
+
+    The slots of most exchanges do. Their data travels outside the offer.
+    """
     first, *more = values
     if any((one.meta, one.nbytes) != (first.meta, first.nbytes) for one in more):
         return None
@@ -44,17 +48,20 @@ def of_one_kind(values: Sequence[Encoded]) -> Offer | None:
 def pack_offers(
     place: Place, transfer: DeviceTransfer, values: Sequence[Encoded], room: int
 ) -> bytes:
-    """The blob of one rank. The data of a value goes in while there is room, then metadata; and in
-    the end, where there are arrays on its device, how the others read these. Of many values of one
-    kind, whose data has no room there, one offer stands for all."""
+    """Pack the offers of one rank.
+
+    The data of a value goes into its offer while there is room, and so does its metadata. Words
+    about arrays on devices come last. If many values are of one kind and their data does not fit,
+    one offer stands for all of them.
+    """
 
     def place_of(value: Encoded) -> int:
         return place.heap.place_of(np.frombuffer(view, np.uint8) for view in value.buffers)
 
     one = of_one_kind(values) if len(values) > 1 else None
     head = len(values[0].meta)
-    # Otherwise some data would go in, and some not: then nobody would know that all messages are
-    # alike, and there would be a frame, and a connection, for each of them.
+    # Without this case, some data would fit and some not. Then no rank would know that all messages
+    # are alike, and each message would need a frame and a connection of its own.
     if (
         one is not None
         and head <= room < len(values) * (head + one.nbytes)
@@ -83,8 +90,10 @@ def pack_offers(
 def agree(
     transfer: DeviceTransfer, blobs: Mapping[int, bytes | memoryview], count: int, on_lane: bool
 ) -> Part[dict[int, list[Offer]]]:
-    """What is offered by whom: `count` offers each, now that it is known how arrays travel that are
-    on devices. The same on all ranks."""
+    """Decide how arrays on devices travel, and return the offers by source, `count` of each.
+
+    All ranks get the same result.
+    """
     offers: dict[int, list[Offer]] = {}
     words: dict[int, bytes] = {}
     for src, blob in blobs.items():
@@ -107,14 +116,14 @@ def _settled(offer: Offer, direct: bool) -> Offer:
 
 
 def unpack(blob: bytes | memoryview, count: int, src: int) -> tuple[list[Offer], bytes]:
-    """The offers in the blob of `src`, and its words about devices. Raises ProtocolError."""
+    """Unpack the offers of `src`, and its words about devices. Raises ProtocolError."""
     words = b""
     try:
         fields = msgpack.unpackb(blob)
         if len(fields) == count + 1:
             words = fields.pop()
         offers = [Offer(*each) for each in fields]
-    # What another rank sent may be anything, and so may be what msgpack and the fields raise.
+    # Another rank may have sent anything, so msgpack and the fields may raise anything.
     except Exception as error:
         raise ProtocolError(f"malformed offers of rank {src}: {error!r}") from None
     times = count if len(offers) == 1 else 1  # see `of_one_kind`

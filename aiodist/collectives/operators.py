@@ -1,7 +1,7 @@
-"""Operators of the user in collectives that reduce: who hears of what they raise.
+"""Operators of the user in reductions, and what happens if they raise.
 
-A function of the user may raise anything, on one rank alone. It then raises there, and the
-operation ends on all ranks: so none completes before the calls on all of them have ended well.
+A function of the user may raise anything, on one rank only. It then raises there, and the operation
+fails on all ranks. So no rank completes before the calls on all ranks have ended well.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from aiodist.types import Op, ReduceOp
 
 
 def operator(op: Op) -> ReduceOp:
-    """`op` for one call. If it is a function of the user, it raises nothing but OperatorError, and
-    runs in the context of the call. Raises TypeError for what is no operator."""
+    """Return `op` for one call. Raises TypeError if it is no operator.
+
+    A function of the user raises nothing but OperatorError then, and runs in the context of the
+    call.
+    """
     op = ReduceOp.of(op)
     function = op.function
     if function is None:
         return op
-    # The operation may go on in a callback of the loop, or within the call of another task, whose
-    # context variables are not those of this caller.
+    # The operation may go on in a callback of the loop or within the call of another task. These
+    # do not have the context variables of this caller.
     context = copy_context()
     return replace(op, function=lambda a, b: context.run(_call, function, a, b))
 
@@ -37,8 +40,7 @@ def _call(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
 
 
 def confirm(place: Place, op: ReduceOp, on_lane: bool) -> Part[None]:
-    """All calls of `op` on this rank have ended well: wait for those of the others, if it is the
-    user's."""
-    # Operators of aiodist raise nothing here, so they are not worth a round of words.
+    """Wait until all ranks have applied `op` without an error, if it is a function of the user."""
+    # The operators of aiodist raise nothing here, so they need no further round.
     if op.function is not None:
         yield from share(place, b"", on_lane)

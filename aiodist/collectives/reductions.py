@@ -1,8 +1,9 @@
 """Collectives that reduce: all_reduce, reduce, reduce_scatter, scan, exscan.
 
-What is small is reduced in few rounds of whole values, what is large in slices that all ranks work
-on at once; `aiodist.schedules.selection` draws the line. Every plan hears from all ranks, or is
-preceded by a phase that does. Numbers are shared and reduced by everyone.
+Small arrays are reduced as a whole in few rounds. Large arrays are cut into slices, and all ranks
+work on them at once. `aiodist.schedules.selection` decides which is which. In every plan each rank
+hears from all others, or a phase comes first in which it does. Numbers are shared, and every rank
+reduces all of them.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ from aiodist.wire.frames import MAX_PAYLOAD, MAX_WHOLE
 
 Can = Callable[[Place, Sequence[DtypeGroup]], bool]
 MAX_RANKS_LISTING_NUMBERS = 128
-"""With more ranks, a list of numbers from each is too much for the frames of one all-gather."""
+"""With more ranks, the lists of numbers of all ranks do not fit into frames of one all-gather."""
 POSTED_OF_TWO = MAX_PAYLOAD
-"""Most bytes of an array that two ranks show each other whole in one post, or one frame: each then
-reduces all of it. They move no more bytes in any way that has fewer of them wait."""
+"""The most bytes of an array that two ranks show each other whole, in one post or one frame. Each
+then reduces all of it. No plan with fewer waits moves fewer bytes."""
 LEAD = bytes(LENGTH)
-"""Before the numbers in the blob of a reduce_scatter. With its length, which is as long, it has
-them lie where numbers of 8 bytes are reduced at full speed."""
+"""Comes before the numbers in the blob of a reduce_scatter. Together with the length, which takes
+as many bytes, it aligns the numbers, because aligned numbers of 8 bytes are reduced fastest."""
 assert MAX_PAYLOAD + LENGTH + len(LEAD) <= MAX_WHOLE
 
 
 def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
-    """The reduction of `x`, on every rank."""
+    """Make the call that reduces `x` on every rank."""
     operand = Operand.of(x, op, out=out, in_place=True)
 
     def program(on_lane: bool) -> Program:
@@ -75,14 +76,14 @@ def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
 
 
 def phases_of_all_reduce(place: Place, groups: Sequence[DtypeGroup], on_lane: bool) -> Part[None]:
-    """The one place where it is decided how an all_reduce is done."""
+    """Do an all_reduce. All choices how to do it are made here."""
     if goes_on_berths(place, groups, on_lane):
         on_lane = yield from berths.meet(place)
     yield from all_reduce_where(place, groups, on_lane)
 
 
 def all_reduce_where(place: Place, groups: Sequence[DtypeGroup], on_lane: bool) -> Part[None]:
-    """The phases of an all_reduce of which it is known whether it has a lane."""
+    """Do an all_reduce after it is decided whether it has a lane."""
     if on_lane and groups and lanes.can_reduce(place, groups):
         yield from lanes.all_reduce(place, groups)
         return
@@ -94,8 +95,11 @@ def all_reduce_where(place: Place, groups: Sequence[DtypeGroup], on_lane: bool) 
 def _over_links(
     place: Place, groups: Sequence[DtypeGroup], on_lane: bool, choose: Callable[[Shape], Choice]
 ) -> Part[None]:
-    """Reduce to all ranks or to one, also where the ranks share memory and have no plan there for
-    such arrays and operators. `choose`: the plan of what does not go whole."""
+    """Reduce over links to all ranks or to one.
+
+    Ranks that share memory also do this if they have no plan for such arrays and operators there.
+    `choose` returns the plan for arrays that are cut into slices.
+    """
     if not on_lane and is_posted(place, groups):
         yield _small(place, groups, direct_exchange.all_reduce)
     elif goes_whole(_nbytes(groups), place.size, _sliceable(groups), place.costs):
@@ -105,8 +109,11 @@ def _over_links(
 
 
 def is_posted(place: Place, groups: Sequence[DtypeGroup]) -> bool:
-    """Whether a reduction that is on no lane is one in which everyone shows its value to all: so
-    it can be posted (see `post_express`), by some ranks or by all of them."""
+    """Whether each rank shows its whole value to all others, so that a post can carry it.
+
+    This is only asked for reductions without a lane. Some ranks may post (see `post_express`) while
+    others send frames.
+    """
     if not may_post(place) or len(groups) != 1:
         return False
     (group,) = groups
@@ -122,14 +129,16 @@ def shows_slots(place: Place, kernel: Kernel | CustomKernel, bounds: Sequence[in
     if place.size == 2:
         one, other = (b - a for a, b in itertools.pairwise(bounds))
         return one == other and one * kernel.dtype.itemsize <= POSTED_OF_TWO
-    # All are copied once, and one of them is read: as much as on berths. As frames they would go to
-    # all, so they are not many.
+    # All slots are copied once and one of them is read, which is as much as on berths. The limit is
+    # lower because over links all ranks would get all slots.
     return bounds[-1] * kernel.dtype.itemsize <= min(POSTED_OF_TWO, place.size * EAGER_LIMIT)
 
 
 def shown_by(rank: int, bounds: Sequence[int]) -> tuple[int, int]:
-    """Of slots with these bounds, which elements `rank` shows in a reduce_scatter: all; where there
-    is one other rank, the slot of that."""
+    """Return the start and stop of the elements that `rank` shows in a reduce_scatter.
+
+    `bounds` are those of the slots. The rank shows all slots, or with two ranks the other's slot.
+    """
     if len(bounds) > 3:
         return 0, bounds[-1]
     return bounds[1 - rank], bounds[2 - rank]
@@ -138,22 +147,24 @@ def shown_by(rank: int, bounds: Sequence[int]) -> tuple[int, int]:
 def has_berths(
     place: Place, groups: Sequence[DtypeGroup], on_lane: bool, can: Can = lanes.can_reduce
 ) -> bool:
-    """Whether a reduction that is on no lane is large, and gets berths where all have some. `can`
-    says whether there are plans for it there."""
+    """Whether a reduction without a lane is large enough for berths, if all ranks have some.
+
+    `can` says whether there are plans for it on a lane.
+    """
     if on_lane or not may_post(place):
         return False
     return sum([group.x.nbytes for group in groups]) > EAGER_LIMIT and can(place, groups)
 
 
 def goes_on_berths(place: Place, groups: Sequence[DtypeGroup], on_lane: bool) -> bool:
-    """Whether a reduction of whole arrays has berths, and is too large to be posted."""
+    """Whether a reduction of whole arrays gets berths because it is too large for a post."""
     return has_berths(place, groups, on_lane) and not is_posted(place, groups)
 
 
 def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
-    """The reduction of `x`, at `dst`."""
+    """Make the call that reduces `x` at rank `dst`."""
     here = place_at(place, x, dst, out) is not None
-    # Elsewhere there is no result, and `x` is only read.
+    # Other ranks have no result, so their `x` is only read.
     operand = Operand.of(x, op, out=out, in_place=here)
 
     def program(on_lane: bool) -> Program:
@@ -175,7 +186,7 @@ def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
 
 
 def place_at(place: Place, x: Any, dst: int, out: Any) -> Any:
-    """Where the reduction of `x` goes on this rank; None where it goes nowhere."""
+    """Return the destination of the reduction on this rank, or None if it gets no result."""
     if place.rank == dst:
         return x if out is None else out
     if out is not None:
@@ -196,7 +207,7 @@ def reduce_where(
 
 
 def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
-    """The reduction of slot `rank` of `xs`."""
+    """Make the call that reduces slot `rank` of `xs` on each rank."""
     operand = Operand.of_slots(xs, op, rank=place.rank, size=place.size, out=out)
     if operand.kind == "scalars" and place.size > MAX_RANKS_LISTING_NUMBERS:
         raise ValueError(
@@ -242,7 +253,7 @@ def reduce_scatter_where(place: Place, groups: Sequence[DtypeGroup], on_lane: bo
 
 
 def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Call:
-    """The reduction of `x` of the ranks up to this one (`exclusive`: before this one)."""
+    """Make the call that reduces `x` of all ranks up to this one, or before it if `exclusive`."""
     name = name_of_scan(op, exclusive)
     operand = Operand.of(x, op, out=out, in_place=True)
     stop = place.rank if exclusive else place.rank + 1
@@ -276,7 +287,7 @@ def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Ca
 
 
 def name_of_scan(op: ReduceOp, exclusive: bool) -> str:
-    """Raises TypeError for an operator that it does not take."""
+    """Return the name of the collective. Raises TypeError for an operator that it cannot use."""
     if op.name == "AVG":
         raise TypeError("AVG has no meaning for scan and exscan: use SUM, and divide")
     return "exscan" if exclusive else "scan"
@@ -285,20 +296,20 @@ def name_of_scan(op: ReduceOp, exclusive: bool) -> str:
 def _call(
     place: Place, op: str, arguments: str, start: Start, operand: Operand, *, gathers: bool = False
 ) -> Call:
-    """`gathers`: where it is on no lane, it begins by sharing bytes."""
+    """Make a call. `gathers`: it begins by sharing bytes if it has no lane."""
     nbytes = sum([group.x.nbytes for group in operand.groups]) if operand.groups else 8
     shares_first = may_post(place) and (gathers or operand.kind in ("scalar", "scalars"))
     return Call(op, f"{op}({arguments})", start, nbytes, shares_first=shares_first)
 
 
 def _place_of(place: Place, operand: Operand) -> int:
-    """Where it lies in memory that all ranks see, if it does."""
+    """Return the location of the array in memory that all ranks see, or 0."""
     groups = operand.groups
     return place.heap.place_of(groups[0].x.arrays) if len(groups) == 1 else 0
 
 
 def _nbytes(groups: Sequence[DtypeGroup]) -> int:
-    """Bytes of the partial results that a small reduction sends."""
+    """Return the bytes of the partial results that a small reduction sends."""
     return sum([group.x.length * group.kernel.wire_dtype.itemsize for group in groups])
 
 
@@ -309,8 +320,11 @@ def _sliceable(groups: Sequence[DtypeGroup]) -> bool:
 def _run(
     place: Place, groups: Sequence[DtypeGroup], chosen: Sequence[Choice], on_lane: bool
 ) -> Part[None]:
-    """The plans that were chosen for the groups, where one does not synchronise after a phase that
-    does. On a lane, what is sent must not come before it is the receiver's turn."""
+    """Run the chosen plans, after a phase that synchronises the ranks if one plan does not.
+
+    On a lane this phase always comes first, because data must not arrive before the receiver's
+    turn.
+    """
     if on_lane or not chosen or any(choice.before for choice in chosen):
         yield from share(place, b"", on_lane, first=True)
     for group, (algorithm, args, _, partials, _) in zip(groups, chosen, strict=True):
@@ -346,13 +360,13 @@ def _bytes_of(groups: Sequence[DtypeGroup]) -> list[memoryview]:
 
 
 def _fold(groups: Sequence[DtypeGroup], blobs: Sequence[bytes]) -> None:
-    """Reduce the inputs of some ranks, as `_bytes_of` gives them, into `out`."""
+    """Reduce the inputs of some ranks, in the form of `_bytes_of`, into `out`."""
     due = sum(group.x.nbytes for group in groups)
     if any(len(blob) != due for blob in blobs):
         raise ProtocolError(f"operands of another size than {due} bytes")
     at = 0
     for group in groups:
-        # Of no ranks, as at the first one of an exscan, it is the input as it is.
+        # Without ranks, as on the first rank of an exscan, the result is the input.
         operands = [[np.frombuffer(blob, group.x.dtype, group.x.length, at)] for blob in blobs] or [
             group.x.pieces(0, group.x.length)
         ]
@@ -367,7 +381,7 @@ def _fold(groups: Sequence[DtypeGroup], blobs: Sequence[bytes]) -> None:
 
 
 def _reduce_slot(group: DtypeGroup, blobs: Sequence[bytes], rank: int) -> None:
-    """Reduce slot `rank` of all ranks, of which the others have shown `blobs`, into `out`."""
+    """Reduce slot `rank` of all ranks into `out`. `blobs` are what the ranks have shown."""
     start, stop = group.bounds[rank : rank + 2]
     slots: list[list[Any]] = []
     for src, blob in enumerate(blobs):
@@ -385,7 +399,7 @@ def _reduce_slot(group: DtypeGroup, blobs: Sequence[bytes], rank: int) -> None:
 
 
 def _share_numbers(place: Place, own: Any, on_lane: bool) -> Part[list[list[Scalar]]]:
-    """Every rank's numbers, by rank."""
+    """Share this rank's numbers, and return those of all ranks, by rank."""
     blobs = yield from share(place, pack(own), on_lane, first=True)
     numbers: list[list[Scalar]] = []
     for src, blob in enumerate(blobs):
@@ -393,8 +407,8 @@ def _share_numbers(place: Place, own: Any, on_lane: bool) -> Part[list[list[Scal
             values = unpack(blob)
         except Exception as error:
             raise ProtocolError(f"malformed numbers of rank {src}: {error!r}") from None
-        # All have called the same, and the call names the types. What came nevertheless may be
-        # anything, and is not to be reduced.
+        # All ranks have called the same, and the call names the types. But another rank may send
+        # anything, and numbers of other types must not be reduced.
         if [type(value) for value in values] != [type(value) for value in own]:
             raise ProtocolError(f"rank {src} has numbers of other types than it announced")
         numbers.append(values)
@@ -402,10 +416,10 @@ def _share_numbers(place: Place, own: Any, on_lane: bool) -> Part[list[list[Scal
 
 
 def _folded(values: Sequence[Scalar], op: ReduceOp) -> Scalar | Failure:
-    """The reduction of numbers. Where it does not fit, whoever has these numbers finds that."""
+    """Reduce numbers. If the result does not fit, return a Failure: all ranks find the same."""
     try:
         return reduce_scalars(values, op)
     except OverflowError as error:
-        if op.function is not None:  # the user's, who may find anything
+        if op.function is not None:  # the user's function may raise this for its own reasons
             raise
         return Failure(error)

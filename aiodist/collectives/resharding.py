@@ -1,9 +1,10 @@
-"""`reshard`: arrays that lie in parts on some ranks are brought to where other parts are wanted.
+"""`reshard` moves parts of arrays from ranks that hold them to ranks that want other parts.
 
-All ranks tell what they hold and what they want, and make the same plan of that (see
-`aiodist.schedules.resharding`). What the plan has one rank send to another is then one value of an
-`all_to_all`: a list of views of the arrays that it holds, which arrive in views of those that are
-wanted. No array is put together anywhere, and no byte goes where it is not wanted.
+All ranks tell what they hold and want, and all make the same plan (see
+`aiodist.schedules.resharding`). The data that one rank sends to another is then one value of an
+`all_to_all`. This value is a list of views of the arrays that the rank holds, and it arrives in
+views of the arrays that are wanted. No rank assembles a whole array, and no byte goes to a rank
+that does not want it.
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ from aiodist.schedules.teams import Teams
 
 
 class _Part(NamedTuple):
-    """What a rank tells of a part: the dtype, bytes of an element, the shape of the whole, and
-    which part of that it is."""
+    """What a rank says about a part: dtype, bytes of an element, shape of the whole, and box."""
 
     dtype: str
     item: int
@@ -43,11 +43,11 @@ _NOTHING: Box = ((0, 0),)
 _NO_NOTES: Mapping[int, str] = MappingProxyType({})
 
 _Parts = list[dict[str, _Part]]
-"""By rank; and by where it is in the tree."""
+"""By rank, then by the path in the tree."""
 
 
 def reshard(place: Place, x: Any, out: Any) -> Call:
-    """Parts of the arrays that `x` of all ranks hold, in those that `out` of each rank wants."""
+    """Make the call that fills `out` of each rank with parts that the `x` of all ranks hold."""
     held, wanted = parts_of(x, "x"), parts_of(out, "out")
     sources = _viewed(held, "x", to_write=False)
     targets = _viewed(wanted, "out", to_write=True)
@@ -69,7 +69,7 @@ def reshard(place: Place, x: Any, out: Any) -> Call:
 
 
 def _viewed(parts: Mapping[str, Shard], name: str, *, to_write: bool) -> dict[str, Array]:
-    """The arrays of `parts`. Raises TypeError for those that are not on the host, and as `view` and
+    """Return the arrays of `parts`. Raises TypeError if one is not on the host, and as `view` and
     `writable` do."""
     found = {}
     for where, part in parts.items():
@@ -91,14 +91,14 @@ def _check_memory(
     sources: Mapping[str, Array],
     targets: Mapping[str, Array],
 ) -> None:
-    """Raise ValueError where the ranks would write to what others have yet to read."""
+    """Raise ValueError if a rank would write to memory that others have yet to read."""
     spans: list[tuple[int, int, str, str, Box]] = []
     for name, parts, found in (("x", held, sources), ("out", wanted, targets)):
         for where, array in found.items():
             if array.base.nbytes:
                 spans.append((*overlaps.bounds(array.base), name, where, parts[where].box))
-    # Sorted by where they begin, of two that overlap the later begins before the earlier ends. What
-    # is the same part in both stays what it is.
+    # The spans are sorted by their starts. So two of them overlap if the later one begins before
+    # the earlier one ends. If both are the same part, its values do not change.
     end, by = 0, ("", "", _NOTHING)
     for first, last, name, where, box in sorted(spans):
         if first < end and by[0] != name and by[1:] != (where, box):
@@ -116,7 +116,7 @@ def _told(parts: Mapping[str, Shard], found: Mapping[str, Array]) -> dict[str, t
 
 
 def _read(everybody: Sequence[Any], which: int) -> _Parts:
-    """What all ranks have told. It came from other ranks, so nothing of it is believed."""
+    """Return what all ranks have told. Other ranks may have sent anything, so check all of it."""
     try:
         return [
             {where: _checked(*part) for where, part in told[which].items()} for told in everybody
@@ -136,7 +136,7 @@ def _checked(dtype: str, item: int, shape: tuple[int, ...], box: Box) -> _Part:
 
 
 def _planned(place: Place, holds: _Parts, wants: _Parts) -> dict[str, list[Transfer]]:
-    """The transfers of each array that somebody wants. The same on all ranks, and so are errors."""
+    """Plan the transfers of each wanted array. All ranks get the same plan or the same error."""
     layouts: dict[str, Layout] = {}
     for where in dict.fromkeys(where for wanted in wants for where in wanted):
         known = _alike(place, where, holds, wants)
@@ -159,7 +159,7 @@ def _boxes(parts: _Parts, where: str) -> tuple[Box | None, ...]:
 
 
 def _alike(place: Place, where: str, holds: _Parts, wants: _Parts) -> _Part:
-    """What all who hold or want an array say of it. Raises MismatchError where they differ."""
+    """Return what all ranks say about an array. Raises MismatchError if they differ."""
     told = [parts[where] for parts in (*holds, *wants) if where in parts]
     if any((one.dtype, one.shape) != (told[0].dtype, told[0].shape) for one in told):
         raise _mismatch(place, where, holds, wants)
@@ -169,8 +169,11 @@ def _alike(place: Place, where: str, holds: _Parts, wants: _Parts) -> _Part:
 def _mismatch(
     place: Place, where: str, holds: _Parts, wants: _Parts, notes: Mapping[int, str] = _NO_NOTES
 ) -> Exception:
-    """What all ranks said of the array at `where`. All is in their calls, `notes` on them as well:
-    who hears of it from another rank, before it comes upon it itself, is told the same."""
+    """Return an error with what all ranks said about the array at `where`.
+
+    Everything, including `notes`, goes into its calls. So a rank that hears of the error from
+    another rank gets the same text.
+    """
     calls = {}
     for rank, (held, wanted) in enumerate(zip(holds, wants, strict=True)):
         has, asks = (
@@ -192,8 +195,10 @@ def _hosts(teams: Teams, size: int) -> list[int]:
 def _views(
     place: Place, parts: Mapping[str, Shard], transfers: Mapping[str, list[Transfer]], sends: bool
 ) -> list[list[Any]]:
-    """For each rank the views that this rank sends it (or receives of it), in the order of the
-    plan, which both ends go by."""
+    """Return the views that this rank sends to each rank, or receives from it.
+
+    They are in the order of the plan, which both ends use.
+    """
     views: list[list[Any]] = [[] for _ in range(place.size)]
     for where, planned in transfers.items():
         for one in planned:
@@ -204,7 +209,7 @@ def _views(
 
 
 def _view(part: Shard, box: Box) -> Any:
-    """What `box`, a part of the whole array, is in the array of `part`."""
+    """Return the view of the part's array that is `box` of the whole array."""
     if box == part.box:
         return part.array
     return part.array[

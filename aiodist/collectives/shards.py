@@ -1,4 +1,4 @@
-"""Parts of arrays that lie spread over ranks: `Shard`, and the parts of a tree."""
+"""Parts of arrays that are spread over ranks: `Shard`, and the parts in a tree."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from aiodist.schedules.resharding import Box, text
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """The part of an array of `shape` that this rank has: ``whole[index]``, which is `array`.
+    """A part of an array of `shape`: ``whole[index]``, which this rank has as `array`.
 
-    `index` has a slice for each dimension, without steps; dimensions behind the last are there as
-    a whole. ``Shard(rows, (slice(2, 4),), (8, 6))``: rows 2 and 3 of an array of shape (8, 6).
-    `shape` may be an int, as in numpy.
+    `index` has a slice without a step for each dimension. If it has fewer slices, the remaining
+    dimensions are there as a whole. `shape` may be an int, as in numpy. For example,
+    ``Shard(rows, (slice(2, 4),), (8, 6))`` is rows 2 and 3 of an array of shape (8, 6).
 
-    Raises TypeError for an `index` that is not made of slices, ValueError where it has a step or
-    does not lie in `shape`, or `array` has another shape than this part.
+    Raises TypeError if `index` is not made of slices. Raises ValueError if a slice has a step or is
+    not within `shape`, or if `array` has another shape than the part.
 
     For example::
 
@@ -32,7 +32,7 @@ class Shard:
     index: tuple[slice, ...]
     shape: tuple[int, ...]
     box: Box = field(init=False, repr=False)
-    """`index` as numbers: from where to where, in each dimension."""
+    """`index` as numbers: the start and stop in each dimension."""
 
     def __post_init__(self) -> None:
         shape = (self.shape,) if isinstance(self.shape, int) else tuple(map(int, self.shape))
@@ -75,13 +75,14 @@ def _shape_of(array: Any) -> tuple[int, ...]:
 
 
 def parts_of(tree: Any, name: str) -> dict[str, Shard]:
-    """The parts in a tree of dicts, lists and tuples, by where they are in it. An array is the
-    whole of itself, a DTensor the part that its placements give this rank.
+    """Return the parts in a tree of dicts, lists and tuples, by their path in it.
 
-    Raises TypeError, naming the place (`name` stands for the tree), for other leaves.
+    An array is a whole. A DTensor is the part that its placements give this rank.
+
+    Raises TypeError for other leaves, with their path. `name` stands for the tree in this text.
     """
-    # The same place has the same name in what is held and in what is wanted, whatever that is
-    # called here: it is without the name of the tree.
+    # Paths have no name of the tree in them, so that a part has the same path in the tree that is
+    # held and in the tree that is wanted.
     return {str(where): part(leaf, f"{name}{where}") for where, leaf in _leaves(tree, "")}
 
 
@@ -97,12 +98,12 @@ def _leaves(tree: Any, where: Where) -> Iterator[tuple[Where, Any]]:
 
 
 def is_part(leaf: Any) -> bool:
-    """Whether it may be less than a whole array: a `Shard`, or a DTensor."""
+    """Whether a leaf may be less than a whole array: a `Shard` or a DTensor."""
     return isinstance(leaf, Shard) or hasattr(leaf, "__create_chunk_list__")
 
 
 def part(leaf: Any, where: str) -> Shard:
-    """The part that a leaf of a tree is. Raises TypeError, naming `where`, as `parts_of` does."""
+    """Return the part that a leaf is. Raises TypeError with the path `where` for other leaves."""
     if isinstance(leaf, Shard):
         return leaf
     if is_part(leaf):
@@ -115,10 +116,10 @@ def part(leaf: Any, where: str) -> Shard:
 
 
 def _part_of_dtensor(leaf: Any, where: str) -> Shard:
-    """What this rank has of a DTensor, as torch tells it to those who write checkpoints."""
+    """Return this rank's part of a DTensor, as torch gives it to writers of checkpoints."""
     if any(placement.is_partial() for placement in leaf.placements):
         raise TypeError(
-            f"{where}: the values of a DTensor with a Partial placement are sums that nobody has "
+            f"{where}: the values of a DTensor with a Partial placement are sums that no rank has "
             "yet: redistribute it first"
         )
     chunks = leaf.__create_chunk_list__()

@@ -1,13 +1,12 @@
-"""Blobs of offers, but for their data: after the first time it is known what ranks show.
+"""Templates: how blobs of offers look in all bytes but their data.
 
 A rank that offers small values shows one blob: what it wants, the metadata of each value, and the
-data of its arrays among it. In calls of one kind only the data differs. So a blob that was read
-once by the rules (`offers.unpack`) gives a `Template`, and one that has the same bytes beside its
-data means the same and need not be read again. A template says nothing of what it has not seen: any
-other blob goes the ordinary way.
+data of its arrays in between. Calls of one kind differ in the data only. So a blob that was read
+once by the rules (`offers.unpack`) gives a `Template`. If a later blob has the same bytes besides
+its data, it means the same, and need not be read again. All other blobs are read the ordinary way.
 
-The data of a tree are its arrays, one behind the other. Its numbers and strings are metadata: in a
-template they are what they are. Numbers that are reduced are data: see `numbers`.
+The data of a tree is its arrays, one behind the other. Its numbers and strings are metadata, so
+they are fixed in a template. Numbers that are reduced are data: see `numbers`.
 """
 
 from __future__ import annotations
@@ -29,16 +28,21 @@ from aiodist.phases import berths
 from aiodist.shared_memory.posts import CHEAP_COPY
 
 LENGTH = 4
-"""Bytes before a blob in shared memory, which say how long it is: see `phases.memories.Blobs`."""
+"""The bytes before a blob in shared memory that give its length: see `phases.memories.Blobs`."""
 
 
 class Template(NamedTuple):
-    """A blob with its length before it, as it lies in shared memory.
+    """A blob with its length before it, as it is in shared memory.
 
-    `fixed`: what is the same each time, and where; `gaps`: where the data of each array lies, and
-    what that is. `metas`: the metadata of each value. `want`: what its rank takes, `given`: what it
-    gives (see `fitting`). `is_apart`: it gives an array, or several of one kind, whose data travels
-    behind the blob.
+    Attributes:
+        length: The bytes of the blob with its length.
+        fixed: The bytes that are the same each time, with their offsets.
+        gaps: The offset and kind of the data of each array.
+        metas: The metadata of each value.
+        want: What its rank takes (see `fitting`).
+        given: What its rank gives (see `fitting`).
+        is_apart: Whether the data travels behind the blob. The rank then gives an array, or several
+            of one kind.
     """
 
     length: int
@@ -51,7 +55,7 @@ class Template(NamedTuple):
 
     @classmethod
     def of(cls, blob: bytes, gaps: Sequence[tuple[int, Spec]], *more: Any) -> Template:
-        """The template of a `blob` with data in these `gaps`."""
+        """Return the template of a `blob` with data in these `gaps`."""
         shown = len(blob).to_bytes(LENGTH, "big") + blob
         edges = [0, *[edge for start, spec in gaps for edge in (start, start + spec.nbytes)]]
         ends = [*edges[1:], len(shown)]
@@ -61,20 +65,22 @@ class Template(NamedTuple):
         return cls(len(shown), fixed, tuple(gaps), *more)
 
     def shown(self, data: Sequence[bytes | memoryview]) -> bytes:
-        """The blob with `data` in its gaps."""
+        """Return the blob with `data` in its gaps."""
         parts: list[bytes | memoryview] = [*self.parts()]
         parts[1::2] = data
         return b"".join(parts)
 
     def parts(self) -> list[bytes]:
-        """The bytes of which it is made, with nothing in its gaps: these are every second."""
+        """Return the parts of the blob. Every second one is a gap, which is empty."""
         parts = [b""] * (2 * len(self.fixed) - 1)
         parts[::2] = [part for _, part in self.fixed]
         return parts
 
     def shown_of(self, flats: Sequence[NDArray[Any]]) -> bytes:
-        """The blob with the data of the first of `flats`. (Where a call takes an array in place,
-        that is among them, too, and is not shown.)"""
+        """Return the blob with the data of the first of `flats`.
+
+        Calls that take an array in place also have its target there, which is not shown.
+        """
         shown = map(native, flats[: len(self.gaps)])
         if self.length <= CHEAP_COPY:
             return self.shown([flat.tobytes() for flat in shown])
@@ -91,17 +97,19 @@ class Template(NamedTuple):
 
 
 def native(flat: NDArray[Any]) -> NDArray[Any]:
-    """The numbers of `flat`, in the order of bytes in which they travel."""
+    """Return the numbers of `flat` in native byte order, in which they travel."""
     return flat if flat.dtype.isnative else flat.astype(flat.dtype.newbyteorder("="))
 
 
 def template_of(blob: bytes, count: int, src: int, *, moves: bool = False) -> Template | None:
-    """The template of a sound blob of `src` with so many offers; None where their data is not all
-    in the blob, nor, if it `moves`, that of arrays of one kind which travel apart; or where there
-    is more than arrays."""
+    """Return the template of a sound blob of `src` with `count` offers, or None if it has none.
+
+    It has none if it contains more than arrays, or if data is missing in it. If it `moves` values,
+    the data of arrays of one kind may be missing, because it travels behind the blob.
+    """
     (want,), (words,) = fitting.parted([blob])
     if words[:1] == berths.MARK:
-        return None  # what it is about has a lane of its own
+        return None  # its operation has a lane of its own
     offers: list[Offer] = []
     if count:
         offers, more = unpack(words, count, src)
@@ -120,14 +128,14 @@ def template_of(blob: bytes, count: int, src: int, *, moves: bool = False) -> Te
         if not all(spec.nbytes for spec in value.specs) or value.has_pickles:
             return None
         if offer.data is None:
-            # Of several values of one kind, one offer stands for all.
+            # If several values are of one kind, one offer stands for all.
             if not moves or any(each != offer for each in offers):
                 return None
             if value.array is None or offer != Offer(offer.meta, value.nbytes, None):
                 return None
             is_apart = True
             break
-        # The data is the last but three of its fields, and these are small numbers.
+        # The data is the fourth field from the end. The fields behind it are small numbers.
         at += len(msgpack.packb(offer))
         start = at - len(msgpack.packb(offer[3:])) + 1 - value.nbytes
         for spec in value.specs:
@@ -149,9 +157,9 @@ class Reading:
         self._has(template, data)
 
     def _has(self, template: Template, data: Sequence[Data]) -> None:
-        """There is this `data` in it."""
+        """Set the `data`, and build the values from it."""
         self.data = data
-        self.values: list[Data | _Tree] = []  # what is offered
+        self.values: list[Data | _Tree] = []  # the values that are offered
         first = 0
         for value in map(parse, () if template.is_apart else template.metas):
             those = data[first : first + len(value.specs)]
@@ -160,10 +168,10 @@ class Reading:
         self.want = template.want
         self.given = template.given
         self.is_apart = template.is_apart
-        self.meta = template.metas[0] if template.metas else b""  # of the first value
+        self.meta = template.metas[0] if template.metas else b""  # the first value's metadata
 
     def is_there(self) -> bool:
-        """Whether the area shows what the template says."""
+        """Whether the area shows a blob of this template."""
         for view, part in self.fixed:
             if view.tobytes() != part:
                 break
@@ -172,14 +180,14 @@ class Reading:
         return False
 
     def write(self) -> None:
-        """Show all but the data."""
+        """Write everything but the data to the area."""
         for view, part in self.fixed:
             view[:] = part
 
 
 class Window(Reading):
-    """A template that lies elsewhere each time: from `start` in `area`. `first`: what is before the
-    first array."""
+    """A template that moves: it is at `start` in `area`. `first` is the part before the first
+    array."""
 
     __slots__ = ("_rest", "area", "first", "length", "start")
 
@@ -193,7 +201,7 @@ class Window(Reading):
         self._has(template, [_Shifting(self, at, spec) for at, spec in template.gaps])
 
     def lie(self, area: memoryview, start: int) -> None:
-        """The blob lies at `start` of `area` from here on."""
+        """Move the template to `start` in `area`."""
         self.area = area
         self.start = start
 
@@ -202,7 +210,7 @@ class Window(Reading):
         return self.area[at : at + len(first)].tobytes() == first and self.goes_on()
 
     def goes_on(self) -> bool:
-        """Whether that is there which comes behind `first`."""
+        """Whether the parts behind `first` are as the template says."""
         area, at = self.area, self.start
         for start, stop, part in self._rest:
             if area[at + start : at + stop].tobytes() != part:
@@ -212,7 +220,7 @@ class Window(Reading):
         return False
 
     def rest_of(self, flats: Sequence[NDArray[Any]]) -> list[bytes | memoryview]:
-        """What comes behind `first` with the data of these, see `Template.shown_of`."""
+        """Return the parts behind `first` with the data of `flats`, see `Template.shown_of`."""
         found: list[bytes | memoryview] = []
         for (_, _, part), flat in zip(self._rest, flats, strict=False):
             found.append(native(flat).view(np.uint8).data)
@@ -221,7 +229,7 @@ class Window(Reading):
 
 
 class Data(Protocol):
-    """The data of one array in an area: `flat` is a view of it. `copy` makes an array of its
+    """The data of one array in an area. `flat` is a view of it, and `copy` makes an array of its
     own."""
 
     @property
@@ -240,7 +248,7 @@ class _Shifting:
         self._at = at
         self._spec = spec
         self._dtype = None if spec.kind == "scalar" else np.dtype(carrier(spec.name))
-        # Most are numpy arrays: these are copied at once.
+        # Most arrays are of numpy, and these can be copied in one step.
         self._shape = spec.shape if spec.kind == "numpy" else None
 
     @property
@@ -259,17 +267,17 @@ class _Shifting:
 
 
 class _Data:
-    """The data of one array in an area that stays."""
+    """The data of one array in an area that does not move."""
 
     __slots__ = ("_spec", "copy", "flat")
 
     def __init__(self, spec: Spec, memory: memoryview) -> None:
         self._spec = spec
         self.flat: Any = memory
-        self.copy: Any = memory.tobytes  # what makes the copy
-        if spec.kind != "scalar":  # bytes of a number are as they are
+        self.copy: Any = memory.tobytes  # makes the copy
+        if spec.kind != "scalar":  # the bytes of a number are used as they are
             self.flat = np.frombuffer(memory, carrier(spec.name))
-            # Most are numpy arrays: one call copies them.
+            # Most arrays are of numpy, and one call copies these.
             shaped = self.flat.reshape(spec.shape) if spec.kind == "numpy" else None
             self.copy = self._made if shaped is None else shaped.copy
 
@@ -278,14 +286,14 @@ class _Data:
 
 
 def _made(spec: Spec, flat: NDArray[Any]) -> object:
-    """An array as `spec` says, with the numbers of `flat`."""
+    """Return an array as `spec` says, with the numbers of `flat`."""
     made = arrays.empty(spec.kind, spec.name, spec.shape, "value")
     made.read()[:] = flat
     return made.value
 
 
 class _Tree:
-    """A value in an area that is more than one array, or other than that."""
+    """A value in an area that is not exactly one array."""
 
     __slots__ = ("_data", "_value")
 
@@ -294,5 +302,5 @@ class _Tree:
         self._data = data
 
     def copy(self) -> object:
-        """The value, with arrays of its own."""
+        """Return the value with arrays of its own."""
         return self._value.build([data.copy() for data in self._data])

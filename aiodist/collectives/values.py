@@ -1,7 +1,6 @@
 """Collectives that move values: broadcast, all_gather, gather, scatter, all_to_all.
 
-Each is a program that shares offers first, and then moves what they are about: see
-`aiodist.collectives.exchange`.
+Each program first shares offers, and then moves the data: see `aiodist.collectives.exchange`.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from aiodist.schedules.selection import Choice
 
 
 def broadcast(place: Place, x: Any, src: int) -> Call:
-    """`x` of rank `src`; elsewhere `x` (if not None) is where it goes."""
+    """Make the call that copies `x` of rank `src` to all. On other ranks `x` is its destination."""
     src = as_rank(src, place.size, "src")
     transfer = DeviceTransfer(place)
     own = transfer.encode(x) if place.rank == src else None
@@ -62,7 +61,7 @@ def broadcast(place: Place, x: Any, src: int) -> Call:
         meta = yield from metadata(place, src, offer, own, on_lane)
         fits = fitting.all_fit(wants, [offer.meta])
         if own is not None:
-            # Before anything is moved: what does not fit somewhere is nobody's result.
+            # This comes before any data moves: if a value does not fit on one rank, none gets it.
             yield from fitting.settle(place, None, fits, on_lane)
             if offer.data is None:
                 yield from data_of_one(place, src, offer, own.buffers, [], on_lane)
@@ -89,12 +88,12 @@ def broadcast(place: Place, x: Any, src: int) -> Call:
 
 
 def all_gather(place: Place, x: Any, out: Any) -> Call:
-    """`x` of every rank, by rank."""
+    """Make the call that returns `x` of every rank, by rank."""
     return _gathered(place, "all_gather", "all_gather()", x, None, out)
 
 
 def gather(place: Place, x: Any, dst: int, out: Any) -> Call:
-    """`x` of every rank, by rank, at `dst`."""
+    """Make the call that returns `x` of every rank, by rank, at rank `dst`."""
     dst = as_rank(dst, place.size, "dst")
     if out is not None and place.rank != dst:
         raise ValueError(f"out= is for rank dst={dst}; this is rank {place.rank}")
@@ -102,7 +101,7 @@ def gather(place: Place, x: Any, dst: int, out: Any) -> Call:
 
 
 def _gathered(place: Place, op: str, text: str, x: Any, dst: int | None, out: Any) -> Call:
-    """`x` of every rank, by rank, at `dst` (None: everywhere)."""
+    """Make the call for all_gather, or for gather if `dst` is a rank."""
     here = dst is None or place.rank == dst
     transfer = DeviceTransfer(place)
     own = transfer.encode(x)
@@ -112,7 +111,7 @@ def _gathered(place: Place, op: str, text: str, x: Any, dst: int | None, out: An
     want = fitting.wanted_of_each(out, x, place.size)
 
     def program(on_lane: bool) -> Program:
-        # What goes to one rank alone is not to be sent to all.
+        # Data that one rank alone wants is not sent to all.
         offers, fits, on_lane = yield from one_of_all(
             place, transfer, own, want, on_lane, dst is None
         )
@@ -151,7 +150,7 @@ def _gathered(place: Place, op: str, text: str, x: Any, dst: int | None, out: An
 
 
 def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
-    """``xs[rank]`` of rank `src`."""
+    """Make the call that gives each rank its slot of `xs` of rank `src`."""
     src = as_rank(src, place.size, "src")
     here = place.rank == src
     if not here and xs is not None:
@@ -198,8 +197,11 @@ def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
 
 
 def all_to_all(place: Place, xs: Any, out: Any, *, apart: bool = False) -> Call:
-    """``xs[rank]`` of every rank, by rank. `apart`: it is known that nothing of `xs` lies where
-    something else goes, nor two places of `out` in one."""
+    """Make the call that returns this rank's slot of `xs` of every rank, by rank.
+
+    `apart` says that no part of `xs` shares memory with the target of another part, and that no two
+    targets in `out` share memory.
+    """
     transfer = DeviceTransfer(place)
     own = _encode_slots(place, transfer, xs, "all_to_all")
     check_slots(out, place.size)
@@ -221,7 +223,8 @@ def all_to_all(place: Place, xs: Any, out: Any, *, apart: bool = False) -> Call:
             {dst: (own[dst], known(offers[here][dst])) for dst in others},
             {src: known(offers[src][here]) for src in others},
             outs,
-            # On a lane all go by the longest of them. Elsewhere they are P x P for nothing.
+            # On a lane all ranks need the longest offer. Elsewhere a list of P x P offers is
+            # wasted.
             [
                 offer
                 for src, row in enumerate(offers if on_lane else ())
@@ -241,9 +244,9 @@ def all_to_all(place: Place, xs: Any, out: Any, *, apart: bool = False) -> Call:
 
 
 def _alike(place: Place, offers: Sequence[Sequence[Offer | None]]) -> Choice | None:
-    """What to do where all messages of an all_to_all have one length, and travel apart."""
+    """Return the plan for an all_to_all if all its messages have one length and travel apart."""
     size = len(offers)
-    rows = offers[:1] if size > 1 and offers[0] is offers[-1] else offers  # one row stands for all
+    rows = offers[:1] if size > 1 and offers[0] is offers[-1] else offers  # one row may be for all
     others = (offer for src, row in enumerate(rows) for dst, offer in enumerate(row) if src != dst)
     sizes = {None if o is None or o.data is not None else o.nbytes for o in others}
     nbytes = sizes.pop() if len(sizes) == 1 else None
@@ -259,9 +262,11 @@ def _encode_slots(place: Place, transfer: DeviceTransfer, xs: Any, op: str) -> l
 
 
 def _keep_apart(place: Place, values: Sequence[Encoded], out: Any, x: Any, own: Encoded) -> None:
-    """Before anything is said to others: refuse slots of `out` that share memory, and have `values`
-    copied where they lie in it. Not `own`, which is `x`, in its own slot: but where `out` is one
-    array, which slot that is depends on what the others have, and `_slots` looks again."""
+    """Refuse slots of `out` that share memory, and copy `values` that lie in them.
+
+    This happens before anything is sent. The own value may stay in its own slot. If `out` is one
+    array, this slot depends on the values of the others, so `_slots` checks again.
+    """
     if out is None:
         return
     if isinstance(out, (list, tuple)):
@@ -271,7 +276,7 @@ def _keep_apart(place: Place, values: Sequence[Encoded], out: Any, x: Any, own: 
         try:
             return slots_of(out, x, [own.nbytes] * place.size)
         except ValueError:
-            return {place.size: out}  # then it is nobody's yet
+            return {place.size: out}  # no rank's slot is known yet
 
     places.keep_apart(values, out, slots, own, place.rank)
 
@@ -279,8 +284,10 @@ def _keep_apart(place: Place, values: Sequence[Encoded], out: Any, x: Any, own: 
 def _slots(
     place: Place, out: Any, x: Any, offers: Sequence[Offer], own: Encoded
 ) -> dict[int, Any] | MismatchError:
-    """Where the value of each rank goes; or what is wrong with that. `own` is the value of this
-    rank, `x`."""
+    """Return the destination of each rank's value, or what is wrong with it.
+
+    `own` is the value of this rank, `x`.
+    """
     try:
         slots = slots_of(out, x, [offer.nbytes + offer.apart for offer in offers])
     except ValueError as error:
@@ -292,7 +299,7 @@ def _slots(
     is_one = out is not None and not isinstance(out, (list, tuple))
     differ = is_one and any(one.nbytes != offer.nbytes for one in offers)
     if differ and places.keep_apart([own], out, lambda: slots, own, place.rank) and offer.place:
-        # The others have been told where to read it.
+        # It is too late for a copy, because the others know the old location already.
         wrong = "x lies in out where the value of another rank goes: give it memory of its own"
         return MismatchError(f"rank {place.rank}: {wrong}", calls={place.rank: wrong})
     return slots
@@ -303,7 +310,7 @@ def _slot(outs: dict[int, Any] | MismatchError, rank: int) -> Any:
 
 
 def check_slots(out: Any, size: int) -> None:
-    """Whether `out` can take the values of `size` ranks at all. Raises ValueError."""
+    """Raise ValueError if `out` cannot take the values of `size` ranks."""
     if isinstance(out, (list, tuple)):
         if len(out) != size:
             raise ValueError(
@@ -317,8 +324,10 @@ def check_slots(out: Any, size: int) -> None:
 
 
 def _shape_of(out: Any) -> Sequence[int]:
-    """The shape of `out`; () for what has none, as a nested tensor, or none that is made of numbers
-    alone, as a jagged one."""
+    """Return the shape of `out`, or () if it has none.
+
+    Nested tensors have no shape, and the shape of jagged ones is not made of numbers alone.
+    """
     if isinstance(out, BUFFERS):
         out = np.asarray(out)
     try:
@@ -329,17 +338,17 @@ def _shape_of(out: Any) -> Sequence[int]:
 
 
 def slots_of(out: Any, x: Any, nbytes: Sequence[int]) -> dict[int, Any]:
-    """Where the value of each rank goes: the elements of a list, or the parts of one array.
+    """Return the destination of each rank's value: elements of a list, or parts of one array.
 
-    An array of shape ``(size, *x.shape)`` is taken by rows; along the first dimension of any other
-    the values lie one after the other. `nbytes`: of each rank's value.
+    If an array has the shape ``(size, *x.shape)``, each rank has a row. In other arrays the values
+    are one after the other along the first dimension. `nbytes` has the bytes of each rank's value.
     """
     if out is None:
         return {}
     if isinstance(out, (list, tuple)):
         return {rank: slot for rank, slot in enumerate(out) if slot is not None}
     if isinstance(out, (np.ndarray, *BUFFERS)):
-        out = np.asarray(out)  # a row of np.matrix has two dimensions, bytearrays cannot be cut
+        out = np.asarray(out)  # because np.matrix has no 1-d rows, and bytearrays cannot be cut
     size, (rows, *row) = len(nbytes), out.shape
     room = getattr(out, "nbytes", 0)
     if rows == size and tuple(row) == tuple(_shape_of(x)):
@@ -348,7 +357,7 @@ def slots_of(out: Any, x: Any, nbytes: Sequence[int]) -> dict[int, Any]:
         return {rank: out[rank : rank + 1].reshape(()) for rank in range(size)}
     if sum(nbytes) == room > 0 and not any(n % (room // rows) for n in nbytes):
         ends = [*accumulate((n * rows // room for n in nbytes), initial=0)]
-    elif rows % size == 0:  # which of the parts does not fit is seen when it is filled
+    elif rows % size == 0:  # if a part does not fit, that is found when it is filled
         ends = [rank * rows // size for rank in range(size + 1)]
     else:
         raise ValueError(

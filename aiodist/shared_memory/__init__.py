@@ -1,30 +1,33 @@
-"""The memory that ranks of one host share: what each may write, what the others see of it, and who
-waits for whom.
+"""Shared memory for the ranks of one host.
 
-A `Lane` runs the collectives of a group one after the other, by words on a `Board` that every rank
-has for itself to write. The `Heap` has the arrays that users ask for with `Group.empty`.
+If the ranks of a group are processes of one host, they exchange data in memory instead of over
+sockets. Each rank writes its own memory, and the others map it to read. There are four ways to use
+it:
 
-Where the ranks of a group are processes of one host, its collectives without a tag run in memory
-that every rank has for itself to write and that the others map to read. Collectives with a tag have
-no common order, which a lane needs: what is small of them is posted there (`Posts`), and what is
-large has a lane of its own for as long as it takes (`Berths`).
+- A `Lane` runs the collectives without a tag, one after the other. It uses words on a `Board`.
+- `Posts` carry small data of collectives with a tag. These have no common order, so they cannot use
+  the lane.
+- `Berths` are lanes that are lent to one large collective with a tag.
+- The `Heap` holds the arrays that users ask for with `Group.empty`.
 
-**What there is.** Each rank has, for each group, a page of 64-bit words, three areas of staging
-memory and a ring of posts: 20.3 MiB at most, however large the arrays are; and half of that again
-for each large collective with a tag that is under way at once, eight at most. What was never
-written takes nothing. The *stamp*, one of the words, says how far a rank is. Whoever waits looks at
-the stamps of the others for some ten microseconds. Then it says that it sleeps: at first within the
-call, where the kernel wakes it for a word in memory (`futex`); then it lets the event loop go on.
-Of the ranks that a sleeper needs, the last one to come wakes it: it rings, or sends a frame.
+**Memory.** In each group a rank has a page of 64-bit words, three areas of staging memory and a
+ring of posts. Together they take 20.3 MiB at most, for arrays of any size. Each large collective
+with a tag takes half as much again while it runs, and at most eight of them run at once. Pages that
+are never written take no memory.
 
-**Nobody writes the memory of another rank.** So a rank that is cancelled, or fails, only has to say
-so by its *abort word* before it lets go of its buffers. A rank that has read from it looks at that
-word after its last read.
+**Waiting.** One of the words, the *stamp*, says how far its rank is. A rank that waits polls the
+stamps of the others for some ten microseconds. Then it says that it sleeps. At first it sleeps
+within the call, and the kernel wakes it when a word changes (`futex`). After that it lets the event
+loop go on. Of the ranks that the sleeper needs, the last one wakes it by the futex or by a frame.
 
-**What is the same as on links.** Matching, fingerprints, deadlines and verdicts are those of all
-operations, and verdicts travel over the links. The others pass over an operation that was given up
-before its turn, by its number.
+**Aborts.** No rank writes the memory of another. So if a rank is cancelled or fails, it only has to
+write its *abort word* before it releases its buffers. Other ranks check this word after their last
+read.
 
-**Where it works.** The words need a processor that shows stores in their order (x86-64). Elsewhere
-the ranks of a host use sockets. Ranks within one event loop exchange through queues of that loop.
+**The same as on links.** Operations match, compare fingerprints, time out and reach verdicts as
+they do on links, and verdicts travel over the links. If an operation is given up before its turn,
+the others pass over its number.
+
+**Requirements.** The words need a processor that shows stores in program order (x86-64). On other
+processors the ranks of a host use sockets. Ranks within one event loop use queues of that loop.
 """

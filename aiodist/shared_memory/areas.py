@@ -1,4 +1,4 @@
-"""The staging memory of the ranks of a host, as one of them uses it."""
+"""Views of the staging memory of all ranks of a host."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from aiodist.shared_memory.board import AREAS, Board
 
 
 class Areas:
-    """Views of the areas of all ranks, which are kept, and when the own ones may be reused."""
+    """Keeps views of the areas of all ranks, and says when this rank may reuse its own areas."""
 
     def __init__(self, board: Board, size: int) -> None:
         self._board = board
-        self._size = size  # ranks of the group, on whatever host
+        self._size = size  # the ranks of the group, on all hosts
         self._vectors: dict[tuple[int, np.dtype[Any]], list[Vector]] = {}
         self.free = [0] * len(AREAS)
-        """By area: the stamp that the others must reach before it may be written again."""
+        """By area: the stamp that the others must reach before this rank may write to it again."""
 
     def vectors(self, index: int, dtype: np.dtype[Any]) -> list[Vector]:
-        """That area of all ranks, by rank, as vectors of `dtype`; empty ones for ranks of other
-        hosts."""
+        """Return one area of each rank as a vector of `dtype`, by rank. Ranks of other hosts have
+        an empty vector."""
         found = self._vectors.get((index, dtype))
         if found is None:
             board = self._board
@@ -34,10 +34,10 @@ class Areas:
         return found
 
     def forget(self) -> None:
-        """The areas are other ones from here on."""
+        """Drop all views, because the areas are other ones from now on."""
         self._vectors.clear()
 
     def close(self) -> None:
-        """Let go of all memory."""
+        """Release all memory."""
         self._vectors.clear()
         self._board.close()

@@ -1,32 +1,31 @@
-"""Berths: lanes for one operation each, so that large collectives with a tag share memory, too.
+"""Berths are lanes for one operation each, so that large collectives with a tag can share memory.
 
-Collectives of different tags have no common order, and a lane needs one. But it needs it only since
-there is one of it. So each rank has some *berths* in its segment: a board and areas each, as those
-of the lane. It offers one that is free to each call, by what it posts (see `phases.berths`), and
-once all ranks have said which one they offer, the operation has a lane of its own: the berths that
-were offered, whichever they are::
+Collectives with different tags have no common order, but a lane needs one, because its ranks share
+a single one. So each rank also has several *berths* in its segment: each is a board and areas, like
+those of the lane. For each call a rank offers a free berth in its post (see `phases.berths`). When
+all ranks have said which berth they offer, these berths together are a lane for this operation::
 
     rank 0   posts [a: berth 0, number 7]   ···   all have posted: a is number 9 on berths 0, 1
     rank 1   posts [a: berth 1, number 9]   ···   all have posted: a is number 9 on berths 0, 1
 
-Nobody waits for a berth. Who has none free offers none, all hear that, and the operation goes over
-links: so whatever holds berths (a rank that never calls, one that is busy) holds up nothing else,
-and the order of tags is of no matter.
+No rank waits for a berth. If a rank has none free, it offers none. All others hear that, and the
+operation goes over links. So a busy berth holds up nothing else, and the order of tags does not
+matter. It makes no difference why it is busy, for example because a rank never calls.
 
-What a rank would show first on its berth, it may show before it posts: then the post says that as
-well, and there is one wait less (`BerthOffer.show`).
+A rank may write its first data to the berth before it posts. Then the post says so, which saves one
+wait (`BerthOffer.show`).
 
-**Numbers.** Each rank offers a number with its berth, higher than all that this berth has had. The
-highest of those offered is that of the operation. So the stamps of each berth grow, and are the
-same at all ranks, as the board needs it.
+**Numbers.** Each rank offers its berth with a number that is higher than all earlier numbers of
+this berth. The highest number that is offered becomes the number of the operation. So the stamps of
+each berth grow, and have the same meaning at all ranks, as the board needs it.
 
-**Given up.** Who has offered a berth, and gives the call up, may not know yet what number the
-others make of it. So the abort word of a berth has the number that was *offered*, plus one: all
-offers of this berth below that are void. It stays, for later offers are higher. After it the berth
-is free at once: who still reads there sees the word after its last read, and does not complete.
+**If a call is given up**, the rank that has offered a berth may not know yet which number the
+operation gets. So the abort word of a berth is 1 + the number that the rank *offered*. It voids all
+offers of this berth below that. The word stays, because later offers are higher. The berth is free
+at once: a rank that still reads it sees the abort word after its last read, and does not complete.
 
-**Ended well.** Then others may still read there: the berth is free when each of them has written
-that it is through (a stamp behind all phases), or has given up.
+**If the operation ends well**, other ranks may still read the berth. It is free when each of them
+has given up, or has written a stamp behind all phases to say that it is done.
 """
 
 from __future__ import annotations
@@ -55,14 +54,14 @@ from aiodist.transports import futex
 from aiodist.transports.polling import Progress
 
 _VOID: Final = 3
-"""A word: all offers of this berth that are below it are void. (On the lane: an abort word.)"""
+"""The index of the abort word. All offers of the berth with lower numbers are void."""
 MOST: Final = 1 << 39
-"""Numbers are below this: a stamp has no room for more."""
+"""Numbers are below this limit, because a stamp has no room for more."""
 
 
 class Offered(NamedTuple):
-    """What a rank offers: which of its berths, and which number. `shows`: what it publishes first
-    is there already."""
+    """A rank's offer: the index of its berth, and a number. `shows` says whether the first data is
+    on the berth already."""
 
     berth: int
     number: int
@@ -70,23 +69,23 @@ class Offered(NamedTuple):
 
 
 class BerthBoard(Board):
-    """The board of one of this rank's berths, and of those of the others that go with it."""
+    """The board of one berth of this rank, with the berths of the others that go with it."""
 
     offers: Sequence[Offered] = ()
-    """By rank, what was offered for the operation that is under way, or was the last one."""
+    """The offers for the current operation or the last one, by rank."""
 
     def see(self, others: Mapping[int, memoryview]) -> None:
-        """The berths of the others are these from here on."""
+        """Use these berths of the others from now on."""
         self.words = {peer: memory[:PAGE].cast("Q") for peer, memory in others.items()}
         self._words = list(self.words.items())
         self._bytes = {self.rank: self._own_bytes, **others}
-        # To wake one that has been woken does no harm: naps are counted by berth.
+        # Forgotten wake-ups do no harm: the worst case is that a rank is woken once too often.
         self._kicked = dict.fromkeys(others, 0)
         if self.can_doze:
             self._stamps = {rank: futex.address_of(each) for rank, each in self._bytes.items()}
 
     def withdraw(self, number: int) -> None:
-        """The offer with this number is void: nobody may complete with what is read here."""
+        """Void the offer with this number: no rank may complete with what it reads here."""
         self.own[_VOID] = number + 1
         fence()
 
@@ -102,8 +101,8 @@ class BerthBoard(Board):
         return True
 
     def is_quit(self, stamp: int) -> bool:
-        """Whether nobody reads any more what was shown for the last operation, of which `stamp`
-        says that a rank is through."""
+        """Whether no rank still reads data of the last operation. A rank that has written `stamp`
+        is done with it."""
         for peer, words in self._words:
             if words[STAMP] < stamp and words[_VOID] <= self.offers[peer].number:
                 return False
@@ -111,8 +110,11 @@ class BerthBoard(Board):
 
 
 class Berth(Lane):
-    """One of this rank's berths: a lane for one operation at a time, which is on it from `moor` to
-    `leave` or `finish_inline`. There are no turns, and no calls to compare: its ranks have met."""
+    """One berth of this rank: a lane that has one operation at a time.
+
+    An operation is on it from `moor` to `leave` or `finish_inline`. It needs no turns and compares
+    no calls, because its ranks have already agreed on the call.
+    """
 
     board: BerthBoard
 
@@ -131,35 +133,42 @@ class Berth(Lane):
         super().__init__(
             board, loop, progress, kick, 0, moved, size=size, crowded=crowded, polls=False
         )
-        self.by_turns = SMALL  # an operation has all of it to itself, and its areas take memory
+        # An operation has its areas to itself, so a higher limit would only take more memory.
+        self.by_turns = SMALL
         self.index = index
-        self.offered = -1  # the number with which it is offered; -1: it is not
-        self.along = [index] * size  # by rank, the berths that the board is about
-        self.moored = False  # an operation is on it
+        self.offered = -1  # the number with which it is offered, or -1
+        self.along = [index] * size  # by rank, the berths that the board has now
+        self.moored = False  # whether an operation is on it
         self._berths = berths
-        self._number = 0  # that is offered next
-        self._quit = 0  # the stamp with which others are through with the last operation
+        self._number = 0  # the number of the next offer
+        self._quit = 0  # others that have written this stamp are done with the last operation
 
     @property
     def is_free(self) -> bool:
-        """Whether it may be offered."""
+        """Whether the berth may be offered."""
         return self.offered < 0 and self.board.is_quit(self._quit)
 
     def offer(self) -> BerthOffer:
-        """Offer it to the others."""
+        """Offer the berth to the others."""
         self.offered = self._number
         return BerthOffer(self, Offered(self.index, self._number))
 
     def withdraw(self) -> None:
-        """Nothing comes of the offer. Any thread may do this: it is free with the last step."""
+        """Take the offer back. Any thread may call this, because the berth is free only after the
+        last step."""
         self.board.withdraw(self.offered)
         self._number = self.offered + 1
         self._quit = 0
         self.offered = -1
 
     def moor(self, offers: Sequence[Offered], place: int, *, within: bool) -> None:
-        """All ranks have offered a berth: an operation is on these from here on. `place`: where its
-        array lies, see `Board.announce`. `within`: it has one phase, and is done within a call."""
+        """Begin an operation on the berths that all ranks have offered.
+
+        Args:
+            offers: The offers of all ranks, by rank.
+            place: The location of the operation's array, see `Board.announce`.
+            within: Whether it has one phase, and is done within a call.
+        """
         along = [offer.berth for offer in offers]
         board = self.board
         if along != self.along:
@@ -170,7 +179,7 @@ class Berth(Lane):
         board.offers = offers
         number = max([offer.number for offer in offers])
         self._number = number + 1
-        self._areas.free = [0] * len(AREAS)  # what was there before is over
+        self._areas.free = [0] * len(AREAS)  # the operation before is over at all ranks
         self._enter(number, stamp_of(number), 0, b"", place)
         self._agreed = True
         self._phase = 0 if within else -1
@@ -195,7 +204,7 @@ class Berth(Lane):
             self._next()
 
     def _end(self, *, failed: bool) -> None:
-        """Nothing is read of the others any more, or counts."""
+        """End the operation. This rank reads nothing more of the others, or its result is void."""
         if failed:
             self.board.abort(self._seq)
             self._quit = 0
@@ -207,17 +216,17 @@ class Berth(Lane):
 
 
 class BerthOffer:
-    """A berth that is offered for one call. It is withdrawn when nobody has the offer any more,
-    unless it was moored."""
+    """A berth that is offered for one call. If the offer is dropped before `moor`, the berth is
+    withdrawn."""
 
     __slots__ = ("_berth", "words")
 
     def __init__(self, berth: Berth, words: Offered) -> None:
         self._berth: Berth | None = berth
-        self.words = words  # for the others
+        self.words = words  # what the others are told
 
     def show(self, show: Callable[[Berth], None]) -> None:
-        """Have `show` write to the berth what is published first, now."""
+        """Let `show` write the first data to the berth now."""
         assert self._berth is not None
         show(self._berth)
         self.words = self.words._replace(shows=True)
@@ -252,18 +261,21 @@ class Berths:
         self.rank = board.rank
         self.size = len(board.words) + 1
         self.is_broken = False
-        # By rank and berth.
+        # Each berth's memory, by rank and berth.
         self.memories = [_berths_in(board.memory(rank)) for rank in range(self.size)]
         self._dozes = board.can_doze
         self._surroundings = loop, progress, kick, moved
         self._crowded = crowded
         self._polls = polls
-        self._all: list[Berth] = []  # made when first needed
-        self._moored: list[Berth] = []  # those with an operation
+        self._all: list[Berth] = []  # made at the first use
+        self._moored: list[Berth] = []  # the berths with an operation
 
     def offer(self, first: int = 0) -> BerthOffer | None:
-        """Offer a berth that is free; None: there is none. Where ranks give the same number as
-        `first`, they mostly offer the same, so that views of these are at hand."""
+        """Offer a free berth, or return None if there is none.
+
+        If all ranks give the same number as `first`, they mostly offer the same berths. Then the
+        views of these berths are reused.
+        """
         if not self.is_broken:
             for each in range(BERTHS):
                 berth = self._berth(each ^ (first & 1))
@@ -281,33 +293,34 @@ class Berths:
         return self._all[index]
 
     def now(self, berth: Berth, *, moored: bool) -> None:
-        """An operation is on `berth` from here on, or is no more."""
+        """Note whether an operation is on `berth` from now on."""
         berth.moored = moored
         if moored:
             self._moored.append(berth)
         else:
             self._moored.remove(berth)
-        # Of several, each rank may look for another one: who looks holds up the others.
+        # With several operations, each rank may poll for another one, and a rank that polls holds
+        # up the others.
         looks = self._polls and len(self._moored) == 1
         for each in self._moored:
             each.look(looks)
 
     def kicked(self) -> None:
-        """One of the others has come as far as this rank waits for."""
+        """Go on, because another rank has come as far as this one waited for."""
         for berth in list(self._moored):
             berth.kicked()
 
     def hurry(self) -> None:
-        """One of the others is gone: take what it has left."""
+        """Take what another rank has left, because it is gone."""
         for berth in list(self._moored):
             berth.hurry()
 
     def break_off(self) -> None:
-        """One of the ranks is lost: nothing is offered any more."""
+        """Offer nothing more, because a rank is lost."""
         self.is_broken = True
 
     def close(self) -> None:
-        """The group has ended: let go of all memory."""
+        """Release all memory, because the group has ended."""
         self.is_broken = True
         for berth in self._all:
             berth.close()

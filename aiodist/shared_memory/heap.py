@@ -1,15 +1,15 @@
-"""Arrays in memory that all ranks of a group can see: what `Group.empty` gives.
+"""Arrays in memory that all ranks of a group can see, as `Group.empty` returns them.
 
-Each array is a segment of its own. The others are told where to fetch it, map it, and say so; from
-then on collectives may read it where it lies. It ends with its last view.
+Each array is a segment of its own. The other ranks are told where to fetch it. They map it and say
+so, and from then on collectives may read the array in place. It ends with its last view.
 
-The system hands out the address of a dropped array again at once, while the others may still map
-the old memory. So the own arrays are looked up by address only after the dropped ones were removed.
-Ranks name arrays to each other by number, because a number is never given twice.
+The system may reuse the address of a dropped array at once, although the others may still map the
+old memory. So `locate` first removes dropped arrays, and then looks for an address. Ranks refer to
+arrays by number, because a number is never used twice.
 
-Where an array lies is said with the call, or in what is offered. If the array of one rank lies
-elsewhere, all ranks use staging memory instead. The plans that read arrays where they lie are those
-of `aiodist.schedules.pull_direct`.
+A rank sends the location of its array with the call, or in its offer. If the array of one rank is
+elsewhere, all ranks use staging memory instead. `aiodist.schedules.pull_direct` has the plans that
+read arrays in place.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ from aiodist.wire import kinds
 log = logging.getLogger("aiodist.group")
 
 MOST = 4096
-"""Most arrays of one peer that are mapped, or about to be, at a time."""
+"""The most arrays of one peer that are mapped, or are being mapped, at a time."""
 OFFSET_BITS = 38
-"""Of a location: the byte within an array, up to 256 GiB. The bits above them are its number."""
+"""The low bits of a location are the byte within an array, up to 256 GiB. The bits above them are
+the number of the array."""
 NUMBERS = (1 << 63 - OFFSET_BITS) - 1
-"""Numbers of arrays that fit into a location, which is below 2**63: some 33 million."""
+"""How many numbers of arrays fit into a location, which is below 2**63: some 33 million."""
 
 Bytes = NDArray[np.uint8]
 
 
 class Spawner(Protocol):
-    """Runs things beside, for as long as the membership lasts."""
+    """Runs tasks in the background while the membership lasts."""
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Begins to run `coroutine`. The task is cancelled when the membership ends."""
+        """Start `coroutine` as a task. It is cancelled when the membership ends."""
         ...
 
 
@@ -62,12 +63,13 @@ class HeapGroup(Protocol):
     def endpoint(self) -> Spawner: ...
 
     def tell(self, peer: int, kind: int, *fields: Any) -> None:
-        """Sends `peer` a frame of that kind, which belongs to no operation."""
+        """Send `peer` a frame of this kind that belongs to no operation."""
         ...
 
 
 class Block:
-    """An array of this rank: its memory from `start` to `stop`, and who has not mapped it yet."""
+    """An array of this rank: its memory from `start` to `stop`, and the ranks that have not mapped
+    it yet."""
 
     __slots__ = ("missing", "number", "offer", "start", "stop")
 
@@ -84,14 +86,14 @@ class Heap:
 
     def __init__(self, context: HeapGroup, *, shares: bool) -> None:
         self._context = context
-        self._shares = shares  # all ranks can map memory of each other
+        self._shares = shares  # whether all ranks can map memory of each other
         self._blocks: dict[int, Block] = {}  # arrays of this rank, by number
-        self._next = 0  # the number of the next one
+        self._next = 0  # the number of the next array
         self._dead: deque[int] = deque()  # numbers of arrays whose last view is gone
         self._mapped: dict[tuple[int, int], Bytes] = {}  # arrays of others, by (rank, number)
-        self._coming: dict[tuple[int, int], asyncio.Task[None]] = {}  # those that are being mapped
+        self._coming: dict[tuple[int, int], asyncio.Task[None]] = {}  # arrays that are being mapped
         self.shows_any = False
-        """Whether there is an array here that all others have mapped."""
+        """Whether this rank has an array that all others have mapped."""
 
     # -- own arrays -------------------------------------------------------------------------------
 
@@ -100,7 +102,7 @@ class Heap:
         kind, name = arrays.kind_and_name(dtype, like)
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
         if any(size < 0 for size in sizes):
-            raise ValueError(f"shape has a negative size: {sizes}")
+            raise ValueError(f"shape has a negative size: {sizes}; sizes must be 0 or more")
         nbytes = math.prod(sizes) * carrier(name).itemsize
         memory = self._allocate(nbytes) if self._may_share(nbytes) else np.zeros(nbytes, np.uint8)
         return arrays.over(memory, kind, name, sizes)
@@ -112,7 +114,7 @@ class Heap:
         return self._shares and has_number and 0 < nbytes <= 1 << OFFSET_BITS
 
     def _allocate(self, nbytes: int) -> Bytes:
-        """New memory, all zero, which the others will see in due course. Raises OSError."""
+        """Return new memory, all zero, and offer it to the others. Raises OSError."""
         context = self._context
         offer = SegmentOffer(context.loop, nbytes, "aiodist-array")
         memory = np.frombuffer(offer.segment.memory, np.uint8)
@@ -120,15 +122,15 @@ class Heap:
         self._next += 1
         missing = {rank for rank in range(context.size) if rank != context.rank}
         self._blocks[number] = Block(number, address_of(memory), offer, missing)
-        # The user decides how long an array lives, by views of it that this class never sees. A
-        # weak reference to the heap, for the array may outlive the group.
+        # The user decides how long an array lives, by views that this class never sees. The
+        # reference to the heap is weak, because the array may outlive the group.
         weakref.finalize(memory, _dropped, weakref.ref(self), number).atexit = False
         for peer in missing:
             context.tell(peer, kinds.REGION, number, *offer.words, nbytes)
         return memory
 
     def locate(self, address: int, nbytes: int) -> int:
-        """Where these bytes lie, as `find` takes it; 0 if not all others see them."""
+        """Return the location of these bytes for `find`, or 0 if not all others see them."""
         self._drop_dead()
         for block in self._blocks.values():
             if block.start <= address and address + nbytes <= block.stop:
@@ -138,8 +140,11 @@ class Heap:
         return 0
 
     def place_of(self, parts: Iterable[NDArray[Any]]) -> int:
-        """Where contiguous arrays lie one behind the other, as `find` takes it; 0 if they do not,
-        or not all others see them."""
+        """Return the location of contiguous arrays for `find`.
+
+        Returns 0 if one array does not begin at the end of the one before, or if not all others see
+        them.
+        """
         if not self.shows_any:
             return 0
         start = stop = 0
@@ -153,18 +158,18 @@ class Heap:
         return self.locate(start, stop - start)
 
     def mapped(self, peer: int, number: int) -> None:
-        """`peer` has mapped an array of ours."""
+        """Note that `peer` has mapped an array of this rank."""
         block = self._blocks.get(number)
         if block is None:
             return
         block.missing.discard(peer)
         if not block.missing:
             self.shows_any = True
-            # All have it: nobody else may fetch it any more. The memory stays.
+            # All have mapped it, so no further rank may fetch it. The memory stays.
             block.offer.close()
 
     def dropped(self, number: int) -> None:
-        """The last view of an array is gone. Any thread may call this, amid anything."""
+        """Note that the last view of an array is gone. Any thread may call this at any time."""
         self._dead.append(number)
         if not self._context.loop.is_closed():
             self._context.loop.call_soon_threadsafe(self._drop_dead)
@@ -185,7 +190,7 @@ class Heap:
     # -- arrays of others -------------------------------------------------------------------------
 
     def find(self, peer: int, location: int, nbytes: int) -> Bytes:
-        """The bytes of `peer` at a location that it gave. Raises ProtocolError."""
+        """Return bytes of `peer` at a location that it sent. Raises ProtocolError."""
         number, offset = divmod(location - 1, 1 << OFFSET_BITS)
         memory = self._mapped.get((peer, number))
         if memory is None or offset + nbytes > len(memory):
@@ -193,12 +198,14 @@ class Heap:
         return memory[offset : offset + nbytes]
 
     def heard(self, peer: int, fields: Sequence[Any]) -> None:
-        """A word of `peer` about its arrays, or about ours. Raises ProtocolError."""
+        """Handle a frame from `peer` about its arrays or ours. Raises ProtocolError."""
         match fields:
             case [kinds.REGION, _, int(number), str(address), bytes(key), int(nbytes)]:
                 known = sum([rank == peer for rank, _ in (*self._mapped, *self._coming)])
                 if known >= MOST:
-                    raise ProtocolError(f"rank {peer} shares over {MOST} arrays at a time")
+                    raise ProtocolError(
+                        f"rank {peer} shares over {MOST} arrays at a time, and {MOST} are allowed"
+                    )
                 if (peer, number) in self._mapped or (peer, number) in self._coming:
                     raise ProtocolError(f"rank {peer} shares array {number} twice")
                 self._coming[peer, number] = self._context.endpoint.spawn(
@@ -212,25 +219,25 @@ class Heap:
                     coming.cancel()
                 self._mapped.pop((peer, number), None)
             case _:
-                raise ProtocolError("malformed words about shared arrays")
+                raise ProtocolError("a frame about shared arrays is malformed")
 
     async def _map(self, peer: int, number: int, words: tuple[str, bytes], nbytes: int) -> None:
         try:
             memory = await take(words, nbytes)
         except OSError as error:
-            # Then it is staged, as other arrays are. Or it is gone already.
-            log.debug("an array of rank %d is not mapped: %s", peer, error)
+            # The array goes through staging memory then, or was dropped in the meantime.
+            log.debug("could not map an array of rank %d: %s", peer, error)
             self._coming.pop((peer, number), None)
             return
-        # While the memory was on its way, the array may have been dropped, or the group closed.
-        # Then this task was cancelled, but perhaps too late: what is no longer expected is let go,
-        # and nobody is told that it was mapped.
+        # The array may have been dropped, or the group closed, while the memory was on its way. The
+        # cancel of this task may have come too late. So if the array is no longer expected, it is
+        # released, and the peer is not told.
         if self._coming.pop((peer, number), None) is not None:
             self._mapped[peer, number] = np.frombuffer(memory, np.uint8)
             self._context.tell(peer, kinds.MAPPED, number)
 
     def close(self) -> None:
-        """The group has ended; arrays stay usable as memory."""
+        """Release all memory, because the group has ended. The user's arrays stay usable."""
         coming, self._coming = self._coming, {}
         for task in coming.values():
             task.cancel()

@@ -1,11 +1,11 @@
-"""A lane: where the collectives of a group whose ranks share a host run, one after the other.
+"""A lane runs the collectives of ranks that share a host, one after the other.
 
-The lane holds operations in the order of their calls (`turns`); the first of them runs. It waits by
-looking at the others' stamps for a short while; then it asks to be woken, and the event loop goes
-on (`waiting`). What it shows to the others lies in staging memory (`areas`).
+A lane keeps operations in the order of their calls (`turns`), and the first of them runs. If the
+operation has to wait, it looks at the others' stamps for a short while. Then it asks to be woken,
+and the event loop goes on (`waiting`). It shows data to others in staging memory (`areas`).
 
-**The stamp of one operation**, all its life long, at one rank. Others wait for some of its values
-(see `aiodist.shared_memory.board`); n.p.k is operation n, phase p, published k times::
+**The stamps of one operation** at one rank, in order (see `aiodist.shared_memory.board`). Others
+wait for some of them. n.p.k is operation n, phase p, published k times::
 
     stamp       written by              what others may conclude
     (n-1).…     the operation before    they may enter n once all have entered n - 1
@@ -15,15 +15,14 @@ on (`waiting`). What it shows to the others lies in staging memory (`areas`).
     n.1.1 …     publish                 the second phase, on another area
     (n+1).0.0   enter of the next one   all of n is over here
 
-    Within the call n.0.0 is left out: n.0.1 says that, too; but not where a rank may wait before
-    that, as in groups that span hosts (`show_entry`). Of a call that is passed over there is n.0.0
-    alone, behind its abort word.
+    Within the call n.0.0 is left out, because n.0.1 says it as well. It is written if a rank may
+    wait before n.0.1, as in groups that span hosts (`show_entry`). A call that is passed over
+    writes n.0.0 only, after its abort word.
 
-**One at a time.** A rank has one stamp, and there are words for two operations only (see
-`aiodist.shared_memory.board`), so what a rank does in shared memory is one row of steps, the same
-at all ranks. An operation has its turn when all before it have ended here, and may enter once the
-others have entered the one before it. It is then run from whatever wakes the lane, again and again,
-as far as it goes without waiting::
+**One at a time.** A rank has one stamp, and words for two operations only. So a rank does its work
+in shared memory as one row of steps, in the same order as all other ranks. An operation gets its
+turn when all earlier ones have ended here. It may enter once the others have entered the one
+before. Each event that wakes the lane then runs the operation as far as it goes without a wait::
 
     called ──> queued ──> its turn ──> enters: words, then the stamp ──> phases ──> ended
        │         │            │                                             │
@@ -31,35 +30,38 @@ as far as it goes without waiting::
        │
        └── seen before, nothing queued, the others are there: the whole row within the call
 
-**Given up before its turn.** Its number is taken, and the others wait for a stamp of it: they
-cannot enter the next operation while this rank has not come to this one. Nor can the stamp be
-written at once, for it would say that the operations before are over here, too. So a placeholder
-takes its place in the queue. When its turn comes, it writes the abort word, then the stamp: whoever
-takes the stamp for an entry sees the abort word before it completes. The reason travels over the
-links, at once. Nothing has to be passed over when a rank of the lane is lost: then no later
-operation can be done, and nobody waits for its stamp any more.
+**If a call is given up before its turn**, its number is taken already, and the others wait for its
+stamp. Without this stamp they cannot enter the next operation. But the stamp cannot be written at
+once, because it would say that all earlier operations are over here. So a placeholder takes the
+place of the call in the queue. When its turn comes, it writes the abort word, then the stamp. A
+rank that takes the stamp for an entry sees the abort word before it completes. The reason for the
+abort travels over the links at once. If a rank of the lane is lost, no placeholder is needed: no
+later operation can be done, so no rank waits for the stamp any more.
 
-**Given up after it has entered.** The abort word is written, and the turn is over. No stamp is
-written for what was not done: the others wait until the verdict comes over a link, or until the
-stamp of the next operation takes them through what is void to the look that says so.
+**If an operation is given up after it has entered**, the rank writes the abort word, and the turn
+is over. It writes no stamps for steps that it has not done. The others wait until the verdict comes
+over a link. Or they see the stamp of the next operation, go through the void data, and then find
+the abort word when they check it.
 
-**Within the call.** An operation of a kind that was seen before needs nothing from the event loop
-if nothing is queued here and the others' stamps already allow that it enters and that it writes to
-its area. Then it takes its turn without being an `Operation`: this lane keeps its number, phase and
-publishes as of any other, so the others cannot tell the difference. One stamp is saved: that of its
-entry, since its first publish says that as well; but where arrays lie in memory that all see, the
-others choose what to do by the entry, so there it is written. Until the call returns nothing else
-can touch the lane: all of it is synchronous, on one loop, and only words are polled, no links. The
-call ends in one of two ways: all is done, and the lane is free; or something has to wait, and an
-operation becomes the current one that finds the lane entered, and goes on with the steps that are
-left (see `aiodist.prepared.express`). In both cases the turn is over before the next begins.
+**Within the call.** An operation needs nothing from the event loop if three conditions hold. This
+kind of call was seen before. Nothing is queued here. The stamps of the others already allow the
+rank to enter and to write to its area. Such a call takes its turn without an `Operation`. The lane
+counts its number, phase and publishes as for any other, so other ranks see no difference. The stamp
+of the entry is left out, because the first publish says the same. It is written if arrays lie in
+memory that all ranks see, because the others then choose their plan by the entry.
 
-**Nobody waits for ever.** Whoever waits goes on with the next turn of the loop, or has said on the
-board what it waits for, and is woken by the rank that gets there (see the comment above
-`aiodist.shared_memory.board.fence`). A rank that gives up or is lost is heard of over the links,
-where an operation on a lane is known like any other, and each has its deadline, if it was given
-one. When a rank is lost, what it has left in shared memory is still taken, without waiting
-(`hurry`): an operation to which it had given all it has may complete.
+Nothing else can touch the lane before the call returns, because the call is synchronous, on one
+loop, and polls words only, not links. The call ends in one of two ways. Either everything is done,
+and the lane is free. Or a step has to wait: then an operation becomes the current one. It finds the
+lane entered, and goes on with the remaining steps (see `aiodist.prepared.express`). In both cases
+this turn is over before the next begins.
+
+**No rank waits for ever.** A rank that waits goes on with the next turn of the loop, or the board
+says what it waits for. In the second case the rank that gets there wakes it (see the comment above
+`aiodist.shared_memory.board.fence`). If a rank gives up or is lost, the others hear it over the
+links, because links know each operation on a lane. An operation can also have a deadline. When a
+rank is lost, the others still take what it left in shared memory, without waiting (`hurry`). So an
+operation may complete if the lost rank had given all its data.
 """
 
 from __future__ import annotations
@@ -98,14 +100,17 @@ class Sharing(enum.Enum):
 
     NONE = enum.auto()
     POLLED = enum.auto()
-    """Who waits looks at memory, for a while."""
+    """A rank that waits looks at memory first, for a while."""
     WOKEN = enum.auto()
-    """Who waits goes to sleep at once."""
+    """A rank that waits goes to sleep at once."""
 
 
 class Layout(NamedTuple):
-    """Which ranks of a group are on one host, and how they may share memory. `costs`: what plans
-    over links are chosen by. `hosts`: the ranks of each host, whether they share memory or not."""
+    """Which ranks of a group are on one host, and how they may share memory.
+
+    `costs` are used to choose plans over links. `hosts` has the ranks of each host, whether they
+    share memory or not.
+    """
 
     sharing: Sharing
     teams: Teams
@@ -114,7 +119,7 @@ class Layout(NamedTuple):
 
 
 class DifferentCallsError(Exception):
-    """Others called something else: `calls` by rank."""
+    """Other ranks called something else. `calls` has their calls, by rank."""
 
     def __init__(self, calls: dict[int, bytes]) -> None:
         super().__init__(calls)
@@ -122,29 +127,29 @@ class DifferentCallsError(Exception):
 
 
 class Row:
-    """What a lane knows of the operation whose turn it is. The compiled part has the same, and
-    tapes that change it (`aiodist.prepared.tapes`)."""
+    """The state of the operation that has its turn. The compiled part has the same class, and tapes
+    that change it (`aiodist.prepared.tapes`)."""
 
     __slots__ = (
         "_agreed", "_base", "_digest", "_entered", "_known", "_phase", "_publishes", "_seq",
     )  # fmt: skip
 
     _entered: bool
-    """Its words are on the board."""
+    """Whether its words are on the board."""
     _agreed: bool
-    """All others are known to have called the same."""
+    """Whether all others are known to have called the same."""
     _seq: int
-    """Its number."""
+    """The number of the operation."""
     _digest: int
-    """Of what was called."""
+    """The digest of the call."""
     _phase: int
-    """The number of its phase; -1: none has begun."""
+    """The number of the current phase; -1: no phase has begun."""
     _base: int
-    """The stamp with which that began."""
+    """The stamp with which the phase began."""
     _publishes: int
-    """How often this rank has published in it."""
+    """How often this rank has published in the phase."""
     _known: int
-    """All others have reached this stamp, perhaps a later one."""
+    """All others have reached at least this stamp."""
 
 
 if TYPE_CHECKING:
@@ -154,9 +159,13 @@ else:
 
 
 class Lane(LaneRow):
-    """One rank's end of a lane. `first`: the number of the first operation that runs on it; `size`:
-    the ranks of the group, of whom those on this host are on the board. `crowded`: there are more
-    of these than cores, as all of them know."""
+    """One rank's end of a lane.
+
+    Args:
+        first: The number of the first operation that runs on the lane.
+        size: The number of ranks in the group. Only those of this host are on the board.
+        crowded: Whether this host has more ranks than cores. All its ranks must agree on it.
+    """
 
     def __init__(
         self,
@@ -171,27 +180,27 @@ class Lane(LaneRow):
         crowded: bool,
         polls: bool,
     ) -> None:
-        self.board = board  # the words of the ranks
+        self.board = board  # the words of all ranks
         self.first = first
-        self.moved = moved  # bytes that were shown to others, or read of them
+        self.moved = moved  # counts bytes that were shown to others, or read from them
         self.others: Sequence[int] = tuple(board.words)  # the other ranks of this host
-        self.is_broken = False  # a rank is lost, see `break_off`
+        self.is_broken = False  # whether a rank is lost, see `break_off`
         self.crowded = crowded
-        # Most bytes that operations put into an area that they use by turns: see `board`.
+        # The most bytes that operations put into the areas that are used in turn: see `board`.
         self.by_turns = CROWDED_SMALL if crowded else SMALL
-        self.polls = polls  # whether waiting begins with a look at memory, again and again
+        self.polls = polls  # whether a wait begins with polling of memory
         self._kick = kick  # wakes a rank that sleeps
-        self._turns = Turns(loop)  # whose turn it is
+        self._turns = Turns(loop)  # the order of operations
         here = len(self.others) + 1
         self._spans = size > here  # whether the group spans hosts
-        self._dozes = board.can_doze  # whether who waits may sleep within the call
-        # How it waits for the others: it looks for a while, then sleeps.
+        self._dozes = board.can_doze  # whether this rank may sleep within a call
+        # Waits look for a while, then sleep.
         self._waiting = Waiting(
             board,
             progress,
             self._turns.resume_soon,
             polls=polls,
-            # Between hosts a yield of the core costs little of the time that is waited anyway.
+            # Waits for other hosts are long anyway, so a yield of the core costs little there.
             crowded=crowded or self._spans,
         )
         self._areas = Areas(board, size)  # staging memory
@@ -203,7 +212,7 @@ class Lane(LaneRow):
 
     @property
     def current(self) -> Rider | SkippedCall | None:
-        """Whose turn it is."""
+        """The operation that has its turn."""
         return self._turns.current
 
     @property
@@ -212,39 +221,42 @@ class Lane(LaneRow):
         return self._turns.current is None and not self._turns.queue
 
     def add(self, rider: Rider | SkippedCall) -> None:
-        """Run `rider` once it is its turn; perhaps at once."""
+        """Run `rider` when its turn comes, perhaps at once."""
         self._turns.add(rider)
 
     def leave(self, rider: Rider, *, failed: bool) -> None:
-        """`rider` has ended. If it failed, nobody completes with what it writes from here on."""
+        """End the turn of `rider`, or take it out of the queue.
+
+        If it failed, no other rank completes with data that this rank writes from now on.
+        """
         if rider is self._turns.current and self._entered:
             if failed:
                 self.board.abort(rider.seq)
             self._waiting.woken()
             self._next()
             return
-        # Its turn has not come. Then the others have to be told that it is passed over, unless
-        # nobody will come to hear of it.
+            # Its turn has not come. The others must hear that it is passed over, unless a rank is
+            # lost, because then no rank waits for it.
         skipped = None if self.is_broken else SkippedCall(self.pass_over, rider.seq)
         self._turns.replace(rider, skipped)
 
     def _next(self) -> None:
-        """Nothing is left to do for the current operation."""
+        """End the current operation, and begin the next."""
         self._entered = self._agreed = False
         self._phase = -1
         self._turns.next()
 
     def kicked(self) -> None:
-        """One of the others has come as far as we waited for."""
+        """Go on, because another rank has come as far as this one waited for."""
         if self._waiting.woken():
             self._turns.resume()
 
     def resume_soon(self) -> None:
-        """Go on with whose turn it is with the next turn of the loop."""
+        """Go on with the current operation in the next turn of the loop."""
         self._turns.resume_soon()
 
     def hurry(self) -> None:
-        """Go on as far as what is there allows, without waiting: one of the others is gone."""
+        """Go on as far as possible without a wait, because another rank is gone."""
         self._waiting.hurries = True
         try:
             while self._turns.resume():
@@ -253,25 +265,25 @@ class Lane(LaneRow):
             self._waiting.hurries = False
 
     def break_off(self) -> None:
-        """One of the ranks is lost: nothing that is called from here on can be done."""
+        """Drop all that is queued: a rank is lost, so no later operation can be done."""
         self.is_broken = True
         self._turns.clear()
 
     def close(self) -> None:
-        """The group has ended: let go of all memory."""
+        """Release all memory, because the group has ended."""
         self._turns.clear()
         self._turns.current = None
         self._waiting.close()
         self._areas.close()
 
     def look(self, looks: bool) -> None:
-        """Whether waiting begins with a look at memory, again and again."""
+        """Set whether a wait begins with polling of memory."""
         self._waiting.polls = looks
 
     # -- memory -----------------------------------------------------------------------------------
 
     def area(self, rank: int, index: int) -> memoryview:
-        """The bytes of an area of `rank`; those of others are read-only."""
+        """Return the bytes of an area of `rank`. Those of other ranks are read-only."""
         return self.board.area(rank, index)
 
     def vectors(self, index: int, dtype: np.dtype[Any]) -> list[Vector]:
@@ -281,7 +293,7 @@ class Lane(LaneRow):
     # -- what the current operation does ----------------------------------------------------------
 
     def enter(self, rider: Rider) -> bool:
-        """Tell the others that `rider` was called here. False: wait, and `resume` again."""
+        """Tell the others that `rider` was called here. If False, wait for the next `resume`."""
         if self._entered:
             return True
         if self._waiting.gives_way():
@@ -293,12 +305,14 @@ class Lane(LaneRow):
         return True
 
     def _before(self, seq: int) -> int:
-        """The stamp of others with which the operation `seq` may be entered. Then nobody needs the
-        words of the operation two before any more, whose parity this one has."""
+        """Return the stamp that the others must reach before operation `seq` may be entered.
+
+        No rank then needs the words of operation `seq` - 2 any more, which have the same parity.
+        """
         return stamp_of(seq - 1) if seq > self.first else 0
 
     def pass_over(self, seq: int) -> bool:
-        """Tell the others that `seq` was given up before its turn. False: wait, and call again."""
+        """Tell the others that `seq` was given up before its turn. If False, call this again."""
         if not self._waiting.wait(self.others, self._before(seq)):
             return False
         self.board.abort(seq)
@@ -315,11 +329,17 @@ class Lane(LaneRow):
         place: int,
         rider: Rider | None = None,
     ) -> bool:
-        """Enter the operation `seq`, which is called now, or is `rider`, whose turn it is, and
-        needs `area`, if that takes no more than a moment. `finish_inline` comes next, or
-        `finish_turn`, or `add` of an operation that goes on. False: nothing is done.
+        """Enter operation `seq` if this takes no more than a moment. False: nothing was done.
 
-        `place`: where its array lies, see `Board.announce`.
+        Afterwards call `finish_inline`, `finish_turn`, or `add` of an operation that goes on.
+
+        Args:
+            seq: The number of the operation.
+            area: The area that it will write to.
+            digest: The digest of the call.
+            call: The call in words.
+            place: The location of its array, see `Board.announce`.
+            rider: The operation if it has its turn, None if it is called now.
         """
         turns = self._turns
         if turns.current is not rider or self.is_broken or seq < self.first:
@@ -327,20 +347,20 @@ class Lane(LaneRow):
         if turns.queue and rider is None:
             return False
         base = (seq + 1) * AN_OPERATION
-        before = base - AN_OPERATION if seq > self.first else 0  # as in `_before`
+        before = base - AN_OPERATION if seq > self.first else 0  # the same as `_before`
         free = self._areas.free[area]
         known = self._known
         if known < before or known < free:
             needed = max(before, free)
-            # The others may still read what was shown in the operation before. They are nearly
-            # through with that, and a wait here is shorter than one in the loop.
+            # The others may still read the data of the operation before. They are nearly done, so
+            # a wait here is shorter than a wait in the loop.
             there = self.board.reached(self.others, needed)
             if not (there or self._waiting.poll(self.others, needed)):
                 return False
         self._enter(seq, base, digest, call, place)
         self._phase = 0
         if place:
-            # The others' arrays decide what comes next, so they have to hear that we are here.
+            # The arrays of all ranks decide the plan, so the others must hear of this entry now.
             self._write(base)
         return True
 
@@ -353,64 +373,71 @@ class Lane(LaneRow):
         self._entered = True
 
     def show_entry(self) -> None:
-        """Tell the others what `try_enter` has entered: from here on it is as if `enter` had, and
-        no phase has begun. For plans in which a rank may have to wait before it publishes."""
+        """Write the stamp of the entry that `try_enter` has left out.
+
+        The lane is then as after `enter`, and no phase has begun. Plans need this if a rank may
+        wait before it publishes.
+        """
         self._write(self._base)
         self._phase = -1
 
     def finish_inline(self) -> None:
-        """What `try_enter` entered is done within its call."""
+        """End an operation that `try_enter` has entered, and that is done within its call."""
         self._entered = self._agreed = False
         self._phase = -1
 
     def finish_turn(self) -> None:
-        """What `try_enter` entered at its turn is done."""
+        """End an operation that `try_enter` has entered in its turn."""
         self._next()
 
     def gives_way(self) -> bool:
-        """Whether the loop is due for a turn, with the next of which it is resumed whose turn it
-        is."""
+        """Whether the loop is due for a turn. If so, the current operation goes on in the turn
+        after that."""
         return self._waiting.gives_way()
 
     def entered(self, seq: int) -> list[int]:
-        """The others that have entered operation `seq`."""
+        """Return the other ranks that have entered operation `seq`."""
         return [peer for peer in self.others if self.board.words[peer][STAMP] >= stamp_of(seq)]
 
     def next_phase(self) -> int:
-        """The number of the phase that begins: nothing of the one before is read here any more."""
+        """Begin the next phase and return its number. This rank no longer reads data of the last.
+
+        Raises RuntimeError if the plan has too many phases.
+        """
         self._phase += 1
         self._publishes = 0
         if self._phase >= MAX_PHASES:
-            raise RuntimeError(f"an operation has at most {MAX_PHASES} phases")
+            raise RuntimeError(f"the plan has more than {MAX_PHASES} phases: make one with fewer")
         if self._phase:
             self._base = stamp_of(self._seq, self._phase)
             self._write(self._base)
         return self._phase
 
     def begin(self, area: int) -> bool:
-        """Wait until the own `area` may be written. False: wait, and call again."""
+        """Wait until this rank may write its `area`. If False, call this again after a wait."""
         if self._spans:
-            # What is large comes from other hosts piece by piece, and that is for the loop.
+            # Large data comes from other hosts in pieces, and only the loop can receive them.
             self.board.can_doze = self._dozes and area != len(AREAS) - 1
         return self._waiting.wait(self.others, self._areas.free[area])
 
     def places(self) -> dict[int, int] | None:
-        """Where the arrays of the others lie, see `Board.places`."""
+        """Return the locations of the others' arrays, see `Board.places`."""
         return self.board.places(self._seq)
 
     def publish(self) -> None:
-        """What was written to the area so far may be read."""
+        """Allow the others to read what was written to the area so far."""
         self._publishes += 1
         for peer in self.board.reach(self._base + self._publishes):
             self._kick(peer)
 
     def wait_for(self, peers: Sequence[int], publishes: int) -> bool:
-        """Wait until `peers` have published that often in this phase. False: wait, and call again.
+        """Wait until `peers` have published so often in this phase. If False, call this again after
+        a wait.
 
         Raises DifferentCallsError.
         """
         if (publishes > 1 or not peers) and self._waiting.gives_way():
-            # Between two pieces, though they may be there: a large array takes many.
+            # Give way even if the next piece is there, because a large array has many pieces.
             return False
         there = self._waiting.wait(peers, self._base + publishes)
         if not self._agreed:
@@ -420,7 +447,7 @@ class Lane(LaneRow):
         return there
 
     def watch(self, peers: Sequence[int], publishes: int) -> bool:
-        """Wait for that for a moment only. False also for what `wait_for` raises."""
+        """Do the same for a moment only. Also returns False if `wait_for` would raise."""
         if publishes > 1 and self._waiting.is_due():
             return False
         stamp = self._base + publishes
@@ -436,30 +463,32 @@ class Lane(LaneRow):
         return True
 
     def _compare(self) -> dict[int, bytes]:
-        """Which of the other ranks have called something else, and what."""
+        """Return the calls of the ranks that have called something else."""
         entered = self.entered(self._seq)
         calls = self.board.different(entered, self._seq, self._digest)
         self._agreed = not calls and len(entered) == len(self.others)
         return calls
 
     def has_published(self, peer: int, publishes: int) -> bool:
-        """Whether `peer` has published that often in this phase."""
+        """Whether `peer` has published so often in this phase."""
         return self.board.reached((peer,), self._base + publishes)
 
     def is_void(self) -> bool:
-        """Whether one of the others has given the current operation up, or turned (see
-        `Board.is_void`): what was read of it may be anything."""
+        """Whether another rank has given the current operation up. The data that was read of it may
+        then be anything."""
         return self.board.is_void(self._seq)
 
     def end(self, area: int) -> bool:
-        """The phase is over. False: one of the others gave the operation up, or turned, while we
-        read from it; its word comes over the link."""
+        """End the phase. False: another rank gave the operation up while this rank read from it.
+
+        The reason then comes over the link.
+        """
         if (not self._agreed and self._compare()) or self.board.is_void(self._seq):
             return False
         over = self._base + A_PHASE
         self._areas.free[area] = over
         if self.is_shared_by_all(area):
-            # Used by one operation after the other: let others go on before our next one.
+            # Every operation uses this area. Let the others go on before our next call.
             self._write(over)
         return True
 
@@ -470,7 +499,7 @@ class Lane(LaneRow):
     # -- for the compiled part --------------------------------------------------------------------
 
     def rouse(self, stamp: int) -> None:
-        """Wake the ranks that sleep until this one has reached `stamp`, as it has."""
+        """Wake the ranks that sleep until this rank reaches `stamp`, which it has."""
         for peer in self.board.rouse(stamp):
             self._kick(peer)
 
@@ -480,5 +509,5 @@ class Lane(LaneRow):
         return area == len(AREAS) - 1
 
     def inner(self) -> tuple[Turns, list[int], Waiting]:
-        """Return whose turn it is, the stamps that free areas, and how this rank waits."""
+        """Return the turns, the stamps that free areas, and how this rank waits."""
         return self._turns, self._areas.free, self._waiting

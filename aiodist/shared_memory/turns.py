@@ -1,15 +1,15 @@
-"""Whose turn it is on a lane: one call after the other, in the order of their numbers.
+"""Turns run the calls of a lane one after the other, in the order of their numbers.
 
-A turn begins when the one before it has ended here, not before: a rank has one stamp, which cannot
-say of two operations how far they are. So what is called meanwhile waits in a queue::
+A turn begins when the one before it has ended here. It cannot begin earlier, because a rank has one
+stamp, which cannot show the progress of two operations. So later calls wait in a queue::
 
     called ──> queued ──> current: resumed, again and again ──> ended ──> the next one's turn
                   │          │
                   └──────────┴── given up before it has entered: a `SkippedCall` in its place
 
-Turns begin from the event loop, never from within the turn before: that may have ended inside of a
-call, which is not to carry out all that is queued behind it. What is ready goes on in one turn of
-the loop, until other tasks are due (`Lane.enter` gives way then).
+The event loop begins each turn, never the end of the turn before. That end may lie within a call of
+the user, and this call should not carry out everything that is queued behind it. Operations that
+are ready run in one turn of the loop, until other tasks are due (then `Lane.enter` gives way).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Rider(Protocol):
 
     seq: int
     place: int
-    """Where its array lies, see `Board.announce`."""
+    """The location of its array, see `Board.announce`."""
 
     @property
     def digest(self) -> int: ...
@@ -34,13 +34,13 @@ class Rider(Protocol):
     def call(self) -> bytes: ...
 
     def resume(self) -> None:
-        """It is its turn: go on as far as can be. Called again whenever what it waited for may be
-        there."""
+        """Go on as far as possible, because it has the turn. The lane calls this again after each
+        event that may help."""
         ...
 
 
 class SkippedCall:
-    """A call that was given up before its turn: the others have to hear that it is passed over."""
+    """A call that was given up before its turn. The others must hear that it is passed over."""
 
     def __init__(self, pass_over: Callable[[int], object], seq: int) -> None:
         self.seq = seq
@@ -54,19 +54,19 @@ class Turns:
     """The calls on one lane that have not ended."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.current: Rider | SkippedCall | None = None  # whose turn it is
-        self.queue: deque[Rider | SkippedCall] = deque()  # what comes after it, in order
+        self.current: Rider | SkippedCall | None = None  # has the turn
+        self.queue: deque[Rider | SkippedCall] = deque()  # the calls behind it, in order
         self._loop = loop
-        self._resuming = False  # the loop will call `_resume`
+        self._resuming = False  # whether the loop will call `_resume`
 
     def add(self, rider: Rider | SkippedCall) -> None:
-        """Run `rider` once it is its turn, perhaps at once; or let it take the place of what has
-        its number."""
+        """Run `rider` when its turn comes, perhaps at once. If a call with its number is there
+        already, replace that call."""
         queue = self.queue
         if self.current is not None and self.current.seq == rider.seq:
             self.current = rider
         elif queue and rider.seq <= queue[-1].seq:
-            queue[rider.seq - queue[0].seq] = rider  # there is no gap in the numbers
+            queue[rider.seq - queue[0].seq] = rider  # the numbers have no gaps
         elif self.current is None and not queue:
             self.current = rider
             rider.resume()
@@ -74,7 +74,7 @@ class Turns:
             queue.append(rider)
 
     def replace(self, rider: Rider, skipped: SkippedCall | None) -> None:
-        """`rider` was given up; `skipped` takes its turn, if anything has to."""
+        """Take `rider` out, because it was given up. If `skipped` is given, it takes the turn."""
         if rider is self.current:
             self.current = skipped
             self.resume_soon()
@@ -86,14 +86,14 @@ class Turns:
             self.add(skipped)
 
     def next(self) -> None:
-        """The current one has ended."""
+        """End the current turn."""
         self.current = None
-        # By the loop: the one that has ended may have done so inside of the user's call.
+        # The loop begins the next turn, because this one may have ended within the user's call.
         if self.queue:
             self.resume_soon()
 
     def resume_soon(self) -> None:
-        """Go on with the next turn of the loop."""
+        """Go on in the next turn of the loop."""
         if not self._resuming:
             self._resuming = True
             self._loop.call_soon(self._resume)
@@ -101,10 +101,10 @@ class Turns:
     def _resume(self) -> None:
         self._resuming = False
         while self.resume() and (self.queue or self.current):
-            pass  # the next one may find the others there already
+            pass  # the others may be ready for the next call already
 
     def resume(self) -> bool:
-        """Go on with whose turn it is: whether that one has ended."""
+        """Go on with the current turn, and return whether it has ended."""
         if self.current is None and self.queue:
             self.current = self.queue.popleft()
         before = self.current
@@ -113,7 +113,7 @@ class Turns:
         return self.current is not before
 
     def clear(self) -> None:
-        """Nothing that is queued will have its turn; nor what is to be passed over now."""
+        """Drop everything that is queued, and the current call if it is to be passed over."""
         self.queue.clear()
         if isinstance(self.current, SkippedCall):
             self.current = None

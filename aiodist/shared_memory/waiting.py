@@ -1,4 +1,4 @@
-"""How a rank waits for the stamps of others: it looks, it sleeps, it is woken.
+"""A rank waits for the stamps of others: first it polls, then it sleeps until it is woken.
 
 ::
 
@@ -10,10 +10,9 @@
                               └──> look once more ── there ── take it back ───────> go on
                                         └── not there ──> return to the loop
                                                               │
-                      who gets there sees the word, and sends a KICK frame ──> resumed
+                the rank that gets there sees the word, and sends a KICK frame ──> resumed
 
-The second look is what makes it safe: see "Sleep, then look again" in
-`aiodist.shared_memory.board`.
+The second look makes this safe: see "Sleep, then look again" in `aiodist.shared_memory.board`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from aiodist.transports.polling import Progress
 
 
 class Waiting:
-    """What one rank waits for on its lane: one thing at a time."""
+    """What one rank waits for on its lane. It waits for one thing at a time."""
 
     def __init__(
         self,
@@ -37,16 +36,18 @@ class Waiting:
         crowded: bool,
     ) -> None:
         self._board = board
-        self.progress = progress  # how long to poll
-        self._resume_soon = resume_soon  # has the loop go on with the current operation
-        self.polls = polls  # whether waiting begins with a look at memory, again and again
-        self.crowded = crowded  # whether others may need this core
-        self._asleep = False  # the board says that this rank sleeps, and what it waits for
-        self.hurries = False  # nothing is waited for: one of the others is gone
+        self.progress = progress  # decides how long to poll
+        self._resume_soon = resume_soon  # makes the loop go on with the current operation
+        self.polls = polls  # whether a wait begins with polling of memory
+        self.crowded = crowded  # whether other ranks may need this core
+        self._asleep = False  # whether the board says that this rank sleeps
+        self.hurries = False  # whether waits end at once, because another rank is gone
 
     def wait(self, peers: Sequence[int], stamp: int) -> bool:
-        """Poll until `peers` have reached `stamp`. False: not yet; the current operation will be
-        resumed, from the loop or by `woken`."""
+        """Wait until `peers` have reached `stamp`, for a moment.
+
+        If False, they have not. The loop, or `woken`, will then resume the current operation.
+        """
         board = self._board
         if board.reached(peers, stamp):
             return True
@@ -64,7 +65,7 @@ class Waiting:
         return False
 
     def poll(self, peers: Sequence[int], stamp: int) -> bool:
-        """Whether `peers` reach `stamp` within a moment."""
+        """Poll for a moment, and return whether `peers` have reached `stamp`."""
         return self.polls and self.progress.watch(self._board, peers, stamp, crowded=self.crowded)
 
     def is_due(self) -> bool:
@@ -72,15 +73,15 @@ class Waiting:
         return not self.hurries and self.progress.is_due()
 
     def gives_way(self) -> bool:
-        """Whether the loop is due for a turn, with the next of which the current operation goes
-        on."""
+        """Whether the loop is due for a turn. If so, the current operation goes on in the turn
+        after that."""
         due = self.is_due()
         if due:
             self._resume_soon()
         return due
 
     def woken(self) -> bool:
-        """Sleep no more: whether this rank slept."""
+        """Stop sleeping, and return whether this rank slept."""
         slept = self._asleep
         if slept:
             self._asleep = False
@@ -88,5 +89,5 @@ class Waiting:
         return slept
 
     def close(self) -> None:
-        """Nothing is waited for any more."""
+        """Wait for nothing more."""
         self._asleep = False
