@@ -39,7 +39,7 @@
 #include <unistd.h>
 #endif
 
-#define LAYOUT 6       // aiodist.compiled refuses a build with another number
+#define LAYOUT 7       // aiodist.compiled refuses a build with another number
 #define BLOCK 1024     // elements in one step of the work, so that they stay in the first cache
 #define ALONE 32768    // from so many bytes on, other threads may run meanwhile
 
@@ -413,10 +413,10 @@ static PyObject *differ(PyObject *self, PyObject *args) {
 // ---- shared state -------------------------------------------------------------------------------
 
 enum { IS_DUE, WATCH, ROUSE, SEEN, ADD, FINISH, SET_RESULT, TAPES, TELL, FIND, WAKE, FOLLOWS,
-       IS_NEG, STORAGE, DATA_PTR, NBYTES_OF, NAMES };
+       IS_NEG, STORAGE, DATA_PTR, NBYTES_OF, CLASS, NAMES };
 static const char *const names[] = {"is_due", "watch",      "rouse", "seen", "add",   "finish",
                                     "set_result", "tapes", "tell",  "_find", "wake", "follows",
-                                    "is_neg", "untyped_storage", "data_ptr", "nbytes"};
+                                    "is_neg", "untyped_storage", "data_ptr", "nbytes", "__class__"};
 
 typedef struct {
     PyTypeObject *row;      // the base of lanes
@@ -1375,9 +1375,10 @@ static PyType_Spec tape_spec = {
 // ---- the caller ---------------------------------------------------------------------------------
 
 // The slots of a Work, in the order of `WORK_SLOTS`.
-enum { OP, TAG, SEQ, NBYTES, SOURCE, WORK_TRACE, RECORD, ON_CANCEL, STARTED, ENDED, SLOTS };
-static const char *const work_slots[SLOTS] = {"op",    "tag",    "seq",        "nbytes",   "source",
-                                              "trace", "record", "_on_cancel", "_started", "_ended"};
+enum { OP, TAG, SEQ, NBYTES, SOURCE, WORK_TRACE, RECORD, ON_CANCEL, STARTED, ENDED, UNSEEN, SLOTS };
+static const char *const work_slots[SLOTS] = {"op",     "tag",        "seq",      "nbytes",
+                                              "source", "trace",      "record",   "_on_cancel",
+                                              "_started", "_ended",   "_unseen"};
 
 #define KINDS 4  // so many kinds of all_reduce are recognised by their arrays
 #define DIMENSIONS 4
@@ -1393,7 +1394,8 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *empty, *unset;  // see `is_quiet`
-    PyObject *next, *idle, *passed, *records, *progress, *said, *loop, *time, *work, *where;
+    PyObject *next, *idle, *passed, *records, *progress, *said, *loop, *time, *where;
+    PyObject *work, *ordinary, *unseen;  // types of a Work that is done and of others; `Unseen`
     PyObject *run, *all_reduce, *flat_of, *unfinished, *broke, *loop_word;
     PyObject **names, *ndarray;
     PyObject *tensor;          // torch's type of tensors, after the first one was seen
@@ -1434,6 +1436,20 @@ static int is_quiet(Caller *caller) {
     return 1;
 }
 
+// Make an ordinary Work of one that is not done yet. The Python way has it watched.
+static int make_ordinary(Caller *caller, PyObject *work) {
+    return PyObject_SetAttr(work, caller->names[CLASS], caller->ordinary);
+}
+
+// Drop a Work that the program never gets, so that it is not warned of.
+static void drop_work(Caller *caller, PyObject **work) {
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    if (make_ordinary(caller, *work) < 0) PyErr_Clear();
+    PyErr_Restore(type, error, trace);
+    Py_CLEAR(*work);
+}
+
 static PyObject *make_work(Caller *caller, Tape *tape, PyObject *tag, PyObject *seq) {
     PyObject *started = PyObject_CallNoArgs(caller->time);
     if (!started) return NULL;
@@ -1446,6 +1462,7 @@ static PyObject *make_work(Caller *caller, Tape *tape, PyObject *tag, PyObject *
         for (int slot = SOURCE; slot <= ON_CANCEL; slot++) set_slot(caller, work, slot, Py_None);
         set_slot(caller, work, STARTED, started);
         set_slot(caller, work, ENDED, Py_None);
+        set_slot(caller, work, UNSEEN, caller->unseen);
     }
     Py_DECREF(started);
     return work;
@@ -1509,6 +1526,7 @@ static int finish_call(Caller *caller, Tape *tape, PyObject *work, PyObject *tag
     const double left = tape->progress->due - now();
     if (left <= 0 || left > LOOP_DUE) {
         PyObject *args[] = {caller->progress, work, result, ended};
+        if (make_ordinary(caller, work) < 0) goto end;
         done = PyObject_VectorcallMethod(caller->names[FINISH], args, 4, NULL);
     } else {
         set_slot(caller, work, ENDED, ended);
@@ -1532,6 +1550,7 @@ static int hand_over(Caller *caller, PyObject *recipe, PyObject *work, PyObject 
         PyObject *type, *error, *trace;
         PyErr_Fetch(&type, &error, &trace);
         PyErr_NormalizeException(&type, &error, &trace);
+        if (make_ordinary(caller, work) < 0) PyErr_Clear();
         if (trace) PyException_SetTraceback(error, trace);
         if (PyErr_GivenExceptionMatches(type, PyExc_Exception)) {
             found = PyObject_CallFunctionObjArgs(caller->broke, work, recipe, error, seconds, NULL);
@@ -1542,6 +1561,7 @@ static int hand_over(Caller *caller, PyObject *recipe, PyObject *work, PyObject 
             PyErr_Restore(type, error, trace);
         }
     } else {
+        if (make_ordinary(caller, work) < 0) return -1;
         found = PyObject_CallFunction(caller->unfinished, "OOOOiiO", work, recipe, x, flat, area, done,
                                       seconds);
     }
@@ -1595,7 +1615,7 @@ static PyObject *start(Caller *caller, PyObject *recipe, PyObject *x, PyObject *
     else
         done = run_function(tape, tag, seq, x, flat);
     if (done == NO_ROOM) {
-        Py_CLEAR(work);
+        drop_work(caller, &work);
     } else if (done == ALL_DONE) {
         failed = finish_call(caller, tape, work, tag, seq, next, x);
     } else if (flat) {
@@ -1609,7 +1629,7 @@ static PyObject *start(Caller *caller, PyObject *recipe, PyObject *x, PyObject *
         failed = flat ? hand_over(caller, recipe, work, x, flat, seconds, tape->area, done) : -1;
         Py_XDECREF(flat);
     }
-    if (failed) Py_CLEAR(work);
+    if (failed) drop_work(caller, &work);
     Py_DECREF(tape);
 end:
     Py_XDECREF(next);
@@ -1761,11 +1781,12 @@ static PyObject *caller_forget(Caller *caller, PyObject *nothing) {
 
 #define REFS(C) \
     {&(C)->empty, &(C)->unset, &(C)->next, &(C)->idle, &(C)->passed, &(C)->records, \
-     &(C)->progress, &(C)->said, &(C)->loop, &(C)->time, &(C)->work, &(C)->where, \
+     &(C)->progress, &(C)->said, &(C)->loop, &(C)->time, &(C)->where, \
+     &(C)->work, &(C)->ordinary, &(C)->unseen, \
      &(C)->run, &(C)->all_reduce, &(C)->flat_of, &(C)->unfinished, &(C)->broke, &(C)->loop_word}
 #define REF_NAMES \
     {"empty", "unset", "next", "idle", "passed", "records", "progress", "said", "loop", \
-     "time", "work", "where", "run", "all_reduce", "flat_of", "unfinished", "broke", "loop_word"}
+     "time", "where", "work", "ordinary", "unseen", "run", "all_reduce", "flat_of", "unfinished", "broke", "loop_word"}
 
 static int caller_traverse(Caller *caller, visitproc visit, void *arg) {
     PyObject **const refs[] = REFS(caller);

@@ -26,7 +26,7 @@ from aiodist.phases import base
 from aiodist.rank.context import Context
 from aiodist.signatures import Signatures, typed
 from aiodist.types import ANY_SOURCE, ANY_TAG, SUM, AnyTag, Op, Src, Tag, unexpected
-from aiodist.work import Unseen, Work, both
+from aiodist.work import Unseen, UnseenWork, Work, both
 
 T = TypeVar("T")
 
@@ -105,7 +105,9 @@ class Operations(ABC):
                     self._overflowed(error)
                     raise
                 if work is not None:
-                    return work.of_prepared_call(context.records.unseen)
+                    if type(work) is not UnseenWork:
+                        work.of_prepared_call(context.records.unseen)
+                    return work
         return self._start("all_reduce", tag, timeout, device_reductions.all_reduce, x, op, out)
 
     @typed(Signatures.reduce)
@@ -674,7 +676,9 @@ class Operations(ABC):
             if express is not None:
                 work = express.start(op, make, args, seconds, tag)
                 if work is not None:
-                    return work.of_prepared_call(context.records.unseen)
+                    if type(work) is not UnseenWork:
+                        work.of_prepared_call(context.records.unseen)
+                    return work
             try:
                 timeouts.check_timeout(timeout)
                 call = make(context, *args)

@@ -152,7 +152,7 @@ class Work(asyncio.Future[T], Generic[T]):
             frame = _frame_of_user(sys._getframe(1))
             if frame is not None:
                 unseen.add(self)
-                cast(Any, self).__class__ = _Unseen if self.done() else _Unwatched
+                cast(Any, self).__class__ = UnseenWork if self.done() else _Unwatched
                 self._unseen, self._made_at = unseen, (frame.f_code, frame.f_lineno)
         return self
 
@@ -164,7 +164,7 @@ class Work(asyncio.Future[T], Generic[T]):
             if not self.done():
                 return self.for_user(unseen)
             self._unseen = unseen
-            self.__class__ = _Unseen
+            self.__class__ = UnseenWork
         return self
 
     def fail(self, error: BaseException) -> None:
@@ -272,10 +272,10 @@ class _Unwatched(Work[T]):
 
     def _ended_unseen(self) -> None:
         if type(self) is _Unwatched:  # unless a trace hook has looked
-            cast(Any, self).__class__ = _Unseen
+            cast(Any, self).__class__ = UnseenWork
 
 
-class _Unseen(Work[T]):
+class UnseenWork(Work[T]):
     """A Work that was done before the program looked at it.
 
     A look makes it an ordinary one. If it is dropped before that, the program forgot an ``await``.
@@ -328,7 +328,7 @@ class Unseen(WeakSet[Work[Any]]):
     def tell(self, why: str = "the group closes") -> None:
         """Warn of those at which the program has not looked, because their group ends."""
         for work in list(self):
-            if type(work) in (_Unwatched, _Unseen):
+            if type(work) in (_Unwatched, UnseenWork):
                 state = "pending" if type(work) is _Unwatched else "done"
                 cast(Any, work).__class__ = Work
                 _warn(work, f"is {state} while {why}, and the program has not")

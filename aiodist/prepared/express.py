@@ -77,7 +77,7 @@ from aiodist.schedules.script import written_down
 from aiodist.shared_memory.board import ON_DEVICE, digest_of
 from aiodist.transports.surroundings import is_virtual
 from aiodist.types import ReduceOp
-from aiodist.work import Work
+from aiodist.work import UnseenWork, Work
 
 Flat = NDArray[Any]
 
@@ -214,7 +214,9 @@ class Express(ABC, Generic[G, R]):
             progress=self._progress,
             loop=self._loop,
             time=self._loop.time,
-            work=Work,
+            work=UnseenWork,
+            ordinary=Work,
+            unseen=records.unseen,
             where=records.where,
             run=self._run,
             all_reduce=self._all_reduce,
