@@ -108,15 +108,16 @@ class _Jobs(Pause):
     that it knows the operation, which it resumes after each job.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, piece: int) -> None:
         self._loop = loop
+        self._piece = piece
         self._jobs: deque[Callable[[], None]] = deque()
         self._next: asyncio.Handle | None = None
         self._error: Exception | None = None
 
     def add(self, job: Callable[[], None], count: int) -> None:
-        """Do this later, or at once if it is about few values, and nothing comes before it."""
-        if count < PIECE and not self._jobs:
+        """Do this later, or at once if it is about less than a piece, and nothing comes before."""
+        if count < self._piece and not self._jobs:
             self._do(job)
             return
         self._jobs.append(job)
@@ -206,7 +207,7 @@ class _Coded:
         self._result = result
         self._divisor = divisor
         self._on_lane = on_lane
-        self._jobs = _Jobs(place.loop)
+        self._jobs = _Jobs(place.loop, self._piece)
         bounds = even_bounds(values.size, place.size)
         self._slices = [slice(*cut) for cut in itertools.pairwise(bounds)]
 

@@ -387,6 +387,44 @@ def test_arguments_that_are_refused(on_hosts, run, layout, error, text, argument
     run(main())
 
 
+class Counted(Exact):
+    """Counts how often it has coded since the loop has turned."""
+
+    name = "counted()"
+    since = most = 0
+
+    def encode(self, values, out):
+        self._count()
+        return super().encode(values, out)
+
+    def decode(self, data, out):
+        self._count()
+        super().decode(data, out)
+
+    def _count(self) -> None:
+        self.since += 1
+        self.most = max(self.most, self.since)
+
+
+@pytest.mark.parametrize("most", [coded.MAX_PAYLOAD, 1000], ids=["whole", "halved"])
+def test_the_loop_turns_after_each_piece(on_hosts, run, monkeypatch, most):
+    """Also if coded pieces of the usual size do not fit into a frame."""
+    monkeypatch.setattr(coded, "PIECE", 400)
+    monkeypatch.setattr(coded, "MAX_PAYLOAD", most)
+    codec = Counted()
+
+    async def main():
+        async with on_hosts("ab") as ranks:
+            works = [group.all_reduce(np.ones(8000, np.float32), codec=codec) for group in ranks]
+            while not all(work.done() for work in works):
+                codec.since = 0
+                await asyncio.sleep(0)
+            assert all((x == 2).all() for x in await asyncio.gather(*works))
+        assert codec.most <= len(ranks)
+
+    run(main())
+
+
 def test_blocking_groups(on_hosts, run):
     async def main():
         async with on_hosts("ab") as ranks:
