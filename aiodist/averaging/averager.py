@@ -344,8 +344,8 @@ class Averager:
             return error
         if answer.decided:
             return CollectiveTimeoutError(
-                f"{text}, but one is decided, and this contribution may be in it: call again for its"
-                " result, whose `contributors` say so",
+                f"{text}, but one is decided, and this contribution may be in it: call again for"
+                " its result, whose `contributors` say so",
                 missing=answer.missing,
                 **where,
             )
