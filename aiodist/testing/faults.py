@@ -118,7 +118,9 @@ def _check(op: str, point: str, action: object) -> None:
     if op in _MESSAGES:
         points = tuple(one for one in points if one not in _OF_COLLECTIVES)
     if point not in points:
-        raise ValueError(f"a {op} comes to the points {_listed(points)}, not to {point!r}")
+        article = "an" if op[0] in "aei" else "a"
+        text = f"{article} {op} comes to the points {_listed(points)}, not to {point!r}"
+        raise ValueError(text)
     if isinstance(action, BaseException) and point != "phase":
         raise ValueError(f"an exception can be raised at the point 'phase' only, not at {point!r}")
     if isinstance(action, str) and action not in get_args(Named):

@@ -47,7 +47,7 @@ def test_functions_are_called_and_exceptions_raised() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("all_reduce", "bogus"), "comes to the points .*'entered', .* not to 'bogus'"),
+        (("all_reduce", "bogus"), "an all_reduce comes to .*'entered', .* not to 'bogus'"),
         (("nonsense", "start"), "op is one of 'all_gather', .* not 'nonsense'$"),
         (("isend", "start"), "not 'isend': its operation is 'send'"),
         (("send", "entered"), "a send comes to the points .* not to 'entered'"),
