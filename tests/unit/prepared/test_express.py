@@ -1,4 +1,4 @@
-"""all_reduce of shapes seen before: what the short way gives is what the long way gives."""
+"""all_reduce of known shapes: a prepared call gives what the ordinary way gives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("no_turn_is_due")
 
 @pytest.fixture
 def taken(monkeypatch):
-    """By call of an all_reduce that tried the short way: whether it was one."""
+    """For each all_reduce that could be prepared, whether it was done that way."""
     seen = []
     real = Express.all_reduce
 
@@ -100,7 +100,7 @@ def test_the_same_as_the_long_way(run, kind):
             for op in OPS:
                 for length in (0, 1, 5, 3000, 40_000):
                     long_way = await outcome(ranks, op, length, "tagged")
-                    for _ in range(2):  # it is looked at, and known
+                    for _ in range(2):  # the first call makes the recipe, the second uses it
                         assert await outcome(ranks, op, length, None) == long_way
 
     with warnings.catch_warnings():
@@ -146,7 +146,7 @@ def test_overflow_is_no_warning(run, recwarn, size):
                             ),
                         )
                         assert all(np.isnan(y.real).all() for y in x)
-                    # What the user asked of numpy is as it was.
+                    # The user's settings of numpy are unchanged.
                     with pytest.raises(FloatingPointError), np.errstate(over="raise"):
                         np.full(2, big, dtype) * dtype(2)
 
@@ -201,7 +201,7 @@ def test_arguments_that_make_no_sense_start_nothing(run):
                     for timeout in (0, -1, "1", True, math.nan):
                         with pytest.raises((TypeError, ValueError), match="timeout"):
                             group.all_reduce(np.ones(3), timeout=timeout)
-                # Their numbers are the same still.
+                # All ranks still have the same next number.
                 results = await everyone(ranks, lambda g: g.all_reduce(np.ones(3)))
                 assert all((x == 2).all() for x in results)
 
@@ -219,7 +219,7 @@ def test_autograd_hears_of_it(run, taken):
                 assert [x._version for x in parts] == [version + 1 for version in before]
                 for x in whole:
                     assert x.tolist() == [1.0] * 2 + [2.0**number] * 3 + [1.0] * 5
-            # Also where it had to wait.
+            # The same holds for a call that had to wait.
             first = ranks[0].all_reduce(parts[0])
             version = parts[0]._version
             await asyncio.gather(first, ranks[1].all_reduce(parts[1]))
@@ -242,7 +242,8 @@ def test_autograd_hears_of_it(run, taken):
 
 @pytest.mark.parametrize("length", [4, 40_000])
 def test_one_rank_takes_the_long_way(run, taken, length):
-    """A non-contiguous array of the same shape, a tensor, `out=`: they match."""
+    """A non-contiguous array of the same shape, a tensor, or `out=` on one rank matches the
+    others."""
 
     async def main():
         async with sharing(2) as ranks:
@@ -322,7 +323,7 @@ def test_given_up_while_it_waits(run, taken):
                         await ranks[rank].all_reduce(np.ones(4))
                     assert caught.value.rank == 0
                 assert (x == 99).all()
-                # By a deadline of its own.
+                # A call is given up by its own timeout.
                 work = ranks[1].all_reduce(np.ones(4), timeout=0.05)
                 with pytest.raises(aiodist.CollectiveTimeoutError) as late:
                     await work
@@ -332,7 +333,7 @@ def test_given_up_while_it_waits(run, taken):
                 for rank in (0, 2):
                     with pytest.raises(aiodist.CollectiveTimeoutError):
                         await ranks[rank].all_reduce(np.ones(4), timeout=math.inf)
-                # One of several that wait in line.
+                # One of several waiting calls is given up.
                 works = [ranks[0].all_reduce(np.full(4, float(n))) for n in range(4)]
                 works[2].cancel()
                 for n in range(4):
@@ -363,7 +364,7 @@ def test_what_the_missing_rank_did_last(run):
 
 
 def test_among_other_operations(run, taken):
-    """Many that are under way, with tags, without, point to point, in subgroups."""
+    """Others are under way: with and without tags, point to point, and in subgroups."""
 
     async def main():
         async with sharing(3) as ranks:
@@ -434,7 +435,7 @@ def test_the_work(run, taken):
 
 
 def has_turned(group):
-    """The loop had its turn, and some time has passed since."""
+    """Pretend that the loop had its turn some time ago."""
     polling = group._context.endpoint.progress
     polling._turned()
     assert not polling.is_due()
@@ -442,7 +443,7 @@ def has_turned(group):
 
 
 def test_the_loop_gets_its_turn(run, taken, monkeypatch):
-    """It is done within the call all the same, so that the others need not wait."""
+    """The data is reduced within the call all the same, because other ranks wait for it."""
 
     async def main():
         async with sharing(2) as ranks:
@@ -460,7 +461,7 @@ def test_the_loop_gets_its_turn(run, taken, monkeypatch):
             assert await work is arrays[1]
             await waiting
 
-            # Cancelled meanwhile, it is done for the others all the same.
+            # If it is cancelled meanwhile, the other rank has its result all the same.
             waiting = ranks[0].all_reduce(arrays[0])
             has_turned(ranks[1])
             work = ranks[1].all_reduce(arrays[1])
@@ -486,7 +487,7 @@ def test_many_shapes_take_no_more_memory_than_allowed(run):
 
 
 def test_an_operator_made_for_each_call(run):
-    """Recipes are found by the operator's identity, which another one may have later."""
+    """Recipes are found by the operator's id, which a later operator may get again."""
 
     async def main():
         async with sharing(2) as ranks:
@@ -523,7 +524,7 @@ def test_after_the_end(run):
             for _ in range(2):
                 with pytest.raises(aiodist.PeerLostError):
                     await parts[1].all_reduce(np.ones(3))
-            # The group it was made of goes on.
+            # The parent group is still usable.
             values = await everyone(ranks, lambda g: g.all_reduce(np.ones(3)))
             assert values[1].tolist() == [2.0] * 3
 

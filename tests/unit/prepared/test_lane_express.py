@@ -1,4 +1,4 @@
-"""Collectives on an idle lane that are of no prepared kind: their phases run within the call."""
+"""Collectives on an idle lane that have no recipe: their phases run within the call."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ NOTHING = {
 @pytest.mark.parametrize("tag", [None, "t"])
 @pytest.mark.parametrize("name", NOTHING)
 def test_an_empty_list_is_reduced_over_links_and_holds_up_nobody(run, name, tag):
-    """It publishes nothing, so its entry has to be shown by itself, or what comes next waits."""
+    """It publishes nothing, so it has to show its entry, or the next call would wait for ever."""
 
     async def main():
         async with sharing(2) as ranks:
@@ -133,7 +133,8 @@ def test_what_may_call_back_goes_the_ordinary_way(run):
 
 
 def test_a_call_that_goes_over_links_though_there_is_a_lane(run):
-    """What cannot be cut has no plan in shared memory where it is large."""
+    """An operator of the user must not see parts of a large array, so no plan in shared memory
+    fits."""
     length = 100_000
 
     async def main():
@@ -148,7 +149,7 @@ def test_a_call_that_goes_over_links_though_there_is_a_lane(run):
 
 
 def test_what_comes_early_for_a_tag_holds_up_nothing_else(run):
-    """Calls without a tag are done within themselves, though another rank is ahead with a tag."""
+    """Calls without a tag are done within the call, though another rank is ahead with a tag."""
 
     async def main():
         async with sharing(2) as ranks:

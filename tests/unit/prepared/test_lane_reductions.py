@@ -1,5 +1,4 @@
-"""Reductions of several arrays, and into others, of kinds seen before: the same as the ordinary
-way, from within the call."""
+"""Prepared reductions of several arrays, and into others, give what the ordinary way gives."""
 
 from __future__ import annotations
 
@@ -19,12 +18,12 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("no_turn_is_due")
 
 LENGTHS = [1, 3, 2500, 40_000]
-"""Of arrays that are reduced whole, in slices, and in no one go."""
+"""Arrays that are reduced whole, in slices, and not in one go."""
 
 
 @pytest.fixture
 def inline(monkeypatch):
-    """How each prepared call that was begun in one go ended."""
+    """What each prepared call returned that was begun in one go."""
     seen, real = [], LaneExpress._fused
 
     def bound(express, recipe, area):
@@ -34,7 +33,7 @@ def inline(monkeypatch):
             seen.append(run(given))
             return seen[-1]
 
-        recipe.tapes = (None, None)  # the compiled part would not come by here
+        recipe.tapes = (None, None)  # the compiled part would not call this function
         recipe.at_once[area] = counted
         return counted
 
@@ -106,7 +105,7 @@ def test_the_same_as_the_ordinary_way(run, inline, name, size, length):
 
 @pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter", "reduce_scatter to a new array"])
 def test_small_ones_to_another_array_are_done_at_once(run, monkeypatch, name):
-    """As the shortest plan is: in no steps."""
+    """The shortest plan is one function, so `in_steps` is not needed."""
     monkeypatch.setattr(lane_reductions, "in_steps", None)
 
     async def main():
@@ -144,7 +143,7 @@ def test_tensors_are_marked(run, inline):
 
 
 def test_arrays_that_share_memory(run, inline):
-    """What is written before it is read is copied, and two results in one place are refused."""
+    """Input that would be overwritten is copied first, and two results in one place are refused."""
 
     async def main():
         async with sharing(2) as ranks:

@@ -1,4 +1,5 @@
-"""How ranks come to share memory: all or none, in the same order of operations, leaving nothing."""
+"""How ranks come to share memory: all or none, in one order of operations, leaving nothing
+behind."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def lanes(ranks):
 
 
 async def settled(ranks):
-    """All ranks share memory."""
+    """Wait until all ranks share memory."""
     while None in lanes(ranks):
         await everyone(ranks, lambda g: g.barrier())
 
@@ -51,7 +52,7 @@ def set_ups(monkeypatch) -> Iterator[list[lane_setup.LaneSetup]]:
 
 @pytest.fixture
 def rank_1_may_go_on(monkeypatch) -> asyncio.Event:
-    """Until this is set, rank 1 gets no further than to offer its memory."""
+    """Until this is set, rank 1 does no more than offer its memory."""
     may_go_on = asyncio.Event()
     real = lane_setup.LaneSetup._fetch
 
@@ -65,13 +66,13 @@ def rank_1_may_go_on(monkeypatch) -> asyncio.Event:
 
 
 def turn():
-    """One turn of the loop."""
+    """Give the loop one turn."""
     return asyncio.sleep(0)
 
 
 @pytest.mark.parametrize(("cores", "crowded"), [((2, 9), False), ((9, 1), True)])
 def test_all_know_whether_one_of_them_has_too_few_cores(run, monkeypatch, cores, crowded):
-    """Plans are chosen by it, and all have to choose the same."""
+    """The choice of plans depends on it, and all ranks have to choose the same."""
     counts = iter(cores)
     monkeypatch.setattr(lane_setup, "cores", lambda: next(counts))
 
@@ -131,7 +132,8 @@ def test_a_value_that_ends_the_group_begins_none(run, set_ups):
 
 @pytest.mark.parametrize("length", [3, 50_000])
 def test_calls_while_it_settles_keep_order_and_values(run, length):
-    """Every rank calls at its own speed, some many ahead: the numbers of operations agree."""
+    """Ranks call at different speeds, some many calls ahead, and the numbers of operations
+    agree."""
 
     async def main():
         async with aiodist.local(3, **SHM) as ranks:
@@ -154,7 +156,7 @@ def test_calls_while_it_settles_keep_order_and_values(run, length):
 
 
 def test_groups_that_share_memory_take_no_files(run):
-    """Though each maps the memory of all of its ranks: hosts have many ranks, ranks many groups."""
+    """Each group maps the memory of its ranks, and many open files would exhaust the limit."""
 
     async def main():
         async with aiodist.local(3, **SHM) as ranks:
@@ -197,7 +199,7 @@ def test_calls_held_back_can_be_cancelled_and_time_out(run, rank_1_may_go_on):
 
 
 def test_calls_held_back_are_among_what_is_said_to_be_pending(run, rank_1_may_go_on):
-    """Under the numbers that they will get; those with a number of their own beside them."""
+    """They have the numbers that they will get, and are listed beside calls that have numbers."""
 
     async def main():
         async with aiodist.local(3, **SHM) as ranks:
@@ -225,11 +227,11 @@ def test_calls_held_back_are_among_what_is_said_to_be_pending(run, rank_1_may_go
     run(main())
 
 
-# -- where there is none --------------------------------------------------------------------------
+# -- no memory to share ---------------------------------------------------------------------------
 
 
 def once(real, failing):
-    """`failing` in the first call, then `real`."""
+    """Return a function that calls `failing` the first time, and then `real`."""
     calls = itertools.count()
 
     def either(*args, **kwargs):
@@ -246,7 +248,7 @@ def raising(error):
 
 
 async def use_sockets(size):
-    """Everything works, without shared memory."""
+    """Check that the group works without shared memory."""
     async with aiodist.local(size, **SHM) as ranks:
         for number in range(12):
             assert (
@@ -302,7 +304,8 @@ def test_the_group_ends_meanwhile(run, turns, end):
                 ranks = await everyone(ranks, lambda g: g.dup())
             works = [group.barrier() for group in ranks]
             for work in works:
-                work.add_done_callback(lambda _: None)  # it is looked at
+                # so that no warning says that it was dropped
+                work.add_done_callback(lambda _: None)
             for _ in range(turns):
                 await asyncio.sleep(0)
             if end == "abort":
@@ -342,7 +345,7 @@ def test_a_rank_is_lost_meanwhile(run, turns):
 
 
 def test_closing_does_not_wait_for_ranks_that_never_share(run):
-    """Rank 1 makes no collective without a tag, so the set-up of rank 0 would never end."""
+    """Rank 1 calls no collective without a tag, so the set-up of rank 0 would never end."""
 
     async def main():
         async with aiodist.local(2, **SHM) as ranks:
@@ -380,7 +383,7 @@ def test_a_call_that_waits_for_a_set_up_that_does_not_end(run, rank_1_may_go_on)
 
 @on_idle_time
 def test_what_others_hear_of_a_rank_in_its_set_up(run):
-    """The user knows nothing of collectives that aiodist makes for itself."""
+    """Errors do not name the collectives that aiodist calls for itself."""
 
     async def main():
         async with aiodist.local(2, **SHM) as ranks:

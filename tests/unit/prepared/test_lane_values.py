@@ -1,5 +1,4 @@
-"""Broadcast, all_gather and their like, of kinds seen before: the same as the ordinary way, from
-within the call."""
+"""Prepared broadcast, all_gather and the like give what the ordinary way gives."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("no_turn_is_due")
 
 @pytest.fixture
 def inline(monkeypatch):
-    """How each prepared call ended: `ALL`, or after so many steps."""
+    """How each prepared call ended: `ALL`, or the number of done steps."""
     seen = []
     real = lane_values.ValueRecipe._bound
 
@@ -64,7 +63,7 @@ CALLS = {
 
 
 def shown(value):
-    """A value, as far as one can tell it from another."""
+    """Return what tells one value from another."""
     if isinstance(value, (list, tuple)):
         return type(value), [shown(each) for each in value]
     if isinstance(value, dict):
@@ -117,7 +116,7 @@ def test_a_broadcast_into_arrays(run, inline, size):
 
 
 def test_what_is_received_is_ones_own(run, inline):
-    """Neither shared memory, nor what was given, nor what the last call gave."""
+    """A result shares memory with nothing: no segment, no argument, and no earlier result."""
 
     async def main():
         async with sharing(2) as ranks:
@@ -137,7 +136,7 @@ def test_what_is_received_is_ones_own(run, inline):
 
 
 def test_a_receiver_need_not_know_the_shape(run, inline):
-    """Shapes that were seen before come within the call, whichever of them it is."""
+    """All known shapes arrive within the call, in any order."""
 
     async def main():
         async with sharing(2) as ranks:
@@ -156,7 +155,7 @@ def test_a_receiver_need_not_know_the_shape(run, inline):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_what_does_not_fit_is_found_as_ever(run, inline, size):
-    """The root has another array than those that were prepared: nobody's is written."""
+    """If the root has an unexpected array, no rank's array is written."""
 
     async def main():
         async with sharing(size) as ranks:
@@ -169,7 +168,7 @@ def test_what_does_not_fit_is_found_as_ever(run, inline, size):
                 for result in await asyncio.gather(*works, return_exceptions=True):
                     assert isinstance(result, MismatchError)
                 assert not any(target.any() for target in targets[1:])
-            # One rank wants what the others do not.
+            # One rank wants an array that the others do not.
             works = [
                 g.broadcast(np.zeros(5) if g.rank == size - 1 else targets[g.rank], 0)
                 for g in ranks
@@ -197,14 +196,14 @@ def test_other_calls_cancels_and_refusals(run, inline, size):
             for result in await asyncio.gather(*works, return_exceptions=True):
                 assert isinstance(result, MismatchError)
                 assert 0 in result.calls
-            # One gives up.
+            # One rank gives up.
             works = [g.all_gather(x) for g in ranks[1:]]
             works[0].cancel()
             works.insert(0, ranks[0].all_gather(x))
             for rank, result in enumerate(await asyncio.gather(*works, return_exceptions=True)):
                 kind = asyncio.CancelledError if rank == 1 else CollectiveAbortedError
                 assert isinstance(result, kind)
-            # One is refused.
+            # The call of one rank is refused.
             works = [g.all_gather(x) for g in ranks[1:]]
             with pytest.raises(TypeError):
                 ranks[0].all_gather(object())
@@ -268,7 +267,7 @@ def test_of_who_sends_something_else_each_time_little_is_learnt(run, inline):
 
 
 def test_numbers_are_no_kinds(run):
-    """There would be one for each number."""
+    """Otherwise there would be a recipe for each number."""
 
     async def main():
         async with sharing(2) as ranks:
@@ -289,7 +288,7 @@ TREES = [{"a": np.ones(2), "b": 3}, {"a": np.ones(2), "b": 4.5}, [1, None, "text
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("op", CALLS)
 def test_trees(run, inline, op, size):
-    """What is in them besides arrays may change at any time, and stay changed."""
+    """Words in them may change at any time, for one call or for good."""
 
     async def main():
         async with sharing(size) as ranks:
@@ -314,7 +313,7 @@ def test_trees(run, inline, op, size):
 
 
 def test_trees_that_wait_their_turn(run, inline):
-    """Each is what it was when it was called, whatever else was called meanwhile."""
+    """Each has its value at the time of the call, whatever was called meanwhile."""
 
     async def main():
         async with sharing(2) as ranks:
@@ -349,7 +348,7 @@ OPS = {
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("kind", NUMBERS)
 def test_numbers(run, inline, kind, size):
-    """The same as the ordinary way, or the same error on all ranks."""
+    """They give the result of the ordinary way, or its error on all ranks."""
     values = NUMBERS[kind]
 
     async def main():
@@ -410,7 +409,7 @@ OUTS = {
 @pytest.mark.parametrize("listed", [False, True])
 @pytest.mark.parametrize("op", OUTS)
 def test_into_arrays(run, inline, op, listed, make):
-    """They are written, and are the result; what does not fit on one rank is written on none."""
+    """They are written, and are the result. If one rank's array does not fit, none is written."""
 
     start = OUTS[op]
 
@@ -444,8 +443,10 @@ def test_into_arrays(run, inline, op, listed, make):
 
 
 def test_what_a_rank_has_for_itself_is_not_shown(run, inline):
-    """Of an all_to_all to places that are given: it goes there from where it lies, and first, as it
-    may lie where something else goes."""
+    """In an all_to_all into given places, a rank's own array goes straight to its place.
+
+    It goes first, because it may lie in the place of another one.
+    """
     length = 500
 
     async def main():
@@ -456,7 +457,7 @@ def test_what_a_rank_has_for_itself_is_not_shown(run, inline):
                     mine += np.arange(3.0)[:, None]
                 places = [np.zeros((3, length)) for _ in ranks]
                 for g in ranks:
-                    # Where that of the next rank goes.
+                    # It lies in the place of the next rank's array.
                     places[g.rank][(g.rank + 1) % 3] = rows[g.rank][g.rank]
                 xs = [[*row] for row in rows]
                 for g in ranks:
@@ -503,7 +504,7 @@ def test_what_is_given_is_the_result_of_calls_that_wait_their_turn(run, inline):
 
 
 def test_who_waits_need_not_make_the_call_anew(run, inline, monkeypatch):
-    """What is known is taken from where it lies, when it is there."""
+    """A waiting call takes known values from shared memory, as soon as they are there."""
     made = []
     real = lane_values.ValueRecipe.remade
     monkeypatch.setattr(
@@ -567,8 +568,10 @@ def test_how_many_kinds_are_known_of_one_rank(run, monkeypatch, count):
 @pytest.mark.parametrize("op", ["broadcast", "all_gather", "gather"])
 @pytest.mark.parametrize(("size", "most"), [(2, 3136), (8, 784)])
 def test_what_is_shown_at_once(run, inline, op, size, most):
-    """Up to `most` KiB, less what is said of it; where all show something, all together as many as
-    two show at most."""
+    """One rank may show `most` KiB, less the description.
+
+    If all ranks show something, all of them together may show as much as two ranks may.
+    """
     most = 3136 if op == "broadcast" else most
 
     async def calls(ranks, kib):

@@ -1,4 +1,4 @@
-"""Large arrays of kinds seen before: what is said of them goes the known way, their data the
+"""Prepared calls with large arrays: their description goes the prepared way, their data the
 ordinary way."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("no_turn_is_due", "few_are_shown")
 
 LARGE = 5000
-"""Elements of an array whose data does not go with the words, where `few_are_shown`."""
+"""Elements of an array whose data does not fit into a blob, with `few_are_shown`."""
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def few_are_shown(monkeypatch):
 
 @pytest.fixture
 def moved(monkeypatch):
-    """The operations of which arrays were moved without being called anew."""
+    """The operations whose arrays moved without making the call again."""
     seen = []
     real = lane_values.ValueRecipe.moved
     monkeypatch.setattr(
@@ -38,7 +38,7 @@ def moved(monkeypatch):
 
 
 def large_calls(make, listed, number, size):
-    """For each operation: what starts it on a rank, and the values that its array then has."""
+    """For each operation, return what starts it on a rank, and the values that it should give."""
     plain = [np.arange(float(LARGE)) * (rank + 1) + number for rank in range(size)]
     src = size - 1
 
@@ -69,7 +69,7 @@ def large_calls(make, listed, number, size):
 @pytest.mark.parametrize("listed", [False, True])
 @pytest.mark.parametrize("make", [np.array, torch.tensor], ids=["numpy", "torch"])
 def test_large_arrays_are_known_as_well(run, moved, make, listed, size):
-    """Whoever comes last; nothing but their data is looked at, once they were seen."""
+    """Once arrays are known, only their data is looked at, no matter which rank comes last."""
 
     async def calls(ranks, number, order):
         for start, due in large_calls(make, listed, number, size).values():
@@ -96,8 +96,11 @@ def test_large_arrays_are_known_as_well(run, moved, make, listed, size):
 
 
 def test_large_arrays_that_are_not_what_they_were(run, moved):
-    """Other shapes, small ones, swapped bytes, memory of the group, no place to put them: each on
-    one rank alone or on both; what fits arrives, and what does not is nobody's."""
+    """Arrays change on one rank or on both.
+
+    They have other shapes, are small, have swapped bytes, lie in memory of the group, or have no
+    place for the result. If they fit, they arrive. If they do not, no rank has a result.
+    """
 
     async def main():
         async with sharing(2) as ranks:
@@ -142,7 +145,7 @@ def test_large_arrays_that_are_not_what_they_were(run, moved):
 
 @pytest.mark.parametrize("op", ["all_gather", "broadcast", "all_to_all"])
 def test_a_large_array_that_one_rank_gives_up(run, moved, op):
-    """It is nobody's, and the next one is everybody's."""
+    """No rank gets it, and all ranks get the next one."""
 
     async def main():
         async with sharing(2) as ranks:

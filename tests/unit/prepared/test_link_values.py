@@ -1,4 +1,4 @@
-"""Blobs in one piece of memory, until one of them has another length than was known."""
+"""Blobs in one piece of memory, until one of them has an unexpected length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def packed(*blobs: bytes) -> bytes:
 
 
 def made() -> tuple[LaidBlobs, memoryview]:
-    """Of rank 0 of four that have blobs of three bytes, where the first frame has come."""
+    """Make the blobs of rank 0 of four, with three bytes each. The first frame has come."""
     arena = memoryview(bytearray(packed(b"own", b"one", b"---", b"---")))
     frames = {MINE: arena[:7], FIRST: arena[7:14], BOTH: arena[14:], SENT: arena[:14]}
     return LaidBlobs(0, 4, Laid([], frames, arena[:7], []), [FIRST]), arena
@@ -32,8 +32,8 @@ def test_what_has_the_known_length_stays_where_it_is() -> None:
     assert memory.is_laid
     assert arena == packed(b"own", b"one", b"two", b"tri")
     memory.part()
-    memory.part()  # they are parted already
-    arena[:] = bytes(len(arena))  # the next call has it
+    memory.part()  # has no effect the second time
+    arena[:] = bytes(len(arena))  # the next call uses the arena
     assert memory.blobs == [b"own", b"one", b"two", b"tri"]
 
 
@@ -49,7 +49,7 @@ def test_another_length_has_them_part() -> None:
 def test_one_that_was_coming_is_read_from_its_place() -> None:
     memory, _ = made()
     place = memory.incoming(BOTH, 14)
-    memory.part()  # by a frame of another rank
+    memory.part()  # because of a frame of another rank
     place[:] = packed(b"two", b"tri")
     memory.arrived(BOTH)
     assert memory.blobs == [b"own", b"one", b"two", b"tri"]

@@ -1,4 +1,4 @@
-"""Small all-reduces with tags of ranks that share memory, as programs call them."""
+"""Small reductions with tags, of ranks that share memory, as programs call them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def posted(monkeypatch):
             work = start(*args)
             call = express, tag, number
             if work is not None and tag != "begin" and call not in noted:
-                noted.add(call)  # the compiled part may have called the Python way
+                noted.add(call)  # count once, because the compiled part may call the Python code
                 seen.append((tag, number))
             return work
 
@@ -158,7 +158,7 @@ LARGE = {
 @pytest.mark.parametrize("nbytes", [1 << 18, 3 << 20])
 @pytest.mark.parametrize("start", LARGE.values(), ids=LARGE)
 def test_large_reductions_are_prepared(run, posted, start, nbytes, monkeypatch):
-    """No program is started for any of them: not for the first one either."""
+    """None of them starts a program, not even the first one."""
 
     async def main():
         async with sharing(3) as ranks:
@@ -193,7 +193,7 @@ MEDIUM = {
 
 @pytest.mark.parametrize("start", MEDIUM.values(), ids=MEDIUM)
 def test_up_to_three_mebibytes_are_posted(run, posted, start, monkeypatch):
-    """And prepared: no program is started for them, once they are known."""
+    """They are prepared, too: once they are known, they start no program."""
     nbytes = 1 << 20 if start is MEDIUM["reduce_scatter"] else 3 << 19
 
     async def main():
@@ -216,7 +216,7 @@ def test_up_to_three_mebibytes_are_posted(run, posted, start, monkeypatch):
 
 
 def test_a_slot_of_the_largest_size_may_be_a_frame(run, monkeypatch):
-    """With the words before it, that is more than a mebibyte."""
+    """With the words before it, the frame has more than a mebibyte."""
 
     async def main():
         async with sharing(2) as ranks:
@@ -352,7 +352,8 @@ def test_a_late_rank_hears_why(run):
 
 
 def test_what_waits_is_seen(run):
-    """By the coordinator, which is told who is missing; and among the pending Works."""
+    """A waiting call is among the pending Works, and the coordinator knows which rank is
+    missing."""
 
     async def main():
         async with sharing(3) as ranks:
@@ -397,7 +398,7 @@ def test_a_function_that_fails_fails_the_call(run, monkeypatch):
                 for group in ranks:
                     (*_, recipe) = group._context.post_express._recipes.values()
                     patch.setattr(recipe, "_plain", fail)
-                    patch.setattr(recipe, "tapes", (None, None))  # they reduce without it
+                    patch.setattr(recipe, "tapes", (None, None))  # so that Python reduces
                 works.append(ranks[1].all_reduce(np.ones(2), tag="a"))
                 with pytest.raises(MemoryError):
                     await works[1]
@@ -409,7 +410,8 @@ def test_a_function_that_fails_fails_the_call(run, monkeypatch):
 
 
 def test_a_tensor_is_reduced_for_one_rank_while_another_is_late(run):
-    """Who has no result, and goes on as an operation, has no tensor that it could mark."""
+    """A rank without a result has no tensor to mark as written, even if its call is an
+    operation."""
 
     async def main():
         async with sharing(2) as ranks:

@@ -1,4 +1,4 @@
-"""What is kept for each tag of what is posted."""
+"""What a recipe keeps for each tag."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def test_what_is_made_for_a_tag_is_kept_and_bounded(monkeypatch: pytest.MonkeyPa
     for tag in ("a", 1, "a", None, "a"):
         assert kept[tag] == f"of {tag}"
     assert made == ["a", 1, None]
-    assert kept["b"] == "of b" and len(kept) == 1  # there is room for no more
+    assert kept["b"] == "of b" and len(kept) == 1  # a fourth tag makes it forget the others
     assert kept["a"] == "of a" and made == ["a", 1, None, "b", "a"]

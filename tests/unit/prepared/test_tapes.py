@@ -1,4 +1,4 @@
-"""What the compiled part starts and carries out: every operator on every dtype, again and again."""
+"""What the compiled part runs: every operator on every dtype, again and again."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ DTYPES = ["f4", "f8", "f2", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", ">f8
 
 
 class Special(np.ndarray):  # type: ignore[type-arg]
-    """Of a class of its own."""
+    """A subclass of arrays."""
 
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("tag", [None, "a"])
 async def test_every_operator_on_every_dtype(size: int, tag: str | None) -> None:
-    """With kernels of the compiled part, and with those that only numpy has: of such a call it does
-    all but the reduction."""
+    """If only numpy has the kernel, the compiled part does all but the reduction."""
     numbers = np.random.default_rng(0)
     async with sharing(size) as ranks:
         for (name, (op, reference)), dtype in itertools.product(OPS.items(), DTYPES):
@@ -54,7 +53,10 @@ async def test_every_operator_on_every_dtype(size: int, tag: str | None) -> None
 
 @pytest.mark.parametrize("tag", [None, "a"])
 async def test_arrays_that_a_tape_was_not_made_for(tag: str | None) -> None:
-    """The same shape and dtype, but read-only, strided, of a subclass: nothing else is written."""
+    """Shape and dtype are the same, but arrays are read-only, strided, or of a subclass.
+
+    Nothing but the array is written.
+    """
     async with sharing(2) as ranks:
         for _ in range(3):
             xs = [np.full(4, g.rank + 1.0) for g in ranks]
@@ -78,7 +80,7 @@ async def test_arrays_that_a_tape_was_not_made_for(tag: str | None) -> None:
 @pytest.mark.parametrize("tag", [None, "a"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 async def test_tensors(tag: str | None, dtype: torch.dtype) -> None:
-    """Results, and the version by which autograd knows that a tensor was written."""
+    """Results are right, and autograd's version says that the tensor was written."""
     op = ReduceOp.MAX if dtype == torch.bool else ReduceOp.SUM
     numbers = torch.Generator().manual_seed(0)
     async with sharing(2) as ranks:
@@ -96,7 +98,7 @@ async def test_tensors(tag: str | None, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("tag", [None, "a"])
 async def test_tensors_that_a_tape_was_not_made_for(tag: str | None) -> None:
-    """The same shape and dtype, but in memory that is gone, or that is looked at in another way."""
+    """Shape and dtype are the same, but memory is gone, or the tensor views it in another way."""
     async with sharing(2) as ranks:
 
         async def reduced(xs: list[torch.Tensor]) -> None:
@@ -131,7 +133,7 @@ async def test_tensors_that_a_tape_was_not_made_for(tag: str | None) -> None:
 
 
 async def test_a_tape_refuses_steps_beyond_its_memory() -> None:
-    """It reads and writes addresses, so what it is made of is checked when it is made."""
+    """A tape reads and writes addresses, so they are checked when it is made."""
     core = compiled.core
     assert core is not None
     async with sharing(2) as ranks:
@@ -158,7 +160,7 @@ async def test_a_tape_refuses_steps_beyond_its_memory() -> None:
             [(copy, 4, (3, much - 3), [(0, 0)])],
             [(copy, 4, (3, -1), [(0, 0)])],
             [(copy, -1, (3, 0), [(0, 0)])],
-            [(copy, 4, (4, 0), [(0, 0)])],  # of the other rank
+            [(copy, 4, (4, 0), [(0, 0)])],  # the area of the other rank
             [(copy, 4, (5, 0), [(0, 0)])],
             [(copy, 4, (2, 0), [(0, 0)])],
             [(copy, 4, (-1, 0), [(0, 0)])],
