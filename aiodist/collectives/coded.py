@@ -65,7 +65,7 @@ def all_reduce(place: Place, x: Any, op: Op, codec: Any, tag: Tag, out: Any) -> 
     """Make the call that reduces `x` on every rank."""
     codec, op = codec_of(codec), operator(op)
     if op.name not in ("SUM", "AVG") or op.function is not None:
-        raise TypeError(f"codec= is for SUM and AVG, not {op}: leave codec= away")
+        raise TypeError(f"codec= is for SUM and AVG, not {op}: leave codec= out")
     if codec.error_feedback and tag is None:
         raise ValueError(
             f"codec={codec.name} has error feedback, which belongs to a tag: give tag=, the same "
@@ -434,7 +434,8 @@ class _Coded:
         try:
             codec.decode(data[at : at + size], out)
         except ValueError as error:
-            raise ProtocolError(f"rank {src} sent what {codec.name} refuses: {error}") from None
+            text = f"rank {src} sent data that {codec.name} cannot decode: {error}"
+            raise ProtocolError(text) from None
 
 
 def _piece_of(*codecs: Codec) -> int:

@@ -149,7 +149,7 @@ class DeviceTransfer:
             if place.rank in self._words:
                 device_memory.handles.told(self._words[place.rank])
         elif problem:
-            raise ProtocolError(f"what all had open cannot be had: {problem}")
+            raise ProtocolError(f"memory that all ranks had open is gone: {problem}")
         self.direct = True
 
     def _open(self) -> str:

@@ -298,9 +298,9 @@ def opened(
     out: Any,
     name: str = "out",
 ) -> tuple[Incoming, MismatchError | None]:
-    """Return the value that `src` offers with memory for it, or what is wrong with `out`.
+    """Return the value that `src` offers, and what is wrong with `out`, if anything.
 
-    Raises ProtocolError.
+    The value has memory unless `out` is wrong. Raises ProtocolError.
     """
     value = parse(meta, max_bytes=place.max_message_bytes, allow_pickle=place.allow_pickle)
     # All ranks have chosen their plans by the sizes in the offer. If the metadata had another size,

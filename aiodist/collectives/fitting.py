@@ -85,7 +85,7 @@ def parted(blobs: Sequence[bytes]) -> tuple[list[bytes], list[bytes | memoryview
         if blob[:1] == _MARK:
             start = 2 + int.from_bytes(blob[1:2], "big")
             if not 2 < start <= len(blob):
-                raise ProtocolError(f"what rank {rank} wants is cut off")
+                raise ProtocolError(f"the words of rank {rank} are cut off")
             wants[rank] = blob[2:start]
             words[rank] = memoryview(blob)[start:]
     return wants, words

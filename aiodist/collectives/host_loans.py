@@ -51,7 +51,7 @@ class Lent:
         """Make the copy. Return the words by which others fetch it. Raises OSError."""
         loop = self._place.loop
         if sys.platform != "linux" or is_virtual(loop):
-            raise OSError("there is no memory here that processes could pass on")
+            raise OSError("processes cannot share memory on this system or in this event loop")
         nbytes = self._starts[-1]
         self._offer = offer = SegmentOffer(loop, nbytes, "aiodist-share", all_write=True)
         if nbytes <= AT_ONCE:

@@ -363,7 +363,7 @@ def _fold(groups: Sequence[DtypeGroup], blobs: Sequence[bytes]) -> None:
     """Reduce the inputs of some ranks, in the form of `_bytes_of`, into `out`."""
     due = sum(group.x.nbytes for group in groups)
     if any(len(blob) != due for blob in blobs):
-        raise ProtocolError(f"operands of another size than {due} bytes")
+        raise ProtocolError(f"a rank sent an operand that does not have {due} bytes")
     at = 0
     for group in groups:
         # Without ranks, as on the first rank of an exscan, the result is the input.
@@ -387,7 +387,7 @@ def _reduce_slot(group: DtypeGroup, blobs: Sequence[bytes], rank: int) -> None:
     for src, blob in enumerate(blobs):
         first, last = shown_by(src, group.bounds)
         if len(blob) != len(LEAD) + (last - first) * group.x.itemsize:
-            raise ProtocolError(f"operands of rank {src} of another size than slots have")
+            raise ProtocolError(f"rank {src} sent slots of a wrong size")
         if src == rank:
             slots.append(group.x.pieces(start, stop))
         else:

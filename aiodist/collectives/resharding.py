@@ -122,7 +122,7 @@ def _read(everybody: Sequence[Any], which: int) -> _Parts:
             {where: _checked(*part) for where, part in told[which].items()} for told in everybody
         ]
     except (TypeError, ValueError, AttributeError, IndexError) as error:
-        text = f"a rank described its parts in a way that makes no sense: {error}"
+        text = f"the parts that a rank described make no sense: {error}"
         raise ProtocolError(text) from None
 
 

@@ -79,7 +79,7 @@ class BerthBoard(Board):
         self.words = {peer: memory[:PAGE].cast("Q") for peer, memory in others.items()}
         self._words = list(self.words.items())
         self._bytes = {self.rank: self._own_bytes, **others}
-        # Forgotten wake-ups do no harm: the worst case is that a rank is woken once too often.
+        # Naps are counted by berth, so these counts start anew. To wake a rank twice does no harm.
         self._kicked = dict.fromkeys(others, 0)
         if self.can_doze:
             self._stamps = {rank: futex.address_of(each) for rank, each in self._bytes.items()}

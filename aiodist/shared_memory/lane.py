@@ -391,8 +391,7 @@ class Lane(LaneRow):
         self._next()
 
     def gives_way(self) -> bool:
-        """Whether the loop is due for a turn. If so, the current operation goes on in the turn
-        after that."""
+        """Whether the loop is due for a turn. The current operation then goes on in that turn."""
         return self._waiting.gives_way()
 
     def entered(self, seq: int) -> list[int]:

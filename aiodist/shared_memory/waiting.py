@@ -73,8 +73,7 @@ class Waiting:
         return not self.hurries and self.progress.is_due()
 
     def gives_way(self) -> bool:
-        """Whether the loop is due for a turn. If so, the current operation goes on in the turn
-        after that."""
+        """Whether the loop is due for a turn. The current operation then goes on in that turn."""
         due = self.is_due()
         if due:
             self._resume_soon()
