@@ -39,7 +39,9 @@ def named() -> tuple[str, float]:
 async def reductions(group: Group) -> None:
     """Arrays, numbers, lists of arrays; in place, and into `out`."""
     out: Floats | None = floats()
-    assert_type(group.all_reduce(floats()), Work[Floats])
+    work = group.all_reduce(floats())
+    assert_type(work, Work[Floats])
+    await work
     assert_type(await group.all_reduce(floats()), Floats)
     assert_type(await group.all_reduce(floats(), ReduceOp.AVG), Floats)
     assert_type(await group.all_reduce(floats(), lambda a, b: a + b, tag="t"), Floats)

@@ -157,8 +157,9 @@ def test_what_comes_early_for_a_tag_holds_up_nothing_else(run):
             ahead = ranks[0].all_reduce(np.ones(2), tag="a")
             ranks[1]._context.post_express.read()
             assert ranks[1]._context.calls.arrivals.early
-            ranks[0].all_reduce(np.ones(2))
+            untagged = ranks[0].all_reduce(np.ones(2))
             assert ranks[1].all_reduce(np.ones(2)).done()
+            await untagged
             await ranks[1].all_reduce(np.ones(2), tag="a")
             await ahead
 
