@@ -201,7 +201,7 @@ class Averager:
         await self._connection.open()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         if kind is not None:  # a program that leaves by an exception is not warned
             self._unseen.mute()
         await self._connection.close()
