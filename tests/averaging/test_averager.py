@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -292,6 +295,29 @@ def test_after_the_end_calls_fail(run: Any) -> None:
                 await avgs[0].publish_state(np.ones(1))
 
     run(main())
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_program_that_leaves_by_an_exception_is_not_warned(run: Any, leaves: bool) -> None:
+    """Of a Work at which it has not looked, it is warned in all other cases."""
+
+    async def main() -> None:
+        with contextlib.suppress(ZeroDivisionError):
+            async with members(1, quorum=1, grace=0.0) as avgs:
+                kept = avgs[0].average(np.ones(1))
+                while avgs[0].rounds != {"": 1}:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                await avgs[0].average(np.ones(1))  # so the one before has ended
+                if leaves:
+                    raise ZeroDivisionError
+        del kept
+        gc.collect()
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run(main())
+    looked = [str(one.message) for one in told if "looked at it" in str(one.message)]
+    assert len(looked) == (0 if leaves else 1)
 
 
 def test_the_state_is_that_of_one_member(run: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from authority import Authority
+from relay import Relay
 
 import aiodist
 from aiodist.coordinator import connection
@@ -27,45 +28,6 @@ from aiodist_server import visits
 from aiodist_server.http import serving
 
 TOKEN = "secret"
-
-
-class Tap:
-    """Connects whatever connects here to a port of this host, and records what it says first."""
-
-    def __init__(self, port: int) -> None:
-        self._to = port
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.recorded: list[bytearray] = []
-
-    async def __aenter__(self) -> Tap:
-        self._server = await asyncio.start_server(self._take, "127.0.0.1", 0)
-        self.port: int = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        said = bytearray()
-        self.recorded.append(said)
-        back, there = await asyncio.open_connection("127.0.0.1", self._to)
-        await asyncio.gather(_pass_on(reader, there, said), _pass_on(back, writer, bytearray()))
-
-
-async def _pass_on(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, said: bytearray
-) -> None:
-    with contextlib.suppress(ConnectionError):
-        while data := await reader.read(1 << 16):
-            said += data
-            writer.write(data)
-    writer.close()
 
 
 async def replayed(port: int, said: bytes) -> bytes:
@@ -85,8 +47,8 @@ async def test_a_recorded_greeting_lets_nobody_in() -> None:
     async with contextlib.AsyncExitStack() as stack:
         coordinator = aiodist.Coordinator("tcp://127.0.0.1:0", token=TOKEN)
         door = parse_address((await stack.enter_async_context(coordinator)).address).port
-        tap = await stack.enter_async_context(Tap(door))
-        taps = [await stack.enter_async_context(Tap(port)) for port in ports]
+        tap = await stack.enter_async_context(Relay(door))
+        taps = [await stack.enter_async_context(Relay(port)) for port in ports]
         groups = await asyncio.gather(
             *[
                 stack.enter_async_context(

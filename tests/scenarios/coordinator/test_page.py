@@ -205,7 +205,7 @@ async def test_it_shows_channels_of_weights() -> None:
 
 
 async def test_it_shows_the_rounds_of_averagers() -> None:
-    """Which members were in which rounds, who was late, and what the codec has saved."""
+    """Which members were in which rounds, which were late, and what the codec has saved."""
     program = command()
     assert program is not None
     async with (
