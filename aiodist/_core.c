@@ -565,7 +565,7 @@ BASE(Pace, pace, "How long calls poll.",
      {"_dozed_in_vain", T_INT, offsetof(Pace, dozed_in_vain), 0, NULL},
      {"_due", T_DOUBLE, offsetof(Pace, due), 0, NULL});
 
-// Bytes that were moved. The members are those of `aiodist.links.moved.Counts`.
+// Bytes that were moved. The members are those of `aiodist.links.moved.MovedCounts`.
 typedef struct {
     PyObject_HEAD
     long long sent, received;

@@ -25,7 +25,7 @@ from aiodist.wire.recovery import Purpose
 from aiodist.work import Unseen, Work, started
 
 
-class Keeper(Protocol):
+class EpochKeeper(Protocol):
     """Provides one epoch after the other: see `aiodist.epochs`."""
 
     def entered(self, group: Group) -> None:
@@ -45,7 +45,7 @@ class _Line:
     """
 
     newest: Group
-    keeper: Keeper | None = None
+    keeper: EpochKeeper | None = None
 
 
 class Group(Operations):

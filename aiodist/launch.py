@@ -232,19 +232,19 @@ class _RemoteTraceback(Exception):
 
 
 @dataclass(slots=True)
-class _Rank:
+class _RankProcess:
     """One rank's process and its report. `is_done`: the report was taken."""
 
     number: int
     process: subprocess.Popen[bytes]
-    reading: reports.Reading
+    reading: reports.ReportReading
     is_done: bool = False
 
 
 class _Ranks:
     def __init__(self, job: spawn.Job) -> None:
         self._job = job
-        self._ranks: list[_Rank] = []
+        self._ranks: list[_RankProcess] = []
         self._results: dict[int, Any] = {}
         self._cause: BaseException | None = None
         self._consequence: BaseException | None = None
@@ -256,7 +256,7 @@ class _Ranks:
             with _uninterrupted():  # `stop` must know every started process
                 self._ranks.append(self._start(rank, payload, root, cores))
 
-    def _start(self, rank: int, payload: int, root: str, cores: int) -> _Rank:
+    def _start(self, rank: int, payload: int, root: str, cores: int) -> _RankProcess:
         ours, theirs = os.pipe()
         program = (
             f"import sys; sys.path.append({root!r}); import aiodist.launch; "
@@ -275,7 +275,7 @@ class _Ranks:
         finally:
             # Only the rank has this end now, so the pipe ends if it dies.
             os.close(theirs)
-        return _Rank(rank, process, reports.Reading(ours))
+        return _RankProcess(rank, process, reports.ReportReading(ours))
 
     def collect(self, timeout: float | None, deadline: float | None) -> list[Any]:
         """Wait for all results and all processes. Raises the exception of the first rank that
@@ -303,10 +303,10 @@ class _Ranks:
         self._await_ends(timeout, deadline)
         return [self._results[rank] for rank in range(self._job.size)]
 
-    def _pending(self) -> list[_Rank]:
+    def _pending(self) -> list[_RankProcess]:
         return [rank for rank in self._ranks if not rank.is_done]
 
-    def _look(self, rank: _Rank) -> None:
+    def _look(self, rank: _RankProcess) -> None:
         """Take a complete report of a rank, or note the end of a process without one."""
         code = rank.process.poll()  # first, because its whole report is in the pipe by then
         rank.reading.read()
@@ -332,11 +332,11 @@ class _Ranks:
             failure = AiodistError(f"what {who} reported cannot be unpickled here: {what}")
             failure.__cause__ = error
         else:
-            if report.outcome is reports.Outcome.RETURNED:
+            if report.outcome is reports.ReportOutcome.RETURNED:
                 self._results[number] = value
                 return
             failure = value
-            if report.outcome is reports.Outcome.OPAQUE:
+            if report.outcome is reports.ReportOutcome.OPAQUE:
                 failure = AiodistError(f"{who} failed with what cannot be pickled; see the cause")
         if report.text:
             failure.__cause__ = _RemoteTraceback(report.text)
@@ -351,10 +351,10 @@ class _Ranks:
         elif self._cause is None:
             self._cause = failure
 
-    def _name(self, rank: _Rank) -> str:
+    def _name(self, rank: _RankProcess) -> str:
         return f"rank {rank.number} of {self._job.size}"
 
-    def _late(self, pending: list[_Rank], timeout: float | None) -> str:
+    def _late(self, pending: list[_RankProcess], timeout: float | None) -> str:
         late = spawn.name_ranks(rank.number for rank in pending)
         text = f"{late} of {self._job.size} still ran after {timeout} s"
         begun = [rank.number for rank in pending if rank.reading.has_begun]
@@ -433,7 +433,7 @@ def _rank(rank: int, payload: int, pipe: int) -> None:
         report = reports.raised(error, dumps)
     reports.send(pipe, report)
     os.close(pipe)
-    if report.outcome is not reports.Outcome.RETURNED:
+    if report.outcome is not reports.ReportOutcome.RETURNED:
         sys.exit(1)
 
 

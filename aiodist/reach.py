@@ -123,7 +123,7 @@ class Reach:
 
     async def dial(
         self,
-        own: registry.Endpoint,
+        own: registry.Contact,
         member: MemberInfo,
         coordinator_host: str,
         receiver: Receiver,
@@ -182,10 +182,10 @@ def _advertised(address: str, host: str, port: int = 0) -> str:
     return str(replace(found, host=host, port=port or found.port))
 
 
-def endpoint_of(member: MemberInfo, allowed: tuple[str, ...]) -> registry.Endpoint:
+def endpoint_of(member: MemberInfo, allowed: tuple[str, ...]) -> registry.Contact:
     """How `member` can be reached, by its addresses. `allowed`: the transports to try."""
     addresses = {_kind(address): address for address in member.addresses}
-    return registry.Endpoint(
+    return registry.Contact(
         process=addresses.pop("process", "").removeprefix(_PROCESS),
         host=member.host_id,
         user=addresses.pop("user", "").removeprefix(_USER),

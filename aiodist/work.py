@@ -18,13 +18,13 @@ from aiodist.trace import Trace
 from aiodist.transports.surroundings import is_virtual
 
 T = TypeVar("T")
-S = TypeVar("S", bound="Caller")
+S = TypeVar("S", bound="HasUnseen")
 P = ParamSpec("P")
 
 _OWN = f"{Path(__file__).parent}/"
 
 
-class Record(Protocol):
+class WorkRecord(Protocol):
     """The record of an operation, see `aiodist.recorder`."""
 
     plans: tuple[str, ...]
@@ -76,7 +76,7 @@ class Work(asyncio.Future[T], Generic[T]):
     source: int | None
     trace: Trace | None
     """The hook that hears of this operation. For the engine."""
-    record: Record | None
+    record: WorkRecord | None
     """Hears of its end. For the engine."""
     _on_cancel: Callable[[Work[Any]], None] | None
     _started: float
@@ -426,7 +426,7 @@ def together(
     return whole
 
 
-class Caller(Protocol):
+class HasUnseen(Protocol):
     """A part of a group whose methods are made by `started`."""
 
     @property
@@ -435,7 +435,7 @@ class Caller(Protocol):
         ...
 
 
-class Rest(Coroutine[Any, Any, T]):
+class CoroutineRest(Coroutine[Any, Any, T]):
     """The rest of a coroutine that has begun, and waits for `awaited`. It ends `work`."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], awaited: Any) -> None:
@@ -513,11 +513,11 @@ def started(
     def start(self: S, /, *args: P.args, **options: P.kwargs) -> Work[T]:
         op = method.__name__
         coroutine = method(self, *args, **options)
-        rest: Rest[T] | None = None
+        rest: CoroutineRest[T] | None = None
         result: Any = None
         error: AiodistError | None = None
         try:
-            rest = Rest(coroutine, coroutine.send(None))
+            rest = CoroutineRest(coroutine, coroutine.send(None))
         except StopIteration as stop:
             result = stop.value
         except AiodistError as found:
@@ -539,14 +539,14 @@ def started(
     return start
 
 
-def _withdraw(rest: Rest[T], task: asyncio.Task[T], work: Work[T]) -> None:
+def _withdraw(rest: CoroutineRest[T], task: asyncio.Task[T], work: Work[T]) -> None:
     """Cancel the rest of `work`, which `task` does."""
     if not rest.cancel():
         task.cancel()
 
 
 def _ended(work: Work[T], task: asyncio.Task[T]) -> None:
-    """End `work`, because its task has ended. `Rest` has done so already if there is a result."""
+    """End `work`, because its task has ended. `CoroutineRest` has ended it if there is a result."""
     if task.cancelled():
         work.cancel()
     elif (error := task.exception()) is not None:

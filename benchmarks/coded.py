@@ -21,7 +21,7 @@ from rich.table import Table
 
 import aiodist
 from aiodist.codecs import Codec, bf16, int4, int8, topk
-from aiodist.testing.long_links import Line
+from aiodist.testing.long_links import LongLine
 from benchmarks.far_ranks import said_by_first
 
 RATE = 50e6
@@ -52,7 +52,7 @@ async def member(mib: int, turns: int) -> None:
 def measured(delay: float, hosts: int, mib: int, turns: int) -> list[list[float]]:
     """The seconds of each turn, by codec."""
     arguments = ("--member", "--mib", str(mib), "--turns", str(turns))
-    line = Line(RATE, delay)
+    line = LongLine(RATE, delay)
     found: list[list[float]] = said_by_first(
         "benchmarks.coded", *arguments, hosts=hosts, line=line, seconds=600
     )

@@ -22,7 +22,7 @@ import numpy as np
 
 import aiodist
 from aiodist.testing import Conditions, Simulation
-from aiodist.testing.long_links import Line
+from aiodist.testing.long_links import LongLine
 from benchmarks.far_ranks import said_by_first
 
 MIB = 1 << 20
@@ -198,7 +198,7 @@ def show_real(hosts: int, mib: int) -> None:
             "benchmarks.far_deltas",
             *arguments,
             hosts=1 + hosts,
-            line=Line(RATE, DELAY),
+            line=LongLine(RATE, DELAY),
             seconds=400,
         )
         took = ", ".join(f"{one:.2f}" for one in seconds)

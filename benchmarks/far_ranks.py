@@ -8,10 +8,10 @@ import subprocess
 import sys
 from typing import Any
 
-from aiodist.testing.long_links import Line, far_hosts
+from aiodist.testing.long_links import LongLine, far_hosts
 
 
-def said_by_first(module: str, *arguments: str, hosts: int, line: Line, seconds: float) -> Any:
+def said_by_first(module: str, *arguments: str, hosts: int, line: LongLine, seconds: float) -> Any:
     """Run ``python -m module arguments`` as one rank on each host, and return what rank 0 prints
     as JSON. Raises subprocess.TimeoutExpired after so many seconds."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("AIODIST_", "MASTER_"))}

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 import aiodist
-from aiodist.testing.long_links import Line
+from aiodist.testing.long_links import LongLine
 from benchmarks.far_ranks import said_by_first
 
 MIB = 1 << 20
@@ -87,7 +87,7 @@ async def member(nbytes: int, turns: int) -> None:
 def measured(case: Case, turns: int) -> dict[str, list[float]]:
     count = 1 + case.subscribers
     arguments = ("--turns", str(turns), "--member", str(case.mib * MIB))
-    line = Line(case.rate, case.delay)
+    line = LongLine(case.rate, case.delay)
     found: dict[str, list[float]] = said_by_first(
         "benchmarks.far_weights", *arguments, hosts=count, line=line, seconds=300
     )

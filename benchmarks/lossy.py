@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import aiodist
-from aiodist.testing.long_links import FarHost, Line, far_hosts
+from aiodist.testing.long_links import FarHost, LongLine, far_hosts
 from aiodist.transports import tcp
 
 RATE = 50e6
@@ -95,7 +95,7 @@ def main() -> None:
         asyncio.run(rank(asked.rank, asked.control, asked.times))
         return
     found: dict[str, list[float]] = {}
-    with far_hosts(2, Line(RATE, asked.delay, loss=asked.loss)) as (hosts, _):
+    with far_hosts(2, LongLine(RATE, asked.delay, loss=asked.loss)) as (hosts, _):
         for _ in range(asked.runs):
             for way in WAYS:
                 for op, shares in measure(hosts, way, asked.control, asked.times).items():

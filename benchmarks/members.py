@@ -27,12 +27,12 @@ from aiodist.wire.frames import Decoder
 from aiodist.wire.limits import MAX_CONTROL_HEADER, MAX_REPLY
 from aiodist.wire.messages import (
     Challenge,
+    EpochView,
     Hello,
     JoinRequest,
     Message,
     Proof,
     Renew,
-    View,
     Welcome,
 )
 from aiodist.wire.proof import NONCE_BYTES, make_proof
@@ -64,7 +64,7 @@ class Member(asyncio.Protocol):
         self.received = 0
         loop = asyncio.get_running_loop()
         self.welcomed: asyncio.Future[None] = loop.create_future()
-        self.joined: asyncio.Future[View] = loop.create_future()
+        self.joined: asyncio.Future[EpochView] = loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -82,7 +82,7 @@ class Member(asyncio.Protocol):
                 self.transport.write(encode_message(self._ask, 1))
                 self.is_welcome = True
                 self.welcomed.set_result(None)
-            elif isinstance(message, View):
+            elif isinstance(message, EpochView):
                 self.joined.set_result(message)
             else:
                 self.told(message)

@@ -27,13 +27,13 @@ from typing import Any, cast
 
 from aiodist.coordinator.connection import Connection
 from aiodist.coordinator.encoding import Encoder
-from aiodist.membership.effects import Received, Send
+from aiodist.membership.effects import Received, SendMessage
 from aiodist.membership.machine import Membership
 from aiodist.transports.sparing import Sparing
 from aiodist.wire.codec import decode_message, encode_message
 from aiodist.wire.frames import Decoder
 from aiodist.wire.limits import MAX_CONTROL_HEADER, MAX_REPLY
-from aiodist.wire.messages import Challenge, Hello, JoinRequest, Message, Proof, View, Welcome
+from aiodist.wire.messages import Challenge, EpochView, Hello, JoinRequest, Message, Proof, Welcome
 from aiodist.wire.proof import NONCE_BYTES, make_proof
 from aiodist.wire.recovery import BallotResult, Purpose, Vote
 
@@ -84,7 +84,7 @@ class Simulation:
         self._turn = itertools.count()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._out: list[tuple[_Member, bytes]] = []
-        self.views: dict[bytes, tuple[View, float]] = {}
+        self.views: dict[bytes, tuple[EpochView, float]] = {}
         """What the members of a group are told, and what it took the first of them to decode."""
         self._members = [_Member(self, number, number // size, size) for number in range(members)]
 
@@ -133,7 +133,7 @@ class Simulation:
     def received(self, connection: Connection, request: int, message: Message) -> None:
         encoder = Encoder()
         for effect in self._machine.step(Received(connection.number, request, message), self._now):
-            if isinstance(effect, Send):
+            if isinstance(effect, SendMessage):
                 to = self._members[effect.conn].connection
                 to.send(encoder.frame(effect.message, effect.request))
 
@@ -182,7 +182,7 @@ class _Member:
                 answer = encode_message(Proof(mac))
             elif isinstance(message, Welcome):
                 answer = encode_message(self._ask, 1)
-            elif isinstance(message, View):
+            elif isinstance(message, EpochView):
                 answer = encode_message(Vote(message.context, 0, Purpose.AGREE), 2)
                 if known is None:
                     known = message, time.process_time() - start

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from aiodist.testing.long_links import Line, far_hosts
+from aiodist.testing.long_links import LongLine, far_hosts
 from aiodist_cli.bench_cases import Case, Effort, Result, format_seconds
 from aiodist_cli.bench_peers import Contender, PeerMissing, Site
 from aiodist_cli.bench_report import Fact, Report
@@ -50,12 +50,12 @@ async def measured(report: Report, contenders: Sequence[Contender], progress: Pr
         for count, ops in OPS.items():
             cases = [Case(op, NBYTES, count) for op in ops]
             who = [one for one in contenders if count == 2 or one.name != "wire"]
-            results = await _on_lines(Line(RATE, delay), cases, who, effort, progress)
+            results = await _on_lines(LongLine(RATE, delay), cases, who, effort, progress)
             report.facts += [_fact(delay, case, results) for case in cases]
 
 
 async def _on_lines(
-    line: Line,
+    line: LongLine,
     cases: Sequence[Case],
     contenders: Sequence[Contender],
     effort: Effort,

@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple, Unpack
 import numpy as np
 
 from aiodist import timeouts
-from aiodist.averaging.connection import PATIENCE, Connection, log
-from aiodist.averaging.parts import Call, Part, Settings, mapped
-from aiodist.averaging.values import Form, added, all_finite
+from aiodist.averaging.connection import PATIENCE, MemberConnection, log
+from aiodist.averaging.parts import AverageCall, AverageSettings, MemberPart, mapped
+from aiodist.averaging.values import TreeForm, added, all_finite
 from aiodist.buffers import arrays
 from aiodist.codecs.base import Codec
 from aiodist.control import averaging as control
@@ -101,8 +101,8 @@ def averager(
     seconds = None if grace == "auto" else float(grace)
     said = "" if codec is None else codec.name
     rules = wire.Rules(quorum, seconds, wanted, said)
-    settings = Settings(codec, wanted == "SUM", carry, max_stale)
-    connection = Connection(averager, address, options)
+    settings = AverageSettings(codec, wanted == "SUM", carry, max_stale)
+    connection = MemberConnection(averager, address, options)
     return Averager(connection, rules, named, settings, max_stale, allow_nonfinite, op_timeout)
 
 
@@ -169,10 +169,10 @@ class Averager:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: MemberConnection,
         rules: wire.Rules,
         parts: tuple[str, ...],
-        settings: Settings,
+        settings: AverageSettings,
         max_stale: int,
         allow_nonfinite: bool,
         op_timeout: float,
@@ -185,8 +185,8 @@ class Averager:
         self._op_timeout = op_timeout
         self._ids: set[str] = set()
         self._numbers = itertools.count(1)
-        self._parts: dict[str, Part] = {
-            part: Part(part, connection, settings, self._ids) for part in parts
+        self._parts: dict[str, MemberPart] = {
+            part: MemberPart(part, connection, settings, self._ids) for part in parts
         }
         self._state: AveragerState | None = None  # what this member gives to others
         self._unseen = Unseen()
@@ -284,7 +284,7 @@ class Averager:
                 f"another call for part {part!r} is under way: await it first, or use other parts"
             )
         self._check()
-        form = Form(tree, coded=self._settings.codec is not None)
+        form = TreeForm(tree, coded=self._settings.codec is not None)
         vectors = form.copy()
         if not self._allow_nonfinite and not all_finite(vectors, form.names):
             raise ValueError(
@@ -295,7 +295,9 @@ class Averager:
         for one in included:
             vectors = added(vectors, one, form.names)
         loop = asyncio.get_running_loop()
-        call = Call(next(self._numbers), form, vectors, weight, loop.create_future(), included)
+        call = AverageCall(
+            next(self._numbers), form, vectors, weight, loop.create_future(), included
+        )
         found.begin(call)
         timer = None if seconds == math.inf else loop.call_later(seconds, call.expire)
         try:
@@ -317,7 +319,7 @@ class Averager:
             form.tree(settled.vectors), outcome.round, outcome.names, outcome.weights, settled.late
         )
 
-    def _abandon(self, part: Part, call: Call) -> None:
+    def _abandon(self, part: MemberPart, call: AverageCall) -> None:
         """Withdraw a call, because no task waits for it any more. Idempotent."""
         part.give_up(call)
         if call.abandoned or self._connection.error is not None:
@@ -333,7 +335,7 @@ class Averager:
 
         self._connection.control.begin(message).add_done_callback(answered)
 
-    async def _too_late(self, part: Part, call: Call, seconds: float) -> AiodistError:
+    async def _too_late(self, part: MemberPart, call: AverageCall, seconds: float) -> AiodistError:
         message = wire.AverageWithdraw(part.name, call.number)
         where: dict[str, Any] = {"group": self._connection.averager, "op": "average"}
         text = f"no round of part {part.name!r} ended within {seconds:g} s"

@@ -44,7 +44,7 @@ _OWN = frozenset(
 """Options of `connect` that the averager sets itself."""
 
 
-class Connection:
+class MemberConnection:
     """A member's connection: begun by `open`, ended by `close`.
 
     `enter()` returns the message of each entrance, and `entered` is called after it. `told` gets

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from aiodist.averaging.transfer import Residuals, Transfer
-from aiodist.averaging.values import Form
+from aiodist.averaging.transfer import PartResiduals, Transfer
+from aiodist.averaging.values import TreeForm
 from aiodist.buffers.arrays import Flat
 from aiodist.codecs.base import Codec
 from aiodist.errors import AiodistError, MismatchError, StaleError
@@ -22,15 +22,15 @@ REPORT_SECONDS = 0.02
 
 
 @dataclass(slots=True)
-class Call:
+class AverageCall:
     """A call of `average`. `vectors`: what it contributes, with `included`, the contributions that
     were carried over to it."""
 
     number: int
-    form: Form
+    form: TreeForm
     vectors: list[Flat]
     weight: float
-    done: asyncio.Future[Settled | None]
+    done: asyncio.Future[SettledCall | None]
     included: Sequence[list[Flat]] = ()
     abandoned: bool = False
 
@@ -41,7 +41,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SettledCall:
     """How a call ends: with the result of a round. `late`: the call did not contribute to it.
     `before`: the round of the result before, if the call was not the first."""
 
@@ -52,7 +52,7 @@ class Settled:
 
 
 @dataclass(slots=True)
-class Running:
+class RunningRound:
     """A round that moves."""
 
     decision: wire.AverageDecision
@@ -75,7 +75,7 @@ class Ways(Protocol):
 
 
 @dataclass(slots=True)
-class Settings:
+class AverageSettings:
     """How a member averages. `keep`: how many results it keeps for others."""
 
     codec: Codec | None
@@ -85,7 +85,7 @@ class Settings:
 
 
 @dataclass(slots=True)
-class Part:
+class MemberPart:
     """`last`: the round of the last result that a call had; None: there was none. `call`: the one
     that waits. `offers`: calls whose contributions may count, by number. `ids`: those that this
     member has had. `results`: the last rounds, by number, for members that ask for them.
@@ -93,26 +93,26 @@ class Part:
 
     name: str
     ways: Ways
-    settings: Settings
+    settings: AverageSettings
     ids: set[str]
     last: int | None = None
-    call: Call | None = None
-    offers: dict[int, Call] = field(default_factory=dict)
-    running: Running | None = None
+    call: AverageCall | None = None
+    offers: dict[int, AverageCall] = field(default_factory=dict)
+    running: RunningRound | None = None
     results: dict[int, tuple[wire.Outcome, list[Flat]]] = field(default_factory=dict)
     carried: list[list[Flat]] = field(default_factory=list)
-    ready: deque[Settled] = field(default_factory=deque)  # results that no call has had yet
-    residuals: Residuals | None = None
+    ready: deque[SettledCall] = field(default_factory=deque)  # results that no call has had yet
+    residuals: PartResiduals | None = None
 
     # Calls.
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: AverageCall) -> None:
         """A call has been made."""
         self.call = call
         if self.ready:
             settled = self.ready.popleft()
             self._drop(call)
-            self._end(Settled(settled.outcome, settled.vectors, late=True))
+            self._end(SettledCall(settled.outcome, settled.vectors, late=True))
             return
         self.offers[call.number] = call
         self.offer(call)
@@ -123,7 +123,7 @@ class Part:
         taken = {id(one) for call in self.offers.values() for one in call.included}
         return [one for one in self.carried if id(one) not in taken]
 
-    def offer(self, call: Call) -> None:
+    def offer(self, call: AverageCall) -> None:
         """Offer the contribution of a call."""
         text = str(call.form)[:1000]
         self.ways.say(
@@ -132,16 +132,16 @@ class Part:
             )
         )
 
-    def give_up(self, call: Call) -> None:
+    def give_up(self, call: AverageCall) -> None:
         """A call is not waited for any more; its contribution may still count."""
         if self.call is call:
             self.call = None
 
-    def withdrawn(self, call: Call) -> None:
+    def withdrawn(self, call: AverageCall) -> None:
         """The coordinator has forgotten the contribution of a call."""
         self.offers.pop(call.number, None)
 
-    def _drop(self, call: Call) -> None:
+    def _drop(self, call: AverageCall) -> None:
         """The contribution of a call does not count."""
         self.offers.pop(call.number, None)
         if self.settings.carry:
@@ -154,18 +154,18 @@ class Part:
         if call is not None:
             self._used(call)
 
-    def _used(self, call: Call) -> None:
+    def _used(self, call: AverageCall) -> None:
         """What a call includes is not carried any more."""
         included = {id(one) for one in call.included}
         self.carried = [one for one in self.carried if id(one) not in included]
 
-    def _end(self, settled: Settled) -> None:
+    def _end(self, settled: SettledCall) -> None:
         call, self.call = self.call, None
         assert call is not None
         call.done.set_result(replace(settled, before=self.last))
         self.last = settled.outcome.round
 
-    def give_back(self, settled: Settled) -> None:
+    def give_back(self, settled: SettledCall) -> None:
         """A call was cancelled when its result was there already: the next one gets it."""
         self.ready.appendleft(replace(settled, late=True))
         self.last = settled.before
@@ -206,13 +206,13 @@ class Part:
         running.decision = decision
         running.transfer.begin(decision.attempt - decision.begun, decision.remaining)
 
-    def _started(self, decision: wire.AverageDecision, call: Call) -> Running:
+    def _started(self, decision: wire.AverageDecision, call: AverageCall) -> RunningRound:
         words = ("round", self.name, decision.round, decision.begun)
         group = self.ways.meet(decision.members, *words)
         codec = self.settings.codec
         if codec is not None and codec.error_feedback and self.residuals is None:
             sizes = [one.size for one in call.vectors]
-            self.residuals = Residuals.none(call.form.names, sizes)
+            self.residuals = PartResiduals.none(call.form.names, sizes)
         transfer = Transfer(
             group,
             decision.weights,
@@ -223,7 +223,7 @@ class Part:
             sums=self.settings.sums,
             report=self._on_report,
         )
-        return Running(decision, group, transfer)
+        return RunningRound(decision, group, transfer)
 
     def _on_report(self, contributions: tuple[int, ...], means: tuple[int, ...]) -> None:
         running = self.running
@@ -236,7 +236,7 @@ class Part:
             loop = asyncio.get_running_loop()
             running.timer = loop.call_later(REPORT_SECONDS, self._report, running)
 
-    def _report(self, running: Running) -> None:
+    def _report(self, running: RunningRound) -> None:
         if running.timer is not None:
             running.timer.cancel()
             running.timer = None
@@ -270,12 +270,12 @@ class Part:
             self._drop(other)  # it was given up, and each call belongs to one round
         if call is None or call.done.done():  # it was cancelled
             if self.last is None or outcome.round == self.last + 1 + len(self.ready):
-                self.ready.append(Settled(outcome, vectors, late=True))
+                self.ready.append(SettledCall(outcome, vectors, late=True))
             return
         late = call.number != number
         if late:
             self._drop(call)
-        self._end(Settled(outcome, vectors, late))
+        self._end(SettledCall(outcome, vectors, late))
 
     def trim(self) -> None:
         """Keep no more results than others may ask for."""
@@ -319,7 +319,7 @@ class Part:
         if running is not None:
             self._close(running)
 
-    def _close(self, running: Running) -> None:
+    def _close(self, running: RunningRound) -> None:
         if running.timer is not None:
             running.timer.cancel()
         running.transfer.close()

@@ -70,7 +70,7 @@ def chunks(names: Sequence[str], sizes: Sequence[int], sources: int) -> list[Chu
 
 
 @dataclass(slots=True)
-class Residuals:
+class PartResiduals:
     """What codings of one part have lost so far, by vector: of contributions, and of the means that
     this member has reduced."""
 
@@ -78,7 +78,7 @@ class Residuals:
     means: list[NDArray[np.float32] | None]
 
     @staticmethod
-    def none(names: Sequence[str], sizes: Sequence[int]) -> Residuals:
+    def none(names: Sequence[str], sizes: Sequence[int]) -> PartResiduals:
         """Nothing was lost yet."""
 
         def zeros() -> list[NDArray[np.float32] | None]:
@@ -87,10 +87,10 @@ class Residuals:
                 for name, size in zip(names, sizes, strict=True)
             ]
 
-        return Residuals(zeros(), zeros())
+        return PartResiduals(zeros(), zeros())
 
-    def copy(self) -> Residuals:
-        return Residuals(
+    def copy(self) -> PartResiduals:
+        return PartResiduals(
             [None if one is None else one.copy() for one in self.contributions],
             [None if one is None else one.copy() for one in self.means],
         )
@@ -110,7 +110,7 @@ class Transfer:
         names: Sequence[str],
         *,
         codec: Codec | None,
-        residuals: Residuals | None,
+        residuals: PartResiduals | None,
         sums: bool,
         report: Callable[[tuple[int, ...], tuple[int, ...]], None],
     ) -> None:
@@ -349,7 +349,7 @@ class Transfer:
         """Whether the whole result is here."""
         return len(self._means) + len(self._reduced) == len(self._chunks)
 
-    def lost(self) -> Residuals | None:
+    def lost(self) -> PartResiduals | None:
         """What the codings of this round have lost, now that it counts."""
         return self._lost
 

@@ -24,7 +24,7 @@ SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
-class _Leaf:
+class _VectorLeaf:
     """An array of a tree: what it was, and where its elements are in the vector `vector`."""
 
     kind: Kind
@@ -35,7 +35,7 @@ class _Leaf:
     stop: int
 
 
-class Form:
+class TreeForm:
     """The structure, shapes and dtypes of a tree. `digest` is equal for trees that can be averaged
     with each other. `names`: the dtypes of the vectors, and `sizes`: their lengths."""
 
@@ -45,8 +45,8 @@ class Form:
         self.coded = coded
         self.names: list[str] = []
         self.sizes: list[int] = []
-        self.leaves: list[_Leaf] = []
-        self.arrays: list[arrays.Array] = []  # those of `tree`, until they are copied
+        self.leaves: list[_VectorLeaf] = []
+        self.arrays: list[arrays.UserArray] = []  # those of `tree`, until they are copied
         self._shape = self._take(tree, "value", 0)
         if not self.leaves:
             raise ValueError("value: a tree without arrays has nothing to average")
@@ -88,7 +88,7 @@ class Form:
             )
         return self._add(array)
 
-    def _add(self, array: arrays.Array) -> int:
+    def _add(self, array: arrays.UserArray) -> int:
         name = "float32" if self.coded and array.name != "float64" else array.name
         if name not in self.names:
             self.names.append(name)
@@ -96,7 +96,7 @@ class Form:
         vector = self.names.index(name)
         start = self.sizes[vector]
         self.sizes[vector] = stop = start + array.base.size
-        self.leaves.append(_Leaf(array.kind, array.name, array.shape, vector, start, stop))
+        self.leaves.append(_VectorLeaf(array.kind, array.name, array.shape, vector, start, stop))
         self.arrays.append(array)
         return len(self.leaves) - 1
 

@@ -36,7 +36,7 @@ def shown(name: str, shape: tuple[int, ...]) -> str:
     return f"{name}[{','.join(map(str, shape))}]"
 
 
-class Array:
+class UserArray:
     """An array of a user.
 
     `value` is the user's object, and `name` its dtype. `base` is its memory as a numpy array of the
@@ -90,7 +90,7 @@ class Array:
             tensors.mark_written(self.value)
 
 
-def view(value: Any, where: Where) -> Array | None:
+def view(value: Any, where: Where) -> UserArray | None:
     """Return `value` as an Array, or None if it is not an array.
 
     Raises TypeError, naming `where`, for arrays that do not travel: object and record dtypes,
@@ -102,16 +102,16 @@ def view(value: Any, where: Where) -> Array | None:
         frozen = None if value.flags.writeable else "is read-only"
         # asarray, because subclasses may have shapes of their own: np.matrix never has one
         # dimension.
-        return Array(value, "numpy", _name(value, where), np.asarray(value), frozen)
+        return UserArray(value, "numpy", _name(value, where), np.asarray(value), frozen)
     if tensors.is_tensor(value):
         try:
             name, base, frozen = tensors.memory(value)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{where}: {error}") from error
-        return Array(value, "torch", name, base, frozen)
+        return UserArray(value, "torch", name, base, frozen)
     if isinstance(value, np.generic):
         scalar = np.asarray(value)
-        return Array(value, "scalar", _name(scalar, where), scalar, "is a numpy scalar")
+        return UserArray(value, "scalar", _name(scalar, where), scalar, "is a numpy scalar")
     if isinstance(value, BUFFERS):
         try:
             base = np.asarray(memoryview(value))
@@ -121,7 +121,7 @@ def view(value: Any, where: Where) -> Array | None:
                 "pass a numpy array"
             ) from error
         frozen = None if base.flags.writeable else "is read-only"
-        return Array(value, "numpy", _name(base, where), base, frozen)
+        return UserArray(value, "numpy", _name(base, where), base, frozen)
     # Last, because its view is the weakest: it knows nothing of the other library's streams or
     # locks. So such an array is read in place, but never written.
     if hasattr(value, "__dlpack__") and not isinstance(value, type):
@@ -133,7 +133,7 @@ def view(value: Any, where: Where) -> Array | None:
                 "pass a numpy array or a torch tensor on the CPU"
             ) from error
         frozen = f"is a {type(value).__name__}, neither a numpy array nor a torch tensor"
-        return Array(value, "other", _name(base, where), base, frozen)
+        return UserArray(value, "other", _name(base, where), base, frozen)
     return None
 
 
@@ -182,7 +182,7 @@ def window(value: Any, nbytes: int) -> memoryview | None:
     return None if found is None else found.data
 
 
-def writable(value: object, where: Where) -> Array:
+def writable(value: object, where: Where) -> UserArray:
     """Return `value` as an Array whose memory can be written in place.
 
     Raises TypeError if it is not an array, or not of a kind that is written in place. Raises
@@ -198,7 +198,7 @@ def writable(value: object, where: Where) -> Array:
     return array
 
 
-def check_writable(array: Array, where: Where) -> None:
+def check_writable(array: UserArray, where: Where) -> None:
     """Raise as `writable` does."""
     if array.frozen is not None:
         error = TypeError if array.kind in ("scalar", "other") else ValueError
@@ -210,7 +210,9 @@ def check_writable(array: Array, where: Where) -> None:
         )
 
 
-def check_same(expected: str, name: str, shape: tuple[int, ...], got: Array, where: Where) -> None:
+def check_same(
+    expected: str, name: str, shape: tuple[int, ...], got: UserArray, where: Where
+) -> None:
     """Raise TypeError or ValueError unless `got` has this dtype and shape."""
     if got.name != name or got.shape != shape:
         raise misfit(expected, name, shape, got.name, got.shape, where)
@@ -230,7 +232,7 @@ def misfit(
     return error(text)
 
 
-def empty(kind: Kind, name: str, shape: tuple[int, ...], where: Where) -> Array:
+def empty(kind: Kind, name: str, shape: tuple[int, ...], where: Where) -> UserArray:
     """Make a new, uninitialised array: a numpy array, or a tensor for the kind "torch".
 
     If torch is not installed, a tensor becomes a numpy array. Raises TypeError for dtypes that only
@@ -243,11 +245,11 @@ def empty(kind: Kind, name: str, shape: tuple[int, ...], where: Where) -> Array:
                 tensor = tensors.empty(torch, name, shape)
             except TypeError as error:
                 raise TypeError(f"{where}: {error}") from error
-            return Array(tensor, "torch", name, tensors.memory(tensor)[1], None)
+            return UserArray(tensor, "torch", name, tensors.memory(tensor)[1], None)
         if name in CARRIERS:
             raise TypeError(f"{where}: {shown(name, shape)} needs torch: install it on this rank")
     array = np.empty(shape, carrier(name))
-    return Array(array, "numpy", name, array, None)
+    return UserArray(array, "numpy", name, array, None)
 
 
 def kind_and_name(dtype: Any, like: object) -> tuple[Kind, str]:

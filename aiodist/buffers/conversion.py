@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aiodist.buffers.arrays import Array
+from aiodist.buffers.arrays import UserArray
 from aiodist.buffers.dtypes import carrier
 from aiodist.buffers.kernels import round_to_bfloat16
 
@@ -17,7 +17,7 @@ _AT_ONCE = 1 << 16
 """Elements that are converted at once, so that they stay in the cache."""
 
 
-def convert(source: NDArray[np.generic], name: str, into: Array) -> None:
+def convert(source: NDArray[np.generic], name: str, into: UserArray) -> None:
     """Write the elements of `source`, a carrier array of dtype `name`, to `into`.
 
     They are rounded to nearest, ties to even. Both dtypes are in FLOATS, and both have one shape.

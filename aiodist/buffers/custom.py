@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aiodist.buffers.arrays import Array, Kind, check_same, over, view
+from aiodist.buffers.arrays import Kind, UserArray, check_same, over, view
 from aiodist.buffers.dtypes import carrier
 from aiodist.types import ReduceOp
 
@@ -106,7 +106,7 @@ class CustomKernel:
         result = self._take(self._function(left, right), shape)
         return np.ascontiguousarray(result.base, self.dtype)
 
-    def _take(self, result: Any, shape: tuple[int, ...]) -> Array:
+    def _take(self, result: Any, shape: tuple[int, ...]) -> UserArray:
         where = f"the result of the operator {self._label}"
         array = view(result, where)
         if array is None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Target(Protocol):
-    """The place of one array of an incoming value, such as an `aiodist.buffers.arrays.Array`."""
+    """The place of one array of an incoming value, as `aiodist.buffers.arrays.UserArray` is."""
 
     @property
     def value(self) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiodist.buffers import overlaps
-from aiodist.buffers.arrays import Array, view
+from aiodist.buffers.arrays import UserArray, view
 from aiodist.buffers.encoding import Encoded
 from aiodist.buffers.tokens import MAX_DEPTH, TOO_DEEP
 
@@ -103,22 +103,22 @@ def keep_apart(
     return copied
 
 
-def _met(read: Sequence[Memory], written: Sequence[Array]) -> bool:
+def _met(read: Sequence[Memory], written: Sequence[UserArray]) -> bool:
     """Tell whether anything that is read overlaps with something that is written."""
     count = len(written)
     pairs = overlaps.meetings([array.base for array in written], read)
     return any(other >= count for _, other in pairs)
 
 
-def _is_in_place(memory: Memory, array: Array) -> bool:
+def _is_in_place(memory: Memory, array: UserArray) -> bool:
     """Tell whether the memory that is read is the memory that is written, byte for byte."""
     return array.is_flat and overlaps.bounds(array.base) == overlaps.bounds(memory)
 
 
-def _arrays(place: Any) -> list[Array]:
+def _arrays(place: Any) -> list[UserArray]:
     """Return the host's arrays in a place. The caller refuses other objects, or sends them
     elsewhere."""
-    found: list[Array] = []
+    found: list[UserArray] = []
     for leaf in leaves_of(place):
         try:
             array = view(leaf, "out")

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from aiodist.buffers import arrays, overlaps
-from aiodist.buffers.arrays import Array, Flat, check_same, check_writable, view, writable
+from aiodist.buffers.arrays import Flat, UserArray, check_same, check_writable, view, writable
 from aiodist.buffers.custom import CustomKernel
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.paths import Path, Where
@@ -62,7 +62,7 @@ class Operand:
         self.signature = signature
         self.value = value
         self.groups: list[DtypeGroup] = []
-        self._own: list[_Part] = []  # the arrays whose result this rank gets
+        self._own: list[_InputPart] = []  # the arrays whose result this rank gets
         self._given: Any = None  # what `finish` returns, if that is the user's own
         self._listed = False  # whether it returns a list
 
@@ -149,14 +149,18 @@ class Operand:
         operand = Operand("arrays", str(item))
         kernel = Kernel.of(op, item.name)
         operand.groups.append(DtypeGroup(item.name, kernel, vector, vector, [0, vector.length]))
-        operand._own.append(_Part(0, item, flat))
+        operand._own.append(_InputPart(0, item, flat))
         operand._given = x
         return operand
 
-    def _build(self, op: ReduceOp, slots: list[list[Array]], own: int, places: list[Array]) -> None:
+    def _build(
+        self, op: ReduceOp, slots: list[list[UserArray]], own: int, places: list[UserArray]
+    ) -> None:
         """Make the groups. `places` are the places of the arrays of slot `own`."""
         parts = [
-            _Part(index, item, item.read()) for index, slot in enumerate(slots) for item in slot
+            _InputPart(index, item, item.read())
+            for index, slot in enumerate(slots)
+            for item in slot
         ]
         self._own = [part for part in parts if part.slot == own]
         for part, place in zip(self._own, places, strict=True):
@@ -175,7 +179,7 @@ class Operand:
         self._given = x if out is None and in_place else out
 
 
-class _Part:
+class _InputPart:
     """An array of the input.
 
     `x` has its elements. Arrays of the own slot have a `place` for the result, and a `target` that
@@ -185,7 +189,7 @@ class _Part:
 
     __slots__ = ("item", "place", "slot", "staged", "target", "x")
 
-    def __init__(self, slot: int, item: Array, x: Flat) -> None:
+    def __init__(self, slot: int, item: UserArray, x: Flat) -> None:
         self.slot = slot
         self.item = item
         self.x = x
@@ -193,7 +197,7 @@ class _Part:
         self.target = x
         self.staged: Flat | None = None
 
-    def assign(self, place: Array) -> None:
+    def assign(self, place: UserArray) -> None:
         if place is self.item:
             self.staged = None if place.is_flat else self.x
         else:
@@ -201,7 +205,7 @@ class _Part:
             self.target, self.staged = place.stage()
 
 
-def _separate(parts: list[_Part], own: list[_Part], slots: int) -> None:
+def _separate(parts: list[_InputPart], own: list[_InputPart], slots: int) -> None:
     """Copy inputs that overlap with the memory of another array's result."""
     # The plan of a reduction writes parts of the result while other ranks still wait for parts of
     # the input. If one array's input is the place of another one's result, as in `reduce([a, b],
@@ -230,7 +234,7 @@ def _separate(parts: list[_Part], own: list[_Part], slots: int) -> None:
             part.x = part.x.copy()
 
 
-def _group(op: ReduceOp, name: str, parts: list[_Part], own: int, slots: int) -> DtypeGroup:
+def _group(op: ReduceOp, name: str, parts: list[_InputPart], own: int, slots: int) -> DtypeGroup:
     mine = [part for part in parts if part.slot == own]
     xs = [part.x for part in parts]
     sizes = [0] * slots
@@ -257,7 +261,7 @@ def _group(op: ReduceOp, name: str, parts: list[_Part], own: int, slots: int) ->
     return DtypeGroup(name, kernel, x, out, [0, *accumulate(sizes)])
 
 
-def _join(parts: list[_Part], joined: Flat) -> Flat:
+def _join(parts: list[_InputPart], joined: Flat) -> Flat:
     """Stage the results of all parts in one array."""
     start = 0
     for part in parts:
@@ -267,7 +271,7 @@ def _join(parts: list[_Part], joined: Flat) -> Flat:
     return joined
 
 
-def _place(item: Array, in_place: bool, where: Where) -> Array:
+def _place(item: UserArray, in_place: bool, where: Where) -> UserArray:
     """Return the place of the result for `item` if there is no `out`."""
     if in_place and item.kind in ("numpy", "torch"):
         check_writable(item, where)
@@ -275,7 +279,7 @@ def _place(item: Array, in_place: bool, where: Where) -> Array:
     return arrays.empty(item.kind, item.name, item.shape, where)
 
 
-def _fitting(items: list[Array], out: object, joined: bool, what: str) -> list[Array]:
+def _fitting(items: list[UserArray], out: object, joined: bool, what: str) -> list[UserArray]:
     """Return the arrays of `out`, after checking that they match `items`."""
     if not joined:
         places = [writable(out, "out")]
@@ -336,7 +340,7 @@ def _refuse_out(out: object) -> None:
         )
 
 
-def _arrays(x: Any, where: Where) -> list[Array]:
+def _arrays(x: Any, where: Where) -> list[UserArray]:
     items = x if _is_list(x) else [x]
     found = []
     for index, item in enumerate(items):
@@ -349,7 +353,7 @@ def _arrays(x: Any, where: Where) -> list[Array]:
     return found
 
 
-def _signature(items: list[Array], *, joined: bool) -> str:
+def _signature(items: list[UserArray], *, joined: bool) -> str:
     if not joined:
         return str(items[0])
     return signature_of_list([str(item) for item in items], sum([i.base.size for i in items]))

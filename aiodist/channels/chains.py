@@ -22,7 +22,7 @@ from aiodist.channels.directory import MOST_RELEASES
 from aiodist.channels.holding import Holding, in_thread
 from aiodist.channels.participant import GIVES, TAKES
 from aiodist.channels.transfers import DATA, PARTS, News, UnwantedError, word
-from aiodist.channels.window import NO_DEADLINE, Sending, give_up
+from aiodist.channels.window import NO_DEADLINE, MessagesInFlight, give_up
 from aiodist.errors import ProtocolError
 from aiodist.group import Group
 
@@ -45,7 +45,7 @@ async def give(
     from here, and the receiver is told.
     """
     release = holding.release
-    sending = Sending(AHEAD, patience)
+    sending = MessagesInFlight(AHEAD, patience)
     # gets no message, but fails when the receiver leaves
     leaves = pair.recv(src=TAKES, tag="leaves")
     news = News(pair, holding, leaves, patience)

@@ -11,8 +11,8 @@ before it::
 
 Weights may be published in shares by several processes. Then there is a `Release` for each share,
 and a version is there when all of its shares are. A participant that wants slices of arrays
-(`Place.wants`) stands in the same line, and takes them from all that have some of them, the nearest
-first.
+(`LinePlace.wants`) stands in the same line, and takes them from all that have some of them, the
+nearest first.
 
 No participant takes from one that came later, so there is no circle of participants that wait for
 each other. If one is lost, those behind it take from those before it, and ask only for the chunks
@@ -101,7 +101,7 @@ class Release(schema.Struct):
         return 1 + -(-end // self.chunk)
 
 
-class Place(schema.Struct):
+class LinePlace(schema.Struct):
     """A participant in a line.
 
     `host`: the host whose memory it can map ("": none). `wants`: the name of the slices that it
@@ -122,8 +122,8 @@ class Seat(schema.Struct):
     shares: Annotated[int, schema.integer(1, MOST_SHARES)] = 1
 
     @property
-    def place(self) -> Place:
-        return Place(self.id, self.host)
+    def place(self) -> LinePlace:
+        return LinePlace(self.id, self.host)
 
 
 def aligned(nbytes: int) -> int:
@@ -154,7 +154,7 @@ def meetings(channel: str, who: str) -> str:
 
 
 def line(version: int) -> str:
-    """The participants that have that version or want it: a list of `Place`."""
+    """The participants that have that version or want it: a list of `LinePlace`."""
     return f"line/{version}"
 
 
@@ -298,27 +298,31 @@ def seated(seats: Sequence[Seat], me: Seat, gone: Sequence[Seat]) -> list[Seat] 
     return sorted([*others, me], key=lambda one: one.share)
 
 
-def in_line(before: Sequence[Place], me: Place) -> list[Place] | None:
+def in_line(before: Sequence[LinePlace], me: LinePlace) -> list[LinePlace] | None:
     """The line with `me` at its end; None if `me` is in it."""
     if me in before:
         return None
     return [*before, me][-MOST_IN_LINE:]
 
 
-def behind(places: Sequence[Place], me: Place) -> list[Place]:
+def behind(places: Sequence[LinePlace], me: LinePlace) -> list[LinePlace]:
     """Those behind `me` in line, the last one first, that may have what those before it have
     not."""
     after = places[places.index(me) + 1 :] if me in places else []
     return [one for one in reversed(after) if me.wants or not one.wants]
 
 
-def at_end(before: Sequence[Place], me: Place) -> list[Place]:
+def at_end(before: Sequence[LinePlace], me: LinePlace) -> list[LinePlace]:
     return [*(one for one in before if one != me), me]
 
 
 def sources(
-    places: Sequence[Place], me: Place, publishers: Sequence[Place], *, maps: bool = True
-) -> list[Place]:
+    places: Sequence[LinePlace],
+    me: LinePlace,
+    publishers: Sequence[LinePlace],
+    *,
+    maps: bool = True,
+) -> list[LinePlace]:
     """From whom to take a version, the best first, by its line.
 
     `maps`: whether participants on the publisher's host can map its memory.
@@ -336,7 +340,7 @@ def sources(
     # On other hosts, prefer the first one of the host that came last, because no participant takes
     # from it yet. So each host forwards to one other. The host of the publisher came first, and the
     # publisher itself is asked if there is no other.
-    by_host: dict[str, list[Place]] = {one.host or one.id: [] for one in publishers}
+    by_host: dict[str, list[LinePlace]] = {one.host or one.id: [] for one in publishers}
     for one in before:
         by_host.setdefault(one.host or one.id, []).append(one)
     far = [one for host in reversed(by_host.values()) for one in host[:1]]
@@ -345,7 +349,9 @@ def sources(
     return near + [one for one in far if one not in near]
 
 
-def distances(holders: Sequence[Place], me: Place, publishers: Sequence[Place]) -> list[int]:
+def distances(
+    holders: Sequence[LinePlace], me: LinePlace, publishers: Sequence[LinePlace]
+) -> list[int]:
     """How far each of the holders is that `sources` gave.
 
     Publishers are equally far, if all or none of them are on this host.

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from aiodist.channels.holding import Coming
+from aiodist.channels.holding import ComingVersion
 from aiodist.channels.participant import Participant
 
 
@@ -19,9 +19,11 @@ class Feeding:
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
-        self._tasks: dict[Coming, asyncio.Task[None]] = {}
+        self._tasks: dict[ComingVersion, asyncio.Task[None]] = {}
 
-    async def whole(self, coming: Coming, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def whole(
+        self, coming: ComingVersion, work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
         """Wait until all of `coming` is here.
 
         `work` receives it, and returns early if it is not `wanted` any more. Raises what `work`
@@ -35,7 +37,7 @@ class Feeding:
                 await self._participant.outcome(task)
 
     def _begun(
-        self, coming: Coming, work: Callable[[], Coroutine[Any, Any, None]]
+        self, coming: ComingVersion, work: Callable[[], Coroutine[Any, Any, None]]
     ) -> asyncio.Task[None]:
         async def feed() -> None:
             # The memory stays until this task is done with it, even if another version was given

@@ -8,12 +8,12 @@ from contextlib import suppress
 
 from aiodist.channels import chains, directory, transfers
 from aiodist.channels.changes import PAYS, SMALL, lie_alike
-from aiodist.channels.directory import Place, Release
+from aiodist.channels.directory import LinePlace, Release
 from aiodist.channels.feeding import Feeding
 from aiodist.channels.holding import Holding
-from aiodist.channels.into import Reading
+from aiodist.channels.into import VersionReading
 from aiodist.channels.lots import Lot
-from aiodist.channels.pace import Pace
+from aiodist.channels.pace import ParticipantPace
 from aiodist.channels.participant import AWAY, Participant
 from aiodist.channels.slicing import FAILURES, NobodyError, Shares, Slicing
 from aiodist.errors import ProtocolError
@@ -53,7 +53,7 @@ class Fetching:
                 return newest
             await participant.changed.wait()
 
-    async def newest(self, least: int, reading: Reading) -> Holding | Lot:
+    async def newest(self, least: int, reading: VersionReading) -> Holding | Lot:
         """Wait for the newest available version from `least` on, and take it, or the wanted slices
         of it.
 
@@ -71,7 +71,7 @@ class Fetching:
                     return await self._attempt(releases, reading)
             pause = await self._pause(pause if fit else None)
 
-    async def this(self, releases: Shares, reading: Reading) -> Holding | Lot:
+    async def this(self, releases: Shares, reading: VersionReading) -> Holding | Lot:
         """Take this version. Raises ValueError if newer versions have replaced it."""
         participant = self._participant
         pause = PAUSE
@@ -95,7 +95,7 @@ class Fetching:
             return min(2 * seconds, LONGEST_PAUSE)
         return PAUSE
 
-    async def _attempt(self, releases: Shares, reading: Reading) -> Holding | Lot:
+    async def _attempt(self, releases: Shares, reading: VersionReading) -> Holding | Lot:
         """Take a version from those that may have it. Raises NobodyError, MessageTooLargeError."""
         version = releases[0].version
         is_whole = len(releases) == 1 and not reading.is_sliced
@@ -124,7 +124,7 @@ class Fetching:
         known.release = release  # it may be elsewhere in memory now
         return known
 
-    async def _whole(self, release: Release, reading: Reading) -> Holding:
+    async def _whole(self, release: Release, reading: VersionReading) -> Holding:
         """Take a version from one source after the other. Raises NobodyError."""
         holding = self.holding(release)
         reading.begin(holding)
@@ -192,7 +192,7 @@ class Fetching:
             self._unlisted.add(holding.version)
         return holding.is_whole or not holding.wanted
 
-    async def _source(self, release: Release, failed: set[str]) -> Place | None:
+    async def _source(self, release: Release, failed: set[str]) -> LinePlace | None:
         participant = self._participant
         me = participant.place
         # Ask again each time, because a restarted coordinator has forgotten the line.
@@ -203,11 +203,11 @@ class Fetching:
                 return one
         return None
 
-    async def _stand_in_line(self, version: int) -> list[Place]:
+    async def _stand_in_line(self, version: int) -> list[LinePlace]:
         """Tell others that a version is here or wanted, and return its line."""
         me = self._participant.place
         return await self._participant.change(
-            directory.line(version), Place, lambda before: directory.in_line(before, me)
+            directory.line(version), LinePlace, lambda before: directory.in_line(before, me)
         )
 
     async def stay(self) -> None:
@@ -223,7 +223,7 @@ class Fetching:
                 await self._stand_in_line(version)
             self._unlisted.discard(version)
 
-    async def _take(self, source: Place, holding: Holding) -> None:
+    async def _take(self, source: LinePlace, holding: Holding) -> None:
         participant = self._participant
         memory = holding.memory
         is_near = bool(participant.host) and source.host == participant.host
@@ -251,7 +251,7 @@ class Fetching:
         participant = self._participant
         clock = asyncio.get_running_loop().time
         begin, before = clock(), holding.here
-        pace = Pace(holding, lambda: participant.calls, participant.patience)
+        pace = ParticipantPace(holding, lambda: participant.calls, participant.patience)
         await transfers.take(pair, holding, participant.patience, pace, maps=maps)
         if not maps and (seconds := clock() - begin) > 0:
             participant.rate = (holding.here - before) / seconds

@@ -36,7 +36,7 @@ async def in_thread(work: Callable[[], T]) -> T:
     return doing.result()
 
 
-class Coming(ABC):
+class ComingVersion(ABC):
     """Data of a version that is being received, and forwarded meanwhile.
 
     Participants that take it from here are told to wait as long as it is `fed`, which means that
@@ -166,7 +166,7 @@ class Coming(ABC):
         self.gone.set()
 
 
-class Holding(Coming):
+class Holding(ComingVersion):
     """A version, of which the first `filled` parts are here.
 
     `spare`: the source of own memory, which goes back there at the end.

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from aiodist.buffers import arrays
-from aiodist.buffers.arrays import Array
+from aiodist.buffers.arrays import UserArray
 from aiodist.buffers.conversion import FLOATS, convert
 from aiodist.channels import manifest
 from aiodist.channels.holding import Holding, in_thread
@@ -21,7 +21,7 @@ from aiodist.channels.trees import has_parts, parts_wanted
 from aiodist.errors import MessageTooLargeError
 
 
-class Reading:
+class VersionReading:
     """What a user wants of a version: its tree, or writing to `into`, whole or in parts.
 
     `is_sliced`: only these parts are to come here. `max_bytes`: no more may come.
@@ -166,7 +166,7 @@ class IntoParts:
         written."""
         self._converts = converts
         self._parts = parts_wanted(into)
-        self._targets: dict[str, Array] = {
+        self._targets: dict[str, UserArray] = {
             key: arrays.writable(part.array, f"into{key}") for key, part in self._parts.items()
         }
 

@@ -16,7 +16,7 @@ from aiodist.buffers.dtypes import carrier
 from aiodist.channels import manifest
 from aiodist.channels.checks import crc32
 from aiodist.channels.directory import aligned
-from aiodist.channels.holding import Coming, own_memory
+from aiodist.channels.holding import ComingVersion, own_memory
 from aiodist.channels.manifest import Leaf
 from aiodist.channels.memory import Spare, VersionMemory
 from aiodist.channels.slices import (
@@ -37,7 +37,7 @@ from aiodist.schedules import resharding
 from aiodist.schedules.resharding import intersection, text, volume
 
 
-class Lot(Coming):
+class Lot(ComingVersion):
     """The wanted slices of a version, and what is here of them.
 
     `todo`: pieces that were not yet asked for. Each piece that was asked for is later `filled` or

@@ -43,7 +43,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_Forks.one_more)
 
 
-class Block:
+class MemoryBlock:
     """Memory for one version after the other. `segment`: for other processes of the host, if it is
     `shared`."""
 
@@ -96,14 +96,14 @@ class Spare:
     """Keeps at most one block for the next version; none after `close`."""
 
     def __init__(self, *, keeps: bool = True) -> None:
-        self._block: Block | None = None
+        self._block: MemoryBlock | None = None
         self._keeps = keeps
 
     @property
     def nbytes(self) -> int:
         return 0 if self._block is None else len(self._block)
 
-    def block(self, nbytes: int, *, shared: bool) -> Block:
+    def block(self, nbytes: int, *, shared: bool) -> MemoryBlock:
         """The kept block, if it fits and has no reader; else a new one. Raises OSError,
         MemoryError."""
         kept = self._block
@@ -114,9 +114,9 @@ class Spare:
                 return kept
             if not fits:
                 self._drop()
-        return Block(nbytes, shared=shared)
+        return MemoryBlock(nbytes, shared=shared)
 
-    def keep(self, block: Block) -> None:
+    def keep(self, block: MemoryBlock) -> None:
         """Take back a block whose version is over."""
         kept = self._block
         is_better = kept is not None and len(kept) == len(block) and kept.is_free
@@ -152,7 +152,7 @@ class VersionMemory:
         self._spare = spare
 
     def _set(
-        self, view: memoryview, segment: Segment | None = None, block: Block | None = None
+        self, view: memoryview, segment: Segment | None = None, block: MemoryBlock | None = None
     ) -> None:
         self.view = view
         self._segment = segment

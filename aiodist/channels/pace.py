@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from aiodist.channels.holding import Coming
+from aiodist.channels.holding import ComingVersion
 
 AHEAD = 1
 """How many parts it may have more than its receivers."""
@@ -20,11 +20,11 @@ GRACE = 1 / 8
 """The share of the patience for which a receiver that is behind is waited for."""
 
 
-class Pace:
+class ParticipantPace:
     """The pace of one participant. `calls`: how many others have called, which may want some of
     this."""
 
-    def __init__(self, coming: Coming, calls: Callable[[], int], patience: float) -> None:
+    def __init__(self, coming: ComingVersion, calls: Callable[[], int], patience: float) -> None:
         self._coming = coming
         self._calls = calls
         self._grace = GRACE * patience

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from aiodist.buffers.arrays import Flat
 from aiodist.channels import lots, slices
-from aiodist.channels.holding import Coming, in_thread
+from aiodist.channels.holding import ComingVersion, in_thread
 from aiodist.channels.lots import Lot
 from aiodist.channels.memory import VersionMemory
 from aiodist.channels.participant import GIVES, TAKES
@@ -27,7 +27,7 @@ from aiodist.channels.transfers import (
     UnwantedError,
     word,
 )
-from aiodist.channels.window import Sending
+from aiodist.channels.window import MessagesInFlight
 from aiodist.errors import ProtocolError
 from aiodist.group import Group
 from aiodist.transports.handover import take_segment
@@ -38,7 +38,7 @@ AHEAD = 4
 
 async def give(
     pair: Group,
-    coming: Coming,
+    coming: ComingVersion,
     source: Source,
     parcels: Sequence[Parcel],
     patience: float,
@@ -48,7 +48,7 @@ async def give(
     """Send the parcels that the receiver has asked for; returns when all have been taken."""
     needed = [set[int]().union(*map(source.needed, parcel)) for parcel in parcels]
     waiting = list(range(len(parcels)))
-    sending = Sending(AHEAD, patience)
+    sending = MessagesInFlight(AHEAD, patience)
     # gets no message, but fails when the receiver leaves
     leaves = pair.recv(src=TAKES, tag="leaves")
     news = News(pair, coming, leaves, patience)

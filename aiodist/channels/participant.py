@@ -26,8 +26,8 @@ from weakref import WeakKeyDictionary
 from aiodist import environment
 from aiodist.channels import directory
 from aiodist.channels.changes import Differences
-from aiodist.channels.directory import Place, Release, Seat
-from aiodist.channels.holding import Coming, Holding
+from aiodist.channels.directory import LinePlace, Release, Seat
+from aiodist.channels.holding import ComingVersion, Holding
 from aiodist.channels.lag import Lag
 from aiodist.channels.lots import Lot
 from aiodist.channels.memory import Spare
@@ -51,7 +51,7 @@ from aiodist.work import Work
 log = logging.getLogger("aiodist.channels")
 
 T = TypeVar("T")
-R = TypeVar("R", bound=Release | Place | Seat)
+R = TypeVar("R", bound=Release | LinePlace | Seat)
 
 AWAY = (CollectiveTimeoutError, JoinTimeoutError)
 """Raised while the coordinator is away, and may come back."""
@@ -124,7 +124,7 @@ class Participant:
         self.rate = 0.0  # bytes per second of the last version that came whole; 0: unknown
         self.lots: dict[tuple[int, str], Lot] = {}
         # For each version of a publisher.
-        self.rations: WeakKeyDictionary[Coming, Ration] = WeakKeyDictionary()
+        self.rations: WeakKeyDictionary[ComingVersion, Ration] = WeakKeyDictionary()
         self.met: Callable[[str], Coroutine[Any, Any, None]]
         self.own: Callable[[], list[Release]] = list
         self.stay: Callable[[], Awaitable[object]] | None = None
@@ -277,7 +277,7 @@ class Participant:
         actor = group._actor
         memory = memory_of(actor.people[actor.roots[0]]).host
         self.host = memory and hashlib.blake2b(memory.encode(), digest_size=16).hexdigest()
-        self.place = Place(self.id, self.host)
+        self.place = LinePlace(self.id, self.host)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Start a task that ends with this participant. If it fails, so does the participant."""
@@ -532,7 +532,9 @@ class Participant:
     async def _at(self, who: str) -> bytes | None:
         return await self.ask(lambda store: store.get(channels.at(who), timeout=self.patience))
 
-    async def gone_behind(self, me: Place, coming: Coming, failed: Container[str]) -> bool:
+    async def gone_behind(
+        self, me: LinePlace, coming: ComingVersion, failed: Container[str]
+    ) -> bool:
         """Go to the end of the line of a version, if only one behind `me` can help.
 
         That is so if none before it has what it lacks, and one behind it has more. Then its
@@ -543,7 +545,7 @@ class Participant:
         for one in directory.behind(await self.line(version), me):
             if one.id not in failed and (await self.has_of(one.id, version) or 0) > coming.here:
                 await self.change(
-                    directory.line(version), Place, lambda before: directory.at_end(before, me)
+                    directory.line(version), LinePlace, lambda before: directory.at_end(before, me)
                 )
                 return True
         return False
@@ -558,13 +560,13 @@ class Participant:
         value = await self.ask(lambda store: store.get(directory.PUBLISHER, timeout=self.patience))
         return directory.unpacked(Seat, value)
 
-    async def line(self, version: int) -> list[Place]:
+    async def line(self, version: int) -> list[LinePlace]:
         """The participants that have a version, or want it."""
         key = directory.line(version)
         value = await self.ask(lambda store: store.get(key, timeout=self.patience))
-        return directory.unpacked(Place, value)
+        return directory.unpacked(LinePlace, value)
 
-    async def fed_by(self, source: Place) -> Feed:
+    async def fed_by(self, source: LinePlace) -> Feed:
         """Meet another participant, and keep the group. Raises what `ask` and `connect` do."""
         if self.feed is not None and self.feed.source == source:
             return self.feed
@@ -600,7 +602,7 @@ class Feed:
     Finding and meeting a new source would take round trips. A feed ends if it fails, or by `close`.
     """
 
-    def __init__(self, participant: Participant, source: Place, pair: Group) -> None:
+    def __init__(self, participant: Participant, source: LinePlace, pair: Group) -> None:
         self.source = source
         self.pair = pair
         self._participant = participant

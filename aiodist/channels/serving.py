@@ -10,9 +10,9 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 from aiodist.channels import chains, directory, parcels, slices, transfers
-from aiodist.channels.holding import Coming, Holding
+from aiodist.channels.holding import ComingVersion, Holding
 from aiodist.channels.participant import GIVES, Participant
-from aiodist.channels.slices import Source, Whole
+from aiodist.channels.slices import Source, WholeVersion
 from aiodist.errors import AiodistError
 from aiodist.group import Group
 from aiodist.wire.limits import MAX_NAME
@@ -50,7 +50,7 @@ async def meet(participant: Participant, name: str) -> None:
 async def _answer(
     participant: Participant,
     pair: Group,
-    asked: transfers.Rest | transfers.Parcels,
+    asked: transfers.RestRequest | transfers.Parcels,
     read: ExitStack,
 ) -> None:
     """Give what is asked for. Its memory stays until `read` is closed."""
@@ -58,7 +58,7 @@ async def _answer(
     if holding is not None:
         read.enter_context(holding)
     match asked:
-        case transfers.Rest() if holding is not None:
+        case transfers.RestRequest() if holding is not None:
             await _give(participant, pair, holding, asked)
         case transfers.Parcels(version, _, []):
             await parcels.give_manifests(pair, _manifests(participant, version))
@@ -86,7 +86,7 @@ async def _until_begun(participant: Participant, version: int) -> None:
 
 
 async def _give(
-    participant: Participant, pair: Group, holding: Holding, asked: transfers.Rest
+    participant: Participant, pair: Group, holding: Holding, asked: transfers.RestRequest
 ) -> None:
     ration = participant.rations.get(holding)
     if ration is None or (asked.maps and holding.can_be_mapped):
@@ -104,7 +104,7 @@ async def _give(
 
 
 async def _give_rest(
-    participant: Participant, pair: Group, holding: Holding, asked: transfers.Rest
+    participant: Participant, pair: Group, holding: Holding, asked: transfers.RestRequest
 ) -> None:
     has: int | None = asked.has
     if asked.base:
@@ -116,13 +116,17 @@ async def _give_rest(
 
 
 async def _give_pieces(
-    participant: Participant, pair: Group, coming: Coming, source: Source, asked: transfers.Parcels
+    participant: Participant,
+    pair: Group,
+    coming: ComingVersion,
+    source: Source,
+    asked: transfers.Parcels,
 ) -> None:
     wanted = [slices.pieces_in(parcel) for parcel in asked.parcels]
     give = partial(parcels.give, pair, coming, source, wanted, participant.patience)
     ration = participant.rations.get(coming)
     is_mapped = asked.maps and coming.can_be_mapped
-    if ration is None or is_mapped or not isinstance(source, Whole):
+    if ration is None or is_mapped or not isinstance(source, WholeVersion):
         await give(maps=asked.maps)
         return
     boxes, nbytes = source.around(piece for parcel in wanted for piece in parcel)
@@ -148,7 +152,9 @@ def _manifests(participant: Participant, version: int) -> list[bytes]:
     return list(lots[0].arrays.packed) if lots else []
 
 
-def _source(participant: Participant, version: int, wants: str) -> tuple[Coming, Source] | None:
+def _source(
+    participant: Participant, version: int, wants: str
+) -> tuple[ComingVersion, Source] | None:
     """The data here of the name `wants`, and the source of its pieces."""
     lot = participant.lots.get((version, wants))
     if lot is not None:
@@ -156,4 +162,4 @@ def _source(participant: Participant, version: int, wants: str) -> tuple[Coming,
     holding = participant.holdings.get(version)
     if wants or holding is None or not holding.filled:
         return None
-    return holding, Whole(holding)
+    return holding, WholeVersion(holding)

@@ -152,7 +152,7 @@ class Source(Protocol):
         ...
 
 
-class Whole:
+class WholeVersion:
     """A version, or a share of it, as a source of pieces."""
 
     def __init__(self, holding: Holding) -> None:

@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 from aiodist.channels import directory, lots, parcels, slices
 from aiodist.channels.checks import crc32
-from aiodist.channels.directory import Place, Release
+from aiodist.channels.directory import LinePlace, Release
 from aiodist.channels.feeding import Feeding
 from aiodist.channels.holding import Holding
-from aiodist.channels.into import Reading
+from aiodist.channels.into import VersionReading
 from aiodist.channels.lots import Lot
 from aiodist.channels.memory import VersionMemory
 from aiodist.channels.participant import AWAY, Participant
-from aiodist.channels.slices import Arrays, Piece, Want, Whole
+from aiodist.channels.slices import Arrays, Piece, Want, WholeVersion
 from aiodist.channels.transfers import NotThereError, UnwantedError
 from aiodist.errors import AiodistError
 
@@ -39,7 +39,7 @@ Shares = tuple[Release, ...]
 class Ask(NamedTuple):
     """A request to another participant. `held`: what it has, by its place, or by its share."""
 
-    place: Place
+    place: LinePlace
     share: int
     held: Want
     parcels: list[list[Piece]]
@@ -57,7 +57,7 @@ class Slicing:
         self._looks: tuple[Shares, asyncio.Task[Arrays]] | None = None  # the search for manifests
         self._said = -math.inf  # when the store was last told of the slices that are wanted here
 
-    async def attempt(self, releases: Shares, reading: Reading) -> Lot:
+    async def attempt(self, releases: Shares, reading: VersionReading) -> Lot:
         """Take the wanted slices of a version. Raises NobodyError, and what `reading.wanted`
         does."""
         failed: set[str] = set()
@@ -138,11 +138,11 @@ class Slicing:
             raise NobodyError
         return Arrays(releases, [found[share] for share in range(len(releases))])
 
-    async def _publishers(self, releases: Shares) -> list[Place]:
+    async def _publishers(self, releases: Shares) -> list[LinePlace]:
         seats = await self._participant.seats()
         return [one.place for one in seats if one.shares == len(releases)]
 
-    def _lose(self, version: int, place: Place, failed: set[str], error: BaseException) -> None:
+    def _lose(self, version: int, place: LinePlace, failed: set[str], error: BaseException) -> None:
         self._participant.check()
         log.info(
             "channel %r: slices of version %d come from another one: %s",
@@ -186,10 +186,10 @@ class Slicing:
             for ask in running.values():
                 lot.lack(ask.parcels)
 
-    def _me(self, lot: Lot) -> Place:
+    def _me(self, lot: Lot) -> LinePlace:
         return replace(self._participant.place, wants=lot.name)
 
-    def _is_near(self, place: Place) -> bool:
+    def _is_near(self, place: LinePlace) -> bool:
         """Whether a participant is on this host, so that its memory can be mapped."""
         return bool(place.host) and place.host == self._participant.host
 
@@ -213,7 +213,9 @@ class Slicing:
 
             return parcels.Mirror(other.nbytes, over)
         release = lot.arrays.releases[ask.share]
-        return parcels.Mirror(release.nbytes, lambda memory: Whole(Holding.over(release, memory)))
+        return parcels.Mirror(
+            release.nbytes, lambda memory: WholeVersion(Holding.over(release, memory))
+        )
 
     async def _take(self, lot: Lot, ask: Ask) -> None:
         participant = self._participant
@@ -228,7 +230,7 @@ class Slicing:
         me = self._me(lot)
         # Ask again each time, because a restarted coordinator has forgotten the line.
         places = await participant.change(
-            directory.line(lot.version), Place, lambda before: directory.in_line(before, me)
+            directory.line(lot.version), LinePlace, lambda before: directory.in_line(before, me)
         )
         seats = {one.id: one.share for one in await participant.seats()}
         publishers = await self._publishers(lot.arrays.releases)
@@ -261,7 +263,7 @@ class Slicing:
             if asked
         ]
 
-    async def _want_of(self, place: Place, arrays: Arrays) -> Want:
+    async def _want_of(self, place: LinePlace, arrays: Arrays) -> Want:
         """The slices that another participant has of a version, or will have."""
         if not place.wants:
             return arrays.all()

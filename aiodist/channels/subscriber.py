@@ -14,7 +14,7 @@ from aiodist.channels.changes import are_alike
 from aiodist.channels.directory import Release
 from aiodist.channels.fetching import Fetching
 from aiodist.channels.holding import Holding, in_thread
-from aiodist.channels.into import Reading, arriving, until_either
+from aiodist.channels.into import VersionReading, arriving, until_either
 from aiodist.channels.lots import Lot
 from aiodist.channels.manifest import Leaf
 from aiodist.channels.participant import PATIENCE, Participant
@@ -191,7 +191,7 @@ class Subscriber:
         above `max_bytes`, before any of it comes. Raises CollectiveTimeoutError (a TimeoutError),
         CoordinatorLostError, GroupClosedError. Received parts are kept for the next call.
         """
-        reading = Reading(into, converts=convert, max_bytes=self._max_bytes)
+        reading = VersionReading(into, converts=convert, max_bytes=self._max_bytes)
         with self._noted(reading), self._within(timeout, newer_than, "here"):
             async with asyncio.timeout(timeout), self._turn:
                 least = max(newer_than + 1, self._given)
@@ -217,7 +217,7 @@ class Subscriber:
                 f" {what} within {timeout:g} s; the newest there is: {self.newest}"
             ) from None
 
-    async def _in_place(self, least: int, reading: Reading) -> int:
+    async def _in_place(self, least: int, reading: VersionReading) -> int:
         fetch = asyncio.ensure_future(self._fetching.newest(least, reading))
         self._participant.adopt(fetch)
         try:
@@ -230,7 +230,7 @@ class Subscriber:
         return self._given
 
     @contextmanager
-    def _noted(self, reading: Reading) -> Iterator[None]:
+    def _noted(self, reading: VersionReading) -> Iterator[None]:
         """Note in an error that `into` is mixed."""
         try:
             yield
@@ -284,7 +284,7 @@ class Subscriber:
     ) -> AsyncGenerator[tuple[Holding | Lot, Leaf, bool], None]:
         """The arrays of a version, each when it is here, and whether it has changed."""
         releases = await self._release(version)
-        reading = Reading(max_bytes=self._max_bytes)
+        reading = VersionReading(max_bytes=self._max_bytes)
         base = None if since is None or since == version else self._given_before(since)
         fetch = asyncio.ensure_future(self._fetching.this(releases, reading))
         self._participant.adopt(fetch)

@@ -15,12 +15,12 @@ from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
-from aiodist.channels.holding import Coming, Holding, in_thread
+from aiodist.channels.holding import ComingVersion, Holding, in_thread
 from aiodist.channels.manifest import Manifest
 from aiodist.channels.memory import VersionMemory
-from aiodist.channels.pace import Pace
+from aiodist.channels.pace import ParticipantPace
 from aiodist.channels.participant import GIVES, TAKES
-from aiodist.channels.window import NO_DEADLINE, Sending, Window, give_up
+from aiodist.channels.window import NO_DEADLINE, FlightWindow, MessagesInFlight, give_up
 from aiodist.errors import ProtocolError
 from aiodist.group import Group
 from aiodist.operations import send_steady
@@ -56,7 +56,7 @@ class UnwantedError(Exception):
     """No call waits for the version any more."""
 
 
-class Rest(NamedTuple):
+class RestRequest(NamedTuple):
     """A request for all parts of a version after the first `has`.
 
     `maps`: map memory, if possible. `base`: the id of a version from which differences can be
@@ -82,11 +82,11 @@ class Parcels(NamedTuple):
     who: str
 
 
-async def asked(pair: Group, patience: float) -> Rest | Parcels:
+async def asked(pair: Group, patience: float) -> RestRequest | Parcels:
     """Receive a request. Raises ProtocolError; AiodistError when the receiver has left."""
     match await pair.recv(src=TAKES, tag=PARTS, timeout=patience):
         case (int(version), int(has), bool(maps), bytes(base)) if has >= 0:
-            return Rest(version, has, maps, base)
+            return RestRequest(version, has, maps, base)
         case (int(version), str(wants), list(parcels), bool(maps), str(who)):
             return Parcels(version, wants, parcels, maps, who)
         case nonsense:
@@ -100,8 +100,8 @@ async def refuse(pair: Group) -> None:
 
 async def give(pair: Group, holding: Holding, has: int, patience: float, *, maps: bool) -> None:
     """Send the parts from `has` on; returns when all have been taken."""
-    window = Window(pair, holding.release.chunk)
-    sending = Sending(window.messages, patience)
+    window = FlightWindow(pair, holding.release.chunk)
+    sending = MessagesInFlight(window.messages, patience)
     # gets no message, but fails when the receiver leaves
     leaves = pair.recv(src=TAKES, tag="leaves")
     news = News(pair, holding, leaves, patience)
@@ -144,7 +144,9 @@ async def give(pair: Group, holding: Holding, has: int, patience: float, *, maps
 class News:
     """Watches a version that is given to another participant while it comes."""
 
-    def __init__(self, pair: Group, coming: Coming, leaves: Work[None], patience: float) -> None:
+    def __init__(
+        self, pair: Group, coming: ComingVersion, leaves: Work[None], patience: float
+    ) -> None:
         self._pair = pair
         self._coming = coming
         self._leaves = leaves
@@ -200,7 +202,9 @@ async def ask(pair: Group, holding: Holding, *, maps: bool) -> None:
     await pair.send((holding.version, holding.filled, maps, b""), GIVES, tag=PARTS)
 
 
-async def take(pair: Group, holding: Holding, patience: float, pace: Pace, *, maps: bool) -> None:
+async def take(
+    pair: Group, holding: Holding, patience: float, pace: ParticipantPace, *, maps: bool
+) -> None:
     """Receive what was asked for.
 
     Raises AiodistError if the sender fails or is silent, ProtocolError if its data is damaged,
@@ -215,7 +219,7 @@ async def take(pair: Group, holding: Holding, patience: float, pace: Pace, *, ma
     elif maps:  # memory that was lent to the sender
         await holding.make_own(shared=True)
     maps = words is not None
-    window = Window(pair, release.chunk)
+    window = FlightWindow(pair, release.chunk)
     coming: deque[list[Work[Any]]] = deque()  # for each part after those that are here
     end = holding.filled  # the end of the parts that are waited for
     landed = holding.filled  # the end of the parts that have come
@@ -267,7 +271,7 @@ async def take(pair: Group, holding: Holding, patience: float, pace: Pace, *, ma
             await asyncio.gather(checking, return_exceptions=True)
 
 
-def _received(pair: Group, window: Window, part: memoryview) -> list[Work[Any]]:
+def _received(pair: Group, window: FlightWindow, part: memoryview) -> list[Work[Any]]:
     return [
         pair.recv(src=GIVES, tag=DATA, out=data, timeout=NO_DEADLINE)
         for data in window.slices(part)
@@ -291,7 +295,7 @@ async def take_offered(holding: Holding, patience: float) -> None:
     holding.take(VersionMemory.of(segment), release.parts)
 
 
-async def word(pair: Group, coming: Coming, patience: float) -> Any:
+async def word(pair: Group, coming: ComingVersion, patience: float) -> Any:
     """Receive the next message that is not WAIT."""
     for _ in range(MOST_WAITS):
         said = await pair.recv(src=GIVES, tag=PARTS, timeout=patience)

@@ -28,7 +28,7 @@ AHEAD = 2
 """Parts that are sent to a near host before the first of them has been taken."""
 
 
-class Window:
+class FlightWindow:
     """The window between two participants, for parts of `chunk` bytes."""
 
     def __init__(self, pair: Group, chunk: int) -> None:
@@ -46,7 +46,7 @@ class Window:
             yield np.frombuffer(part[at : at + self._step], np.uint8)
 
 
-class Sending:
+class MessagesInFlight:
     """Messages in flight. None may take longer than `patience` after it becomes the first."""
 
     def __init__(self, most: int, patience: float) -> None:

@@ -43,7 +43,7 @@ from aiodist.buffers.encoding import Encoded, encode
 from aiodist.buffers.values import Incoming, parse
 from aiodist.devices import device_of
 from aiodist.devices.handles import NEWS, Found
-from aiodist.devices.values import Places, Sources, device_among
+from aiodist.devices.values import DevicePlaces, Sources, device_among
 from aiodist.devices.waiting import Settled
 from aiodist.engine.operation import Program, Start
 from aiodist.errors import ProtocolError
@@ -75,7 +75,7 @@ class DeviceTransfer:
         self.direct = False  # whether arrays are read in place; the same on all ranks
         self.found: dict[int, Found] = {}  # if so, the arrays of each rank that gives any
         self._words: Mapping[int, bytes] = {}  # the words by which they were found
-        self._places: list[Places] = []  # the places of incoming values
+        self._places: list[DevicePlaces] = []  # the places of incoming values
 
     # -- when it is called ------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class DeviceTransfer:
 
     # -- values that come -------------------------------------------------------------------------
 
-    def places(self, src: int, first: int, value: Incoming) -> Places | None:
+    def places(self, src: int, first: int, value: Incoming) -> DevicePlaces | None:
         """Return the places for arrays of a value of `src` that are on a device on either side.
 
         None if there are none. Raises ProtocolError.
@@ -194,7 +194,7 @@ class DeviceTransfer:
             found = Found(events, arrays[first : first + count])
             if len(found.arrays) != count:
                 raise ProtocolError(f"rank {src} shows fewer arrays than it offers")
-        places = Places(self._device_memory, self.sources, found)
+        places = DevicePlaces(self._device_memory, self.sources, found)
         self._places.append(places)
         return places
 

@@ -23,7 +23,7 @@ from aiodist.buffers.paths import Where
 from aiodist.buffers.tokens import Spec
 from aiodist.buffers.values import parse
 from aiodist.engine.awaited import Awaited
-from aiodist.engine.operation import Failure
+from aiodist.engine.operation import NoResult
 from aiodist.errors import ProtocolError
 from aiodist.phases.base import Part, Place, share
 from aiodist.transports.handover import SegmentOffer, take
@@ -117,14 +117,14 @@ def _reason(error: OSError) -> str:
     return str(error) or type(error).__name__
 
 
-def _settle(place: Place, problem: str, on_lane: bool) -> Part[Failure | None]:
+def _settle(place: Place, problem: str, on_lane: bool) -> Part[NoResult | None]:
     """Share whether all ranks have it. If one has not, all fail alike."""
     said = yield from share(place, problem[:LONGEST_REASON].encode(), on_lane)
     for rank, reason in enumerate(said):
         if reason:
             text = reason.decode(errors="replace")
             why = f"not all ranks can map this: rank {rank}: {text}; use broadcast, which copies"
-            return Failure(OSError(why))
+            return NoResult(OSError(why))
     return None
 
 

@@ -22,7 +22,7 @@ from aiodist.buffers.vector import align
 from aiodist.collectives.numbers import pack, unpack
 from aiodist.collectives.operators import confirm
 from aiodist.collectives.templates import LENGTH
-from aiodist.engine.operation import Failure, Program, Start
+from aiodist.engine.operation import NoResult, Program, Start
 from aiodist.engine.phase import Phase, prepared
 from aiodist.errors import ProtocolError
 from aiodist.phases import berths, lanes
@@ -415,11 +415,11 @@ def _share_numbers(place: Place, own: Any, on_lane: bool) -> Part[list[list[Scal
     return numbers
 
 
-def _folded(values: Sequence[Scalar], op: ReduceOp) -> Scalar | Failure:
+def _folded(values: Sequence[Scalar], op: ReduceOp) -> Scalar | NoResult:
     """Reduce numbers. If the result does not fit, return a Failure: all ranks find the same."""
     try:
         return reduce_scalars(values, op)
     except OverflowError as error:
         if op.function is not None:  # the user's function may raise this for its own reasons
             raise
-        return Failure(error)
+        return NoResult(error)

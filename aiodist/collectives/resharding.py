@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from aiodist.buffers import overlaps
-from aiodist.buffers.arrays import Array, view, writable
+from aiodist.buffers.arrays import UserArray, view, writable
 from aiodist.collectives.shards import Shard, parts_of
 from aiodist.collectives.values import all_gather, all_to_all
 from aiodist.devices import device_of
@@ -23,11 +23,11 @@ from aiodist.engine.operation import Program
 from aiodist.errors import MismatchError, ProtocolError
 from aiodist.phases.base import Call, Place
 from aiodist.schedules import resharding
-from aiodist.schedules.resharding import Box, Layout, Transfer, Unheld
+from aiodist.schedules.resharding import Box, BoxLayout, BoxTransfer, Unheld
 from aiodist.schedules.teams import Teams
 
 
-class _Part(NamedTuple):
+class _PartWords(NamedTuple):
     """What a rank says about a part: dtype, bytes of an element, shape of the whole, and box."""
 
     dtype: str
@@ -42,7 +42,7 @@ class _Part(NamedTuple):
 _NOTHING: Box = ((0, 0),)
 _NO_NOTES: Mapping[int, str] = MappingProxyType({})
 
-_Parts = list[dict[str, _Part]]
+_Parts = list[dict[str, _PartWords]]
 """By rank, then by the path in the tree."""
 
 
@@ -68,7 +68,7 @@ def reshard(place: Place, x: Any, out: Any) -> Call:
     return Call("reshard", "reshard()", program, nbytes)
 
 
-def _viewed(parts: Mapping[str, Shard], name: str, *, to_write: bool) -> dict[str, Array]:
+def _viewed(parts: Mapping[str, Shard], name: str, *, to_write: bool) -> dict[str, UserArray]:
     """Return the arrays of `parts`. Raises TypeError if one is not on the host, and as `view` and
     `writable` do."""
     found = {}
@@ -88,8 +88,8 @@ def _viewed(parts: Mapping[str, Shard], name: str, *, to_write: bool) -> dict[st
 def _check_memory(
     held: Mapping[str, Shard],
     wanted: Mapping[str, Shard],
-    sources: Mapping[str, Array],
-    targets: Mapping[str, Array],
+    sources: Mapping[str, UserArray],
+    targets: Mapping[str, UserArray],
 ) -> None:
     """Raise ValueError if a rank would write to memory that others have yet to read."""
     spans: list[tuple[int, int, str, str, Box]] = []
@@ -108,7 +108,7 @@ def _check_memory(
             end, by = last, (name, where, box)
 
 
-def _told(parts: Mapping[str, Shard], found: Mapping[str, Array]) -> dict[str, tuple[Any, ...]]:
+def _told(parts: Mapping[str, Shard], found: Mapping[str, UserArray]) -> dict[str, tuple[Any, ...]]:
     return {
         where: (found[where].name, found[where].base.itemsize, part.shape, part.box)
         for where, part in parts.items()
@@ -126,21 +126,21 @@ def _read(everybody: Sequence[Any], which: int) -> _Parts:
         raise ProtocolError(text) from None
 
 
-def _checked(dtype: str, item: int, shape: tuple[int, ...], box: Box) -> _Part:
+def _checked(dtype: str, item: int, shape: tuple[int, ...], box: Box) -> _PartWords:
     if type(dtype) is not str or type(item) is not int:
         raise TypeError(f"{dtype!r} of {item!r} bytes is no dtype")
     for (start, stop), length in zip(box, shape, strict=True):
         if not 0 <= start <= stop <= length:
             raise ValueError(f"{box} is no part of {shape}")
-    return _Part(dtype, item, shape, box)
+    return _PartWords(dtype, item, shape, box)
 
 
-def _planned(place: Place, holds: _Parts, wants: _Parts) -> dict[str, list[Transfer]]:
+def _planned(place: Place, holds: _Parts, wants: _Parts) -> dict[str, list[BoxTransfer]]:
     """Plan the transfers of each wanted array. All ranks get the same plan or the same error."""
-    layouts: dict[str, Layout] = {}
+    layouts: dict[str, BoxLayout] = {}
     for where in dict.fromkeys(where for wanted in wants for where in wanted):
         known = _alike(place, where, holds, wants)
-        layouts[where] = Layout(_boxes(holds, where), _boxes(wants, where), known.item)
+        layouts[where] = BoxLayout(_boxes(holds, where), _boxes(wants, where), known.item)
     hosts = _hosts(place.teams, place.size)
     try:
         return dict(zip(layouts, resharding.plan(layouts.values(), hosts), strict=True))
@@ -158,7 +158,7 @@ def _boxes(parts: _Parts, where: str) -> tuple[Box | None, ...]:
     return tuple(told[where].box if where in told else None for told in parts)
 
 
-def _alike(place: Place, where: str, holds: _Parts, wants: _Parts) -> _Part:
+def _alike(place: Place, where: str, holds: _Parts, wants: _Parts) -> _PartWords:
     """Return what all ranks say about an array. Raises MismatchError if they differ."""
     told = [parts[where] for parts in (*holds, *wants) if where in parts]
     if any((one.dtype, one.shape) != (told[0].dtype, told[0].shape) for one in told):
@@ -193,7 +193,10 @@ def _hosts(teams: Teams, size: int) -> list[int]:
 
 
 def _views(
-    place: Place, parts: Mapping[str, Shard], transfers: Mapping[str, list[Transfer]], sends: bool
+    place: Place,
+    parts: Mapping[str, Shard],
+    transfers: Mapping[str, list[BoxTransfer]],
+    sends: bool,
 ) -> list[list[Any]]:
     """Return the views that this rank sends to each rank, or receives from it.
 

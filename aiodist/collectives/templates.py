@@ -185,7 +185,7 @@ class Reading:
             view[:] = part
 
 
-class Window(Reading):
+class MovingTemplate(Reading):
     """A template that moves: it is at `start` in `area`. `first` is the part before the first
     array."""
 
@@ -239,11 +239,11 @@ class Data(Protocol):
 
 
 class _Shifting:
-    """The data of one array in a `Window`."""
+    """The data of one array in a `MovingTemplate`."""
 
     __slots__ = ("_at", "_dtype", "_shape", "_spec", "_window")
 
-    def __init__(self, window: Window, at: int, spec: Spec) -> None:
+    def __init__(self, window: MovingTemplate, at: int, spec: Spec) -> None:
         self._window = window
         self._at = at
         self._spec = spec

@@ -20,13 +20,13 @@ from aiodist.wire.codec import encode_message
 from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import (
     Abort,
+    EpochView,
     JoinRequest,
     Leave,
     Message,
     Status,
     StatusRequest,
     StoreWatch,
-    View,
     Withdraw,
     Withdrawn,
 )
@@ -69,7 +69,7 @@ class ControlClient(Line):
         )
         return cls(address, greeted, token, ssl)
 
-    async def join(self, ask: JoinRequest, timeout: float) -> View:
+    async def join(self, ask: JoinRequest, timeout: float) -> EpochView:
         """Become a member. Returns once the group is complete.
 
         Raises JoinTimeoutError with the ranks that are missing, RankTakenError, SizeMismatchError,
@@ -99,7 +99,7 @@ class ControlClient(Line):
             self._requests.drop(number)
             if self._standing is None:
                 self._ask = None
-        if not isinstance(reply, View):
+        if not isinstance(reply, EpochView):
             raise self.unexpected(reply)
         return reply
 

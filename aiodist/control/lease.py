@@ -32,7 +32,7 @@ The coordinator is then told what keeps it busy, because it would get no answer 
 """
 
 
-class Member(Protocol):
+class LeaseOwner(Protocol):
     """The owner of a lease. Called from any thread."""
 
     def renew_from_thread(self, frame: bytes) -> None:
@@ -76,7 +76,9 @@ class Lease:
     The thread renews it, or timers if the time of `loop` is virtual.
     """
 
-    def __init__(self, member: Member, loop: asyncio.AbstractEventLoop, interval: float) -> None:
+    def __init__(
+        self, member: LeaseOwner, loop: asyncio.AbstractEventLoop, interval: float
+    ) -> None:
         self.is_over = False  # set by the loop, read by the thread
         self._member = member
         self._loop = loop

@@ -63,6 +63,7 @@ from aiodist.wire.frames import Frame
 from aiodist.wire.limits import MAX_REPLY
 from aiodist.wire.messages import (
     Draining,
+    EpochView,
     Evicted,
     Failed,
     Goodbye,
@@ -71,7 +72,6 @@ from aiodist.wire.messages import (
     MemberLeft,
     MemberLost,
     Message,
-    View,
 )
 from aiodist.wire.recovery import NextView
 from aiodist.wire.returning import Later, Rejoined, ViewWanted
@@ -191,7 +191,7 @@ class Line:
             # This rank is no longer a member. The coordinator's own end may come next, and there is
             # no reason to look for a new one then.
             self._standing = self._ask = None
-        elif isinstance(message, View) and self._ask is not None:
+        elif isinstance(message, EpochView) and self._ask is not None:
             if self._standing is None:
                 self._standing = Standing(self._ask, message)
             else:

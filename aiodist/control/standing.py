@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from aiodist.control.dial import ForeignServiceError
 from aiodist.errors import ProtocolError
 from aiodist.wire.limits import MAX_MEMBERS
-from aiodist.wire.messages import JoinRequest, Message, View, Welcome
+from aiodist.wire.messages import EpochView, JoinRequest, Message, Welcome
 from aiodist.wire.recovery import BallotResult, Heard, NextView, Void, Vote
 from aiodist.wire.returning import MAX_HEARD, Rejoin
 
@@ -16,12 +16,12 @@ from aiodist.wire.returning import MAX_HEARD, Rejoin
 class Standing:
     """A membership, over all of its epochs. `view` is that of the newest."""
 
-    def __init__(self, ask: JoinRequest, view: View) -> None:
+    def __init__(self, ask: JoinRequest, view: EpochView) -> None:
         self._ask = ask
         self._heard: OrderedDict[tuple[bytes, int], BallotResult | Void] = OrderedDict()
         self.take(view)
 
-    def take(self, view: View) -> None:
+    def take(self, view: EpochView) -> None:
         """Take in a newer view. Raises ProtocolError if this member is not in it."""
         try:
             self.rank = view.ranks[self._ask.id]
@@ -31,7 +31,7 @@ class Standing:
         self._lost: set[int] = set()
         self._left: set[int] = set()
 
-    def after(self, change: NextView) -> View:
+    def after(self, change: NextView) -> EpochView:
         """Return the view after this one. Raises ProtocolError if `change` does not fit."""
         try:
             return change.after(self.view)

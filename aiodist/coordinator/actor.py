@@ -35,7 +35,7 @@ from aiodist.membership.effects import (
     Keep,
     Note,
     Received,
-    Send,
+    SendMessage,
     Tick,
 )
 from aiodist.membership.machine import Membership
@@ -410,7 +410,9 @@ class Coordinator:
                 # The connection is gone, or it stands for a survey.
                 answer = self._surveys.get(effect.conn)
                 match effect:
-                    case Send(message=Status(status)) if answer is not None and not answer.done():
+                    case SendMessage(message=Status(status)) if (
+                        answer is not None and not answer.done()
+                    ):
                         answer.set_result(status)
                 continue
             if isinstance(effect, Close):

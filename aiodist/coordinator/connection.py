@@ -48,7 +48,7 @@ _BUSY = encode_message(
 )
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     token: bytes | None
     name: str
     incarnation: int
@@ -73,7 +73,7 @@ class Connection(asyncio.Protocol):
     of little more than 1 KiB each.
     """
 
-    def __init__(self, owner: Owner, number: int, sock: socket.socket) -> None:
+    def __init__(self, owner: ConnectionOwner, number: int, sock: socket.socket) -> None:
         """Raises OSError if `sock` is already closed by the peer."""
         self.number = number
         self.host = "127.0.0.1"  # the peer's host; this value is for unix and inproc

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from aiodist.coordinator.connection import HANDSHAKE_SECONDS, Connection, Owner, turn_away
+from aiodist.coordinator.connection import HANDSHAKE_SECONDS, Connection, ConnectionOwner, turn_away
 from aiodist.coordinator.listening import bind_tcp, bind_unix
 from aiodist.transports import inproc_names
 from aiodist.transports.sockets import Acceptor
@@ -30,7 +30,9 @@ class Entrance:
     speaks TLS.
     """
 
-    def __init__(self, owner: Owner, ssl: tls.SSLContext | None, numbers: Iterator[int]) -> None:
+    def __init__(
+        self, owner: ConnectionOwner, ssl: tls.SSLContext | None, numbers: Iterator[int]
+    ) -> None:
         """`numbers`: the numbers for new connections."""
         self._owner = owner
         self._ssl = ssl

@@ -17,7 +17,7 @@ import msgpack
 from aiodist.buffers import tensors
 from aiodist.buffers.dtypes import carrier
 from aiodist.devices.base import Location
-from aiodist.devices.driver import HANDLE_BYTES, Context
+from aiodist.devices.driver import HANDLE_BYTES, PrimaryContext
 from aiodist.types import ReduceOp
 
 _PROCESS = secrets.token_bytes(16)
@@ -45,10 +45,10 @@ _REDUCED = frozenset(
 """dtypes that have all operators of torch on the device; bool has only the logical ones."""
 _HALF = frozenset({"float16", "bfloat16"})
 
-_events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
+_events: weakref.WeakValueDictionary[int, CudaEvent] = weakref.WeakValueDictionary()
 
 
-class Event:
+class CudaEvent:
     """`aiodist.devices.base.Event`: an interprocess event of torch."""
 
     def __init__(self, event: Any, device: Any, handle: bytes = b"") -> None:
@@ -74,7 +74,7 @@ class Event:
         return bool(self.event.query())
 
 
-class Stream:
+class CudaStream:
     """`aiodist.devices.base.Stream`."""
 
     def __init__(self, stream: Any) -> None:
@@ -94,7 +94,7 @@ class Mapping:
     """
 
     def __init__(
-        self, context: Context | None, base: int, nbytes: int, keeps: object | None = None
+        self, context: PrimaryContext | None, base: int, nbytes: int, keeps: object | None = None
     ) -> None:
         self._keeps = keeps
         self.__cuda_array_interface__ = {
@@ -108,11 +108,11 @@ class Mapping:
             weakref.finalize(self, context.close, base).atexit = False
 
 
-def of(tensor: Any) -> Device:
+def of(tensor: Any) -> CudaDevice:
     return _device(tensor.device.index)
 
 
-def current() -> Device | None:
+def current() -> CudaDevice | None:
     """torch's current device; None if torch or a GPU is missing."""
     torch = tensors.require()
     if torch is None or not torch.cuda.is_available():
@@ -121,11 +121,11 @@ def current() -> Device | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _device(index: int) -> Device:
-    return Device(index)
+def _device(index: int) -> CudaDevice:
+    return CudaDevice(index)
 
 
-class Device:
+class CudaDevice:
     """`aiodist.devices.base.Device`: one GPU, as torch sees it."""
 
     kind = "cuda"
@@ -134,13 +134,13 @@ class Device:
         self._torch: Any = sys.modules["torch"]
         self._index = index
         self._device = self._torch.device("cuda", index)
-        self._context: Context | None = None
+        self._context: PrimaryContext | None = None
         self._handles: dict[int, tuple[int, bytes]] = {}
         """By the number of an allocation: its address, and the handle."""
 
-    def _driver(self) -> Context:
+    def _driver(self) -> PrimaryContext:
         if self._context is None:
-            self._context = Context(self._index)
+            self._context = PrimaryContext(self._index)
         return self._context
 
     # Arrays.
@@ -184,22 +184,22 @@ class Device:
 
     # Order.
 
-    def current(self) -> Stream:
-        return Stream(self._torch.cuda.current_stream(self._device))
+    def current(self) -> CudaStream:
+        return CudaStream(self._torch.cuda.current_stream(self._device))
 
-    def stream(self) -> Stream:
-        return Stream(self._torch.cuda.Stream(self._device))
+    def stream(self) -> CudaStream:
+        return CudaStream(self._torch.cuda.Stream(self._device))
 
-    def event(self) -> Event:
-        return Event(self._torch.cuda.Event(interprocess=True), self._device)
+    def event(self) -> CudaEvent:
+        return CudaEvent(self._torch.cuda.Event(interprocess=True), self._device)
 
-    def open_event(self, handle: bytes) -> Event:
+    def open_event(self, handle: bytes) -> CudaEvent:
         process, number, ipc = msgpack.unpackb(handle)
         if process == _PROCESS:
             return _events[number]
         try:
             event = self._torch.cuda.Event.from_ipc_handle(self._device, ipc)
-            return Event(event, self._device, handle)
+            return CudaEvent(event, self._device, handle)
         except RuntimeError as error:
             raise OSError(f"cannot open an event of another process: {error}") from error
 

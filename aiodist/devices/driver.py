@@ -62,7 +62,7 @@ def _call(name: str, *arguments: Any) -> None:
         raise OSError(f"{name}: {(text.value or b'?').decode()} (CUresult {status})")
 
 
-class Context:
+class PrimaryContext:
     """The primary context of the device with that ordinal, which torch uses.
 
     All methods raise OSError.

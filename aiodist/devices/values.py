@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from aiodist.buffers import arrays
-from aiodist.buffers.arrays import Array, Flat, check_same
+from aiodist.buffers.arrays import Flat, UserArray, check_same
 from aiodist.buffers.dtypes import carrier
 from aiodist.buffers.encoding import byte_view
 from aiodist.buffers.foreign import Target
@@ -139,11 +139,11 @@ class Sources:
         return copies
 
 
-class Leaf:
+class DeviceLeaf:
     """One array that comes from a device, or goes to one: a `Target`."""
 
     def __init__(
-        self, device: Device, spec: Spec, value: Any, out: Array | None, source: Any | None
+        self, device: Device, spec: Spec, value: Any, out: UserArray | None, source: Any | None
     ) -> None:
         self._device = device
         self._shape = spec.shape
@@ -195,7 +195,7 @@ class Leaf:
             self._out.commit(rest)
 
 
-class Places:
+class DevicePlaces:
     """Where the arrays of one value go that are on a device on either side: a `Taker`.
 
     `holder`: has the `device_work` of the operation. `found`: where the arrays are, in the order of
@@ -207,7 +207,7 @@ class Places:
         self._holder = holder
         self._found = found
         self._next = 0
-        self.leaves: list[Leaf] = []
+        self.leaves: list[DeviceLeaf] = []
 
     @property
     def device_work(self) -> DeviceWork | None:
@@ -247,7 +247,7 @@ class Places:
         device_work = self._holder.work_on(device)
         if source is not None and device.describe(source) != (spec.name, (math.prod(spec.shape),)):
             raise ValueError(f"{where}: its rank shows another array than it describes")
-        host: Array | None = None
+        host: UserArray | None = None
         array = out
         if out is None:
             array = device.empty(device_work.stream, spec.name, spec.shape)
@@ -256,7 +256,7 @@ class Places:
             check_same("the incoming array", spec.name, spec.shape, host, where)
         else:
             check_place(device, out, "the incoming array", (spec.name, spec.shape), where)
-        leaf = Leaf(device, spec, array, host, source)
+        leaf = DeviceLeaf(device, spec, array, host, source)
         self.leaves.append(leaf)
         return leaf
 
@@ -274,7 +274,7 @@ class Places:
         for leaf in leaves:
             leaf.queue(device_work)
 
-    def pass_on(self, come: Sequence[tuple[Leaf, int]]) -> None:
+    def pass_on(self, come: Sequence[tuple[DeviceLeaf, int]]) -> None:
         """Queue copies of the first bytes of these arrays, which have come to the host."""
         device_work = self.device_work
         assert device_work is not None
@@ -282,7 +282,7 @@ class Places:
         for leaf, nbytes in come:
             leaf.pass_on(device_work, nbytes)
 
-    def take_over(self, other: Places | None) -> None:
+    def take_over(self, other: DevicePlaces | None) -> None:
         """Queue copies of what `other`, for the same value, has read from another rank."""
         if other is None:
             return

@@ -43,7 +43,7 @@ MAX_VERDICT_BYTES = 16 << 20
 the oldest verdict is dropped. A call that comes so late has to wait for its deadline."""
 
 
-class Posting(Protocol):
+class PostedArrivals(Protocol):
     """The collectives with a tag that ranks of a host post in shared memory."""
 
     def read(self) -> None:
@@ -58,7 +58,7 @@ class Calling(Called, Protocol):
     waiting: WaitingCalls
 
     @property
-    def posting(self) -> Posting | None: ...
+    def posting(self) -> PostedArrivals | None: ...
 
     @property
     def ends(self) -> Ends: ...

@@ -13,7 +13,7 @@ Key = tuple[object, int]
 """The tag and the number of a collective."""
 
 
-class Keeper(Protocol):
+class EarlyKeeper(Protocol):
     """Keeps what comes before its collective is called."""
 
     def came(self, frame: Ahead) -> None:
@@ -26,7 +26,7 @@ class Ahead:
     """A frame whose collective was not called here when the frame began. It is also the landing of
     its payload, which goes to memory of its own."""
 
-    keeper: Keeper
+    keeper: EarlyKeeper
     key: Key
     src: int
     slot: int  # its number among the frames of `src`

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from aiodist.engine import deadlines, failures
 from aiodist.engine.early import Key
 from aiodist.engine.hearsay import Hearsay
-from aiodist.engine.operation import Failure, Operation
+from aiodist.engine.operation import NoResult, Operation
 from aiodist.engine.roll_call import unmarked
 from aiodist.engine.verdict_relay import VerdictRelay
 from aiodist.errors import AiodistError, MismatchError, ProtocolError
@@ -48,7 +48,7 @@ class Ends:
     def finished(self, op: Operation, result: Any) -> None:
         """End `op` with its result, or with the error that its program returned."""
         self._calls.forget(op, failed=False)
-        if isinstance(result, Failure):
+        if isinstance(result, NoResult):
             op.work.fail(result.error)
         else:
             op.work.finish(result)

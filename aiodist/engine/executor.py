@@ -343,7 +343,7 @@ _Steps = list[tuple[int, Any, int]]
 """The index of a step, what moves its data, and how often others must have published before it."""
 
 
-class Parts(NamedTuple):
+class StepParts(NamedTuple):
     """What `in_steps` does, in two parts.
 
     `show` is what a rank shows before it knows how far the others are. `rest` are the steps after
@@ -357,7 +357,7 @@ class Parts(NamedTuple):
     """The rest, if all others are known to have shown their data, too."""
 
 
-def in_parts(phase: Phase, lane: Lane, area: int) -> Parts:
+def in_parts(phase: Phase, lane: Lane, area: int) -> StepParts:
     """Return what `in_steps` does in two parts, so that the first data can be shown early."""
     run, program, views_of = _in_steps(phase, lane, area)
     publish = next(pc for pc, move, count in program if move is None and not count)
@@ -368,7 +368,7 @@ def in_parts(phase: Phase, lane: Lane, area: int) -> Parts:
         for move in moves:
             move(views)
 
-    return Parts(show, run, rest, [step for step in rest if step[2] != 1])
+    return StepParts(show, run, rest, [step for step in rest if step[2] != 1])
 
 
 def _in_steps(

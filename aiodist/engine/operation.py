@@ -66,7 +66,7 @@ class Pause(ABC):
         """Release what the phase holds: it is over, or its operation is."""
 
 
-class Failure(NamedTuple):
+class NoResult(NamedTuple):
     """What a program returns if it has run to its end and has no result.
 
     The others are not told, because they have everything from this rank, and end by themselves.

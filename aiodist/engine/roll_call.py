@@ -52,7 +52,7 @@ def unmarked(call: bytes) -> bytes:
     return call.removesuffix(_MARK)
 
 
-class Caller(Protocol):
+class RollCaller(Protocol):
     """The group, seen by one of its ranks."""
 
     size: int
@@ -65,7 +65,7 @@ class Caller(Protocol):
 class RollCall(Pause):
     """A phase that lasts until `all_on_devices` is known."""
 
-    def __init__(self, group: Caller) -> None:
+    def __init__(self, group: RollCaller) -> None:
         self._group = group
         self.all_on_devices = False
 

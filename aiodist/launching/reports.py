@@ -22,7 +22,7 @@ _AT_ONCE = 16 << 20
 """The most bytes that are read in one go, before the reader looks at its clock."""
 
 
-class Outcome(IntEnum):
+class ReportOutcome(IntEnum):
     """How the function ended. `OPAQUE`: by an exception that cannot be pickled."""
 
     RETURNED = 0
@@ -33,7 +33,7 @@ class Outcome(IntEnum):
 class Report(NamedTuple):
     """`text` is the traceback of what was raised. `pickled` is what was returned or raised."""
 
-    outcome: Outcome
+    outcome: ReportOutcome
     text: str
     pickled: bytes | memoryview
 
@@ -54,7 +54,7 @@ def pickler(by_value: bool) -> Dumps:
 def returned(value: Any, dumps: Dumps = pickle.dumps) -> Report:
     """Make the report of a result. Raises AiodistError if `value` cannot be pickled."""
     try:
-        return Report(Outcome.RETURNED, "", dumps(value))
+        return Report(ReportOutcome.RETURNED, "", dumps(value))
     except Exception as error:  # whatever the value's own methods raise
         text = f"what main returned cannot be pickled: {in_words(error)}"
         raise AiodistError(text) from error
@@ -66,14 +66,14 @@ def raised(error: BaseException, dumps: Dumps = pickle.dumps) -> Report:
     with contextlib.suppress(Exception):  # whatever the exception's own methods raise
         pickled = dumps(error)
         if isinstance(pickle.loads(pickled), BaseException):
-            return Report(Outcome.RAISED, text, pickled)
-    return Report(Outcome.OPAQUE, text, b"")
+            return Report(ReportOutcome.RAISED, text, pickled)
+    return Report(ReportOutcome.OPAQUE, text, b"")
 
 
 def value_of(report: Report) -> Any:
     """Return what was returned or raised; None if that was not picklable. Raises unpickling
     errors."""
-    return None if report.outcome is Outcome.OPAQUE else pickle.loads(report.pickled)
+    return None if report.outcome is ReportOutcome.OPAQUE else pickle.loads(report.pickled)
 
 
 def send(fd: int, report: Report) -> None:
@@ -86,7 +86,7 @@ def send(fd: int, report: Report) -> None:
             rest = rest[os.write(fd, rest) :]
 
 
-class Reading:
+class ReportReading:
     """Reads one report from the pipe `fd`, which it owns."""
 
     def __init__(self, fd: int) -> None:
@@ -110,7 +110,7 @@ class Reading:
             return None
         outcome, text_bytes, _ = _HEADER.unpack(self._header)
         body = memoryview(self._body)
-        return Report(Outcome(outcome), str(body[:text_bytes], "utf-8"), body[text_bytes:])
+        return Report(ReportOutcome(outcome), str(body[:text_bytes], "utf-8"), body[text_bytes:])
 
     def read(self) -> None:
         """Read what has come, without blocking."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from aiodist.links.greeting import Greeting, Identity
-from aiodist.links.peer import SHORT_LIFE, Home, Peer
+from aiodist.links.peer import SHORT_LIFE, Peer, PeerHome
 from aiodist.transports.base import Link, Receiver
 from aiodist.transports.sockets import exhaustion
 
@@ -32,7 +32,7 @@ class Caller:
     seconds.
     """
 
-    def __init__(self, endpoint: Home, identity: Identity, dial: Dial) -> None:
+    def __init__(self, endpoint: PeerHome, identity: Identity, dial: Dial) -> None:
         self._loop = endpoint.loop
         self._endpoint = endpoint
         self._identity = identity

@@ -47,7 +47,7 @@ LONGEST_PAUSE = 0.05
 """Seconds between looks, because no event tells what has left a socket."""
 
 
-class Draining:
+class PeersDraining:
     """Waits for `peers`, by root, except those that are `lost`."""
 
     def __init__(

@@ -17,8 +17,8 @@ from typing import Any
 
 from aiodist.errors import ProtocolError
 from aiodist.links.caller import Caller, Dial
-from aiodist.links.draining import Draining
-from aiodist.links.entrance import Entrance
+from aiodist.links.draining import PeersDraining
+from aiodist.links.entrance import PeerEntrance
 from aiodist.links.greeting import Identity
 from aiodist.links.moved import Moved
 from aiodist.links.peer import CLOSED, LEFT, LOOKS, Inbox, Peer, Stray
@@ -100,12 +100,14 @@ class Endpoint:
         self._peers: dict[int, Peer] = {}
         self._roots: dict[str, int] = {}  # by member id
         self._numbers = itertools.count()  # the roots of new members
-        self._entrance = Entrance(self, self._peers, expected)  # handles peers that connect
+        self._entrance = PeerEntrance(self, self._peers, expected)  # handles peers that connect
         self._caller: Caller | None = None  # makes links, see `activate`
         self._strays = Strays()  # frames for contexts that do not exist yet
         self._tasks: dict[asyncio.Task[None], None] = {}  # cancelled at the end, in order
         self._look: asyncio.TimerHandle | None = None  # the next `_look_around`
-        self._draining = Draining(loop, self._peers, self.lost)  # waits before this rank leaves
+        self._draining = PeersDraining(
+            loop, self._peers, self.lost
+        )  # waits before this rank leaves
 
     def activate(self, identity: Identity, dial: Dial) -> None:
         """Begin, because this rank is a member. `admit` tells which the others are.
@@ -351,7 +353,7 @@ class Endpoint:
     async def delivered(self, seconds: float) -> dict[int, int]:
         """Wait until all receivers have what was sent, for at most `seconds`.
 
-        Returns, by root, how many bytes they do not have. See `Draining`.
+        Returns, by root, how many bytes they do not have. See `PeersDraining`.
         """
         return await self._draining.wait(seconds)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from aiodist.errors import ProtocolError
 from aiodist.links.greeting import Claim, Greeter, Identity, Nonces
-from aiodist.links.peer import Home, Peer
+from aiodist.links.peer import Peer, PeerHome
 from aiodist.transports.base import Link
 from aiodist.transports.sparing import Sparing
 from aiodist.transports.unproven import UnprovenConnections
@@ -26,10 +26,10 @@ MIN_UNPROVEN = 256
 """How many connections without a proof are always allowed."""
 
 
-class Entrance:
+class PeerEntrance:
     """The `Door` of one endpoint. `peers` are the known ones, by root."""
 
-    def __init__(self, endpoint: Home, peers: Mapping[int, Peer], expected: int) -> None:
+    def __init__(self, endpoint: PeerHome, peers: Mapping[int, Peer], expected: int) -> None:
         self.loop = endpoint.loop  # for the timeouts of the greeting
         self.sparing = Sparing(log)  # limits warnings about strangers
         self.identity: Identity | None = None  # shows that this rank is a member

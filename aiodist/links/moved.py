@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from aiodist.compiled import core
 
 
-class Counts:
+class MovedCounts:
     """Counts of bytes. The compiled part has the same, and adds to them."""
 
     __slots__ = ("received", "sent")
@@ -20,9 +20,9 @@ class Counts:
 
 
 if TYPE_CHECKING:
-    CoreCounts: TypeAlias = Counts
+    CoreCounts: TypeAlias = MovedCounts
 else:
-    CoreCounts = Counts if core is None else core.Counts
+    CoreCounts = MovedCounts if core is None else core.Counts
 
 
 class Moved(CoreCounts):

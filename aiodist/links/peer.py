@@ -112,7 +112,7 @@ class Inbox(Protocol):
     def close(self, error: AiodistError) -> None: ...
 
 
-class Outgoing(NamedTuple):
+class WaitingFrame(NamedTuple):
     """A frame that waits for its link."""
 
     header: bytes
@@ -126,7 +126,7 @@ class Outgoing(NamedTuple):
         return len(self.header) + sum([view.nbytes for view in self.payload])
 
 
-class Home(Protocol):
+class PeerHome(Protocol):
     """The endpoint that a peer belongs to. It knows the groups, and makes links.
 
     `rank` is its own root. `lost` are the roots of the peers that are gone for it, and why.
@@ -171,7 +171,7 @@ class Peer:
         "_queue", "_silent", "_unheard", "broken", "calling", "dialing", "id", "link", "rank",
     )  # fmt: skip
 
-    def __init__(self, endpoint: Home, rank: int, id: str) -> None:
+    def __init__(self, endpoint: PeerHome, rank: int, id: str) -> None:
         self.rank = rank  # its root, a number of this endpoint alone
         self.id = id  # its member id, which all ranks know
         self.link: Link | None = None  # None: there was none yet
@@ -189,7 +189,7 @@ class Peer:
         self._process_watch: ProcessWatch | None = None
         """Watches the peer's process, over all connections."""
         self._endpoint = endpoint
-        self._queue: list[Outgoing] = []  # frames that wait for the first link
+        self._queue: list[WaitingFrame] = []  # frames that wait for the first link
         # bytes of frames for groups that do not exist here yet, see MAX_EARLY_BYTES
         self._early_bytes = 0
 
@@ -210,7 +210,7 @@ class Peer:
         endpoint = self._endpoint
         if self.rank in endpoint.lost or endpoint.closing:
             return
-        self._queue.append(Outgoing(header, payload, done, token, urgent))
+        self._queue.append(WaitingFrame(header, payload, done, token, urgent))
         if self.dialing is None:
             self.dialing = endpoint.start_dialing(self)
 
@@ -420,7 +420,7 @@ class Peer:
 class Stray:
     """A frame for a group that does not exist here yet: the landing of its payload."""
 
-    home: Home
+    home: PeerHome
     rank: int
     fields: list[Any]
     memory: memoryview

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiodist.membership.group import GroupKey
-from aiodist.membership.rounds import Part
+from aiodist.membership.rounds import PartRounds
 from aiodist.wire.averaging import Outcome, Rules
 from aiodist.wire.messages import MemberInfo
 
@@ -20,7 +20,7 @@ SHOWN = 32
 
 
 @dataclass(slots=True)
-class Seen:
+class SeenRound:
     """A round for `status`: the times of its first contribution, its decision and its record.
 
     `late`: by the name of a member, the seconds by which its contribution came too late.
@@ -37,11 +37,11 @@ class Seen:
 class Rounds:
     """One part: its rounds, the form of its values, and which members hold which results."""
 
-    part: Part
+    part: PartRounds
     form: bytes = b""
     text: str = ""
     outcomes: OrderedDict[int, tuple[Outcome, list[str]]] = field(default_factory=OrderedDict)
-    seen: OrderedDict[int, Seen] = field(default_factory=OrderedDict)
+    seen: OrderedDict[int, SeenRound] = field(default_factory=OrderedDict)
     opened: float = 0.0  # the time of the first contribution to the open round
 
 
@@ -57,7 +57,7 @@ class Loan:
 
 
 @dataclass(slots=True)
-class Member:
+class AveragerMember:
     """A member. `group`: the key of its group of one."""
 
     group: GroupKey
@@ -77,7 +77,7 @@ class Room:
     name: str
     run_id: str
     rules: Rules
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, AveragerMember] = field(default_factory=dict)
     infos: dict[str, MemberInfo] = field(default_factory=dict)
     order: dict[str, int] = field(default_factory=dict)
     parts: dict[str, Rounds] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Room:
     def rounds(self, part: str) -> Rounds:
         found = self.parts.get(part)
         if found is None:
-            found = self.parts[part] = Rounds(Part(self.rules.quorum, self.rules.grace))
+            found = self.parts[part] = Rounds(PartRounds(self.rules.quorum, self.rules.grace))
             found.part.patient_until = self.patient_until
             for who, member in self.members.items():
                 if part in member.parts:

@@ -12,9 +12,9 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from aiodist.membership.averagers import SHOWN, Loan, Member, Room, Rounds, Seen
+from aiodist.membership.averagers import SHOWN, AveragerMember, Loan, Room, Rounds, SeenRound
 from aiodist.membership.books import RoundDue
-from aiodist.membership.group import Group, GroupKey
+from aiodist.membership.group import GroupKey, GroupState
 from aiodist.membership.records import (
     AveragerDecided,
     AveragerEntered,
@@ -22,10 +22,10 @@ from aiodist.membership.records import (
     Record,
 )
 from aiodist.membership.rounds import (
+    Contribution,
     Decided,
     Got,
     Moving,
-    Offer,
     Owed,
     Recorded,
     Reopened,
@@ -85,7 +85,7 @@ class Averaging:
     # Messages of members.
 
     def handle(
-        self, group: Group | None, conn: int, request: int, message: AveragingRequest
+        self, group: GroupState | None, conn: int, request: int, message: AveragingRequest
     ) -> None:
         if group is None or conn not in group.members:
             text = "only members can use an averager: join it first"
@@ -102,7 +102,7 @@ class Averaging:
         elif isinstance(message, AverageElect):
             self._seating.send(conn, request, AverageElected(False))
 
-    def _on_enter(self, group: Group, conn: int, request: int, message: AverageEnter) -> None:
+    def _on_enter(self, group: GroupState, conn: int, request: int, message: AverageEnter) -> None:
         name = averager_of(group.name)
         info = group.members[conn]
         key = (name, group.run_id)
@@ -155,7 +155,7 @@ class Averaging:
         self, room: Room, info: MemberInfo, key: GroupKey, parts: tuple[str, ...], keep: int
     ) -> None:
         room.number(info.id, info)
-        room.members[info.id] = Member(key, info, parts, keep)
+        room.members[info.id] = AveragerMember(key, info, parts, keep)
         self._of_group[key] = (room, info.id)
         for part in parts:
             room.rounds(part).part.enter(info.id)
@@ -228,7 +228,7 @@ class Averaging:
         if part.moving is None and not part.offers:
             rounds.opened = self._books.now
         self._note_late(rounds, room.name_of(who), offer.after)
-        owed = part.offer(who, Offer(offer.call, offer.weight), offer.after)
+        owed = part.offer(who, Contribution(offer.call, offer.weight), offer.after)
         if owed is not None:
             self._pay(room, offer.part, owed, offer.call)
         self._settle(room)
@@ -408,7 +408,7 @@ class Averaging:
         now = self._books.now
         match outcome:
             case Decided():
-                rounds.seen.setdefault(outcome.round, Seen(rounds.opened, now))
+                rounds.seen.setdefault(outcome.round, SeenRound(rounds.opened, now))
                 while len(rounds.seen) > SHOWN:
                     rounds.seen.popitem(last=False)
                 decision = self._decision(room, name, outcome)
@@ -433,7 +433,7 @@ class Averaging:
                 done = AverageDone(said, room.keep)
                 for who in holders:
                     self._tell(room, who, done)
-                seen = rounds.seen.setdefault(round, Seen(now, now))
+                seen = rounds.seen.setdefault(round, SeenRound(now, now))
                 seen.recorded, seen.outcome = now, said
                 rounds.opened = now
                 self._note("round", room, name, round, contributors=len(ids))
@@ -476,7 +476,7 @@ class Averaging:
 
     # Losses.
 
-    def _gone(self, group: Group, ids: Sequence[str], *, replays: bool) -> None:
+    def _gone(self, group: GroupState, ids: Sequence[str], *, replays: bool) -> None:
         """The member of a group of one was lost, or has left."""
         if group.key not in self._of_group:
             return
@@ -505,7 +505,7 @@ class Averaging:
             self._lend_again(room, loan, but=who)
         self._settle(room)
 
-    def accused(self, group: Group, other: str) -> Group | None:
+    def accused(self, group: GroupState, other: str) -> GroupState | None:
         """Return the group of one of a member that a member of `group` cannot reach."""
         if group.key not in self._of_group:
             return None
@@ -514,7 +514,7 @@ class Averaging:
             return None
         return self._books.groups.get(room.members[other].group)
 
-    def others_are_heard(self, group: Group) -> bool:
+    def others_are_heard(self, group: GroupState) -> bool:
         """Whether other members of the same averager were heard in time.
 
         If they were, the silence of `group` is its own. See `aiodist.membership.silence`.
@@ -588,7 +588,7 @@ class Averaging:
 def _moving(decision: AverageDecision) -> Moving:
     ids = [info.id for info in decision.members]
     offers = {
-        one: Offer(call, weight)
+        one: Contribution(call, weight)
         for one, call, weight in zip(ids, decision.calls, decision.weights, strict=True)
     }
     remaining = [ids[rank] for rank in decision.remaining]

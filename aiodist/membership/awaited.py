@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from aiodist.membership.ballots import Ballot
-from aiodist.membership.culprits import Waiting
-from aiodist.membership.group import Group
+from aiodist.membership.culprits import PendingOperation
+from aiodist.membership.group import GroupState
 from aiodist.wire.activity import bits_of
 from aiodist.wire.recovery import Purpose
 
@@ -20,11 +20,11 @@ MOST_TEXT = 64
 """The number of characters of a key that a text shows."""
 
 
-def waits_of(group: Group, conn: int, now: float) -> Iterator[Waiting]:
+def waits_of(group: GroupState, conn: int, now: float) -> Iterator[PendingOperation]:
     """Yield what `conn`, a member of `group`, waits for."""
     for ballot in group.ballots.of(conn):
         _, vote = ballot.votes[conn]
-        yield Waiting(
+        yield PendingOperation(
             key=(vote.context, f"{vote.purpose}", None),
             what=f"{vote.purpose} #{vote.number}",
             seconds=now - ballot.since[conn],
@@ -33,10 +33,12 @@ def waits_of(group: Group, conn: int, now: float) -> Iterator[Waiting]:
         )
     # No rank is known to owe a key, because any process may set it.
     for since, keys in group.store.waits(conn):
-        yield Waiting((b"", "store.wait", None), "store.wait", now - since, 0, _keys_text(keys))
+        yield PendingOperation(
+            (b"", "store.wait", None), "store.wait", now - since, 0, _keys_text(keys)
+        )
 
 
-def _not_voted(group: Group, ballot: Ballot) -> list[int]:
+def _not_voted(group: GroupState, ballot: Ballot) -> list[int]:
     """The ranks that have not voted, including absent ones that may come back to do so."""
     conns = group.ballots.missing(group.members, ballot.key)
     return [
@@ -45,7 +47,7 @@ def _not_voted(group: Group, ballot: Ballot) -> list[int]:
     ]
 
 
-def _joiners_text(group: Group, ballot: Ballot) -> str:
+def _joiners_text(group: GroupState, ballot: Ballot) -> str:
     """How many more processes have to join a rendezvous that all members have called; else ""."""
     if ballot.purpose is not Purpose.RENDEZVOUS or _not_voted(group, ballot):
         return ""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from aiodist.membership.effects import Send
+from aiodist.membership.effects import SendMessage
 from aiodist.membership.epochs import Epochs
-from aiodist.membership.group import Group, GroupKey, Size
+from aiodist.membership.group import GroupKey, GroupState, Size
 from aiodist.membership.records import (
     Answered,
     AveragerDecided,
@@ -29,14 +29,14 @@ from aiodist.membership.store import KeyValueStore
 from aiodist.membership.timers import Timers
 from aiodist.wire import channels
 from aiodist.wire.limits import MAX_TEXT
-from aiodist.wire.messages import MemberInfo, Result, View
+from aiodist.wire.messages import EpochView, MemberInfo, Result
 
 REMEMBERED = 4096
 """The number of ended groups that are remembered, so that no late member brings them back."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class LeaseTimer:
     """The lease of a member or joiner has ended."""
 
     conn: int
@@ -96,7 +96,7 @@ class _Shared(NamedTuple):
 class OnGone(Protocol):
     """Called when members of a group are lost or have left. `replays`: this comes from the log."""
 
-    def __call__(self, group: Group, ids: Sequence[str], *, replays: bool) -> None: ...
+    def __call__(self, group: GroupState, ids: Sequence[str], *, replays: bool) -> None: ...
 
 
 class Books:
@@ -110,7 +110,7 @@ class Books:
         self.now = 0.0
         self.epochs = Epochs()  # the last epoch of each group name
         # Groups that wait for members, and groups that are formed.
-        self.groups: dict[GroupKey, Group] = {}
+        self.groups: dict[GroupKey, GroupState] = {}
         # Shared stores, by their name and the run id of their groups.
         self._shared: dict[GroupKey, _Shared] = {}
         # For each channel, what was published last. This outlives the shared store of the channel.
@@ -118,9 +118,9 @@ class Books:
         # The last epochs of ended groups; the group that ended first comes first.
         self.ended: dict[GroupKey, int] = {}
         # All deadlines. The kind of a key says what is due.
-        self.timers: Timers[Lease | Return | JoinWindow | Ruling | Answers | Ttl | RoundDue] = (
-            Timers()
-        )
+        self.timers: Timers[
+            LeaseTimer | Return | JoinWindow | Ruling | Answers | Ttl | RoundDue
+        ] = Timers()
         # Called for members that are gone, and for records of averagers: both by `Averaging`.
         self.on_gone: OnGone = lambda group, ids, *, replays: None
         self.on_record: Callable[[Record], None] = _no_record
@@ -131,16 +131,16 @@ class Books:
     def wall_time(self) -> float:
         return max(0.0, self.now + self._wall_offset)
 
-    def open(self, key: GroupKey, size: Size, opener: str) -> Group:
+    def open(self, key: GroupKey, size: Size, opener: str) -> GroupState:
         """Create a group that begins to form."""
         store = self._new_store(partial(Ttl, key))
         if self._keep is not None:
             store.changed = partial(self._on_stored, key)
             store.answered = partial(self._on_answered, key)
-        group = self.groups[key] = Group(*key, size, opener, store)
+        group = self.groups[key] = GroupState(*key, size, opener, store)
         return group
 
-    def share(self, group: Group, name: str) -> None:
+    def share(self, group: GroupState, name: str) -> None:
         """Let a group use the shared store `name` instead of its own ("": it keeps its own).
 
         The shared store lives as long as one of its groups.
@@ -160,22 +160,22 @@ class Books:
         group.store, users = self._shared[key]
         users.add(group.key)
 
-    def sharing(self, group: Group) -> list[Group]:
+    def sharing(self, group: GroupState) -> list[GroupState]:
         """The groups that share a store with `group`, including itself."""
         key = (group.shares, group.run_id)
         return [self.groups[user] for user in self._shared[key].users] if group.shares else [group]
 
-    def expire(self, ttl: Ttl) -> list[Send]:
+    def expire(self, ttl: Ttl) -> list[SendMessage]:
         """Delete a key whose ttl is over, and return the messages about it."""
         # The last group that used the store may have been lost by the same tick.
         stores = self._shared if ttl.shared else self.groups
         return stores[ttl.group].store.expire(ttl.key) if ttl.group in stores else []
 
-    def formed(self, group: Group, view: View) -> None:
+    def formed(self, group: GroupState, view: EpochView) -> None:
         self.epochs.observe(view.group, view.epoch)
         self.write(_formed(group, view))
 
-    def gone(self, group: Group, members: Sequence[MemberInfo], reason: str | None) -> None:
+    def gone(self, group: GroupState, members: Sequence[MemberInfo], reason: str | None) -> None:
         """Record that members of the view are lost for `reason`, or (None) have left."""
         ranks = []
         for member in members:
@@ -184,7 +184,7 @@ class Books:
         self.write(Gone(*group.key, tuple(ranks), reason))
         self.on_gone(group, [member.id for member in members], replays=False)
 
-    def end(self, group: Group) -> None:
+    def end(self, group: GroupState) -> None:
         """Delete a group and its store."""
         del self.groups[group.key]
         if group.shares:
@@ -197,7 +197,7 @@ class Books:
             self._remember_end(group.key, group.view.epoch)
             self.write(Ended(*group.key, group.view.epoch))
 
-    def _unshare(self, group: Group) -> None:
+    def _unshare(self, group: GroupState) -> None:
         """Remove a group from its shared store. Delete the store with its last group."""
         key = (group.shares, group.run_id)
         store, users = self._shared[key]
@@ -207,7 +207,7 @@ class Books:
             store.clear()
             del self._shared[key]
 
-    def expect(self, group: Group, view: View) -> None:
+    def expect(self, group: GroupState, view: EpochView) -> None:
         """Install `view`, and wait for all of its members to come back."""
         for rank in group.absent:
             self.timers.cancel(Return(group.key, rank))
@@ -220,24 +220,24 @@ class Books:
         for member in view.members:
             self.timers.set(Return(group.key, member.rank), self.now + member.lease)
 
-    def is_cut_off(self, group: Group) -> bool:
+    def is_cut_off(self, group: GroupState) -> bool:
         """Whether the coordinator hears no member or joiner of a group any more."""
-        dues = ((lease, self.timers.get(Lease(conn))) for conn, lease in group.leases.items())
+        dues = ((lease, self.timers.get(LeaseTimer(conn))) for conn, lease in group.leases.items())
         return is_cut_off((lease, 0.0 if due is None else due - self.now) for lease, due in dues)
 
     def time_left(self, conn: int) -> float:
         """The seconds until the lease of a connection is over."""
-        due = self.timers.get(Lease(conn))
+        due = self.timers.get(LeaseTimer(conn))
         return 0.0 if due is None else due - self.now
 
-    def await_word(self, group: Group) -> None:
+    def await_word(self, group: GroupState) -> None:
         """Wait for a group that is silent as a whole: its leases to return begin with its first
         sign of life."""
         group.cut_off = True
         for rank in group.absent:
             self.timers.set(Return(group.key, rank), self.now + RETURN_SECONDS)
 
-    def got_word(self, group: Group) -> None:
+    def got_word(self, group: GroupState) -> None:
         """Note a sign of life of a group. If the group was silent as a whole, its leases to return
         begin now."""
         if group.cut_off:
@@ -245,14 +245,14 @@ class Books:
             for rank, member in group.absent.items():
                 self.timers.set(Return(group.key, rank), self.now + member.lease)
 
-    def hurry(self, group: Group, rank: int, seconds: float) -> None:
+    def hurry(self, group: GroupState, rank: int, seconds: float) -> None:
         """Wait for an absent member for so many seconds more, at most."""
         key = Return(group.key, rank)
         due = self.timers.get(key)
         if due is not None:
             self.timers.set(key, min(due, self.now + seconds))
 
-    def take_absent(self, group: Group, rank: int) -> MemberInfo | None:
+    def take_absent(self, group: GroupState, rank: int) -> MemberInfo | None:
         """Stop waiting for an absent member, and return it; None if it was not absent."""
         self.timers.cancel(Return(group.key, rank))
         return group.absent.pop(rank, None)
@@ -276,7 +276,7 @@ class Books:
             if group.view is not None:
                 yield from self._records_of(group, group.view)
 
-    def _records_of(self, group: Group, view: View) -> Iterator[Record]:
+    def _records_of(self, group: GroupState, view: EpochView) -> Iterator[Record]:
         key = group.key
         yield _formed(group, view)
         for rank, reason in group.lost.items():
@@ -339,7 +339,7 @@ class Books:
                 store = self.groups[record.group, record.run_id].store
                 store.remember(record.member, record.request, record.result)
 
-    def _replay_gone(self, group: Group, ranks: Iterable[int], reason: str | None) -> None:
+    def _replay_gone(self, group: GroupState, ranks: Iterable[int], reason: str | None) -> None:
         for rank in ranks:
             member = self.take_absent(group, rank)
             if member is None:
@@ -406,7 +406,7 @@ def _no_record(record: Record) -> None:
     raise ValueError(f"a record of an unknown averager: {record!r:.100}")
 
 
-def _formed(group: Group, view: View) -> Formed:
+def _formed(group: GroupState, view: EpochView) -> Formed:
     size = group.size
     opener = group.opener[:MAX_TEXT]
     return Formed(view, group.run_id, size.fixed, size.least, size.most, size.window, opener)

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from aiodist.membership.group import Group, GroupKey
+from aiodist.membership.group import GroupKey, GroupState
 from aiodist.wire import channels
 
 
-def status(groups: Iterable[Group]) -> list[dict[str, Any]]:
+def status(groups: Iterable[GroupState]) -> list[dict[str, Any]]:
     """Describe each channel in plain data.
 
     "name", "run_id"; "newest", the newest version that any participant knows of (None: there is
@@ -34,7 +34,7 @@ def status(groups: Iterable[Group]) -> list[dict[str, Any]]:
     return [_channel(key, participants) for key, participants in found.items()]
 
 
-def subscribers(groups: Iterable[Group]) -> list[Group]:
+def subscribers(groups: Iterable[GroupState]) -> list[GroupState]:
     """The connected participants of a channel that do not publish."""
     return [
         group
@@ -45,17 +45,17 @@ def subscribers(groups: Iterable[Group]) -> list[Group]:
     ]
 
 
-def _at(group: Group, who: str) -> bytes | None:
+def _at(group: GroupState, who: str) -> bytes | None:
     return group.store.values.get(channels.at(who))
 
 
-def _publishes(group: Group, who: str, said: channels.Said | None) -> bool:
+def _publishes(group: GroupState, who: str, said: channels.Said | None) -> bool:
     # A silent participant has said before whether it publishes.
     publishers = channels.publishers_in(group.store.values.get(channels.PUBLISHER))
     return who in publishers if said is None else said.publishes
 
 
-def _participant(group: Group, who: str) -> dict[str, Any]:
+def _participant(group: GroupState, who: str) -> dict[str, Any]:
     assert group.view is not None
     [member] = group.view.members
     said = channels.said_in(_at(group, who))

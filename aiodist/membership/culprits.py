@@ -25,7 +25,7 @@ Key = tuple[bytes, str, int | None]
 """The identity of an operation on all ranks: context, tag, number (None: a message)."""
 
 
-class Waiting(NamedTuple):
+class PendingOperation(NamedTuple):
     """A pending operation; `what` describes it.
 
     `missing`: as bits, the ranks that it waits for, as far as its own rank knows. `lacking`: in
@@ -42,7 +42,7 @@ class Waiting(NamedTuple):
 class Doing(NamedTuple):
     """What a rank says. `is_stuck`: its event loop is blocked."""
 
-    waits: tuple[Waiting, ...] = ()
+    waits: tuple[PendingOperation, ...] = ()
     is_stuck: bool = False
 
 
@@ -136,7 +136,7 @@ def _lacking(doings: Mapping[int, Doing | None]) -> list[Finding]:
     return sorted(found, key=lambda one: (-len(by_text[one.lacking]), one.lacking))
 
 
-HeldUp = dict[int, list[tuple[Waiting, int]]]
+HeldUp = dict[int, list[tuple[PendingOperation, int]]]
 """rank -> its operations that are held up, each with the ranks it waits for."""
 
 

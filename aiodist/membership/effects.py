@@ -42,7 +42,7 @@ Event = Received | Disconnected | Tick | Drain
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendMessage:
     """Send `message` to `conn`, in reply to `request` (0: to none)."""
 
     conn: int
@@ -73,4 +73,4 @@ class Keep:
     record: Record
 
 
-Effect = Send | Close | Note | Keep
+Effect = SendMessage | Close | Note | Keep

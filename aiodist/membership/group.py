@@ -17,7 +17,7 @@ from aiodist.membership.store import KeyValueStore
 from aiodist.wire.averaging import averager_of
 from aiodist.wire.channels import channel_of
 from aiodist.wire.limits import MAX_MEMBERS, MAX_TEXT
-from aiodist.wire.messages import Failed, Failure, JoinRequest, MemberInfo, View
+from aiodist.wire.messages import EpochView, Failed, Failure, JoinRequest, MemberInfo
 
 GroupKey = tuple[str, str]
 """(name, run id)."""
@@ -80,7 +80,7 @@ class Joiner:
 
 
 @dataclass(slots=True)
-class Group:
+class GroupState:
     """The state of one group, and decisions about it. The machine carries them out.
 
     `opener`: the first process that asked for the group. `joiners`, `members`, `leases` (seconds):
@@ -102,7 +102,7 @@ class Group:
     size: Size
     opener: str
     store: KeyValueStore
-    view: View | None = None
+    view: EpochView | None = None
     joiners: Seats[Joiner] = field(default_factory=Seats[Joiner])
     members: Seats[MemberInfo] = field(default_factory=Seats[MemberInfo])
     absent: Seats[MemberInfo] = field(default_factory=Seats[MemberInfo])
@@ -198,7 +198,7 @@ class Group:
             if other_id == joiner.ask.id or (rank is not None and rank == joiner.ask.rank):
                 del self.gave_up[other_id]
 
-    def form(self, epoch: int) -> View:
+    def form(self, epoch: int) -> EpochView:
         """Make the joiners the members of `epoch`, in order of arrival as far as there is room.
 
         Requested ranks are given if they are below the size (in an elastic group they may not be).
@@ -220,7 +220,7 @@ class Group:
             self.members[conn] = _member(joiner, rank)
         return self._of_members(epoch)
 
-    def go_on(self, epoch: int, survivors: Iterable[int], admitted: Iterable[int]) -> View:
+    def go_on(self, epoch: int, survivors: Iterable[int], admitted: Iterable[int]) -> EpochView:
         """Make the next view: all members in the order of `survivors`, then the `admitted`
         joiners."""
         self.members = Seats(
@@ -232,11 +232,11 @@ class Group:
         self.left = set()
         return self._of_members(epoch)
 
-    def _of_members(self, epoch: int) -> View:
+    def _of_members(self, epoch: int) -> EpochView:
         ranked = tuple(sorted(self.members.values(), key=lambda member: member.rank))
-        return self.install(View(self.name, epoch, ranked))
+        return self.install(EpochView(self.name, epoch, ranked))
 
-    def install(self, view: View) -> View:
+    def install(self, view: EpochView) -> EpochView:
         self.view = view
         self.ranks = view.ranks
         self.ballots.new_view()

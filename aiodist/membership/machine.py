@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from aiodist.membership import channels
 from aiodist.membership.averaging import Averaging
-from aiodist.membership.books import Answers, JoinWindow, Lease, Return, RoundDue, Ttl
+from aiodist.membership.books import Answers, JoinWindow, LeaseTimer, Return, RoundDue, Ttl
 from aiodist.membership.effects import (
     Close,
     Disconnected,
@@ -25,9 +25,9 @@ from aiodist.membership.effects import (
     Received,
     Tick,
 )
-from aiodist.membership.group import Group, GroupKey, Joiner
+from aiodist.membership.group import GroupKey, GroupState, Joiner
 from aiodist.membership.records import Record
-from aiodist.membership.recovery import Recovery, RecoveryMessage
+from aiodist.membership.recovery import RecoveryMessage, RecoveryRules
 from aiodist.membership.rejoining import Rejoining
 from aiodist.membership.seating import DRAINING, Seating
 from aiodist.membership.silence import RETURN_SECONDS
@@ -79,7 +79,7 @@ class Membership:
         self._books = self._seating.books  # what is kept over restarts, and the timers
         self._groups = self._books.groups  # by name and run id
         self._places = self._seating.places  # connection -> its group
-        self._recovery = Recovery(self._seating)  # ballots and epochs
+        self._recovery = RecoveryRules(self._seating)  # ballots and epochs
         self._survey = self._seating.survey  # what members say that they are doing
         self._averaging = Averaging(self._seating)
         self._rejoining = Rejoining(self._seating, self._recovery)
@@ -138,7 +138,7 @@ class Membership:
         return not self._groups
 
     def status(self) -> dict[str, Any]:
-        """Describe everything in plain data (for each group, see `Group.status`)."""
+        """Describe everything in plain data (for each group, see `GroupState.status`)."""
         return {
             "draining": self._seating.draining,
             "groups": [group.status() for group in self._groups.values()],
@@ -181,7 +181,7 @@ class Membership:
         due = self._books.timers.pop_due(self._books.now)
         silent: dict[GroupKey, dict[int, str]] = {}
         for timer in due:
-            if isinstance(timer, Lease):
+            if isinstance(timer, LeaseTimer):
                 group = self._places[timer.conn]
                 lease = group.leases[timer.conn]
                 silent.setdefault(group.key, {})[timer.conn] = f"no sign of life for {lease:g} s"
@@ -214,7 +214,7 @@ class Membership:
             if isinstance(timer, RoundDue):
                 self._averaging.tick(timer.averager)
                 continue
-            if isinstance(timer, (Lease, Return)) or timer.group not in self._groups:
+            if isinstance(timer, (LeaseTimer, Return)) or timer.group not in self._groups:
                 continue
             group = self._groups[timer.group]
             match timer:
@@ -321,7 +321,9 @@ class Membership:
     def _on_averaging(self, conn: int, request: int, message: AveragingRequest) -> None:
         self._averaging.handle(self._places.get(conn), conn, request, message)
 
-    def _ask_before_void(self, group: Group, conn: int, request: int, message: GiveUpVote) -> None:
+    def _ask_before_void(
+        self, group: GroupState, conn: int, request: int, message: GiveUpVote
+    ) -> None:
         """Ask the missing voters what they are doing. After their answers the vote is void, unless
         it was decided meanwhile."""
         # The error text of a timeout names the ranks that have not voted, and what they do instead.

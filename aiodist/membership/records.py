@@ -13,7 +13,7 @@ import msgpack
 
 from aiodist.wire import averaging, schema
 from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME, MAX_SECONDS, MAX_TEXT, MAX_VALUE
-from aiodist.wire.messages import Epoch, Key, Name, NonEmptyName, Ranks, Request, Result, View
+from aiodist.wire.messages import Epoch, EpochView, Key, Name, NonEmptyName, Ranks, Request, Result
 
 Size = Annotated[int, schema.integer(1, MAX_MEMBERS)]
 
@@ -28,7 +28,7 @@ class EpochGiven(schema.Struct):
 class Formed(schema.Struct):
     """`view` is the membership of its group from now on."""
 
-    view: Annotated[View, schema.struct(View)]
+    view: Annotated[EpochView, schema.struct(EpochView)]
     run_id: Name
     fixed: Annotated[bool, schema.flag]
     least: Size

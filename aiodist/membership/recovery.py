@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from aiodist.membership.ballots import Answer, Ballot, BallotKey
 from aiodist.membership.books import JoinWindow, Ruling
-from aiodist.membership.group import Group, ranks_text
+from aiodist.membership.group import GroupState, ranks_text
 from aiodist.membership.rulings import losers
 from aiodist.membership.seating import Seating
 from aiodist.wire.recovery import (
@@ -35,7 +35,7 @@ MOST_WATCHING = 64
 RecoveryMessage = Vote | GiveUpVote | WatchWaiting | Unreachable
 
 
-class Recovery:
+class RecoveryRules:
     """The recovery part of the state machine. It keeps no state, because the groups do."""
 
     def __init__(self, seating: Seating) -> None:
@@ -46,7 +46,7 @@ class Recovery:
 
     def handle(
         self,
-        group: Group,
+        group: GroupState,
         conn: int,
         request: int,
         message: RecoveryMessage,
@@ -78,7 +78,7 @@ class Recovery:
 
     # Ballots.
 
-    def review(self, group: Group, key: BallotKey | None = None) -> None:
+    def review(self, group: GroupState, key: BallotKey | None = None) -> None:
         """Carry out what is decided now: after a vote in the ballot with `key`, or (None) after a
         member came back or was lost."""
         if group.view is None:
@@ -95,13 +95,13 @@ class Recovery:
                 return
             self._carry_out(group, ballot)
 
-    def learn(self, group: Group, heard: Iterable[Heard]) -> None:
+    def learn(self, group: GroupState, heard: Iterable[Heard]) -> None:
         """Take over outcomes that a member heard from an earlier coordinator."""
         for one in heard:
             if one.outcome is not None:
                 self._tell(group.ballots.learn((one.context, one.number), one.outcome))
 
-    def _answer_late(self, group: Group, context: bytes, key: BallotKey | None) -> None:
+    def _answer_late(self, group: GroupState, context: bytes, key: BallotKey | None) -> None:
         """Answer votes in another view than that of `context`.
 
         Their voters have missed the next view, because the coordinator was away when it was
@@ -115,7 +115,7 @@ class Recovery:
             elif not group.absent:  # no absent member may know the verdict
                 self._void(group, ballot, "the group went on")
 
-    def _carry_out(self, group: Group, ballot: Ballot) -> None:
+    def _carry_out(self, group: GroupState, ballot: Ballot) -> None:
         if ballot.purpose is Purpose.RENDEZVOUS:
             self._gather(group, ballot)
         elif ballot.purpose is Purpose.SHRINK and not ballot.voters:
@@ -130,7 +130,7 @@ class Recovery:
                 ids = tuple([group.members[conn].id for conn in voters])
             self._tell(group.ballots.close(ballot, BallotResult(ballot.flag, ids, epoch)))
 
-    def _go_on(self, group: Group, ballot: Ballot, admitted: Sequence[int]) -> None:
+    def _go_on(self, group: GroupState, ballot: Ballot, admitted: Sequence[int]) -> None:
         # All members have voted, so none is left behind.
         survivors = {conn: ballot.votes[conn][0] for conn in ballot.electorate(group.members)}
         group.ballots.close(ballot, None)
@@ -142,13 +142,13 @@ class Recovery:
             self._tell_waiting(group, len(group.joiners) - len(admitted))
         self._seating.go_on(group, survivors, admitted)
 
-    def _void(self, group: Group, ballot: Ballot, text: str) -> None:
+    def _void(self, group: GroupState, ballot: Ballot, text: str) -> None:
         by = group.members[next(iter(ballot.votes))].id
         self._tell(group.ballots.close(ballot, Void(Cause.CANCELLED, text, by)))
 
     # Rendezvous.
 
-    def joiners_changed(self, group: Group) -> None:
+    def joiners_changed(self, group: GroupState) -> None:
         """Note that a process waits to join, or no longer does."""
         if group.view is None:
             return
@@ -172,12 +172,12 @@ class Recovery:
         else:
             self._timers.cancel(JoinWindow(group.key))
 
-    def window_over(self, group: Group) -> None:
+    def window_over(self, group: GroupState) -> None:
         """Go on with the joiners that there are, if they are enough."""
         if (ballot := group.gathering) is not None and self._are_enough(group, ballot):
             self._take_in(group, ballot)
 
-    def _gather(self, group: Group, ballot: Ballot) -> None:
+    def _gather(self, group: GroupState, ballot: Ballot) -> None:
         """All members have called rendezvous: take in the joiners, or wait for more."""
         if group.gathering is ballot:
             return
@@ -186,16 +186,16 @@ class Recovery:
         else:
             group.gathering = ballot
 
-    def _are_enough(self, group: Group, ballot: Ballot) -> bool:
+    def _are_enough(self, group: GroupState, ballot: Ballot) -> bool:
         least, _ = group.bounds(ballot)
         return len(group.members) + len(group.joiners) >= least
 
-    def _take_in(self, group: Group, ballot: Ballot) -> None:
+    def _take_in(self, group: GroupState, ballot: Ballot) -> None:
         """Go on with the joiners in order of arrival, as far as there is room."""
         _, most = group.bounds(ballot)
         self._go_on(group, ballot, list(group.joiners)[: max(0, most - len(group.members))])
 
-    def _tell_waiting(self, group: Group, count: int) -> None:
+    def _tell_waiting(self, group: GroupState, count: int) -> None:
         message = Waiting(count)
         for conn, requests in group.watchers.items():
             for request in sorted(requests):
@@ -203,7 +203,7 @@ class Recovery:
 
     # Broken links.
 
-    def _report(self, group: Group, conn: int, report: Unreachable) -> None:
+    def _report(self, group: GroupState, conn: int, report: Unreachable) -> None:
         own = group.members[conn].id
         rank = group.place_of(report.id)
         if rank is None or report.id == own:
@@ -227,7 +227,7 @@ class Recovery:
         else:
             self._seating.give_up(group, {rank: report.reason})
 
-    def rule(self, group: Group) -> None:
+    def rule(self, group: GroupState) -> None:
         """Remove as few members as possible, so that the others can reach each other."""
         if group.absent:  # absent members may be gone, or have more to report
             self._timers.set(Ruling(group.key), self._seating.now + RULING_SECONDS)

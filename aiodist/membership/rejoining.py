@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from aiodist.membership.books import JoinWindow
-from aiodist.membership.group import Group, GroupKey, Size, describe
-from aiodist.membership.recovery import Recovery
-from aiodist.membership.returning import Refused, Way, check_view, judge
+from aiodist.membership.group import GroupKey, GroupState, Size, describe
+from aiodist.membership.recovery import RecoveryRules
+from aiodist.membership.returning import HowToReturn, Refused, check_view, judge
 from aiodist.membership.seating import BEFORE, Seating
 from aiodist.membership.seats import Seats
-from aiodist.wire.messages import Failed, Failure, JoinRequest, View
+from aiodist.wire.messages import EpochView, Failed, Failure, JoinRequest
 from aiodist.wire.returning import Later, Rejoin, Rejoined, ViewWanted
 
 ANSWER_SECONDS = 2.0
@@ -21,7 +21,7 @@ MAX_ASKED = 4096
 class Rejoining:
     """The part of the state machine that judges claims to be a member."""
 
-    def __init__(self, seating: Seating, recovery: Recovery) -> None:
+    def __init__(self, seating: Seating, recovery: RecoveryRules) -> None:
         self._seating = seating
         self._books = seating.books
         self._recovery = recovery
@@ -60,7 +60,7 @@ class Rejoining:
             self._seating.refused("return refused", claim.ask, reason=way.reason)
             self._seating.turn_away(conn, way.reason)
             return
-        if way is Way.RESTORE:
+        if way is HowToReturn.RESTORE:
             if not self._has_view(conn, request, claim):
                 return
             assert claim.view is not None
@@ -109,7 +109,7 @@ class Rejoining:
             self._seating.send(conn, request, Later())
         return False
 
-    def _adopt(self, key: GroupKey, size: Size, view: View, ask: JoinRequest) -> Group:
+    def _adopt(self, key: GroupKey, size: Size, view: EpochView, ask: JoinRequest) -> GroupState:
         """Take over the view of a member, which is newer than what is known of its group."""
         self._asked.pop(key, None)
         stay: dict[str, tuple[int, float]] = {}
@@ -137,7 +137,7 @@ class Rejoining:
                 self._seating.give_view(group, joiner.conn, joiner.request)
         return group
 
-    def _part(self, group: Group, view: View) -> dict[str, tuple[int, float]]:
+    def _part(self, group: GroupState, view: EpochView) -> dict[str, tuple[int, float]]:
         """Unseat the members of an older view.
 
         Return the connection and lease, by id, of those that are also in `view`. The others missed
@@ -160,7 +160,7 @@ class Rejoining:
             group.store.clear()
         return stay
 
-    def _learn(self, group: Group, conn: int, claim: Rejoin) -> None:
+    def _learn(self, group: GroupState, conn: int, claim: Rejoin) -> None:
         """Take over losses that a member heard of from an earlier coordinator."""
         for rank in sorted({*claim.lost} - {*group.lost} - group.left - {claim.rank}):
             if rank in group.absent:

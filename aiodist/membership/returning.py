@@ -5,12 +5,12 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from aiodist.membership.group import Group
-from aiodist.wire.messages import View
+from aiodist.membership.group import GroupState
+from aiodist.wire.messages import EpochView
 from aiodist.wire.returning import Rejoin
 
 
-class Way(enum.Enum):
+class HowToReturn(enum.Enum):
     """What to do with a claim to be a member."""
 
     TAKE_SEAT = enum.auto()
@@ -27,7 +27,7 @@ class Refused:
     reason: str
 
 
-def judge(group: Group | None, ended: int | None, claim: Rejoin) -> Way | Refused:
+def judge(group: GroupState | None, ended: int | None, claim: Rejoin) -> HowToReturn | Refused:
     """Judge `claim`. `group`: the group of that name and run; `ended`: the last epoch of an earlier
     one that ended (None: there was none).
 
@@ -41,12 +41,12 @@ def judge(group: Group | None, ended: int | None, claim: Rejoin) -> Way | Refuse
     if group is None or group.view is None:
         if ended is not None and claim.epoch <= ended:
             return Refused(f"its group ended with epoch {ended}")
-        return Way.RESTORE
+        return HowToReturn.RESTORE
     view = group.view
     if claim.epoch > view.epoch:
-        return Way.RESTORE
+        return HowToReturn.RESTORE
     if claim.epoch < view.epoch and group.place_of(claim.ask.id) is not None:
-        return Way.TAKE_SEAT
+        return HowToReturn.TAKE_SEAT
     if claim.epoch < view.epoch:
         return Refused(
             f"it is of epoch {claim.epoch}, and the group has gone on to epoch {view.epoch}"
@@ -59,10 +59,10 @@ def judge(group: Group | None, ended: int | None, claim: Rejoin) -> Way | Refuse
         return Refused(f"it was ruled lost: {group.lost[claim.rank]}")
     if claim.rank in group.left:
         return Refused("it had left")
-    return Way.TAKE_SEAT
+    return HowToReturn.TAKE_SEAT
 
 
-def check_view(claim: Rejoin, view: View) -> str | None:
+def check_view(claim: Rejoin, view: EpochView) -> str | None:
     """Say what is wrong with the view of a claim; None if nothing is."""
     if (view.group, view.epoch, view.digest) != (claim.ask.group, claim.epoch, claim.digest):
         return "the view is not the one that was announced"
@@ -73,5 +73,5 @@ def check_view(claim: Rejoin, view: View) -> str | None:
     return None if _is(view, claim) else f"rank {claim.rank} of the view is another member"
 
 
-def _is(view: View, claim: Rejoin) -> bool:
+def _is(view: EpochView, claim: Rejoin) -> bool:
     return claim.rank < len(view.members) and view.members[claim.rank].id == claim.ask.id

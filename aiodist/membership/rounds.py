@@ -38,7 +38,7 @@ because a member alone has nothing to be compared with."""
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class Contribution:
     """What a member would contribute: its `call` number, and its weight (0: it only receives)."""
 
     call: int
@@ -62,7 +62,7 @@ class Moving:
     round: int
     begun: int
     attempt: int
-    offers: dict[str, Offer]
+    offers: dict[str, Contribution]
     remaining: list[str]
     got: dict[str, Got] = field(default_factory=dict)
     late_since: float | None = None
@@ -131,7 +131,7 @@ class Decided:
     round: int
     begun: int
     attempt: int
-    offers: Mapping[str, Offer]
+    offers: Mapping[str, Contribution]
     remaining: tuple[str, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
 
@@ -155,7 +155,7 @@ class Owed:
 Outcome = Decided | Recorded | Reopened | Owed
 
 
-class Part:
+class PartRounds:
     """The rounds of one part. Call `settle` after each method that changes something.
 
     `quorum`: the fewest members that must contribute. `grace`: seconds; None: "auto".
@@ -167,8 +167,10 @@ class Part:
         self.round = 0  # the last one that was recorded
         self.attempts = 0  # of all rounds; so each decision has a number of its own
         self.present: set[str] = set()  # the members whose absence holds up a round
-        self.offers: dict[str, Offer] = {}  # for the open round, or the one after the moving one
-        self.late: dict[str, Offer] = {}  # by members that are not in the moving round
+        self.offers: dict[
+            str, Contribution
+        ] = {}  # for the open round, or the one after the moving one
+        self.late: dict[str, Contribution] = {}  # by members that are not in the moving round
         self.moving: Moving | None = None
         self.patient_until: float | None = None
         """No round closes early before that time, since members may still come back."""
@@ -201,7 +203,7 @@ class Part:
     def enter(self, member: str) -> None:
         self.present.add(member)
 
-    def offer(self, member: str, offer: Offer, after: int | None) -> Owed | None:
+    def offer(self, member: str, offer: Contribution, after: int | None) -> Owed | None:
         """Note the call of a member, and return what it is owed at once.
 
         `after`: the round of its last result; None: it had none.

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aiodist.membership.books import Books, JoinWindow, Lease
-from aiodist.membership.effects import Close, Effect, Keep, Note, Send
-from aiodist.membership.group import Group, Joiner, Size, describe
+from aiodist.membership.books import Books, JoinWindow, LeaseTimer
+from aiodist.membership.effects import Close, Effect, Keep, Note, SendMessage
+from aiodist.membership.group import GroupState, Joiner, Size, describe
 from aiodist.membership.seats import Seats
 from aiodist.membership.stalls import Stalls
 from aiodist.membership.survey import Survey
@@ -48,12 +48,12 @@ class Seating:
     def __init__(self, wall_offset: float, keep: bool, form_after: float) -> None:
         written = (lambda record: self.effects.append(Keep(record))) if keep else None
         self.books = Books(wall_offset, written)
-        self.places: dict[int, Group] = {}
+        self.places: dict[int, GroupState] = {}
         self.effects: list[Effect] = []
         self.draining = False
         # Called after members or joiners came or went; set by `Recovery`.
-        self.review: Callable[[Group], None]
-        self.joiners_changed: Callable[[Group], None]
+        self.review: Callable[[GroupState], None]
+        self.joiners_changed: Callable[[GroupState], None]
         self.survey = Survey(self.send, self.books)  # what members say that they are doing
         self.stalls = Stalls(self.send, self.note, self.books, self.survey)
         self._timers = self.books.timers
@@ -90,7 +90,7 @@ class Seating:
         self.refused("join refused", ask, kind=failed.kind)
         self.send(conn, joiner.request, failed)
 
-    def _seat(self, group: Group, joiner: Joiner) -> None:
+    def _seat(self, group: GroupState, joiner: Joiner) -> None:
         group.add(joiner)
         self.books.got_word(group)
         self.places[joiner.conn] = group
@@ -106,7 +106,7 @@ class Seating:
         else:
             self.joiners_changed(group)
 
-    def _joins_again(self, group: Group, joiner: Joiner) -> bool:
+    def _joins_again(self, group: GroupState, joiner: Joiner) -> bool:
         """Whether the joiner had joined before, over a connection that broke.
 
         If it was admitted, it gets the view that it missed. If it still waits, it starts anew.
@@ -126,7 +126,7 @@ class Seating:
         self.review(group)
         return True
 
-    def give_view(self, group: Group, conn: int, request: int) -> None:
+    def give_view(self, group: GroupState, conn: int, request: int) -> None:
         """Send a member the view that it missed, and the losses since."""
         assert group.view is not None
         epoch = group.view.epoch
@@ -136,7 +136,7 @@ class Seating:
         if group.left:
             self.send(conn, 0, MemberLeft(epoch, tuple(sorted(group.left))))
 
-    def form(self, group: Group) -> None:
+    def form(self, group: GroupState) -> None:
         self._timers.cancel(JoinWindow(group.key))
         waiting = list(group.joiners.values())
         view = group.form(self.books.epochs.take(group.name))
@@ -147,7 +147,9 @@ class Seating:
             if joiner.conn in group.members:
                 self.send(joiner.conn, joiner.request, view)
 
-    def go_on(self, group: Group, survivors: Mapping[int, int], admitted: Sequence[int]) -> None:
+    def go_on(
+        self, group: GroupState, survivors: Mapping[int, int], admitted: Sequence[int]
+    ) -> None:
         """Begin the next epoch of `group`.
 
         `survivors`: its members in their new order, with the requests to answer. `admitted`:
@@ -169,14 +171,16 @@ class Seating:
         for conn, request in requests.items():
             self.send(conn, request, view)
 
-    def forget_joiner(self, group: Group, conn: int, reason: str, *, gave_up: bool = False) -> None:
+    def forget_joiner(
+        self, group: GroupState, conn: int, reason: str, *, gave_up: bool = False
+    ) -> None:
         joiner = group.remove(conn, gave_up=gave_up)
         self.unseat(group, conn)
         self.note("withdrawn", group, who=describe(joiner.ask), reason=reason)
         self.settle(group)
         self.joiners_changed(group)
 
-    def evict(self, group: Group, reasons: dict[int, str]) -> None:
+    def evict(self, group: GroupState, reasons: dict[int, str]) -> None:
         """Rule connections of one group lost, and close them."""
         for conn, reason in reasons.items():
             # Tell it first, as in `_on_leave`.
@@ -187,7 +191,7 @@ class Seating:
         if members:
             self.lose(group, members)
 
-    def lose(self, group: Group, reasons: dict[int, str], event: str = "lost") -> None:
+    def lose(self, group: GroupState, reasons: dict[int, str], event: str = "lost") -> None:
         """Members are lost, by connection. `event`: the name of this event in the log."""
         gone = []
         for conn, reason in reasons.items():
@@ -196,7 +200,7 @@ class Seating:
             gone.append((member, reason))
         self._lost(group, gone, event)
 
-    def give_up(self, group: Group, reasons: dict[int, str]) -> None:
+    def give_up(self, group: GroupState, reasons: dict[int, str]) -> None:
         """Absent members are lost, by rank."""
         gone = []
         for rank, reason in reasons.items():
@@ -208,7 +212,9 @@ class Seating:
         if self.books.groups.get(group.key) is group:
             self.judge_joiners(group)
 
-    def _lost(self, group: Group, gone: list[tuple[MemberInfo, str]], event: str = "lost") -> None:
+    def _lost(
+        self, group: GroupState, gone: list[tuple[MemberInfo, str]], event: str = "lost"
+    ) -> None:
         assert group.view is not None
         for member, reason in gone:
             group.lost[member.rank] = reason
@@ -224,7 +230,7 @@ class Seating:
             self.send(other, 0, message)
         self.settle(group)
 
-    def left(self, group: Group, conn: int) -> None:
+    def left(self, group: GroupState, conn: int) -> None:
         """A member has left in order."""
         member = group.members.pop(conn)
         self.unseat(group, conn)
@@ -232,7 +238,7 @@ class Seating:
         self.have_left(group, [member])
         self.settle(group)
 
-    def have_left(self, group: Group, members: Sequence[MemberInfo], but: int = -1) -> None:
+    def have_left(self, group: GroupState, members: Sequence[MemberInfo], but: int = -1) -> None:
         assert group.view is not None
         ranks = tuple([member.rank for member in members])
         group.left.update(ranks)
@@ -242,7 +248,7 @@ class Seating:
             if other != but:
                 self.send(other, 0, told)
 
-    def settle(self, group: Group) -> None:
+    def settle(self, group: GroupState) -> None:
         """Finish a change: review the votes of the members that are left, or delete an empty group.
 
         Joiners of a deleted group form it anew.
@@ -261,16 +267,16 @@ class Seating:
         self.note("deleted", group)
         self._admit_again(group)
 
-    def unseat(self, group: Group, conn: int) -> None:
+    def unseat(self, group: GroupState, conn: int) -> None:
         del self.places[conn]
-        self._timers.cancel(Lease(conn))
+        self._timers.cancel(LeaseTimer(conn))
         group.forget(conn)
         self.survey.gone(conn)
         self.stalls.gone(group, conn)
 
     # Returns.
 
-    def take_seat(self, group: Group, conn: int, rank: int, lease: float) -> None:
+    def take_seat(self, group: GroupState, conn: int, rank: int, lease: float) -> None:
         # The old connection may still be open when the member comes over a new one::
         #
         #     old connection  ──── a member ────────┐ its end has not been seen yet
@@ -291,7 +297,7 @@ class Seating:
         self.books.got_word(group)
         self.note("back", group, rank=rank, who=describe(member))
 
-    def cut_off(self, group: Group) -> None:
+    def cut_off(self, group: GroupState) -> None:
         """A whole group has fallen silent, maybe because this coordinator is unreachable.
 
         Its members become absent and may come back over new connections. No one is told of an
@@ -310,18 +316,18 @@ class Seating:
         for conn in list(group.joiners):
             self.forget_joiner(group, conn, "all of its group fell silent")
 
-    def _replace(self, conn: int, group: Group) -> None:
+    def _replace(self, conn: int, group: GroupState) -> None:
         """Forget a connection whose member has come over another one."""
         group.joiners.pop(conn, None)
         self.unseat(group, conn)
         self.effects.append(Close(conn, "its member has come over another connection"))
 
-    def judge_joiners(self, group: Group) -> None:
+    def judge_joiners(self, group: GroupState) -> None:
         """Ask joiners again once all members have come back or are lost."""
         if not group.absent:
             self._admit_again(group)
 
-    def _admit_again(self, group: Group) -> None:
+    def _admit_again(self, group: GroupState) -> None:
         # Unseat all before the first is admitted, because the same name may now be a new group.
         waiting, group.joiners = list(group.joiners.values()), Seats()
         for joiner in waiting:
@@ -334,7 +340,7 @@ class Seating:
     def renew(self, conn: int) -> None:
         group = self.places.get(conn)
         if group is not None:
-            self._timers.set(Lease(conn), self.now + group.leases[conn])
+            self._timers.set(LeaseTimer(conn), self.now + group.leases[conn])
 
     def turn_away(self, conn: int, reason: str) -> None:
         """Tell a process that it is no longer a member, and close its connection."""
@@ -342,13 +348,13 @@ class Seating:
         self.effects.append(Close(conn, reason))
 
     def send(self, conn: int, request: int, message: Message) -> None:
-        self.effects.append(Send(conn, request, message))
+        self.effects.append(SendMessage(conn, request, message))
 
     def refused(self, event: str, ask: JoinRequest, **fields: Any) -> None:
         """Note that a process was refused."""
         who = describe(ask)
         self.effects.append(Note(event, {"group": ask.group, **fields, "who": who}))
 
-    def note(self, event: str, group: Group, **fields: Any) -> None:
+    def note(self, event: str, group: GroupState, **fields: Any) -> None:
         run = {"run_id": group.run_id} if group.run_id else {}
         self.effects.append(Note(event, {"group": group.name, **run, **fields}))

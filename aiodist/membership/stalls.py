@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from aiodist.membership.awaited import waits_of
 from aiodist.membership.books import Books
-from aiodist.membership.group import Group, GroupKey, ranks_text
+from aiodist.membership.group import GroupKey, GroupState, ranks_text
 from aiodist.membership.survey import Survey, what
 from aiodist.wire.activity import Seen, Stalled, ranks_in, shortened, unpacked
 from aiodist.wire.limits import MAX_TEXT
@@ -26,7 +26,7 @@ MOST_TOLD = 4
 class Noting(Protocol):
     """Writes an event of a group to the log."""
 
-    def __call__(self, event: str, group: Group, **fields: Any) -> None: ...
+    def __call__(self, event: str, group: GroupState, **fields: Any) -> None: ...
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Stalls:
         self._survey = survey
         self._stalls: dict[GroupKey, _Stall] = {}
 
-    def heard(self, group: Group, conn: int, request: int, message: Stalled) -> None:
+    def heard(self, group: GroupState, conn: int, request: int, message: Stalled) -> None:
         """Handle the report of a member or joiner that it waits, or no longer does."""
         if not message.seconds:
             self.gone(group, conn)
@@ -91,20 +91,20 @@ class Stalls:
         # The note needs what they are doing, which may take a second to find out.
         self._survey.ask_ranks(conn, group, missing, reply)
 
-    def gone(self, group: Group, conn: int) -> None:
+    def gone(self, group: GroupState, conn: int) -> None:
         stall = self._stalls.get(group.key)
         if stall is not None:
             stall.conns.discard(conn)
             if not stall.conns:
                 self.over(group)
 
-    def over(self, group: Group) -> None:
+    def over(self, group: GroupState) -> None:
         """No rank of the group waits any more, for example because the group has formed."""
         stall = self._stalls.pop(group.key, None)
         if stall is not None and stall.is_noted:
             self._note("stall over", group, seconds=round(self._books.now - stall.since, 1))
 
-    def _begins(self, stall: _Stall, group: Group, message: Stalled, **fields: Any) -> None:
+    def _begins(self, stall: _Stall, group: GroupState, message: Stalled, **fields: Any) -> None:
         # It may be over by now. Then the log must not say that it begins.
         if not stall.is_noted and self._stalls.get(group.key) is stall:
             stall.is_noted = True
@@ -112,7 +112,7 @@ class Stalls:
             self._note("stalled", group, seconds=round(message.seconds, 1), **known)
 
     def _awaited(
-        self, group: Group, conn: int, message: Stalled
+        self, group: GroupState, conn: int, message: Stalled
     ) -> tuple[str, tuple[int, ...], str]:
         """The operation that a member waits in, the ranks that it waits for, and what else."""
         for wait in message.waits:

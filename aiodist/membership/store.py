@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from aiodist.membership.effects import Send
+from aiodist.membership.effects import SendMessage
 from aiodist.wire.limits import (
     MAX_PENDING,
     MAX_STORE_BYTES,
@@ -42,7 +42,7 @@ StoreMessage = StoreRequest | StoreCancel
 _NUMBER = re.compile(rb"-?[0-9]{1,19}")
 
 
-class _Refused(Exception):
+class _StoreRefused(Exception):
     def __init__(self, kind: Failure, text: str) -> None:
         self.reply = Failed(kind, text[:MAX_TEXT])
 
@@ -84,24 +84,24 @@ class KeyValueStore:
 
     def handle(
         self, conn: int, request: int, message: StoreMessage, member: str = ""
-    ) -> list[Send]:
+    ) -> list[SendMessage]:
         """Carry out one request. The reply comes first, then messages to others about the change.
 
         `member`: the sender, for requests that it may repeat.
         """
-        sends: list[Send] = []
+        sends: list[SendMessage] = []
         reply: Message | None
         try:
             if member and isinstance(message, StoreWrite):
                 reply = self._write_once(conn, request, message, member, sends)
             else:
                 reply = self._handle(conn, request, message, sends)
-        except _Refused as refused:
+        except _StoreRefused as refused:
             reply = refused.reply
-        return sends if reply is None else [Send(conn, request, reply), *sends]
+        return sends if reply is None else [SendMessage(conn, request, reply), *sends]
 
     def _write_once(
-        self, conn: int, request: int, message: StoreWrite, member: str, sends: list[Send]
+        self, conn: int, request: int, message: StoreWrite, member: str, sends: list[SendMessage]
     ) -> Message | None:
         # Request numbers outlive the connection of their member, so the same number means the same
         # write. Only writes that changed something are remembered, because others can safely be
@@ -135,9 +135,9 @@ class KeyValueStore:
             self.values[key] = value
             self.nbytes += _size(key, value)
 
-    def expire(self, key: str) -> list[Send]:
+    def expire(self, key: str) -> list[SendMessage]:
         """Delete `key`, because its ttl is over."""
-        sends: list[Send] = []
+        sends: list[SendMessage] = []
         self._delete(key, sends)
         return sends
 
@@ -164,7 +164,7 @@ class KeyValueStore:
         self.nbytes = 0
 
     def _handle(
-        self, conn: int, request: int, message: StoreMessage, sends: list[Send]
+        self, conn: int, request: int, message: StoreMessage, sends: list[SendMessage]
     ) -> Message | None:
         match message:
             case StoreGet(key):
@@ -175,7 +175,7 @@ class KeyValueStore:
             case StoreAdd(key, amount, ttl):
                 total = self._number(key) + amount
                 if not -(2**63) <= total < 2**63:
-                    raise _Refused(
+                    raise _StoreRefused(
                         Failure.NOT_AN_INTEGER,
                         f"adding {amount} to {key!r} gives {total}, which is over 64 bits",
                     )
@@ -199,7 +199,9 @@ class KeyValueStore:
                 # The connection was away and missed changes. The present value stands for all of
                 # them.
                 if again:
-                    sends.append(Send(conn, request, StoreChanged(key, self.values.get(key))))
+                    sends.append(
+                        SendMessage(conn, request, StoreChanged(key, self.values.get(key)))
+                    )
                 return Result(None)
             case _:
                 self._unlisten(conn, message.request)
@@ -208,23 +210,23 @@ class KeyValueStore:
     def _number(self, key: str) -> int:
         value = self.values.get(key, b"0")
         if _NUMBER.fullmatch(value) is None:
-            raise _Refused(
+            raise _StoreRefused(
                 Failure.NOT_AN_INTEGER,
                 f"add needs a decimal number in {key!r}, not the {len(value)} bytes it holds",
             )
         return int(value)
 
-    def _set(self, key: str, value: bytes, ttl: float | None, sends: list[Send]) -> None:
+    def _set(self, key: str, value: bytes, ttl: float | None, sends: list[SendMessage]) -> None:
         old = self.values.get(key)
         if old is None and len(self.values) >= self.max_keys:
-            raise _Refused(
+            raise _StoreRefused(
                 Failure.TOO_LARGE,
                 f"the store holds {len(self.values)} keys, its limit: delete some",
             )
         grown = _size(key, value) if old is None else len(value) - len(old)
         nbytes = self.nbytes + grown
         if nbytes > self.max_bytes:
-            raise _Refused(
+            raise _StoreRefused(
                 Failure.TOO_LARGE,
                 f"setting {key!r} to {len(value)} bytes would make the store {nbytes} bytes, over "
                 f"its limit of {self.max_bytes}: delete keys, or keep bulk data elsewhere",
@@ -237,7 +239,7 @@ class KeyValueStore:
         self.changed(key, value)
         self._tell(key, value, sends)
 
-    def _delete(self, key: str, sends: list[Send]) -> bool:
+    def _delete(self, key: str, sends: list[SendMessage]) -> bool:
         value = self.values.pop(key, None)
         if value is None:
             return False
@@ -248,19 +250,19 @@ class KeyValueStore:
         self._tell(key, None, sends)
         return True
 
-    def _tell(self, key: str, value: bytes | None, sends: list[Send]) -> None:
+    def _tell(self, key: str, value: bytes | None, sends: list[SendMessage]) -> None:
         # Each watcher gets the change from here, encoded once for all of them. Members do not
         # forward it to each other, because a watcher would miss it if the forwarding member died.
         # Large data belongs in a broadcast.
         for listener in list(self._by_key.get(key, {}).values()):
             if listener.missing is None:
-                sends.append(Send(listener.conn, listener.request, StoreChanged(key, value)))
+                sends.append(SendMessage(listener.conn, listener.request, StoreChanged(key, value)))
             elif value is None:
                 listener.missing.add(key)
             else:
                 listener.missing.discard(key)
                 if not listener.missing:
-                    sends.append(Send(listener.conn, listener.request, Result(None)))
+                    sends.append(SendMessage(listener.conn, listener.request, Result(None)))
                     self._unlisten(listener.conn, listener.request)
 
     def _listen(self, listener: _Listener) -> None:
@@ -270,9 +272,11 @@ class KeyValueStore:
         mine = self._listeners.setdefault(listener.conn, {})
         # Two listeners with one number could not be ended separately.
         if listener.request in mine:
-            raise _Refused(Failure.INVALID, f"request {listener.request} is already under way here")
+            raise _StoreRefused(
+                Failure.INVALID, f"request {listener.request} is already under way here"
+            )
         if len(mine) >= self.max_pending:
-            raise _Refused(
+            raise _StoreRefused(
                 Failure.TOO_LARGE,
                 f"{len(mine)} waits and watches are under way here, the limit: end some first",
             )

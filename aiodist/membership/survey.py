@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from aiodist.membership import culprits
 from aiodist.membership.awaited import waits_of
-from aiodist.membership.books import Answers, Books, Lease
-from aiodist.membership.group import Group, ranks_text
+from aiodist.membership.books import Answers, Books, LeaseTimer
+from aiodist.membership.group import GroupState, ranks_text
 from aiodist.wire.activity import (
     Activity,
     Inquire,
@@ -60,7 +60,7 @@ class _Known(NamedTuple):
 
     group: str
     epoch: int
-    wait: culprits.Waiting
+    wait: culprits.PendingOperation
 
 
 class Survey:
@@ -86,7 +86,7 @@ class Survey:
             lambda: self._send(conn, request, Status(self._detailed(status()))),
         )
 
-    def ask_some(self, conn: int, request: int, group: Group, message: SeenRequest) -> None:
+    def ask_some(self, conn: int, request: int, group: GroupState, message: SeenRequest) -> None:
         """Reply with what some ranks of a group are doing, in words."""
         wanted = tuple(sorted(set(message.ranks)))
 
@@ -98,7 +98,7 @@ class Survey:
     def ask_ranks(
         self,
         conn: int,
-        group: Group,
+        group: GroupState,
         ranks: tuple[int, ...],
         then: Callable[[tuple[str, ...]], None],
         seconds: float = ANSWER_SECONDS,
@@ -113,7 +113,7 @@ class Survey:
 
         self.ask(conn, members, tell, seconds)
 
-    def words(self, group: Group) -> dict[str, str]:
+    def words(self, group: GroupState) -> dict[str, str]:
         """What each member of a group is doing, in words, by id."""
         return {member.id: self._words(group, conn) for conn, member in group.members.items()}
 
@@ -220,13 +220,13 @@ class Survey:
                 member["said"] = said and {name: said[name] for name in _MOVED}
         return status
 
-    def _silent(self, group: Group, conn: int) -> float:
+    def _silent(self, group: GroupState, conn: int) -> float:
         """Seconds since the last sign of life."""
-        due = self._books.timers.get(Lease(conn))
+        due = self._books.timers.get(LeaseTimer(conn))
         return 0.0 if due is None else max(0.0, self._books.now - (due - group.leases[conn]))
 
     def _plain(
-        self, group: Group, conn: int, entered: Mapping[culprits.Key, int]
+        self, group: GroupState, conn: int, entered: Mapping[culprits.Key, int]
     ) -> dict[str, Any] | None:
         said = self._said.get(conn)
         if said is None:
@@ -251,7 +251,7 @@ class Survey:
             ],
         }
 
-    def _doing(self, group: Group, conn: int) -> culprits.Doing | None:
+    def _doing(self, group: GroupState, conn: int) -> culprits.Doing | None:
         said = self._said.get(conn)
         if said is None:
             return None
@@ -259,14 +259,16 @@ class Survey:
         waits = [known.wait for known in self._known(group, conn, activity)]
         return culprits.Doing(tuple(waits), is_stuck=activity.busy > 0)
 
-    def _known(self, group: Group, conn: int, activity: Activity) -> list[_Known]:
+    def _known(self, group: GroupState, conn: int, activity: Activity) -> list[_Known]:
         """What a member waits in, by its own report and by the coordinator's state; the oldest
         first."""
         known = [
             _Known(
                 wait.group,
                 wait.epoch,
-                culprits.Waiting(_key(wait), what(wait), wait.seconds, unpacked(wait.missing)),
+                culprits.PendingOperation(
+                    _key(wait), what(wait), wait.seconds, unpacked(wait.missing)
+                ),
             )
             for wait in activity.waits
         ]
@@ -275,7 +277,7 @@ class Survey:
         known += [_Known(group.name, group.view.epoch, wait) for wait in here]
         return sorted(known, key=lambda one: -one.wait.seconds)[:MAX_WAITS]
 
-    def _words(self, group: Group, conn: int | None) -> str:
+    def _words(self, group: GroupState, conn: int | None) -> str:
         """What a member is doing, in a few words; "" if it is gone."""
         if conn is None:
             return ""
@@ -296,7 +298,7 @@ class Survey:
             return shortened(f"{text}{_at(activity)}")
         return shortened(self._doing_words(group, conn, activity))
 
-    def _doing_words(self, group: Group, conn: int, activity: Activity) -> str:
+    def _doing_words(self, group: GroupState, conn: int, activity: Activity) -> str:
         """What a member says of itself, in a few words."""
         at = _at(activity)
         for _, _, wait in self._known(group, conn, activity)[:1]:
@@ -319,7 +321,7 @@ def _key(wait: Wait) -> culprits.Key:
     return wait.context, wait.tag, wait.seq
 
 
-def _missing(wait: culprits.Waiting, entered: Mapping[culprits.Key, int]) -> int:
+def _missing(wait: culprits.PendingOperation, entered: Mapping[culprits.Key, int]) -> int:
     """The ranks that an operation waits for, without those that say that they have entered it."""
     return wait.missing if wait.key[2] is None else wait.missing & ~entered.get(wait.key, 0)
 

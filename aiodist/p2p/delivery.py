@@ -27,14 +27,14 @@ from typing import Any
 
 from aiodist.buffers.values import Incoming, describe, fill, parse
 from aiodist.devices.memory import DeviceMemory
-from aiodist.devices.values import Places, Sources
+from aiodist.devices.values import DevicePlaces, Sources
 from aiodist.devices.work import DeviceWork
 from aiodist.errors import AiodistError, MessageTooLargeError, MismatchError, ProtocolError
 from aiodist.p2p import frames as wire
-from aiodist.p2p.device_sections import Arrival
-from aiodist.p2p.messages import Message, Receiving
+from aiodist.p2p.device_sections import DevicePieces
+from aiodist.p2p.messages import ComingMessage, PendingReceive
 from aiodist.p2p.pieces import Pieces
-from aiodist.p2p.shared import Reading
+from aiodist.p2p.shared import SharedReading
 from aiodist.work import Work
 
 log = logging.getLogger("aiodist.group")
@@ -52,9 +52,9 @@ class Delivery:
         out: wire.Wire,
         channel: wire.Channel,
         ended: Callable[[Work[Any]], None],
-        arrived: Callable[[Message], None],
-        consumed: Callable[[Message], None],
-        freed: Callable[[Message], None],
+        arrived: Callable[[ComingMessage], None],
+        consumed: Callable[[ComingMessage], None],
+        freed: Callable[[ComingMessage], None],
         device_memory: DeviceMemory | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -69,7 +69,7 @@ class Delivery:
 
     # -- from the matching half -------------------------------------------------------------------
 
-    def begin(self, message: Message, receiving: Receiving) -> bool:
+    def begin(self, message: ComingMessage, receiving: PendingReceive) -> bool:
         """Give `message` to `receiving`.
 
         False: the receive failed, and the message is free or gone.
@@ -111,7 +111,7 @@ class Delivery:
             self._pull(message, receiving)
         return True
 
-    def release(self, message: Message) -> None:
+    def release(self, message: ComingMessage) -> None:
         """Take the message from its receive, and its data out of the memory of that receive."""
         receiving = message.receiving
         assert receiving is not None
@@ -130,11 +130,11 @@ class Delivery:
         if receiving.out is not None and target.foreign is not None:
             target.foreign.let_go()
 
-    def deliver(self, message: Message, receiving: Receiving) -> None:
+    def deliver(self, message: ComingMessage, receiving: PendingReceive) -> None:
         """Bring a complete message to the target of its receive, and end the receive."""
         target = receiving.target
         assert target is not None
-        places: Places | None = target.foreign
+        places: DevicePlaces | None = target.foreign
         if message.body is None:
             fill(target.buffers, message.memory[message.meta_nbytes :])
         elif target is not message.body:
@@ -150,12 +150,12 @@ class Delivery:
         places.queue(reads=False)
         places.when_done(partial(self._landed, message, receiving, target))
 
-    def fail(self, receiving: Receiving, error: BaseException) -> None:
+    def fail(self, receiving: PendingReceive, error: BaseException) -> None:
         """End a receive that has no message."""
         self._ended(receiving.work)
         receiving.work.fail(error)
 
-    def prepare(self, receiving: Receiving, meta: bytes) -> None:
+    def prepare(self, receiving: PendingReceive, meta: bytes) -> None:
         """Make the target for a message with such metadata while a receive waits."""
         try:
             # There is time for this while nothing has come. Later, both sides would wait for it.
@@ -167,7 +167,7 @@ class Delivery:
 
     # -- where the data goes ----------------------------------------------------------------------
 
-    def _aim(self, message: Message, receiving: Receiving) -> bool:
+    def _aim(self, message: ComingMessage, receiving: PendingReceive) -> bool:
         """Make `receiving.target`. False: the receive failed. Raises MemoryError."""
         # It was matched before with a receive that was withdrawn. Its data is in private memory, or
         # on the way there.
@@ -217,8 +217,8 @@ class Delivery:
         return True
 
     def _places(
-        self, message: Message, target: Incoming, device_work: DeviceWork | None
-    ) -> Places | None:
+        self, message: ComingMessage, target: Incoming, device_work: DeviceWork | None
+    ) -> DevicePlaces | None:
         """Return the places of those arrays of a message that are on a device on either side."""
         if self._device_memory is None or (device_work is None and not target.has_foreign):
             return None
@@ -235,9 +235,9 @@ class Delivery:
                 message.words = b""
         holder = Sources(self._device_memory)
         holder.device_work = device_work
-        return Places(self._device_memory, holder, found)
+        return DevicePlaces(self._device_memory, holder, found)
 
-    def _make_private(self, message: Message, target: Incoming) -> None:
+    def _make_private(self, message: ComingMessage, target: Incoming) -> None:
         """Move the data that came, and that is still to come, from the user's memory to private
         memory."""
         assert message.meta is not None
@@ -255,7 +255,7 @@ class Delivery:
 
     # -- pulling ----------------------------------------------------------------------------------
 
-    def _pull(self, message: Message, receiving: Receiving) -> None:
+    def _pull(self, message: ComingMessage, receiving: PendingReceive) -> None:
         assert message.sid is not None
         if message.meta is None:
             part = wire.METADATA
@@ -264,13 +264,13 @@ class Delivery:
             target = receiving.target
             assert target is not None
             message.body = target
-            places: Places | None = target.foreign
+            places: DevicePlaces | None = target.foreign
             if message.pieces is not None:
                 message.pieces.move(target.buffers)  # its front is here, or on its way
             elif places is None:
                 message.pieces = Pieces(target.buffers)
             else:
-                message.pieces = Arrival(target, places)
+                message.pieces = DevicePieces(target, places)
             if places is not None and places.reads:
                 places.queue(reads=True)
                 places.when_done(partial(self._fetched, message, target))
@@ -292,7 +292,7 @@ class Delivery:
         # data in the other direction.
         self._wire.send(message.source, (wire.PULL, message.sid, part), urgent=True)
 
-    def _meta_here(self, message: Message) -> None:
+    def _meta_here(self, message: ComingMessage) -> None:
         message.meta = message.memory
         message.pieces = None
         receiving = message.receiving
@@ -305,7 +305,7 @@ class Delivery:
             self._freed(message)
         self._wire.flush()
 
-    def _read(self, message: Message, reading: Reading, target: Incoming) -> None:
+    def _read(self, message: ComingMessage, reading: SharedReading, target: Incoming) -> None:
         """Copy data from the sender's memory, some in each turn of the loop."""
         pieces = message.pieces
         if message.body is not target or message.gone or pieces is None:
@@ -333,7 +333,7 @@ class Delivery:
         if part == wire.TAKEN:
             self._arrived(message)
 
-    def _fetched(self, message: Message, target: Incoming) -> None:
+    def _fetched(self, message: ComingMessage, target: Incoming) -> None:
         """Pull the rest, because all arrays on the sender's device were read."""
         if message.body is target and not message.gone:
             message.fetched = True
@@ -343,7 +343,7 @@ class Delivery:
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def _landed(self, message: Message, receiving: Receiving, target: Incoming) -> None:
+    def _landed(self, message: ComingMessage, receiving: PendingReceive, target: Incoming) -> None:
         """Finish a message, because the device has finished its copies."""
         # While the device was copying, the receive may have been cancelled, and the message matched
         # with another one.
@@ -354,7 +354,9 @@ class Delivery:
             self._hand_over(message, receiving, target)
             self._wire.flush()
 
-    def _hand_over(self, message: Message, receiving: Receiving, target: Incoming) -> None:
+    def _hand_over(
+        self, message: ComingMessage, receiving: PendingReceive, target: Incoming
+    ) -> None:
         # Break the cycle between the two, which also holds the user's arrays. Otherwise they might
         # stay until the garbage collector runs.
         message.receiving = receiving.message = None
@@ -375,7 +377,7 @@ class Delivery:
         work.finish(value)
 
     def _mismatch(
-        self, message: Message, receiving: Receiving, target: Incoming, error: Exception
+        self, message: ComingMessage, receiving: PendingReceive, target: Incoming, error: Exception
     ) -> None:
         calls = {
             self._channel.rank: f"{receiving.work.op}(out={describe(receiving.out)})",
@@ -387,12 +389,14 @@ class Delivery:
         )
         self._fail(receiving, message, MismatchError, text, error, calls=calls)
 
-    def _unreadable(self, message: Message, receiving: Receiving, error: Exception) -> None:
+    def _unreadable(
+        self, message: ComingMessage, receiving: PendingReceive, error: Exception
+    ) -> None:
         text = f"a message of rank {message.source} could not be read and was dropped: {error}"
         self._fail(receiving, message, ProtocolError, text, error)
 
     def _fail(
-        self, receiving: Receiving, message: Message, cls: type[AiodistError], text: str,
+        self, receiving: PendingReceive, message: ComingMessage, cls: type[AiodistError], text: str,
         cause: Exception | None = None, **fields: Any,
     ) -> None:  # fmt: skip
         """Fail a receive because of its message."""
@@ -400,7 +404,7 @@ class Delivery:
         error.__cause__ = cause
         self.fail(receiving, error)
 
-    def _refuse(self, message: Message, why: int) -> None:
+    def _refuse(self, message: ComingMessage, why: int) -> None:
         """Drop a message that its sender may still hold."""
         if not message.complete:
             assert message.sid is not None
@@ -408,7 +412,7 @@ class Delivery:
         self._consumed(message)
 
 
-def _front(target: Incoming, receiving: Receiving) -> Any:
+def _front(target: Incoming, receiving: PendingReceive) -> Any:
     """Return the `out` of a receive. If the receive may be partial, return as much of its front as
     the message has."""
     out, spec = receiving.out, target.array

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from aiodist.buffers.encoding import Encoded, byte_view
 from aiodist.buffers.values import Incoming
 from aiodist.devices import sections
-from aiodist.devices.values import Leaf, Places, Sources, host_bytes
+from aiodist.devices.values import DeviceLeaf, DevicePlaces, Sources, host_bytes
 from aiodist.p2p.pieces import Pieces
 
 
@@ -60,21 +60,23 @@ class Departure:
         return self._encoded.buffers[start:stop]
 
 
-class Arrival(Pieces):
+class DevicePieces(Pieces):
     """Memory of the host for the data of a message. Data for a device is copied there while the
     rest is still coming."""
 
     __slots__ = ("_leaves", "_passed", "_places", "_total")
 
-    def __init__(self, target: Incoming, places: Places) -> None:
+    def __init__(self, target: Incoming, places: DevicePlaces) -> None:
         super().__init__(target.buffers)
         self._places = places
         self._total = self.left  # bytes that come to the host
         self._passed = 0  # how many had come at the last copy to the device
-        self._leaves: list[tuple[int, Leaf]] = []  # arrays on the device, and the start of each
+        self._leaves: list[
+            tuple[int, DeviceLeaf]
+        ] = []  # arrays on the device, and the start of each
         at = 0
         for spec, leaf in zip(target.specs, target.targets, strict=True):
-            if isinstance(leaf, Leaf):
+            if isinstance(leaf, DeviceLeaf):
                 if leaf.source is not None:
                     continue  # it does not come to the host
                 self._leaves.append((at, leaf))

@@ -65,7 +65,7 @@ class MessageGroup(Protocol):
         ...
 
 
-class Form:
+class MessageForm:
     """What is the same in all messages of one dtype and shape.
 
     `head`: an eager frame up to its data, for the last tag. `price`: what such a message costs.
@@ -116,12 +116,12 @@ class P2PExpress:
         # The most bytes of an eager message, with metadata.
         self._most = min(EAGER, context.max_message_bytes)
         # By dtype and shape. None: the fast path does not take such arrays.
-        self._sent: dict[tuple[Any, Any], Form | None] = {}  # of values that were sent
-        self._due: dict[tuple[Any, Any], Form | None] = {}  # of `out` in receives
+        self._sent: dict[tuple[Any, Any], MessageForm | None] = {}  # of values that were sent
+        self._due: dict[tuple[Any, Any], MessageForm | None] = {}  # of `out` in receives
         self._links: dict[int, FramedLink] = {}  # by rank: the links that were used last
         self.in_vain = False
         """Whether the last receive waited, and nothing came."""
-        self._came: dict[bytes, Form | None] = {}  # by metadata
+        self._came: dict[bytes, MessageForm | None] = {}  # by metadata
 
     def send(self, x: Any, dst: Any, tag: Any) -> Work[None] | None:
         """Send an array. None: the fast path does not apply, and nothing was done.
@@ -239,7 +239,7 @@ class P2PExpress:
         work.finish_within_call(value, self._note(work, form, src))
         return work
 
-    def _push(self, link: FramedLink, dst: int, form: Form, data: memoryview) -> bool:
+    def _push(self, link: FramedLink, dst: int, form: MessageForm, data: memoryview) -> bool:
         """Send the whole of a larger array, if the receiver has given leave. False: nothing was
         done."""
         sid = self._p2p.push(dst, form.tag, form.price)
@@ -252,7 +252,7 @@ class P2PExpress:
         return True
 
     def _post_behind(
-        self, link: FramedLink, dst: int, form: Form, parts: Sequence[bytes | memoryview]
+        self, link: FramedLink, dst: int, form: MessageForm, parts: Sequence[bytes | memoryview]
     ) -> bool:
         """Send a message in one piece, with the frame that is held for `dst`.
 
@@ -269,7 +269,7 @@ class P2PExpress:
             self._p2p.let_go(dst)
         return False
 
-    def _note(self, work: Work[Any], form: Form, peer: int) -> float:
+    def _note(self, work: Work[Any], form: MessageForm, peer: int) -> float:
         """Record a message that is done. Return the time, by the clock of the loop."""
         records, ended = self._records, self._loop.time()
         records.add((
@@ -299,7 +299,7 @@ class P2PExpress:
         """Forget the link to `peer`."""
         self._links.pop(peer, None)
 
-    def _form(self, forms: dict[tuple[Any, Any], Form | None], x: Any) -> Form | None:
+    def _form(self, forms: dict[tuple[Any, Any], MessageForm | None], x: Any) -> MessageForm | None:
         cls = type(x)
         if cls is not np.ndarray and cls is not tensors.plain_type():
             return None
@@ -313,7 +313,7 @@ class P2PExpress:
             # The next array of this dtype and shape may be fine, so do not keep a None.
             return None if arrays.plain(x) is None else _keep(forms, key, self._form_of(x))
 
-    def _form_of(self, x: Any) -> Form | None:
+    def _form_of(self, x: Any) -> MessageForm | None:
         try:
             array = arrays.view(x, "x")
         except TypeError:
@@ -323,7 +323,7 @@ class P2PExpress:
         kind: arrays.Kind = "torch" if array.kind == "torch" else "numpy"
         return self._make(Spec(kind, array.name, array.shape, array.base.nbytes))
 
-    def _learn(self, meta: bytes) -> Form | None:
+    def _learn(self, meta: bytes) -> MessageForm | None:
         """Return the form of a message that came with this metadata."""
         try:
             specs = values.parse(meta).specs if meta else []
@@ -334,14 +334,16 @@ class P2PExpress:
             form = None  # a tree of values
         return _keep(self._came, meta, form)
 
-    def _make(self, spec: Spec) -> Form | None:
+    def _make(self, spec: Spec) -> MessageForm | None:
         if not 0 < spec.nbytes <= wire.MOST_PUSHED:
             return None
-        form = Form(self._context.id, spec)
+        form = MessageForm(self._context.id, spec)
         return form if form.nbytes <= self._most or form.is_pushed else None
 
 
-def _keep(forms: dict[K, Form | None], key: K, form: Form | None) -> Form | None:
+def _keep(
+    forms: dict[K, MessageForm | None], key: K, form: MessageForm | None
+) -> MessageForm | None:
     if len(forms) >= KEPT:
         forms.pop(next(iter(forms)))
     forms[key] = form

@@ -14,7 +14,7 @@ from aiodist.errors import ProtocolError
 from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import Key, MessageTag, Source
 from aiodist.p2p.pieces import Pieces
-from aiodist.p2p.shared import Reading
+from aiodist.p2p.shared import SharedReading
 from aiodist.work import Work
 
 MOST_OF_ONE_ARRAY: Final = 1024
@@ -45,7 +45,7 @@ class Envelope(_Outside):
     _spec: Spec | None = None
 
     @classmethod
-    def of(cls, message: Message) -> Envelope:
+    def of(cls, message: ComingMessage) -> Envelope:
         """Return what is known of `message` before a receive takes it."""
         made = cls(message.source, message.tag, message.nbytes)
         made._spec = spec = _array_in(message)
@@ -64,7 +64,7 @@ class Envelope(_Outside):
         return arrays.empty(self._spec.kind, self._spec.name, (0,), "dtype").value.dtype
 
 
-def _array_in(message: Message) -> Spec | None:
+def _array_in(message: ComingMessage) -> Spec | None:
     """Return the array that a message consists of, if it is one and its metadata is here."""
     # The metadata of an array is short. That of a tree may be long, and is not read for this.
     if message.meta is None or message.meta_nbytes > MOST_OF_ONE_ARRAY:
@@ -76,7 +76,7 @@ def _array_in(message: Message) -> Spec | None:
 
 
 @dataclass(eq=False, slots=True)
-class Receiving:
+class PendingReceive:
     """A receive whose Work is pending. None is a wildcard."""
 
     number: int  # in the order of messages and receives
@@ -86,7 +86,7 @@ class Receiving:
     out: Any  # memory for the value; None: memory of its own
     partial: bool = False  # the value may be shorter than `out`
     device_work: DeviceWork | None = None  # if `out` is on a device
-    message: Message | None = None
+    message: ComingMessage | None = None
     target: Incoming | None = None
     """The memory of the value, once metadata is here."""
     ready: tuple[memoryview, Incoming] | None = None
@@ -99,18 +99,18 @@ class Receiving:
             self.target.foreign.let_go()
 
 
-class Probing(Receiving):
+class Probing(PendingReceive):
     """A probe whose Work is pending."""
 
     __slots__ = ()
 
 
 @dataclass(eq=False, slots=True)
-class Message:
+class ComingMessage:
     """A message that came, whole or announced, and was not delivered yet. It is the landing of its
     first frame."""
 
-    came: Callable[[Message], None]  # called when that frame is here
+    came: Callable[[ComingMessage], None]  # called when that frame is here
     source: int
     tag: MessageTag
     price: int  # what it costs of its sender's credit
@@ -119,12 +119,12 @@ class Message:
     nbytes: int  # of data
     sid: int | None  # None: eager
     words: bytes = b""  # how to read its arrays on a device
-    reading: Reading | None = None  # its data in the sender's memory
+    reading: SharedReading | None = None  # its data in the sender's memory
     pushed: bool = False  # its data follows without a pull
     # data bytes that follow without a pull, and are unconsumed: no receive has taken it
     front: int = 0
     number: int = 0  # in the order of arrival; 0: its first frame is still coming
-    receiving: Receiving | None = None
+    receiving: PendingReceive | None = None
     memory: memoryview = EMPTY  # the first frame, or metadata that was pulled
     meta: memoryview | None = None  # None: not here yet
     pieces: Pieces | None = None  # of the part that was pulled last
@@ -145,10 +145,10 @@ class Origin:
     """One sender."""
 
     gone: bool = False  # ignore everything that comes from it
-    announced: dict[int, Message] = field(default_factory=dict)  # by id: incomplete messages
+    announced: dict[int, ComingMessage] = field(default_factory=dict)  # by id: incomplete messages
     last_sid: int = -1  # the id of the last announced message: ids ascend
     may_push: bool = False  # it has leave to push
-    stray: Message | None = None  # the last pushed message that no receive waited for
+    stray: ComingMessage | None = None  # the last pushed message that no receive waited for
     # Ids of pushed messages that were refused. Their data still comes, up to FIN or WITHDRAW.
     skipped: set[int] = field(default_factory=set)
     last: tuple[MessageTag, bytes] = (0, b"")

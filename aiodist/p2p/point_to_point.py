@@ -72,10 +72,10 @@ from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import MAX_TAG, Key, MessageTag, Source, limits_for
 from aiodist.p2p.frames import Channel
 from aiodist.p2p.mailbox import covers
-from aiodist.p2p.messages import Envelope, Receiving
-from aiodist.p2p.receiver import Receiver
+from aiodist.p2p.messages import Envelope, PendingReceive
+from aiodist.p2p.receiver import MessageReceiver
 from aiodist.p2p.sender import NOTHING, Sender, Sending
-from aiodist.p2p.shared import SharedMemory
+from aiodist.p2p.shared import MessageMemory
 from aiodist.phases.base import as_int, as_rank
 from aiodist.recorder import Records
 from aiodist.transports.base import Landing, deliver
@@ -93,7 +93,7 @@ class PointToPoint:
         records: Records | None = None,
         device_memory: DeviceMemory | None = None,
         way: int = 0,
-        shared: SharedMemory | None = None,
+        shared: MessageMemory | None = None,
     ) -> None:
         """`way`: see `limits_for`. It must be the same on all ranks."""
         self._channel = channel
@@ -104,14 +104,14 @@ class PointToPoint:
         self._size = channel.size
         self._closed: AiodistError | None = None  # what every call raises; None: the group is open
         # Operations that are not done, in the order of their calls.
-        self._pending: dict[Work[Any], Sending | Receiving] = {}
+        self._pending: dict[Work[Any], Sending | PendingReceive] = {}
         self._gone: set[int] = set()  # ranks whose frames are ignored
         self._acknowledged: set[int] = set()  # lost ranks that receives go on without
         # Sends frames to all ranks, and to this one.
         self._wire = wire.Wire(channel, self._loop_back, loop)
         limits = limits_for(way)
         self._sender = Sender(self._wire, channel, loop, self._ended, limits, shared)
-        self._receiver = Receiver(
+        self._receiver = MessageReceiver(
             self._wire,
             channel,
             loop,
@@ -293,7 +293,7 @@ class PointToPoint:
         """Return whether `work` receives a message so large that polling for its rest would only
         keep a core busy. Most of the time passes while it is sent."""
         waiting = self._pending.get(work)
-        message = waiting.message if isinstance(waiting, Receiving) else None
+        message = waiting.message if isinstance(waiting, PendingReceive) else None
         return message is not None and message.nbytes > wire.MOST_PUSHED
 
     @property
@@ -347,7 +347,7 @@ class PointToPoint:
         for peer in range(self._size):
             self._sender.lose(peer)
         for operation in self._pending.values():
-            if isinstance(operation, Receiving):
+            if isinstance(operation, PendingReceive):
                 operation.let_go()
         self._receiver.close()
         self._wire.waiting.clear()
@@ -401,7 +401,7 @@ class PointToPoint:
     def _ended(self, work: Work[Any]) -> None:
         self._pending.pop(work, None)
 
-    def _lost_for(self, receiving: Receiving) -> AiodistError | None:
+    def _lost_for(self, receiving: PendingReceive) -> AiodistError | None:
         """Return the error if nothing can come for a receive any more."""
         source, text = receiving.source, ""
         lost = {rank: why for rank, why in self._channel.lost().items() if covers(source, rank)}

@@ -20,19 +20,19 @@ from aiodist.p2p.flow import Flow
 from aiodist.p2p.mailbox import Mailbox, PendingReceives
 from aiodist.p2p.messages import (
     REMEMBERED,
+    ComingMessage,
     Envelope,
-    Message,
     Origin,
+    PendingReceive,
     Probing,
-    Receiving,
 )
 from aiodist.p2p.pieces import Pieces
-from aiodist.p2p.shared import SharedMemory
+from aiodist.p2p.shared import MessageMemory
 from aiodist.transports.base import Landing
 from aiodist.work import Work
 
 
-class Receiver:
+class MessageReceiver:
     """Receives from all ranks.
 
     `ended` is called with a Work that this side completed. `lost` returns the error for a receive
@@ -45,10 +45,10 @@ class Receiver:
         channel: wire.Channel,
         loop: asyncio.AbstractEventLoop,
         ended: Callable[[Work[Any]], None],
-        lost: Callable[[Receiving], AiodistError | None],
+        lost: Callable[[PendingReceive], AiodistError | None],
         device_memory: DeviceMemory | None = None,
         limits: Limits | None = None,
-        shared: SharedMemory | None = None,
+        shared: MessageMemory | None = None,
     ) -> None:
         self._shared = shared  # memory of other ranks; None: there is none to read
         self._wire = out  # takes frames for senders
@@ -58,8 +58,10 @@ class Receiver:
         # What is known of each sender, by rank.
         self._origins = [Origin() for _ in range(channel.size)]
         self._ahead = (limits or limits_for(0)).ahead
-        self._mailbox: Mailbox[Message] = Mailbox()
-        self._receives: PendingReceives[Receiving] = PendingReceives()  # those without a message
+        self._mailbox: Mailbox[ComingMessage] = Mailbox()
+        self._receives: PendingReceives[PendingReceive] = (
+            PendingReceives()
+        )  # those without a message
         self._probes: PendingReceives[Probing] = PendingReceives()
         self._waiting: tuple[PendingReceives[Any], ...] = (self._receives, self._probes)
         self._flow = Flow(out, loop, channel.size, self._waiting, limits or limits_for(0))
@@ -116,15 +118,15 @@ class Receiver:
         device_work: DeviceWork | None = None,
         *,
         partial: bool = False,
-    ) -> Receiving:
+    ) -> PendingReceive:
         """Post a receive, which may be complete at once. `device_work`: given if `out` is on a
         device."""
         self._number += 1
-        receiving = Receiving(self._number, work, source, tag, out, partial, device_work)
+        receiving = PendingReceive(self._number, work, source, tag, out, partial, device_work)
         self._post(receiving)
         return receiving
 
-    def prepare(self, receiving: Receiving) -> None:
+    def prepare(self, receiving: PendingReceive) -> None:
         """Make the target for a message like the last one of its source, while the receive
         waits."""
         source = receiving.source
@@ -156,7 +158,7 @@ class Receiver:
         self._flow.question(source, tag)
         return None
 
-    def withdraw(self, receiving: Receiving) -> None:
+    def withdraw(self, receiving: PendingReceive) -> None:
         """Let go of `out`. A matched message goes back to the head of its queue."""
         message = receiving.message
         if message is not None:
@@ -171,7 +173,7 @@ class Receiver:
             self._receives.remove(receiving)
         self._flow.review(receiving.source, receiving.tag)
 
-    def lose(self, src: int) -> list[Receiving]:
+    def lose(self, src: int) -> list[PendingReceive]:
         """Return the receives and probes that fail, because `src` is gone.
 
         Complete messages stay, unless a message before them in their line is lost and no receive
@@ -180,7 +182,7 @@ class Receiver:
         # Frames of that rank that are still coming find a new record (`came`), and are dropped.
         origin, self._origins[src] = self._origins[src], Origin(gone=True)
         self._flow.lose(src)
-        failing: list[Receiving] = []
+        failing: list[PendingReceive] = []
         for message in origin.announced.values():
             if message.receiving is not None:
                 failing.append(message.receiving)
@@ -222,13 +224,13 @@ class Receiver:
         if kind == wire.EAGER:
             tag, wanted, meta = wire.read_eager(fields, nbytes)
             price = cost(tag, nbytes)
-            message = Message(self.came, src, tag, price, wanted, meta, nbytes - meta, None)
+            message = ComingMessage(self.came, src, tag, price, wanted, meta, nbytes - meta, None)
         else:
             tag, wanted, sid, meta, data, words, front = wire.read_rts(fields, nbytes)
             if sid <= origin.last_sid:
                 raise ProtocolError(f"rank {src} announced message {sid} after {origin.last_sid}")
             price = cost(tag, nbytes + front)
-            message = Message(self.came, src, tag, price, wanted, meta, data, sid)
+            message = ComingMessage(self.came, src, tag, price, wanted, meta, data, sid)
             message.front = front
             if isinstance(words, bytes):
                 message.words = words
@@ -247,7 +249,7 @@ class Receiver:
         message.memory = memoryview(bytearray(nbytes))
         return message
 
-    def came(self, message: Message) -> None:
+    def came(self, message: ComingMessage) -> None:
         """Take the complete first frame of `message`."""
         src = message.source
         origin = self._origins[src]
@@ -276,7 +278,7 @@ class Receiver:
         self._flow.arrived(src, message.wanted)
         self._wire.flush()
 
-    def _gives_leave(self, origin: Origin, message: Message) -> bool:
+    def _gives_leave(self, origin: Origin, message: ComingMessage) -> bool:
         """Return whether the sender of `message` may push the next one, if a receive waits for this
         one. If so, one will probably wait again."""
         return (
@@ -294,7 +296,7 @@ class Receiver:
         """The most bytes of data of a pushed message."""
         return max(wire.MOST_PUSHED, self._ahead)
 
-    def _take_in(self, origin: Origin, message: Message) -> None:
+    def _take_in(self, origin: Origin, message: ComingMessage) -> None:
         """Make memory for a pushed message that no receive waited for."""
         assert message.meta is not None
         # From here on it is like an eager one, but some of its bytes are still to come.
@@ -328,7 +330,7 @@ class Receiver:
             raise ProtocolError(f"rank {src} finished message {sid} before all data was here")
         self._arrived(message)
 
-    def _arrived(self, message: Message) -> None:
+    def _arrived(self, message: ComingMessage) -> None:
         """Deliver an announced message: all of it is here, and right."""
         assert message.sid is not None
         del self._origins[message.source].announced[message.sid]
@@ -363,7 +365,7 @@ class Receiver:
 
     # -- matching ---------------------------------------------------------------------------------
 
-    def _post(self, receiving: Receiving) -> None:
+    def _post(self, receiving: PendingReceive) -> None:
         """Match a receive with a message, or let it wait."""
         message = self._mailbox.find(receiving.source, receiving.tag)
         if message is not None:
@@ -378,7 +380,7 @@ class Receiver:
             self._receives.add(receiving)
             self._flow.review(receiving.source, receiving.tag)
 
-    def _offer(self, message: Message) -> None:
+    def _offer(self, message: ComingMessage) -> None:
         """Match a message with a receive, or let it wait."""
         receives = self._receives
         while (receiving := receives.first(message.source, message.tag)) is not None:
@@ -393,7 +395,7 @@ class Receiver:
             self._seen(probing, message)
             self._flow.review(probing.source, probing.tag)
 
-    def _bind(self, message: Message, receiving: Receiving) -> bool:
+    def _bind(self, message: ComingMessage, receiving: PendingReceive) -> bool:
         """Give `message` to `receiving`. False: see `Delivery.begin`."""
         bound = self._delivery.begin(message, receiving)
         if bound and message.front:
@@ -405,14 +407,14 @@ class Receiver:
 
     # -- ends of receives -------------------------------------------------------------------------
 
-    def _seen(self, probing: Receiving, message: Message) -> None:
+    def _seen(self, probing: PendingReceive, message: ComingMessage) -> None:
         self._ended(probing.work)
         probing.work.source = message.source
         probing.work.tag = message.tag
         probing.work.nbytes = message.nbytes
         probing.work.finish(Envelope.of(message))
 
-    def _consumed(self, message: Message) -> None:
+    def _consumed(self, message: ComingMessage) -> None:
         message.gone = True
         if message.sid is not None:
             origin = self._origins[message.source]

@@ -17,9 +17,9 @@ from aiodist.p2p.credit import EAGER, Limits, MessageTag, SenderCredit, cost, li
 from aiodist.p2p.device_sections import Departure
 from aiodist.p2p.mailbox import NumberedQueue
 from aiodist.p2p.pieces import behind, cut
-from aiodist.p2p.shared import ReadOffer, SharedMemory
+from aiodist.p2p.shared import MessageMemory, ReadOffer
 from aiodist.transports.base import STEADY
-from aiodist.transports.remote import Proof
+from aiodist.transports.remote import MemoryProof
 from aiodist.work import Work
 
 BURST: Final = 1024 * 1024
@@ -56,7 +56,7 @@ class Sending:
     ahead: list[memoryview] | None = None  # the next piece
     in_link: int = 0  # its bytes that the link holds
     shown: bool = False  # the receiver can read all of it in this memory
-    proof: Proof | None = None  # shows that it was right
+    proof: MemoryProof | None = None  # shows that it was right
     pushed: bool = False  # its data goes without a pull
     front: int = 0  # bytes that go without a pull, if the rest is pulled
     may_go: int = 0  # bytes of the current part that may go to the link
@@ -93,7 +93,7 @@ class Sender:
         loop: asyncio.AbstractEventLoop,
         ended: Callable[[Work[Any]], None],
         limits: Limits | None = None,
-        shared: SharedMemory | None = None,
+        shared: MessageMemory | None = None,
     ) -> None:
         self._shared = shared  # memory that other ranks read; None: there is none
         self._wire = out  # takes frames for receivers

@@ -65,7 +65,7 @@ MAX_ADDRESS: Final = 2**63 - 1
 Where = int | list[Any]
 """A place, or a proof with addresses: ``[proof's address, proof, address, bytes, …]``."""
 
-ReadOffer = tuple[Where, remote.Proof | None]
+ReadOffer = tuple[Where, remote.MemoryProof | None]
 """The place of data, and the proof, which the sender can withdraw."""
 
 
@@ -94,7 +94,7 @@ class Partner(Protocol):
         ...
 
 
-class SharedMemory:
+class MessageMemory:
     """The memory that ranks read of each other for messages.
 
     `process` returns the process of a rank of this host, as the system knows it (0: not known). If
@@ -135,13 +135,13 @@ class SharedMemory:
             where += address_of(buffer), buffer.nbytes
         return where, proof
 
-    def open(self, src: int, where: Where, nbytes: int) -> Reading | None:
+    def open(self, src: int, where: Where, nbytes: int) -> SharedReading | None:
         """Return the bytes of a message of `src`, ready to read. None: they have to be pulled.
 
         Raises ProtocolError for a place that is not shared.
         """
         if isinstance(where, int):
-            return Mapped(self._heap.find(src, where, nbytes).data, self._moved, self._helper)
+            return MappedData(self._heap.find(src, where, nbytes).data, self._moved, self._helper)
         process = self._process(src)
         if not process or process in self._refused:
             return None
@@ -156,7 +156,7 @@ class SharedMemory:
         self._moved.sent += nbytes
 
 
-class Reading(Protocol):
+class SharedReading(Protocol):
     """Data in memory of another rank."""
 
     proves: bool
@@ -174,7 +174,7 @@ class Reading(Protocol):
         ...
 
 
-class Mapped:
+class MappedData:
     """Data that is mapped here."""
 
     __slots__ = ("_data", "_helper", "_moved")

@@ -31,7 +31,7 @@ from aiodist.collectives.reductions import (
     shows_slots,
 )
 from aiodist.collectives.templates import LENGTH
-from aiodist.engine.executor import ALL, Executor, Parts, area_for, in_parts
+from aiodist.engine.executor import ALL, Executor, StepParts, area_for, in_parts
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase
 from aiodist.errors import ProtocolError
@@ -91,7 +91,7 @@ class BerthRecipe(Recipe):
         self.lengths = [POST_BYTES] * context.size
         self._begins = ByTag(lambda tag: prefixes(pack_fields(tag, self.call), POST_BYTES))
         # By this rank's berth and the area: the others' berths, and the functions for a call there.
-        self._parts: dict[tuple[int, int], tuple[Sequence[int], Parts]] = {}
+        self._parts: dict[tuple[int, int], tuple[Sequence[int], StepParts]] = {}
 
     def lay_out(
         self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
@@ -110,7 +110,7 @@ class BerthRecipe(Recipe):
     def prefixes(self, tag: object, number: int) -> Sequence[bytes]:
         return (self._begins[tag](number),) * len(self.lengths)
 
-    def parts(self, berth: Berth, area: int) -> Parts:
+    def parts(self, berth: Berth, area: int) -> StepParts:
         """Return the functions that do a call on `berth`."""
         found = self._parts.get((berth.index, area))
         if found is None or found[0] != berth.along:

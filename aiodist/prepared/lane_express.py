@@ -23,7 +23,7 @@ from typing import Any
 from aiodist.buffers.vector import Vector
 from aiodist.engine.early import Key
 from aiodist.engine.executor import ALL, Executor, area_for, area_of
-from aiodist.engine.operation import Failure, Operation, Program
+from aiodist.engine.operation import NoResult, Operation, Program
 from aiodist.engine.phase import Phase
 from aiodist.phases.base import Call
 from aiodist.prepared import lane_reductions, lane_values
@@ -325,7 +325,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
                 executor.close()
                 executor = None
         except StopIteration as stop:
-            if not isinstance(stop.value, Failure):
+            if not isinstance(stop.value, NoResult):
                 lane.finish_inline()
                 self._finish(work, work.op, text, work.nbytes, stop.value)
                 return work

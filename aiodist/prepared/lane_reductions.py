@@ -204,7 +204,7 @@ def _joined(parts: list[Any], own: int, op: Any, is_small: bool) -> Slots | None
     return Slots(Kernel.of(op, mine.name), bounds, _maker(mine), op)
 
 
-def _maker(like: arrays.Array) -> Makes:
+def _maker(like: arrays.UserArray) -> Makes:
     """Return a function that makes arrays like `like`."""
     kind, name, shape = like.kind, like.name, like.shape
     if kind != "torch":  # numpy needs one call

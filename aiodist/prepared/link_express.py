@@ -15,7 +15,7 @@ import numpy as np
 from aiodist.buffers.kernels import quietly
 from aiodist.buffers.vector import Vector
 from aiodist.engine.executor import ALL, Executor
-from aiodist.engine.operation import Failure, Program
+from aiodist.engine.operation import NoResult, Program
 from aiodist.engine.phase import Phase
 from aiodist.phases.base import Call, share_over_links
 from aiodist.phases.memories import Blobs, SmallReductions
@@ -290,7 +290,7 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
                     phase = next(program)
             rest = before(phase, program)
         except StopIteration as stop:
-            if not isinstance(stop.value, Failure):
+            if not isinstance(stop.value, NoResult):
                 if executor is not None:
                     executor.close()
                 self._finish(work, call.op, text, call.nbytes, stop.value)

@@ -202,7 +202,7 @@ class LendingFrames(Frames):
             self._party.settle_all(lent, self)
 
 
-class Coming:
+class ComingFrame:
     """The frame of `src` that a call takes itself, from its first byte on: its landing."""
 
     __slots__ = ("_came", "inflow", "is_here", "src", "view")

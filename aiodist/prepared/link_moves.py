@@ -34,7 +34,7 @@ from aiodist.engine.operation import Operation, Pause, Program
 from aiodist.links.party import Party
 from aiodist.prepared.express import written
 from aiodist.prepared.lane_values import Given
-from aiodist.prepared.link_frames import Coming
+from aiodist.prepared.link_frames import ComingFrame
 from aiodist.prepared.link_values import LinkValues, Route
 from aiodist.transports.base import Landing
 from aiodist.wire import kinds
@@ -42,7 +42,7 @@ from aiodist.wire.frames import pack_fields
 from aiodist.work import Work
 
 
-class Words(Coming):
+class Words(ComingFrame):
     """The last blobs of a call, which come in one frame."""
 
     __slots__ = ("is_coming",)

@@ -19,7 +19,7 @@ from typing import Any
 
 from aiodist.buffers.vector import Vector
 from aiodist.engine.executor import Executor, area_of, begin_area
-from aiodist.engine.operation import Failure, Program
+from aiodist.engine.operation import NoResult, Program
 from aiodist.engine.phase import Phase
 from aiodist.phases.base import Call
 from aiodist.phases.memories import Blobs
@@ -186,7 +186,7 @@ class MultihostExpress(Express[LinkGroup, MultihostRecipe | MultihostValues]):
                 if executor.run() and calls.arrivals.is_quiet((None, seq)):
                     rest = before(next(program), program)
         except StopIteration as stop:
-            if not isinstance(stop.value, Failure):
+            if not isinstance(stop.value, NoResult):
                 if executor is not None:
                     executor.close()
                 lane.finish_inline()

@@ -31,7 +31,7 @@ Areas = Mapping[int, memoryview]
 """One area of each rank of a host."""
 
 
-class Places:
+class BlobPlaces:
     """The places of all blobs in one area, as far as known.
 
     `shown` has the blobs in the area of the leader, by rank. `own` is what this rank writes.
@@ -98,7 +98,7 @@ class PlacedBlobs(Blobs):
     `take` has made the result from blobs in the leader's area.
     """
 
-    def __init__(self, rank: int, size: int, laid: Places, take: Callable[[], bool]) -> None:
+    def __init__(self, rank: int, size: int, laid: BlobPlaces, take: Callable[[], bool]) -> None:
         super().__init__(rank, size, b"")
         self.laid = laid
         self.is_laid = True
@@ -187,7 +187,7 @@ class MultihostValues(LinkValues):
         self.frames = LendingFrames(context, self.call, self.phase.prepared.plan)
         self._leader = team_view(context.teams, context.rank).team[0]
         self._gathers = any(isinstance(step, Send) for step in self.phase.prepared.plan.steps)
-        self._places: dict[int, Places | None] = {}  # by area; None: see `_places_in`
+        self._places: dict[int, BlobPlaces | None] = {}  # by area; None: see `_places_in`
 
     def _learnt(self) -> None:
         self._places.clear()
@@ -195,7 +195,7 @@ class MultihostValues(LinkValues):
     def release(self) -> None:
         self._places.clear()
 
-    def _places_in(self, lane: Lane, area: int) -> Places | None:
+    def _places_in(self, lane: Lane, area: int) -> BlobPlaces | None:
         """Return the places in `area`. None: they are not known, or the area is too small."""
         if area in self._places:
             return self._places[area]
@@ -206,7 +206,7 @@ class MultihostValues(LinkValues):
             ]
             areas = {peer: lane.area(peer, area) for peer in (rank, *lane.others)}
             if sum(template.length for template in templates) <= len(areas[rank]):
-                places = Places(rank, self._leader, templates, areas, gathers=self._gathers)
+                places = BlobPlaces(rank, self._leader, templates, areas, gathers=self._gathers)
                 places.take = self._taking(places.shown)
         self._places[area] = places
         return places
@@ -233,7 +233,7 @@ class MultihostValues(LinkValues):
         executor = Executor(phase, self.frames, lane, area, within=True)
         return executor, self._ended(memory, given)
 
-    def _taken(self, places: Places, given: Given) -> bool:
+    def _taken(self, places: BlobPlaces, given: Given) -> bool:
         """Make the result from blobs that are there. Return whether that worked."""
         taken = lane_values.give(places.take, given)
         self._hit = self._hit or taken

@@ -18,7 +18,7 @@ from aiodist.engine.executor import Executor
 from aiodist.engine.operation import Operation, Program
 from aiodist.engine.phase import Spans
 from aiodist.prepared.express import failing
-from aiodist.prepared.link_frames import Coming, LendingFrames
+from aiodist.prepared.link_frames import ComingFrame, LendingFrames
 from aiodist.schedules.plan import Recv
 from aiodist.shared_memory.lane import DifferentCallsError, Lane
 from aiodist.transports.base import Landing
@@ -63,7 +63,7 @@ class MultihostCall:
         self._frames = recipe.frames
         self._program = program  # the rest, after the executor
         self._finish = finish  # ends it after all steps; False: more is left
-        self._coming: dict[int, Coming] = {}  # by peer
+        self._coming: dict[int, ComingFrame] = {}  # by peer
         self.work = work
         self.seq = work.seq
         self.key: Key = (None, work.seq)
@@ -99,7 +99,7 @@ class MultihostCall:
         for peer, (receive,) in phase.prepared.receives.items():
             view = None if peer in taken else memory.due(receive.spans)
             if view is not None and arrivals.take_early(self.key, peer, self.call, view):
-                coming = self._coming[peer] = Coming(peer, view, self.came)
+                coming = self._coming[peer] = ComingFrame(peer, view, self.came)
                 coming.is_here = True
         return arrivals.is_quiet(self.key)
 
@@ -165,7 +165,7 @@ class MultihostCall:
         view = memory.due(receive.spans)
         if view is None or len(view) != nbytes:
             return None
-        coming = self._coming[src] = Coming(src, view, self.came)
+        coming = self._coming[src] = ComingFrame(src, view, self.came)
         return coming
 
     def came(self, src: int) -> None:

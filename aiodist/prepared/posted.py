@@ -23,7 +23,7 @@ from aiodist.buffers.vector import Vector
 from aiodist.collectives.templates import native
 from aiodist.engine.early import Key
 from aiodist.engine.executor import Executor
-from aiodist.engine.operation import Failure, Operation, Program
+from aiodist.engine.operation import NoResult, Operation, Program
 from aiodist.engine.phase import Phase
 from aiodist.errors import ProtocolError
 from aiodist.links.moved import Moved
@@ -323,7 +323,7 @@ class PostedProgram(Posted):
         try:
             phase = next(self._program)
         except StopIteration as stop:
-            if isinstance(stop.value, Failure):
+            if isinstance(stop.value, NoResult):
                 return Otherwise(None, returning(stop.value))
             return stop.value
         return self.begun(x, given)._replace(rest=before(phase, self._program))

@@ -33,7 +33,7 @@ from aiodist.shared_memory.posts import HEAD, Posts, Reader, padded, prefixes
 from aiodist.wire.frames import pack_fields
 
 
-class Given(NamedTuple):
+class SlotsGiven(NamedTuple):
     """The arguments of a call, and all slots of this rank."""
 
     args: tuple[Any, ...]
@@ -76,7 +76,7 @@ class PostedSlots(PostRecipe):
     def lay_out(
         self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
     ) -> tuple[Any, Any]:
-        return [], Given(args, native(flats[0] if len(flats) == 1 else np.concatenate(flats)))
+        return [], SlotsGiven(args, native(flats[0] if len(flats) == 1 else np.concatenate(flats)))
 
     def form(self, args: tuple[Any, ...]) -> Form | None:
         xs, op, _ = args
@@ -88,18 +88,18 @@ class PostedSlots(PostRecipe):
             args: tuple[Any, ...], x: Any = None, a: Any = None, out: Any = None
         ) -> tuple[Any, Any] | None:
             if a is op and out is None and matches(x, []):
-                return [], Given(args, x.reshape(-1))
+                return [], SlotsGiven(args, x.reshape(-1))
             return None
 
         return lay
 
-    def keep(self, given: Given) -> Given:
+    def keep(self, given: SlotsGiven) -> SlotsGiven:
         return given._replace(args=tuple(map(kept, given.args)))
 
-    def shown(self, given: Given) -> Data:
+    def shown(self, given: SlotsGiven) -> Data:
         return self.first + self.numbers(given)
 
-    def numbers(self, given: Given) -> memoryview:
+    def numbers(self, given: SlotsGiven) -> memoryview:
         """Return the numbers that this rank shows."""
         shown: memoryview = given.flat[self._shown].view(np.uint8).data
         return shown
@@ -114,7 +114,7 @@ class PostedSlots(PostRecipe):
     def made(self, x: Any) -> Any:
         return x.pop()
 
-    def result(self, values: Sequence[Data], x: Any, given: Given) -> Any:
+    def result(self, values: Sequence[Data], x: Any, given: SlotsGiven) -> Any:
         if any(bytes(value[: len(self.first)]) != self.first for value in values):
             return self.begun(x, given)  # the operation finds the error, too, and names the rank
         slots = [given.flat] * self._size
@@ -123,14 +123,14 @@ class PostedSlots(PostRecipe):
                 slots[rank] = np.frombuffer(value, self.dtype, *self.mine[rank])
         return self.reduced(slots, given)
 
-    def reduced(self, slots: list[Flat], given: Given) -> Any:
+    def reduced(self, slots: list[Flat], given: SlotsGiven) -> Any:
         """Return the result of reducing `slots`, this rank's slot of each other rank."""
         value, out = self._makes()
         slots[self._rank] = given.flat[self._own]
         self.reduce(slots, out)
         return value
 
-    def begun(self, x: Any, given: Given) -> Otherwise:
+    def begun(self, x: Any, given: SlotsGiven) -> Otherwise:
         program = self._make(self._context, *given.args).start(False)
         return Otherwise(Executor(cast(Phase, next(program)), None, done=self._size - 1), program)
 
@@ -160,7 +160,7 @@ def slots_in_one_go(
     `posted.in_one_go`."""
     dtype, mine, length = recipe.dtype, recipe.mine, recipe.lengths[0]
 
-    def run(tag: object, number: int, x: Any, given: Given) -> bool | None:
+    def run(tag: object, number: int, x: Any, given: SlotsGiven) -> bool | None:
         head = recipe.begins[tag](number)
         whole = len(head) - len(recipe.first) + padded(length)
         if posts.put_parts(head, (recipe.numbers(given),), whole) < 0:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from aiodist.collectives.templates import Window
+from aiodist.collectives.templates import MovingTemplate
 from aiodist.engine.executor import Executor
 from aiodist.engine.phase import Phase
 from aiodist.links.moved import Moved
@@ -26,7 +26,7 @@ from aiodist.wire.frames import pack_fields
 _NOTHING = memoryview(b"")
 
 
-def _lift(windows: Iterable[Window]) -> None:
+def _lift(windows: Iterable[MovingTemplate]) -> None:
     """Take the windows away from the memory that they lie on."""
     for window in windows:
         window.lie(_NOTHING, 0)
@@ -42,10 +42,12 @@ class Expected(NamedTuple):
     begin: Begin
     before: int
     whole: int
-    window: Window
+    window: MovingTemplate
 
 
-def expected_of(words: bytes, window: Window, begins: dict[tuple[int, bytes], Begin]) -> Expected:
+def expected_of(
+    words: bytes, window: MovingTemplate, begins: dict[tuple[int, bytes], Begin]
+) -> Expected:
     """Return the post that `window` describes.
 
     `begins` keeps one function for each kind of beginning, because most ranks show the same.
@@ -68,7 +70,7 @@ class PostedValues(ValueRecipe, Posted):
         super().__init__(context, *args)
         # For each tag, the known posts of each rank.
         self.expected = ByTag(self._expect)
-        self._taken: dict[tuple[Window, ...], Take | None] = {}
+        self._taken: dict[tuple[MovingTemplate, ...], Take | None] = {}
         self.in_one_go: InOneGo | None = None
         self._learnt()
 
@@ -94,7 +96,9 @@ class PostedValues(ValueRecipe, Posted):
         known = [*self._known]
         known[self._context.rank] = [self._own]
         # For each rank, the windows of what it may show.
-        self._windows = [[Window(template) for template in templates] for templates in known]
+        self._windows = [
+            [MovingTemplate(template) for template in templates] for templates in known
+        ]
         self.lengths = [windows[0].length if windows else -1 for windows in self._windows]
         self.expected.clear()
         self._taken.clear()
@@ -112,7 +116,7 @@ class PostedValues(ValueRecipe, Posted):
         return x.pop()
 
     def result(self, values: Sequence[Data], x: Any, given: Given) -> Any:
-        found: list[Window] = []
+        found: list[MovingTemplate] = []
         for value, windows in zip(values, self._windows, strict=True):
             for window in windows:
                 if window.length == len(value):
@@ -127,7 +131,7 @@ class PostedValues(ValueRecipe, Posted):
         self.release()  # else windows would keep the values alive, even those that did not fit
         return x.pop() if made else self.begun(x, given)
 
-    def taking(self, found: Sequence[Window]) -> Take | None:
+    def taking(self, found: Sequence[MovingTemplate]) -> Take | None:
         """Return what makes the result from these windows, which lie on the posts of all ranks."""
         if self._exchanged.number is not None:
             return self._taking(found)  # it depends on the places of the windows

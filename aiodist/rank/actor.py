@@ -30,7 +30,7 @@ from aiodist.transports.sockets import Acceptor
 from aiodist.types import Member
 from aiodist.wire.activity import Seen, SeenRequest
 from aiodist.wire.limits import MAX_TEXT
-from aiodist.wire.messages import MemberInfo, MemberLeft, MemberLost, Message, View
+from aiodist.wire.messages import EpochView, MemberInfo, MemberLeft, MemberLost, Message
 from aiodist.wire.recovery import Unreachable
 
 log = logging.getLogger("aiodist.group")
@@ -73,7 +73,7 @@ class RankActor:
         self,
         *,
         address: str,
-        view: View,
+        view: EpochView,
         control: ControlClient,
         endpoint: Endpoint,
         listeners: Sequence[Listener],
@@ -129,7 +129,7 @@ class RankActor:
         """The thread of the loop."""
         _actors.add(self)
 
-    def adopt(self, view: View) -> tuple[int, ...]:
+    def adopt(self, view: EpochView) -> tuple[int, ...]:
         """Make `view` the newest. Returns the roots of its members, by rank."""
         # The endpoint knows a member by its root for as long as it is one. A rank is a place in one
         # view. If rank 1 of three is lost and a new member comes::

@@ -21,7 +21,7 @@ from aiodist.links.endpoint import Endpoint
 from aiodist.links.party import Party
 from aiodist.p2p.express import P2PExpress
 from aiodist.p2p.point_to_point import PointToPoint
-from aiodist.p2p.shared import SharedMemory
+from aiodist.p2p.shared import MessageMemory
 from aiodist.prepared.express import Express
 from aiodist.prepared.lane_express import LaneExpress
 from aiodist.prepared.lane_setup import LaneSetup
@@ -100,7 +100,7 @@ class Context(Party):
         self.heap = Heap(self, shares=self.shares_memory)
         # Its messages.
         helper = SECOND_THREAD if self.size <= cores() else None
-        shared = SharedMemory(
+        shared = MessageMemory(
             self.heap, endpoint.moved, self.process_of, helper, self.near if helper else _nobody
         )
         self.p2p = PointToPoint(

@@ -40,7 +40,7 @@ PAUSE = 10.0
 __all__ = ["VARIABLE", "disable", "dump", "enable"]
 
 
-class _Settings:
+class _Dumps:
     """The target of dumps. One for each process, because signals are."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class _Settings:
         self.decided = False  # the environment is not asked any more
 
 
-_settings = _Settings()
+_settings = _Dumps()
 _actors: weakref.WeakSet[RankActor] = weakref.WeakSet()
 
 

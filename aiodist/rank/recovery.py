@@ -32,14 +32,14 @@ from aiodist.rank.context import Context
 from aiodist.rank.deriving import another
 from aiodist.wire.frames import pack_fields
 from aiodist.wire.limits import MAX_MEMBERS, MAX_TEXT
-from aiodist.wire.messages import Message, View
+from aiodist.wire.messages import EpochView, Message
 from aiodist.wire.recovery import BallotResult, Cause, GiveUpVote, Purpose, Void, Vote
 
 LAST_WORD_SECONDS = 2.0
 """Seconds that a vote whose time is over waits for the coordinator to say which ranks were
 missing."""
 
-Outcome = View | BallotResult
+Outcome = EpochView | BallotResult
 
 
 class Recovery:
@@ -131,7 +131,7 @@ class Recovery:
                 self._under_way = None
         self._check()
         self._has_gone_on = True
-        return self._of_view(found) if isinstance(found, View) else self._of_survivors(found)
+        return self._of_view(found) if isinstance(found, EpochView) else self._of_survivors(found)
 
     # Votes.
 
@@ -208,7 +208,7 @@ class Recovery:
         """Take in the outcome. A view becomes the newest, even if no call waits for it."""
         try:
             found = reply.result()
-            if isinstance(found, View):
+            if isinstance(found, EpochView):
                 self._actor.adopt(found)
             elif isinstance(found, Void):
                 raise self._error(found, vote)
@@ -273,7 +273,7 @@ class Recovery:
 
     # The next epoch.
 
-    def _of_view(self, view: View) -> Context:
+    def _of_view(self, view: EpochView) -> Context:
         actor = self._actor
         # The view was for a call that gave up. It was adopted nevertheless, and another epoch may
         # have begun since.

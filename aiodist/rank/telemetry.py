@@ -31,14 +31,14 @@ class _Sinks(NamedTuple):
     size: Histogram | None
 
 
-class _Settings:
+class _Telemetry:
     """One for each process."""
 
     def __init__(self) -> None:
         self.sinks: _Sinks | None = None  # of ranks that join from now on; None: no reports
 
 
-_settings = _Settings()
+_settings = _Telemetry()
 
 
 def enable(

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from aiodist.work import Rest, Work
+from aiodist.work import CoroutineRest, Work
 
 MOST_LINES = 4
 """How many places are told of one thread, or of the tasks of one loop."""
@@ -101,7 +101,7 @@ def _of_work(work: Work[Any], waiting: dict[int, str], wholes: dict[int, Work[An
 def _wholes(loop: asyncio.AbstractEventLoop) -> dict[int, Work[Any]]:
     """Return the Works of `split` and the like, by the id of what their tasks wait for."""
     rests = [(task, task.get_coro()) for task in asyncio.all_tasks(loop)]
-    return {id(_awaits(task)): rest.work for task, rest in rests if isinstance(rest, Rest)}
+    return {id(_awaits(task)): rest.work for task, rest in rests if isinstance(rest, CoroutineRest)}
 
 
 def _awaits(task: asyncio.Task[Any]) -> Any:

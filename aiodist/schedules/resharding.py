@@ -26,7 +26,7 @@ Box = tuple[Interval, ...]
 """A part of an array: an interval in each dimension. `()` is the one element of a scalar."""
 
 
-class Transfer(NamedTuple):
+class BoxTransfer(NamedTuple):
     """A box that rank `src` holds, and `dst` gets; if both are the same rank, it is a copy."""
 
     src: int
@@ -34,7 +34,7 @@ class Transfer(NamedTuple):
     box: Box
 
 
-class Layout(NamedTuple):
+class BoxLayout(NamedTuple):
     """The boxes of one array before and after: `held` and `wanted` by rank. A rank that has, or
     wants, no part of it has None there."""
 
@@ -106,7 +106,7 @@ def blocks(box: Box, most: int) -> list[Box]:
     ]
 
 
-def plan(layouts: Iterable[Layout], hosts: Sequence[int]) -> list[list[Transfer]]:
+def plan(layouts: Iterable[BoxLayout], hosts: Sequence[int]) -> list[list[BoxTransfer]]:
     """The transfers of each array; the transfers to one rank are in the order of the held boxes.
 
     `hosts`: the host of each rank, as a number. If several ranks hold a box, a rank takes it from
@@ -120,13 +120,13 @@ def plan(layouts: Iterable[Layout], hosts: Sequence[int]) -> list[list[Transfer]
     return [_transfers(layout, tuple(hosts), load) for layout in layouts]
 
 
-def _transfers(layout: Layout, hosts: tuple[int, ...], load: list[int]) -> list[Transfer]:
+def _transfers(layout: BoxLayout, hosts: tuple[int, ...], load: list[int]) -> list[BoxTransfer]:
     transfers = []
     for dst, pieces in enumerate(_pieces_of_all(layout.held, layout.wanted, hosts)):
         for piece in pieces:
             own = dst in piece.owners
             src = dst if own else _least_loaded(dst, piece, layout.item, load)
-            transfers.append(Transfer(src, dst, piece.box))
+            transfers.append(BoxTransfer(src, dst, piece.box))
     return transfers
 
 

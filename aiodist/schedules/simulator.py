@@ -41,7 +41,16 @@ from aiodist.schedules.plan import (
 from aiodist.schedules.races import Clock, Event, find_race
 from aiodist.schedules.teams import Teams
 
-__all__ = ["Order", "Outcome", "PlanError", "Reduced", "Unit", "Value", "contributors", "simulate"]
+__all__ = [
+    "Order",
+    "PlanError",
+    "Reduced",
+    "SimulationResult",
+    "Unit",
+    "Value",
+    "contributors",
+    "simulate",
+]
 
 Order = Callable[[int], int]
 """Given the number n > 0 of possible events, the index of the next one. Steps of ranks stand before
@@ -66,7 +75,7 @@ class Reduced(NamedTuple):
 Value = Unit | Reduced
 
 
-class Outcome(NamedTuple):
+class SimulationResult(NamedTuple):
     """What a simulation returns; all by rank, except `rounds`."""
 
     out: tuple[tuple[Value, ...], ...]
@@ -98,7 +107,7 @@ def simulate(
     segment: int | None = None,
     order: Order = lambda choices: 0,
     teams: Teams | None = None,
-) -> Outcome:
+) -> SimulationResult:
     """Run ``plans[rank]`` of all ranks, and return the outcome.
 
     `inputs` and `outputs`: units of X and of OUT, by rank. `in_place`: the ranks at which both are
@@ -121,7 +130,7 @@ def simulate(
         choices[order(len(choices))]()
     _judge(plans, ranks, links, trace, in_place)
     sends = [[step for step in plan.steps if isinstance(step, Send)] for plan in plans]
-    return Outcome(
+    return SimulationResult(
         out=tuple(tuple(rank.memory[OUT][:n]) for rank, n in zip(ranks, outputs, strict=True)),
         frames=tuple(map(len, sends)),
         units=tuple(sum(span.length for s in steps for span in s.spans) for steps in sends),

@@ -49,7 +49,7 @@ def reduce_slices(
     # One grant covers `batch` iterations. With ahead + batch - 1 > window all ranks would wait for
     # grants that stand behind their own sends.
     ahead = batch = max(1, window // 2)
-    slices = _Slices(rank, cuts, peers, window, ahead, origin, around)
+    slices = _SliceCuts(rank, cuts, peers, window, ahead, origin, around)
     targets = [peer for peer in peers if peer in readers]
     reading = rank in readers
 
@@ -80,7 +80,7 @@ def reduce_slices(
     return Plan(name, rank, size, steps.steps(), eager=False, scratch=slices.scratch)
 
 
-class _Slices:
+class _SliceCuts:
     """The slices of all ranks, and the places of what this rank needs for its own slice."""
 
     def __init__(

@@ -91,7 +91,7 @@ from aiodist.shared_memory.board import (
     stamp_of,
 )
 from aiodist.shared_memory.turns import Rider, SkippedCall, Turns
-from aiodist.shared_memory.waiting import Waiting
+from aiodist.shared_memory.waiting import LaneWaiting
 from aiodist.transports.polling import Progress
 
 
@@ -195,7 +195,7 @@ class Lane(LaneRow):
         self._spans = size > here  # whether the group spans hosts
         self._dozes = board.can_doze  # whether this rank may sleep within a call
         # Waits look for a while, then sleep.
-        self._waiting = Waiting(
+        self._waiting = LaneWaiting(
             board,
             progress,
             self._turns.resume_soon,
@@ -507,6 +507,6 @@ class Lane(LaneRow):
         """Whether all operations use `area`, so that the others wait for the end of each phase."""
         return area == len(AREAS) - 1
 
-    def inner(self) -> tuple[Turns, list[int], Waiting]:
+    def inner(self) -> tuple[Turns, list[int], LaneWaiting]:
         """Return the turns, the stamps that free areas, and how this rank waits."""
         return self._turns, self._areas.free, self._waiting

@@ -23,7 +23,7 @@ from aiodist.shared_memory.board import Board
 from aiodist.transports.polling import Progress
 
 
-class Waiting:
+class LaneWaiting:
     """What one rank waits for on its lane. It waits for one thing at a time."""
 
     def __init__(

@@ -9,7 +9,7 @@ from aiodist.testing.codecs import CodecConformance
 from aiodist.testing.conformance import LinkConformance
 from aiodist.testing.exploring import Explored, FoundError, explore
 from aiodist.testing.faults import Fault, FaultInjector
-from aiodist.testing.history import Entry, History
+from aiodist.testing.history import History, HistoryEntry
 from aiodist.testing.network import Conditions, Network, Node
 from aiodist.testing.simulation import HangError, InvariantError, Killed, Simulation
 from aiodist.testing.virtual_loop import DeadlockError, Process, VirtualLoop
@@ -18,13 +18,13 @@ __all__ = [
     "CodecConformance",
     "Conditions",
     "DeadlockError",
-    "Entry",
     "Explored",
     "Fault",
     "FaultInjector",
     "FoundError",
     "HangError",
     "History",
+    "HistoryEntry",
     "InvariantError",
     "Killed",
     "LinkConformance",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from aiodist.errors import ProtocolError
-from aiodist.testing.links import LARGE, Ends, LinkTests, Recorder, scenario
+from aiodist.testing.links import LARGE, LinkPair, LinkTests, RecordingReceiver, scenario
 
 
 def failing(error: Exception) -> Callable[..., NoReturn]:
@@ -25,33 +25,33 @@ class EndTests(LinkTests):
     # ---- limits and errors ----
 
     @scenario
-    async def test_frames_at_the_limits_pass(self, ends: Ends) -> None:
+    async def test_frames_at_the_limits_pass(self, ends: LinkPair) -> None:
         ends.b.max_header, ends.b.max_payload = 10, 20
         ends.a.send(b"h" * 10, [memoryview(b"p" * 20)])
         await ends.until(lambda: len(ends.at_b.frames) == 1)
         assert ends.at_b.frames == [(b"h" * 10, b"p" * 20)]
 
     @scenario
-    async def test_a_header_over_the_limit_closes(self, ends: Ends) -> None:
+    async def test_a_header_over_the_limit_closes(self, ends: LinkPair) -> None:
         ends.b.max_header = 10
         ends.a.send(b"h" * 11)
         await self._broken(ends, ProtocolError)
 
     @scenario
-    async def test_a_payload_over_the_limit_closes(self, ends: Ends) -> None:
+    async def test_a_payload_over_the_limit_closes(self, ends: LinkPair) -> None:
         ends.b.max_payload = 20
         ends.a.send(b"h", [memoryview(b"p" * 21)])
         await self._broken(ends, ProtocolError)
         assert not ends.at_b.headers
 
-    async def _broken(self, ends: Ends, error: type[BaseException]) -> None:
+    async def _broken(self, ends: LinkPair, error: type[BaseException]) -> None:
         """Check that both ends close: `b` by `error`, `a` because the connection broke."""
         await ends.over()
         assert isinstance(ends.at_b.ends[0], error), ends.at_b.ends
         assert isinstance(ends.at_a.ends[0], OSError), ends.at_a.ends
 
     @scenario
-    async def test_an_error_in_frame_closes(self, ends: Ends) -> None:
+    async def test_an_error_in_frame_closes(self, ends: LinkPair) -> None:
         ends.at_b.on_frame = failing(ProtocolError("no such operation"))
         ends.a.send(b"h", [memoryview(b"p")])
         ends.a.send(b"h", [memoryview(b"p")])
@@ -60,7 +60,7 @@ class EndTests(LinkTests):
         assert not ends.at_b.frames
 
     @scenario
-    async def test_an_error_in_payload_closes(self, ends: Ends) -> None:
+    async def test_an_error_in_payload_closes(self, ends: LinkPair) -> None:
         ends.at_b.on_payload = failing(LookupError("a mistake"))
         ends.a.send(b"h", [memoryview(b"p")])
         ends.a.send(b"h", [memoryview(b"p")])
@@ -68,19 +68,19 @@ class EndTests(LinkTests):
         assert len(ends.at_b.frames) == 1
 
     @scenario
-    async def test_memory_of_a_wrong_size_closes(self, ends: Ends) -> None:
+    async def test_memory_of_a_wrong_size_closes(self, ends: LinkPair) -> None:
         ends.at_b.on_frame = lambda header, nbytes: memoryview(bytearray(nbytes + 1))
         ends.a.send(b"h", [memoryview(b"p")])
         await self._broken(ends, ValueError)
         assert not ends.at_b.frames
 
     @scenario
-    async def test_an_error_in_done_closes(self, ends: Ends) -> None:
+    async def test_an_error_in_done_closes(self, ends: LinkPair) -> None:
         ends.b.send(b"h", [memoryview(b"p")], done=failing(LookupError("a mistake")))
         await self._broken(ends, LookupError)
 
     @scenario
-    async def test_an_error_in_done_of_a_queued_frame_closes(self, ends: Ends) -> None:
+    async def test_an_error_in_done_of_a_queued_frame_closes(self, ends: LinkPair) -> None:
         ends.b.send(b"h", [memoryview(bytes(LARGE))])
         ends.b.send(b"h", done=failing(LookupError("a mistake")))
         await self._broken(ends, LookupError)
@@ -88,7 +88,7 @@ class EndTests(LinkTests):
     # ---- the end ----
 
     @scenario
-    async def test_finish_ends_in_order(self, ends: Ends) -> None:
+    async def test_finish_ends_in_order(self, ends: LinkPair) -> None:
         block = memoryview(bytes(LARGE))
         ends.a.send(b"large", [block])
         ends.a.send(b"last", [memoryview(b"!")])
@@ -108,7 +108,7 @@ class EndTests(LinkTests):
         await ends.a.finish(60.0)  # and again
 
     @scenario
-    async def test_both_ends_finish_at_once(self, ends: Ends) -> None:
+    async def test_both_ends_finish_at_once(self, ends: LinkPair) -> None:
         block = memoryview(bytes(LARGE))
         for link in (ends.a, ends.b):
             link.send(b"large", [block])
@@ -119,7 +119,7 @@ class EndTests(LinkTests):
             assert recorder.headers == [b"large", b"last"]
 
     @scenario
-    async def test_a_cancelled_finish_closes(self, ends: Ends) -> None:
+    async def test_a_cancelled_finish_closes(self, ends: LinkPair) -> None:
         ends.a.send(b"large", [memoryview(bytes(LARGE))])
         finishing = asyncio.ensure_future(ends.a.finish(60.0))
         await asyncio.sleep(0)
@@ -130,7 +130,7 @@ class EndTests(LinkTests):
         await ends.until(lambda: bool(ends.at_b.ends))
 
     @scenario
-    async def test_close_is_a_broken_connection_to_the_peer(self, ends: Ends) -> None:
+    async def test_close_is_a_broken_connection_to_the_peer(self, ends: LinkPair) -> None:
         lost: list[object] = []
         ends.a.send(b"large", [memoryview(bytes(LARGE))], done=ends.done(lost, 1))
         ends.a.close()
@@ -145,7 +145,7 @@ class EndTests(LinkTests):
         assert not lost
 
     @scenario
-    async def test_close_with_an_error_reports_it(self, ends: Ends) -> None:
+    async def test_close_with_an_error_reports_it(self, ends: LinkPair) -> None:
         error = RuntimeError("enough")
         ends.a.close(error)
         ends.a.poll()
@@ -153,7 +153,7 @@ class EndTests(LinkTests):
         await ends.until(lambda: bool(ends.at_b.ends))
 
     @scenario
-    async def test_frames_sent_before_the_end_are_received(self, ends: Ends) -> None:
+    async def test_frames_sent_before_the_end_are_received(self, ends: LinkPair) -> None:
         for n in range(100):
             ends.b.send(b"%d" % n, [memoryview(b"x" * n)])
         await ends.until(lambda: len(ends.at_a.frames) == 100)
@@ -163,7 +163,7 @@ class EndTests(LinkTests):
         assert len(ends.at_a.frames) == 100
 
     @scenario
-    async def test_closing_inside_frame(self, ends: Ends) -> None:
+    async def test_closing_inside_frame(self, ends: LinkPair) -> None:
         def frame(header: bytes, nbytes: int) -> memoryview:
             ends.b.close()
             return memoryview(bytearray(nbytes))
@@ -177,7 +177,7 @@ class EndTests(LinkTests):
         assert ends.at_b.ends == [None]
 
     @scenario
-    async def test_closing_inside_payload(self, ends: Ends) -> None:
+    async def test_closing_inside_payload(self, ends: LinkPair) -> None:
         ends.at_b.on_payload = ends.b.close
         ends.a.send(b"1", [memoryview(b"x")])
         ends.a.send(b"2", [memoryview(b"x")])
@@ -187,7 +187,7 @@ class EndTests(LinkTests):
         assert ends.at_b.ends == [None]
 
     @scenario
-    async def test_closing_inside_done(self, ends: Ends) -> None:
+    async def test_closing_inside_done(self, ends: LinkPair) -> None:
         calls: list[object] = []
 
         def done() -> None:
@@ -201,7 +201,7 @@ class EndTests(LinkTests):
         assert ends.at_a.ends == [None]
 
     @scenario
-    async def test_a_closed_link_does_nothing(self, ends: Ends) -> None:
+    async def test_a_closed_link_does_nothing(self, ends: LinkPair) -> None:
         calls: list[object] = []
         ends.a.close()
         await ends.over()
@@ -216,8 +216,8 @@ class EndTests(LinkTests):
         assert not calls
 
     @scenario
-    async def test_a_new_receiver_takes_over(self, ends: Ends) -> None:
-        other = Recorder(ends.news)
+    async def test_a_new_receiver_takes_over(self, ends: LinkPair) -> None:
+        other = RecordingReceiver(ends.news)
 
         def replace() -> None:
             ends.b.receiver = other
@@ -231,7 +231,7 @@ class EndTests(LinkTests):
         ends.b.receiver = ends.at_b
 
     @scenario
-    async def test_names(self, ends: Ends) -> None:
+    async def test_names(self, ends: LinkPair) -> None:
         assert ends.a.kind == ends.b.kind == self.transport().kind
         assert ends.a.peer_name
         assert ends.b.peer_name
@@ -243,7 +243,7 @@ class EndTests(LinkTests):
             listener.close()
             listener.close()
             try:
-                await transport.dial(listener.address, Recorder(asyncio.Event()))
+                await transport.dial(listener.address, RecordingReceiver(asyncio.Event()))
             except OSError:
                 return
             raise AssertionError(f"{listener.address} is closed, but dial() reached it")

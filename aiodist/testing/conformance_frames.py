@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable
 from functools import partial
 
-from aiodist.testing.links import LARGE, Ends, LinkTests, scenario
+from aiodist.testing.links import LARGE, LinkPair, LinkTests, scenario
 from aiodist.transports.base import Link
 from aiodist.wire.frames import MAX_HEADER, MAX_PAYLOAD
 
@@ -20,7 +20,7 @@ class FrameTests(LinkTests):
     # ---- frames ----
 
     @scenario
-    async def test_frames_arrive_whole_and_in_order_both_ways(self, ends: Ends) -> None:
+    async def test_frames_arrive_whole_and_in_order_both_ways(self, ends: LinkPair) -> None:
         sizes = [0, 1, 2, 3, 7, 255, 4095, 4096, 4097, 16384, 65537, MAX_PAYLOAD - 1, MAX_PAYLOAD]
         noise = random.Random(1).randbytes(MAX_PAYLOAD)
         sent = [(f"frame {n}".encode(), noise[:size]) for n, size in enumerate(sizes * 2)]
@@ -32,7 +32,7 @@ class FrameTests(LinkTests):
         assert ends.at_a.frames == [(header + b" back", payload) for header, payload in sent]
 
     @scenario
-    async def test_headers_of_all_lengths(self, ends: Ends) -> None:
+    async def test_headers_of_all_lengths(self, ends: LinkPair) -> None:
         noise = random.Random(2).randbytes(MAX_HEADER)
         sent = [
             (noise[:size], noise[-extra:] if extra else b"")
@@ -45,7 +45,7 @@ class FrameTests(LinkTests):
         assert ends.at_b.frames == sent
 
     @scenario
-    async def test_a_payload_of_many_views(self, ends: Ends) -> None:
+    async def test_a_payload_of_many_views(self, ends: LinkPair) -> None:
         noise = random.Random(3).randbytes(6000)
         views = [memoryview(noise)[at : at + at % 11] for at in range(0, 6000, 3)]
         whole = b"".join(views)
@@ -62,7 +62,7 @@ class FrameTests(LinkTests):
         ]
 
     @scenario
-    async def test_an_empty_header_is_refused(self, ends: Ends) -> None:
+    async def test_an_empty_header_is_refused(self, ends: LinkPair) -> None:
         try:
             ends.a.send(b"", [memoryview(b"x")])
         except ValueError:
@@ -70,7 +70,7 @@ class FrameTests(LinkTests):
         raise AssertionError("send() took an empty header")
 
     @scenario
-    async def test_flooding_both_ways_does_not_deadlock(self, ends: Ends) -> None:
+    async def test_flooding_both_ways_does_not_deadlock(self, ends: LinkPair) -> None:
         block = random.Random(4).randbytes(MAX_PAYLOAD)
         count = 2 * LARGE // MAX_PAYLOAD
         finished: list[object] = []
@@ -84,7 +84,7 @@ class FrameTests(LinkTests):
         assert sorted(finished, key=str) == sorted([*range(count), *range(count)], key=str)
 
     @scenario
-    async def test_random_frames(self, ends: Ends) -> None:
+    async def test_random_frames(self, ends: LinkPair) -> None:
         noise = memoryview(random.Random(5).randbytes(1 << 19))
         for seed in range(12):
             rng = random.Random(seed)
@@ -119,7 +119,7 @@ class FrameTests(LinkTests):
     # ---- urgency, done, backlog ----
 
     @scenario
-    async def test_urgent_frames_overtake_queued_ones(self, ends: Ends) -> None:
+    async def test_urgent_frames_overtake_queued_ones(self, ends: LinkPair) -> None:
         block = memoryview(bytes(MAX_PAYLOAD))
         gone: list[object] = []
         count = 2 * LARGE // MAX_PAYLOAD
@@ -137,7 +137,7 @@ class FrameTests(LinkTests):
         assert headers[:at] + headers[at + 2 :] == [b"%d" % n for n in range(count)]
 
     @scenario
-    async def test_done_is_called_once_and_the_buffer_is_free_then(self, ends: Ends) -> None:
+    async def test_done_is_called_once_and_the_buffer_is_free_then(self, ends: LinkPair) -> None:
         count = LARGE // MAX_PAYLOAD
         rng = random.Random(6)
         sent = [rng.randbytes(MAX_PAYLOAD - n) for n in range(count)]
@@ -162,7 +162,7 @@ class FrameTests(LinkTests):
         assert [payload for _, payload in ends.at_b.frames] == [*sent, b"abc"]
 
     @scenario
-    async def test_done_may_send_again_and_again(self, ends: Ends) -> None:
+    async def test_done_may_send_again_and_again(self, ends: LinkPair) -> None:
         # `done` may be called inside `send`, and may send again. A link that just calls it would
         # recurse each time.
         count = 3000  # deeper than Python's stack
@@ -176,7 +176,7 @@ class FrameTests(LinkTests):
         assert ends.at_b.headers == [b"%d" % n for n in range(count)]
 
     @scenario
-    async def test_receivers_may_send(self, ends: Ends) -> None:
+    async def test_receivers_may_send(self, ends: LinkPair) -> None:
         count = 1500
         ends.at_b.on_payload = lambda: ends.b.send(ends.at_b.headers[-1], [memoryview(b"pong")])
 
@@ -190,7 +190,7 @@ class FrameTests(LinkTests):
         assert len(ends.at_b.frames) == count
 
     @scenario
-    async def test_backlog_and_counts(self, ends: Ends) -> None:
+    async def test_backlog_and_counts(self, ends: LinkPair) -> None:
         assert ends.a.backlog == ends.a.sent_bytes == ends.a.received_bytes == 0
         block = memoryview(bytes(LARGE))
         ends.at_b.on_frame = lambda header, nbytes: None
@@ -211,7 +211,7 @@ class FrameTests(LinkTests):
     # ---- poll ----
 
     @scenario
-    async def test_poll_alone_moves_frames(self, ends: Ends) -> None:
+    async def test_poll_alone_moves_frames(self, ends: LinkPair) -> None:
         assert not ends.a.poll()
         assert not ends.b.poll()
         block = memoryview(bytes(MAX_PAYLOAD))
@@ -223,7 +223,7 @@ class FrameTests(LinkTests):
         assert not ends.b.poll()
 
     @scenario
-    async def test_poll_moves_a_bounded_amount(self, ends: Ends) -> None:
+    async def test_poll_moves_a_bounded_amount(self, ends: LinkPair) -> None:
         block = memoryview(bytes(8000))
         for n in range(LARGE // 8000):
             ends.a.send(b"%d" % n, [block])
@@ -233,7 +233,7 @@ class FrameTests(LinkTests):
         assert 0 < ends.b.received_bytes <= 2 << 20, "one poll moved more than 2 MiB"
 
     @scenario
-    async def test_poll_takes_a_bounded_number_of_frames(self, ends: Ends) -> None:
+    async def test_poll_takes_a_bounded_number_of_frames(self, ends: LinkPair) -> None:
         # Small frames cost time instead of bytes. A bound on bytes alone would hold up the loop for
         # as long as a peer can send.
         for n in range(20_000):
@@ -245,7 +245,7 @@ class FrameTests(LinkTests):
         await ends.until(lambda: len(ends.at_b.frames) == 20_000)
 
     @scenario
-    async def test_poll_inside_a_callback_does_nothing(self, ends: Ends) -> None:
+    async def test_poll_inside_a_callback_does_nothing(self, ends: LinkPair) -> None:
         results: list[bool] = []
 
         def poll() -> None:
@@ -264,7 +264,7 @@ class FrameTests(LinkTests):
         assert ends.at_b.headers == [b"%d" % n for n in range(12)]
 
     @scenario
-    async def test_send_calls_no_receiver(self, ends: Ends) -> None:
+    async def test_send_calls_no_receiver(self, ends: LinkPair) -> None:
         ends.a.send(b"waiting")
         for _ in range(3):
             ends.b.send(b"x", [memoryview(b"y")])
@@ -275,7 +275,7 @@ class FrameTests(LinkTests):
     # ---- discard, landings, skip ----
 
     @scenario
-    async def test_discarded_frames_do_not_travel(self, ends: Ends) -> None:
+    async def test_discarded_frames_do_not_travel(self, ends: LinkPair) -> None:
         block = memoryview(bytearray(b"\x01") * MAX_PAYLOAD)
         gone: list[object] = []
         while ends.a.backlog < 2 * MAX_PAYLOAD:  # fill what the operating system takes
@@ -299,7 +299,7 @@ class FrameTests(LinkTests):
         assert ends.a.backlog == 0
 
     @scenario
-    async def test_discarding_a_frame_that_is_partly_sent(self, ends: Ends) -> None:
+    async def test_discarding_a_frame_that_is_partly_sent(self, ends: LinkPair) -> None:
         buffer = bytearray(b"\x01") * LARGE
         gone: list[object] = []
         ends.a.send(
@@ -325,7 +325,7 @@ class FrameTests(LinkTests):
         else:
             assert len(ends.at_b.frames) == 1
 
-    async def _receive_a_part(self, ends: Ends, into: bytearray) -> tuple[bytes, int]:
+    async def _receive_a_part(self, ends: LinkPair, into: bytearray) -> tuple[bytes, int]:
         """Send a large payload, and receive some of it `into`. Returns the payload, and how much
         has come."""
         payload = random.Random(8).randbytes(len(into)).replace(b"\0", b"\1")
@@ -341,7 +341,7 @@ class FrameTests(LinkTests):
         return payload, got
 
     @scenario
-    async def test_a_landing_that_moves_to_other_memory(self, ends: Ends) -> None:
+    async def test_a_landing_that_moves_to_other_memory(self, ends: LinkPair) -> None:
         old, new = bytearray(LARGE), bytearray(LARGE)
         payload, got = await self._receive_a_part(ends, old)
         landing = ends.at_b.landing
@@ -356,7 +356,7 @@ class FrameTests(LinkTests):
         assert ends.at_b.frames[1] == (b"next", b"n")
 
     @scenario
-    async def test_a_landing_that_nobody_wants_any_more(self, ends: Ends) -> None:
+    async def test_a_landing_that_nobody_wants_any_more(self, ends: LinkPair) -> None:
         old = bytearray(LARGE)
         _, got = await self._receive_a_part(ends, old)
         landing = ends.at_b.landing
@@ -370,7 +370,7 @@ class FrameTests(LinkTests):
         assert ends.b.received_bytes == LARGE + 1
 
     @scenario
-    async def test_skipped_payloads(self, ends: Ends) -> None:
+    async def test_skipped_payloads(self, ends: LinkPair) -> None:
         noise = random.Random(9).randbytes(MAX_PAYLOAD)
         ends.at_b.on_frame = lambda header, nbytes: (
             None if header == b"skip" else memoryview(bytearray(nbytes))
@@ -384,5 +384,5 @@ class FrameTests(LinkTests):
         assert ends.at_b.frames == expected
 
 
-def _have_come(ends: Ends, count: int) -> bool:
+def _have_come(ends: LinkPair, count: int) -> bool:
     return len(ends.at_a.frames) + len(ends.at_b.frames) == count

@@ -22,9 +22,18 @@ import numpy as np
 
 from aiodist.errors import AiodistError
 from aiodist.testing.network import Conditions
-from aiodist.testing.plans import KINDS, NAMES, Plan, Planned, draw, parse, shrink
+from aiodist.testing.plans import KINDS, NAMES, Planned, RunPlan, draw, parse, shrink
 from aiodist.testing.simulation import HangError, InvariantError, Simulation
-from aiodist.testing.story import MOST_LINES, Event, Watch, merged, shown, shown_error, told, until
+from aiodist.testing.story import (
+    MOST_LINES,
+    StoryEvent,
+    TaskWatch,
+    merged,
+    shown,
+    shown_error,
+    told,
+    until,
+)
 from aiodist.testing.virtual_loop import DeadlockError
 
 Program = Callable[..., Awaitable[Any]]
@@ -164,7 +173,7 @@ class _Explorer:
         self._run: _Run
 
     def explore(self, seeds: Iterable[int], ranks: int, kinds: Sequence[str]) -> Explored:
-        calm = Plan(ranks, 0, even=True)
+        calm = RunPlan(ranks, 0, even=True)
         failure = self.play(calm)  # says how often ranks wait, so faults come at times that exist
         if failure is not None:
             self._shrink(calm, failure, "It fails without any fault.")
@@ -178,7 +187,7 @@ class _Explorer:
         return Explored(count, self.happened)
 
     def play(
-        self, plan: Plan, *, limit: float | None = None, tell: bool = False
+        self, plan: RunPlan, *, limit: float | None = None, tell: bool = False
     ) -> _Failure | None:
         """Run the program by a plan. Returns what went wrong."""
         self._run = _Run(plan, self._program, self._check, self._options, tell=tell)
@@ -186,12 +195,12 @@ class _Explorer:
         self.happened.update(fault.kind for fault in self._run.happened)
         return failure
 
-    def _shrink(self, plan: Plan, failure: _Failure, how: str) -> None:
+    def _shrink(self, plan: RunPlan, failure: _Failure, how: str) -> None:
         # A smaller run that lasts much longer hangs. That is another failure, and takes long.
         spent = self._run.simulation.loop.time()
         limit = None if failure.kind == HANG else min(self._limit, 2 * spent + 60)
 
-        def fails(candidate: Plan) -> bool:
+        def fails(candidate: RunPlan) -> bool:
             found = self.play(candidate, limit=limit)
             return found is not None and found.kind == failure.kind
 
@@ -205,7 +214,7 @@ class _Explorer:
         small, runs = shrink(plan, fails, MOST_RUNS)
         raise self.found(small, failure, f"{how} Made smaller in {runs} runs:")
 
-    def found(self, plan: Plan, failure: _Failure, how: str) -> FoundError:
+    def found(self, plan: RunPlan, failure: _Failure, how: str) -> FoundError:
         """Play a plan that fails, and return the error that tells its story."""
         failure = self.play(plan, tell=True) or failure
         lines = self._run.story()
@@ -223,7 +232,7 @@ class _Explorer:
         error.__cause__ = failure.cause
         return error
 
-    def _again(self, plan: Plan) -> str:
+    def _again(self, plan: RunPlan) -> str:
         name = getattr(self._program, "__name__", repr(self._program))
         return f'Run it again: explore({name}, replay="{plan}")'
 
@@ -233,7 +242,7 @@ class _Run:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RunPlan,
         program: Program,
         check: Check | None,
         options: dict[str, Any],
@@ -249,7 +258,7 @@ class _Run:
         self.simulation = Simulation(
             plan.ranks, seed=plan.seed, conditions=conditions, durable=restarts, **options
         )
-        self.watch = Watch(self.simulation.nodes, self._begun, tell=tell)
+        self.watch = TaskWatch(self.simulation.nodes, self._begun, tell=tell)
         self._start = 0.0
         self._met = 0
         self._all_met: asyncio.Future[None] = self.simulation.loop.create_future()
@@ -375,7 +384,7 @@ class _Run:
             simulation.restart_coordinator(fault.seconds)
 
     def _note(self, rank: int | None, text: str) -> None:
-        self.watch.events.append(Event(self.simulation.loop.time(), rank, ("", 0), text))
+        self.watch.events.append(StoryEvent(self.simulation.loop.time(), rank, ("", 0), text))
 
 
 def _conditions(seed: int) -> Conditions:

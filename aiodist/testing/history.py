@@ -20,7 +20,7 @@ NOT_DUE = frozenset({"recv", "probe"})
 
 
 @dataclass(slots=True)
-class Entry:
+class HistoryEntry:
     """One operation of one rank. Times are in seconds of the loop.
 
     `place` is the file and the line of the program that called it; ("", 0) if that is not known.
@@ -65,8 +65,8 @@ class History:
 
     now: Callable[[], float]
     process: Callable[[], str] = lambda: "here"
-    entries: list[Entry] = field(default_factory=list)
-    _pending: dict[Any, Entry] = field(default_factory=dict)
+    entries: list[HistoryEntry] = field(default_factory=list)
+    _pending: dict[Any, HistoryEntry] = field(default_factory=dict)
 
     def __call__(self, scope: Scope, point: str, work: Any, value: Any) -> None:
         process = self.process()
@@ -74,7 +74,9 @@ class History:
             return
         if point == "start":
             number, place = len(self.entries), caller()
-            entry = Entry(process, scope, work.op, work.tag, work.seq, self.now(), number, place)
+            entry = HistoryEntry(
+                process, scope, work.op, work.tag, work.seq, self.now(), number, place
+            )
             self.entries.append(entry)
             self._pending[work] = entry
             return
@@ -130,7 +132,7 @@ class History:
         """Yield collectives that ranks completed with different values."""
         # The core of what collectives promise. This needs no model of the result, because ranks
         # that completed the same operation are compared with each other.
-        first: dict[tuple[object, ...], Entry] = {}
+        first: dict[tuple[object, ...], HistoryEntry] = {}
         for entry in self.entries:
             if entry.end == "done" and entry.op in SAME_EVERYWHERE and entry.seq is not None:
                 other = first.setdefault(entry.key, entry)
@@ -141,7 +143,7 @@ class History:
         """Yield numbers that one rank used twice."""
         # Operations match by (tag, number). If a rank used one twice, its second call could get
         # what others have sent for the first: a wrong result that looks right.
-        seen: dict[tuple[object, ...], Entry] = {}
+        seen: dict[tuple[object, ...], HistoryEntry] = {}
         for entry in self.entries:
             if entry.seq is not None and entry.seq >= 0 and entry.op not in NOT_DUE:
                 tag = (type(entry.tag), entry.tag)

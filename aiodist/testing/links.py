@@ -22,9 +22,9 @@ _Self = TypeVar("_Self", bound="LinkTests")
 
 
 class Taken:
-    """The landing of one frame at a `Recorder`. Its memory may be changed."""
+    """The landing of one frame at a `RecordingReceiver`. Its memory may be changed."""
 
-    def __init__(self, recorder: Recorder, header: bytes, memory: memoryview) -> None:
+    def __init__(self, recorder: RecordingReceiver, header: bytes, memory: memoryview) -> None:
         self.header = header
         self.memory: memoryview | None = memory
         self._recorder = recorder
@@ -34,7 +34,7 @@ class Taken:
         self._recorder.complete(self)
 
 
-class Recorder:
+class RecordingReceiver:
     """A receiver that keeps all that a link brings.
 
     `frames` has (header, payload) of complete frames, in order. `ends` has the errors given to
@@ -99,13 +99,13 @@ class Recorder:
             self._inside = False
 
 
-class Ends:
+class LinkPair:
     """Both ends of a connection in this loop: link `a` was dialled, link `b` accepted."""
 
     def __init__(self) -> None:
         self.news = asyncio.Event()
-        self.at_a = Recorder(self.news)
-        self.at_b = Recorder(self.news)
+        self.at_a = RecordingReceiver(self.news)
+        self.at_b = RecordingReceiver(self.news)
         self.a: Link
         self.b: Link
 
@@ -134,12 +134,12 @@ class Ends:
 
 
 @asynccontextmanager
-async def connected(transport: Transport) -> AsyncIterator[Ends]:
+async def connected(transport: Transport) -> AsyncIterator[LinkPair]:
     """Connect two links of `transport` by loopback, and close them at the end.
 
     Then check that the receivers were called correctly.
     """
-    ends = Ends()
+    ends = LinkPair()
 
     def accept(link: Link) -> None:
         link.receiver = ends.at_b
@@ -165,7 +165,7 @@ async def connected(transport: Transport) -> AsyncIterator[Ends]:
 
 
 def scenario(
-    test: Callable[[_Self, Ends], Coroutine[Any, Any, None]],
+    test: Callable[[_Self, LinkPair], Coroutine[Any, Any, None]],
 ) -> Callable[[_Self], None]:
     """Make a plain test method of a coroutine over two connected links."""
 

@@ -42,7 +42,7 @@ _ATTACH, _TUN, _PLAIN = 0x400454CA, 0x0001, 0x1000  # TUNSETIFF, IFF_TUN, IFF_NO
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LongLine:
     """A line from a host to all others, each way.
 
     `rate` is in bytes per second, and `delay` in seconds from host to host. `queue` is how many
@@ -80,7 +80,7 @@ class Switch:
     Time goes by only through the arguments.
     """
 
-    def __init__(self, line: Line, files: Sequence[int]) -> None:
+    def __init__(self, line: LongLine, files: Sequence[int]) -> None:
         self._line = line
         self._files = files
         # One for each host, so that a host's losses do not depend on what others send.
@@ -136,7 +136,7 @@ class FarHost:
 
 
 @contextlib.contextmanager
-def far_hosts(count: int, line: Line) -> Iterator[tuple[list[FarHost], Switch]]:
+def far_hosts(count: int, line: LongLine) -> Iterator[tuple[list[FarHost], Switch]]:
     """Make hosts, each joined to the others by a `line` of its own. They are removed afterwards.
 
     Raises OSError if that is impossible: it needs root, /dev/net/tun, and `ip` of iproute2.

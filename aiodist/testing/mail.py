@@ -12,7 +12,7 @@ LONG = 100.0
 
 
 @dataclass(frozen=True)
-class Message:
+class Letter:
     """One message. `number` is unique. Messages of one (source, tag) must arrive in its order."""
 
     number: int
@@ -32,7 +32,7 @@ class Mail:
     `plain`: values are single arrays, received into given memory.
     """
 
-    messages: tuple[Message, ...]
+    messages: tuple[Letter, ...]
     wild: str
     patience: float
     cancelled: float
@@ -49,7 +49,7 @@ def random_mail(chooser: Random, size: int, *, calm: bool, narrow: bool) -> Mail
     tags: tuple[str | int, ...] = ("a", "b", 3)
     return Mail(
         tuple(
-            Message(
+            Letter(
                 number,
                 chooser.randrange(size),
                 chooser.randrange(size),

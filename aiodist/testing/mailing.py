@@ -13,7 +13,7 @@ from aiodist.errors import AiodistError, CollectiveTimeoutError
 from aiodist.group import Group
 from aiodist.testing.history import digest_of
 from aiodist.testing.judge import Judge
-from aiodist.testing.mail import LONG, Message
+from aiodist.testing.mail import LONG, Letter
 from aiodist.testing.steps import data
 from aiodist.types import ANY_SOURCE, ANY_TAG
 from aiodist.work import Work
@@ -21,7 +21,7 @@ from aiodist.work import Work
 MOST_IN_VAIN = 20
 """How many receives are given up before one waits for long."""
 
-Due = dict[tuple[int, str | int], deque[Message]]
+Due = dict[tuple[int, str | int], deque[Letter]]
 """Messages that are to come, by sender and tag."""
 
 
@@ -46,7 +46,7 @@ class _Correspondent:
         self._failures.append(error)
         self._judge.blame(self._group, error, what, expected=False)
 
-    def _value(self, message: Message) -> Any:
+    def _value(self, message: Letter) -> Any:
         group = self._group
         array = data(group.epoch, message.src, message.number, message.size)
         return array if self._mail.plain else [message.number, group.epoch, array]
@@ -75,7 +75,7 @@ class _Correspondent:
     async def receive_all(self) -> None:
         mail = self._mail
         await asyncio.sleep(mail.late)
-        wanted: dict[tuple[Any, Any], list[Message]] = {}
+        wanted: dict[tuple[Any, Any], list[Letter]] = {}
         for message in self._messages:
             if message.dst == self._group.rank:
                 src: Any = message.src if mail.wild == "no" else ANY_SOURCE
@@ -85,7 +85,7 @@ class _Correspondent:
                 wanted.setdefault((src, tag), []).append(message)
         await asyncio.gather(*(self._receive(*key, some) for key, some in wanted.items()))
 
-    async def _receive(self, src: Any, tag: Any, messages: list[Message]) -> None:
+    async def _receive(self, src: Any, tag: Any, messages: list[Letter]) -> None:
         """Receive these messages one after the other, so that their order shows."""
         mail, group = self._mail, self._group
         chooser = Random(f"receive {self._judge.scenario.seed} {group.rank} {src} {tag}")

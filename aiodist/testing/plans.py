@@ -52,7 +52,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """One run. `even`: all packets take equally long, and what is ready is served in order.
 
     Else the seed decides these, too.
@@ -70,7 +70,7 @@ class Plan:
         )
 
 
-def parse(text: str) -> Plan:
+def parse(text: str) -> RunPlan:
     """Read what ``str(plan)`` has written. Raises ValueError if it is something else."""
     first, second, *others = [part.strip() for part in text.split(",")] + [""]
     ranks, seed = re.fullmatch(r"ranks (\d+)", first), re.fullmatch(r"seed (\d+)", second)
@@ -78,7 +78,7 @@ def parse(text: str) -> Plan:
     even = others[:1] == ["even network"]
     found = [_FAULT.fullmatch(part) for part in others[even:]]
     if ranks is None or seed is None or not all(found):
-        example = Plan(3, 17, True, (Planned("kill", 1, 4),))
+        example = RunPlan(3, 17, True, (Planned("kill", 1, 4),))
         raise ValueError(f"a plan reads like {str(example)!r}, not {text!r}")
     faults = [
         Planned(one[1], int(one[2]), int(one[3]), float(one[4] or 0), float(one[5] or 0))
@@ -90,10 +90,10 @@ def parse(text: str) -> Plan:
             raise ValueError(
                 f"{fault} is no fault of {ranks[1]} ranks: kinds are {', '.join(KINDS)}"
             )
-    return Plan(int(ranks[1]), int(seed[1]), even, tuple(faults))
+    return RunPlan(int(ranks[1]), int(seed[1]), even, tuple(faults))
 
 
-def draw(seed: int, ranks: int, kinds: Sequence[str], waits: Sequence[int]) -> Plan:
+def draw(seed: int, ranks: int, kinds: Sequence[str], waits: Sequence[int]) -> RunPlan:
     """Draw the plan of a seed.
 
     `kinds` are some of `NAMES`. `waits` says how often each rank waits if nothing fails.
@@ -113,10 +113,10 @@ def draw(seed: int, ranks: int, kinds: Sequence[str], waits: Sequence[int]) -> P
             if len(doomed) == ranks:  # then no rank is left that could do anything wrong
                 continue
         faults.append(Planned(kind, rank, at, round(after, 6), seconds))
-    return Plan(ranks, seed, False, tuple(faults))
+    return RunPlan(ranks, seed, False, tuple(faults))
 
 
-def smaller(plan: Plan) -> Iterator[Plan]:
+def smaller(plan: RunPlan) -> Iterator[RunPlan]:
     """Yield plans in which less happens, the smallest first."""
     faults = plan.faults
     # Parts of the faults are left out, large parts first (delta debugging, ddmin of Zeller and
@@ -137,7 +137,7 @@ def smaller(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, faults=(*faults[:at], less, *faults[at + 1 :]))
 
 
-def _with_ranks(plan: Plan, ranks: int) -> Plan:
+def _with_ranks(plan: RunPlan, ranks: int) -> RunPlan:
     """Leave out the highest ranks. What happens to them happens to the last that is left."""
     faults = [replace(fault, rank=min(fault.rank, ranks - 1)) for fault in plan.faults]
     return replace(plan, ranks=ranks, faults=tuple(faults))
@@ -160,13 +160,13 @@ def _milder(fault: Planned) -> Iterator[Planned]:
         yield replace(fault, rank=rank)
 
 
-def shrink(plan: Plan, fails: Callable[[Plan], bool], most: int) -> tuple[Plan, int]:
+def shrink(plan: RunPlan, fails: Callable[[RunPlan], bool], most: int) -> tuple[RunPlan, int]:
     """Return the smallest plan found that fails as `plan` does, and how many were tried.
 
     `fails` plays a plan. At most `most` are played. If that is enough, no plan of `smaller(result)`
     fails.
     """
-    tried: set[Plan] = {plan}
+    tried: set[RunPlan] = {plan}
     while True:
         for candidate in smaller(plan):
             if candidate in tried:

@@ -1,8 +1,8 @@
 """Simulated stream sockets: what TCP does, as far as a user of sockets can tell.
 
 A socket here has the methods of `socket.socket` that asyncio and the library call. Each direction
-of a connection is a `Way`: bytes are cut, delayed and delivered in order, a limited number at a
-time. Its network decides how long that takes, and whether anything gets through.
+of a connection is a `Direction`: bytes are cut, delayed and delivered in order, a limited number
+at a time. Its network decides how long that takes, and whether anything gets through.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SYN_AGAIN = 1.0
 """Seconds after which an unanswered connection is tried again, doubled each time."""
 
 
-class Way:
+class Direction:
     """One direction of a connection."""
 
     # The way of a byte, from `send` at one end to `recv` at the other::
@@ -136,8 +136,8 @@ class SimSocket:
         self.closed = False  # by its process
         self.own: Where = (node.host, 0)  # its address
         self.peer: Where | None = None  # the address at the other end; None: not connected
-        self.incoming: Way | None = None  # what comes from there
-        self.outgoing: Way | None = None  # what goes there
+        self.incoming: Direction | None = None  # what comes from there
+        self.outgoing: Direction | None = None  # what goes there
         self.pending: deque[SimSocket] | None = None  # of a listener: connections to accept
         self.backlog = 0  # of a listener: how many connections may wait to be accepted
         self._error: OSError | None = None  # raised by the next call that looks at the connection
@@ -156,7 +156,7 @@ class SimSocket:
         if not self.closed:
             self.network.loop.selector.touch(self)
 
-    def connected(self, own: Where, peer: Where, incoming: Way, outgoing: Way) -> None:
+    def connected(self, own: Where, peer: Where, incoming: Direction, outgoing: Direction) -> None:
         self.own, self.peer = own, peer
         self.incoming, self.outgoing = incoming, outgoing
         self.changed()
@@ -206,14 +206,14 @@ class SimSocket:
             network.later_by(again, self._syn, where, again * 2)
             return
         accepted = SimSocket(network, node)
-        there = Way(network, self, accepted, network.room())
-        back = Way(network, accepted, self, network.room())
+        there = Direction(network, self, accepted, network.room())
+        back = Direction(network, accepted, self, network.room())
         accepted.connected(where, self.own, incoming=there, outgoing=back)
         listener.pending.append(accepted)
         listener.changed()
         network.later(node, self.node, self._answer, accepted, there, back)
 
-    def _answer(self, accepted: SimSocket, there: Way, back: Way) -> None:
+    def _answer(self, accepted: SimSocket, there: Direction, back: Direction) -> None:
         if self.closed or not self.node.alive:
             accepted.broken_by_peer()
         else:

@@ -143,7 +143,7 @@ KINDS: dict[str, Kind] = {
 """The collectives that random programs are made of."""
 
 
-class Call:
+class StepCall:
     """A step that was called on one rank."""
 
     def __init__(

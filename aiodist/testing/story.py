@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from aiodist.rank.whereabouts import is_users, wait_of
-from aiodist.testing.history import Entry
+from aiodist.testing.history import HistoryEntry
 from aiodist.testing.network import Node
 from aiodist.testing.virtual_loop import Process
 
@@ -28,7 +28,7 @@ MOST_LINES = 60
 
 
 @dataclass
-class Event:
+class StoryEvent:
     """Something that a rank did, or that happened to it. `rank` is None for the coordinator.
 
     `how`: how it ended; "" if there is nothing to say. `ended`: when; None if it never did.
@@ -46,7 +46,7 @@ class Event:
 class _Wait:
     """What a task waits for now. Nothing of the program is kept longer than until the next turn."""
 
-    event: Event
+    event: StoryEvent
     frame: FrameType
     line: int
     awaited: object  # by the line of the program
@@ -54,7 +54,7 @@ class _Wait:
     names: dict[str, int]
 
 
-class Watch:
+class TaskWatch:
     """Follows the tasks of the program. Call `turn` in every turn of the loop of the ranks, and
     `made` for every new task.
 
@@ -65,7 +65,7 @@ class Watch:
     def __init__(
         self, nodes: Sequence[Node], begun: Callable[[int, int], None], *, tell: bool
     ) -> None:
-        self.events: list[Event] = []
+        self.events: list[StoryEvent] = []
         self.waits = [0] * len(nodes)
         """How often each rank has begun to wait."""
         self._nodes = nodes
@@ -118,7 +118,7 @@ class Watch:
             return
         self.waits[rank] += 1
         place = (frame.f_code.co_filename, frame.f_lineno)
-        event = Event(task.get_loop().time(), rank, place, source(place), "never ends")
+        event = StoryEvent(task.get_loop().time(), rank, place, source(place), "never ends")
         self.events.append(event)
         names = {name: id(value) for name, value in frame.f_locals.items()} if self._tell else {}
         self._waiting[task] = _Wait(event, frame, frame.f_lineno, awaited, future, names)
@@ -149,15 +149,20 @@ class Watch:
 
 
 def merged(
-    events: Sequence[Event], entries: Sequence[Entry], ranks: Mapping[str, int], start: float
-) -> list[Event]:
+    events: Sequence[StoryEvent],
+    entries: Sequence[HistoryEntry],
+    ranks: Mapping[str, int],
+    start: float,
+) -> list[StoryEvent]:
     """Add the operations of `entries` that no wait of `events` shows.
 
     `ranks` maps processes to ranks. What happened before `start` is left out.
     """
     known = {(event.rank, event.place, event.time) for event in events}
     extra = [
-        Event(entry.started, ranks[entry.process], entry.place, source(entry.place), _ended(entry))
+        StoryEvent(
+            entry.started, ranks[entry.process], entry.place, source(entry.place), _ended(entry)
+        )
         for entry in entries
         if entry.process in ranks
         and entry.place[0]
@@ -181,13 +186,13 @@ def _has_not_begun(task: asyncio.Task[Any]) -> bool:
     )
 
 
-def _ended(entry: Entry) -> str:
+def _ended(entry: HistoryEntry) -> str:
     if entry.error is not None:
         return shown_error(entry.error)
     return {"start": "never ends", "done": "", "cancelled": "cancelled"}[entry.end]
 
 
-def until(events: Sequence[Event], end: float) -> list[Event]:
+def until(events: Sequence[StoryEvent], end: float) -> list[StoryEvent]:
     """Leave out what began after `end`, and how waits ended that were not over then."""
     kept = [event for event in events if event.time <= end]
     return [
@@ -195,10 +200,10 @@ def until(events: Sequence[Event], end: float) -> list[Event]:
     ]
 
 
-def told(events: Sequence[Event], start: float) -> list[str]:
+def told(events: Sequence[StoryEvent], start: float) -> list[str]:
     """Return a line for each event. What is done alike at the same time, or one after the other,
     is one line."""
-    lines: list[tuple[Event, list[int | None]]] = []
+    lines: list[tuple[StoryEvent, list[int | None]]] = []
     for event in events:
         # Packets take time, so what ranks do at the same time has no order among them.
         for last, who in reversed(lines):
@@ -214,7 +219,7 @@ def told(events: Sequence[Event], start: float) -> list[str]:
     return [_line(event, who, start) for event, who in lines]
 
 
-def _line(event: Event, who: list[int | None], start: float) -> str:
+def _line(event: StoryEvent, who: list[int | None], start: float) -> str:
     ranks = sorted({rank for rank in who if rank is not None})
     name = "coordinator" if not ranks else f"rank {ranks[0]}"
     if len(ranks) > 1:

@@ -29,7 +29,7 @@ from aiodist.testing.judge import Judge
 from aiodist.testing.mailing import exchange
 from aiodist.testing.scenario import Scenario
 from aiodist.testing.simulation import Simulation
-from aiodist.testing.steps import Call, Step
+from aiodist.testing.steps import Step, StepCall
 from aiodist.testing.voting import Voting
 
 IN_FLIGHT = 12
@@ -179,7 +179,7 @@ class Run:
         steps: tuple[Step, ...],
     ) -> None:
         self.judge.meet(group)
-        pending: deque[Call] = deque()
+        pending: deque[StepCall] = deque()
         scenario = self.scenario
         for step in _order(steps, chooser):
             pause = scenario.pauses.get((group.rank, step.number))
@@ -187,7 +187,7 @@ class Run:
                 await asyncio.sleep(pause)
             try:
                 wrong = scenario.wrongs.get(step.number) == group.rank and group.size > 1
-                call = Call(group, step, scenario.hurries.get(step.number), wrong)
+                call = StepCall(group, step, scenario.hurries.get(step.number), wrong)
             except AiodistError as error:
                 self.judge.blame(group, error, str(step), expected=False)
                 failures.append(error)
@@ -205,7 +205,7 @@ class Run:
         while pending:
             await self._settle(pending.popleft(), failures)
 
-    async def _settle(self, call: Call, failures: list[BaseException]) -> None:
+    async def _settle(self, call: StepCall, failures: list[BaseException]) -> None:
         step, group = call.step, call.group
         try:
             result = await call.work
@@ -242,7 +242,7 @@ class Run:
             return self._is_wrong(step, group)
         return isinstance(error, CollectiveAbortedError) and number in self.scenario.cancels
 
-    def _poison(self, call: Call) -> None:
+    def _poison(self, call: StepCall) -> None:
         """Check that the memory of an operation that is over stays as it is.
 
         Half of it is dropped at once and replaced by arrays of the same sizes, which mostly get the

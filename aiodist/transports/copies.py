@@ -29,7 +29,7 @@ class Copies:
     __slots__ = ("_blocks", "_made")
 
     def __init__(self) -> None:
-        self._blocks: list[_Block] = []
+        self._blocks: list[_CopyBlock] = []
         self._made: dict[tuple[int, int], memoryview] | None = None
 
     def begin(self) -> None:
@@ -63,18 +63,18 @@ class Copies:
             at += view.nbytes
         return copy
 
-    def _free(self) -> _Block | None:
+    def _free(self) -> _CopyBlock | None:
         """Return a block that nothing refers to, or None."""
         for block in self._blocks:
             if block.is_free:
                 return block
         if len(self._blocks) == BLOCKS:
             return None
-        self._blocks.append(_Block())
+        self._blocks.append(_CopyBlock())
         return self._blocks[-1]
 
 
-class _Block:
+class _CopyBlock:
     """Memory of one copy at a time."""
 
     __slots__ = ("_memory", "_view")

@@ -89,7 +89,7 @@ class Callers(Acceptor):
         self._user = os.geteuid()
         self._expected = nbytes, most
         self._heard = heard
-        self._callers: set[Caller] = set()
+        self._callers: set[NewConnection] = set()
         self._sparing = Sparing(log)
 
     def _called(self, sock: socket.socket) -> None:
@@ -99,9 +99,9 @@ class Callers(Acceptor):
             self._sparing.warning("refused", "%s refused a connection: %s", self.address, error)
             sock.close()
             return
-        self._callers.add(Caller(self._loop, sock, pid, *self._expected, self._over))
+        self._callers.add(NewConnection(self._loop, sock, pid, *self._expected, self._over))
 
-    def _over(self, caller: Caller, data: bytes, fds: list[int]) -> None:
+    def _over(self, caller: NewConnection, data: bytes, fds: list[int]) -> None:
         self._callers.discard(caller)
         self._heard(caller.release(), caller.pid, data, fds)
 
@@ -239,7 +239,7 @@ def mapped(
     )
 
 
-class Caller:
+class NewConnection:
     """A connection that has not said its first bytes yet: see `Callers`.
 
     Afterwards `over(caller, data, fds)` is called once, and must `release` it.
@@ -252,7 +252,7 @@ class Caller:
         pid: int,
         nbytes: int,
         most: int,
-        over: Callable[[Caller, bytes, list[int]], None],
+        over: Callable[[NewConnection, bytes, list[int]], None],
     ) -> None:
         self.sock = sock
         self.pid = pid

@@ -27,7 +27,7 @@ _RUN = secrets.token_hex(8)
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class Contact:
     """How a rank can be reached.
 
     `process` is the id of its process and event loop, `host` of its host and network namespace, and
@@ -43,9 +43,9 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _TransportKind:
     make: Callable[[], Transport]
-    reaches: Callable[[Endpoint, Endpoint], bool]
+    reaches: Callable[[Contact, Contact], bool]
     unavailable: Callable[[], str | None] = lambda: None
     """Why it cannot be used here, or None."""
 
@@ -64,17 +64,17 @@ def _is_simulated() -> bool:
         return False  # no loop runs
 
 
-def _share_a_host(own: Endpoint, peer: Endpoint) -> bool:
+def _share_a_host(own: Contact, peer: Contact) -> bool:
     """Tell whether the kernel lets them trust each other there. Both sides decide alike."""
     return own.host == peer.host and own.user == peer.user
 
 
 # In order of preference.
-_KINDS: Mapping[str, _Kind] = {
-    "inproc": _Kind(InprocTransport, lambda own, peer: own.process == peer.process),
-    "shm": _Kind(ShmTransport, _share_a_host, unsupported_reason),
-    "unix": _Kind(UnixTransport, _share_a_host, _no_abstract_sockets),
-    "tcp": _Kind(TcpTransport, lambda own, peer: True),
+_KINDS: Mapping[str, _TransportKind] = {
+    "inproc": _TransportKind(InprocTransport, lambda own, peer: own.process == peer.process),
+    "shm": _TransportKind(ShmTransport, _share_a_host, unsupported_reason),
+    "unix": _TransportKind(UnixTransport, _share_a_host, _no_abstract_sockets),
+    "tcp": _TransportKind(TcpTransport, lambda own, peer: True),
 }
 
 
@@ -139,7 +139,7 @@ def make(
     return TcpTransport(tls, patience, port) if name == "tcp" else _KINDS[name].make()
 
 
-def candidates(own: Endpoint, peer: Endpoint) -> list[tuple[str, str]]:
+def candidates(own: Contact, peer: Contact) -> list[tuple[str, str]]:
     """Return the ways from `own` to `peer`, best first: (transport, the peer's address)."""
     return [
         (name, peer.addresses[name])

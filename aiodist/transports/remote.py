@@ -29,13 +29,13 @@ PROOF: Final = _SECRET + 8
 """Bytes of a proof: a part for the process, and the number of the offer (0: none)."""
 
 _numbers: Final = itertools.count(1)
-_proofs: Final[list[Proof]] = []
+_proofs: Final[list[MemoryProof]] = []
 """All proofs so far: their addresses always hold a proof."""
-_free: Final[list[Proof]] = []
+_free: Final[list[MemoryProof]] = []
 _secret: Final = bytearray(secrets.token_bytes(_SECRET))
 
 
-class Proof:
+class MemoryProof:
     """Proves that this process offers its memory, and that the offer holds."""
 
     __slots__ = ("_memory", "address")
@@ -86,12 +86,12 @@ if _read is not None:
     _read.restype = ctypes.c_ssize_t
 
 
-def offer() -> Proof | None:
+def offer() -> MemoryProof | None:
     """Return the proof of a new offer, which holds until it is withdrawn; None: reading is
     impossible."""
     if _read is None:
         return None
-    proof = _free.pop() if _free else Proof()
+    proof = _free.pop() if _free else MemoryProof()
     proof.prove()
     return proof
 

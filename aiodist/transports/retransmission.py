@@ -68,7 +68,7 @@ def read_own(data: bytes | bytearray | memoryview, start: int) -> tuple[int, int
 
 
 @dataclass(eq=False, slots=True)
-class Lent:
+class LentFrame:
     """A large frame: `views` of its payload are memory of its owner."""
 
     number: int  # of the frame, over all connections
@@ -100,10 +100,10 @@ class RetransmissionBuffer:
     def __init__(self, copies: Copies | None = None) -> None:
         self._copies = copies or Copies()  # makes copies
         self.acknowledged = 0
-        self.frames: deque[bytes | Lent] = deque()  # the oldest first
+        self.frames: deque[bytes | LentFrame] = deque()  # the oldest first
         self.limit = MANY
         """The length of `frames` at which the peer is asked."""
-        self._lent: deque[Lent] = deque()  # those of them whose owner wants the memory back
+        self._lent: deque[LentFrame] = deque()  # those of them whose owner wants the memory back
         self._spent = 0  # frames below this number cannot be sent again
         self._waiting: list[_Waiting] = []  # for acknowledgements
         self._fresh = 0  # bytes of copies of large frames since the peer was asked
@@ -118,7 +118,7 @@ class RetransmissionBuffer:
         """How many bytes were sent and not acknowledged."""
         return sum(
             [
-                len(frame.head) + frame.nbytes if isinstance(frame, Lent) else len(frame)
+                len(frame.head) + frame.nbytes if isinstance(frame, LentFrame) else len(frame)
                 for frame in self.frames
             ]
         )
@@ -135,7 +135,7 @@ class RetransmissionBuffer:
 
     def lend(self, head: bytes, views: Sequence[memoryview], nbytes: int, token: object) -> None:
         """Keep a large frame: `head` and the payload."""
-        lent = Lent(self.sent, head, views, nbytes, token)
+        lent = LentFrame(self.sent, head, views, nbytes, token)
         self.frames.append(lent)
         if token is None:
             self.count(nbytes)
@@ -222,7 +222,9 @@ class RetransmissionBuffer:
             for frame in reversed(self.frames):
                 if left <= 0:
                     break
-                size = frame.nbytes + len(frame.head) if isinstance(frame, Lent) else len(frame)
+                size = (
+                    frame.nbytes + len(frame.head) if isinstance(frame, LentFrame) else len(frame)
+                )
                 left -= size
                 first -= 1
         for lent in mine:
@@ -252,7 +254,7 @@ class RetransmissionBuffer:
         more."""
         frames: list[Outgoing] = []
         for frame in self.frames:
-            if isinstance(frame, Lent):
+            if isinstance(frame, LentFrame):
                 frames.append(Outgoing(frame.head, frame.views, frame.nbytes, None, frame.token))
             else:
                 frames.append(Outgoing(frame, (), 0, None, None))

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 
-class Identity(NamedTuple):
+class ProcessIdentity(NamedTuple):
     """The identity of a process and event loop.
 
     `process` and `host` are ids of the process with its loop, and of the host with its network
@@ -111,13 +111,15 @@ async def look_up(host: str, port: int, flags: int = 0) -> list[Any]:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
 
 
-def identity_on(loop: asyncio.AbstractEventLoop, process: str, host: str, user: str) -> Identity:
+def identity_on(
+    loop: asyncio.AbstractEventLoop, process: str, host: str, user: str
+) -> ProcessIdentity:
     """Return the identity of `loop`: the given one, unless the loop has its own."""
     own = getattr(loop, "identity", None)
     if own is not None:
-        return Identity(*own())
+        return ProcessIdentity(*own())
     pid = os.getpid()
-    return Identity(process, host, pid, f"{socket.gethostname()}:{pid}", user)
+    return ProcessIdentity(process, host, pid, f"{socket.gethostname()}:{pid}", user)
 
 
 def chooser_on(loop: asyncio.AbstractEventLoop) -> random.Random:

@@ -209,7 +209,7 @@ class MemberInfo(schema.Struct):
     lease: Annotated[float, schema.seconds(0.05)] = 15.0
 
 
-class View(Message, code=11, rows="members"):
+class EpochView(Message, code=11, rows="members"):
     """The members of an epoch, by rank: the answer to a join, or to a vote that began the epoch.
 
     It is the same for all members. A member finds itself by `id`.

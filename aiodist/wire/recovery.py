@@ -12,13 +12,13 @@ from aiodist.wire import schema
 from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME
 from aiodist.wire.messages import (
     Epoch,
+    EpochView,
     MemberInfo,
     Message,
     NonEmptyName,
     OptionalSize,
     Ranks,
     Text,
-    View,
 )
 
 MAX_BALLOTS = 256
@@ -111,14 +111,14 @@ class NextView(Message, code=57, rows="joined"):
     ]
 
     @staticmethod
-    def between(before: View, after: View) -> NextView:
+    def between(before: EpochView, after: EpochView) -> NextView:
         """Make the change that leads from one view to the next."""
         ids = after.ranks
         gone = tuple([one.rank for one in before.members if one.id not in ids])
         joined = after.members[len(before.members) - len(gone) :]
         return NextView(before.digest, after.epoch, after.digest, gone, joined)
 
-    def after(self, before: View) -> View:
+    def after(self, before: EpochView) -> EpochView:
         """Return the whole next view. Raises ValueError if the change does not fit `before`.
 
         Members in one process share both views and this message (`decode_message`), so they share
@@ -131,7 +131,7 @@ class NextView(Message, code=57, rows="joined"):
         #     member ──> view ──_made_by──> change     strong
         #     change ──_made──> before, view           weak
         known_before, known = self.__dict__.get("_made", (_nothing, _nothing))
-        made: View | None = known()
+        made: EpochView | None = known()
         if made is not None and known_before() is before:
             return made
         if before.digest != self.before:
@@ -139,7 +139,7 @@ class NextView(Message, code=57, rows="joined"):
         gone = {*self.gone}
         stay = [member for member in before.members if member.rank not in gone]
         ranked = [replace(member, rank=rank) for rank, member in enumerate(stay)]
-        view = View(before.group, self.epoch, (*ranked, *self.joined))
+        view = EpochView(before.group, self.epoch, (*ranked, *self.joined))
         if view.digest != self.digest:
             raise ValueError(f"a change of the view of epoch {before.epoch} that makes no sense")
         # Keeps this message alive with the view, so that others decode to it.

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from aiodist.wire import schema
-from aiodist.wire.messages import JoinRequest, Message, Rank, Ranks, View
+from aiodist.wire.messages import EpochView, JoinRequest, Message, Rank, Ranks
 from aiodist.wire.recovery import Heard
 
 MAX_HEARD = 64
@@ -29,7 +29,7 @@ class Rejoin(Message, code=24):
     digest: Annotated[bytes, schema.blob(16)]
     lost: Ranks
     left: Ranks
-    view: Annotated[View | None, schema.optional(schema.struct(View))] = None
+    view: Annotated[EpochView | None, schema.optional(schema.struct(EpochView))] = None
     heard: Annotated[tuple[Heard, ...], schema.sequence(schema.struct(Heard), MAX_HEARD)] = ()
 
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from aiodist.launching.spawn import free_port
-from aiodist.testing.long_links import Line, far_hosts
+from aiodist.testing.long_links import LongLine, far_hosts
 
 TRAIN = Path(__file__).with_name("train.py")
 PACE, SLOWER = 0.1, 10
@@ -170,7 +170,7 @@ def main(arguments: list[str]) -> None:
         hosts = [Host()] * 5
         try:
             if not given.here:
-                made, _ = stack.enter_context(far_hosts(5, Line(50e6, 0.05)))
+                made, _ = stack.enter_context(far_hosts(5, LongLine(50e6, 0.05)))
                 hosts = [Host(one.address, one.prefix) for one in made]
         except OSError as error:
             print(f"all on this host, because lines cannot be made: {error}")

@@ -34,7 +34,7 @@ import torch
 from torch import nn
 
 import aiodist
-from aiodist.testing.long_links import Line, far_hosts
+from aiodist.testing.long_links import LongLine, far_hosts
 
 CHANNEL = "policy"
 WORKERS = 5
@@ -52,7 +52,7 @@ GAMES, LENGTH, NUMBERS = 32, 12, 16
 RATE = 1e-3
 """The learning rate. Runs with large models have some 1e-6, and fewer weights change then."""
 
-LINE = Line(rate=20e6, delay=0.005)
+LINE = LongLine(rate=20e6, delay=0.005)
 """From each host of the demonstration to the others: bytes a second, and seconds."""
 
 

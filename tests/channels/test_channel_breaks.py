@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from channel_stage import ChannelStage
 
-from aiodist.transports.retransmission import Lent
+from aiodist.transports.retransmission import LentFrame
 
 FLOATS = 40_000
 """Of each of the arrays of a version: it comes in several parts, each of several packets."""
@@ -64,12 +64,12 @@ def test_versions_come_whole_wherever_a_connection_breaks(arrived, lend):
 @pytest.mark.parametrize("lend", [False, True])
 def test_what_may_be_sent_again_is_copied_only_of_what_was_lent(monkeypatch, lend):
     copied = []
-    copy = Lent.copy
+    copy = LentFrame.copy
 
     def counted(lent, copies):
         copied.append(lent.nbytes)
         copy(lent, copies)
 
-    monkeypatch.setattr(Lent, "copy", counted)
+    monkeypatch.setattr(LentFrame, "copy", counted)
     taken(0, lend=lend)
     assert (sum(copied) > 0) == lend

@@ -8,7 +8,7 @@ import pytest
 
 from aiodist.channels.directory import Release
 from aiodist.channels.holding import Holding
-from aiodist.channels.pace import GRACE, Pace
+from aiodist.channels.pace import GRACE, ParticipantPace
 from aiodist.testing.virtual_loop import VirtualLoop
 
 PATIENCE = 8.0
@@ -30,7 +30,7 @@ class Hand:
     def run(self, *others):
         async def main():
             tasks = [asyncio.ensure_future(one) for one in others]
-            pace = Pace(self.holding, lambda: self.calls, PATIENCE)
+            pace = ParticipantPace(self.holding, lambda: self.calls, PATIENCE)
             for number in range(PARTS):
                 begin = self.loop.time()
                 await pace.keep(number)

@@ -12,7 +12,7 @@ from seeds import seeds
 
 import aiodist
 from aiodist.channels import manifest, subscriber
-from aiodist.channels.into import Reading
+from aiodist.channels.into import VersionReading
 from aiodist.testing.simulation import Killed
 
 CHUNK = 1 << 14
@@ -264,12 +264,12 @@ def test_a_source_of_slices_that_goes_in_the_middle(how, monkeypatch):
     stage = Stage(5)
     has_begun = asyncio.Event()
 
-    class Begun(Reading):
+    class Begun(VersionReading):
         def begin(self, coming):
             super().begin(coming)
             has_begun.set()
 
-    monkeypatch.setattr(subscriber, "Reading", Begun)
+    monkeypatch.setattr(subscriber, "VersionReading", Begun)
 
     async def first():
         async with stage.subscriber() as weights:

@@ -23,7 +23,7 @@ from aiodist.rank import deriving
 from aiodist.transports.retransmission import ACK, ASK, own_frame, read_own
 from aiodist.wire import codec, kinds, messages
 from aiodist.wire.frames import Decoder, Frame, encode, pack_fields, unpack_fields
-from aiodist.wire.messages import Leave, MemberInfo, View
+from aiodist.wire.messages import EpochView, Leave, MemberInfo
 from aiodist.wire.proof import make_proof
 from aiodist.wire.returning import Rejoin
 
@@ -151,7 +151,7 @@ class Hostile:
     def join(self) -> None:
         """Wait until all are there."""
         found: object = None
-        while not isinstance(found, View):
+        while not isinstance(found, EpochView):
             found = codec.decode_message(self._control.frame())[1]
         corpus = self._corpus
         corpus.learn(found.context, found.digest, found.epoch, found.group)
@@ -163,7 +163,7 @@ class Hostile:
             corpus.learn(member.id)
             self._claims[member.id] = Claim(0, 0)
 
-    def _to_come(self, view: View) -> list[bytes]:
+    def _to_come(self, view: EpochView) -> list[bytes]:
         """The contexts of groups that the victims make of theirs later."""
         parent: Any = SimpleNamespace(id=view.context, derived={})
         ranks = [member.rank for member in view.members]

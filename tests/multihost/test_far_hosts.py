@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from aiodist.testing.long_links import FarHost, Line, Switch, far_hosts
+from aiodist.testing.long_links import FarHost, LongLine, Switch, far_hosts
 
 pytestmark = pytest.mark.multihost
 
@@ -35,7 +35,7 @@ asyncio.run(main())
 
 
 @contextmanager
-def far(line: Line) -> Iterator[tuple[list[FarHost], Switch]]:
+def far(line: LongLine) -> Iterator[tuple[list[FarHost], Switch]]:
     """Two hosts with such a line; the test is skipped where they cannot be made."""
     with ExitStack() as made:
         try:
@@ -74,7 +74,7 @@ def printed(hosts: list[FarHost], program: str) -> list[str]:
 
 
 def test_ranks_that_are_far_know_it() -> None:
-    with far(Line(rate=50e6, delay=DELAY)) as (hosts, switch):
+    with far(LongLine(rate=50e6, delay=DELAY)) as (hosts, switch):
         for out in printed(hosts, PROGRAM):
             trip, kind = json.loads(out)
             # The coordinator is with rank 0. How long packets wait for a core comes on top.
@@ -121,7 +121,7 @@ asyncio.run(main())
 
 def test_a_bundle_on_a_line_that_loses_packets() -> None:
     """All comes as it was sent, over several connections, where BBR is not allowed."""
-    with far(Line(rate=50e6, delay=0.01, loss=0.01)) as (hosts, switch):
+    with far(LongLine(rate=50e6, delay=0.01, loss=0.01)) as (hosts, switch):
         printed(hosts, BUNDLED)
         assert switch.lost
 
@@ -139,7 +139,7 @@ def test_a_packet_comes_when_the_line_would_bring_it() -> None:
     try:
         for _, there in ends:
             there.setblocking(False)
-        switch = Switch(Line(rate=1000.0, delay=2.0), [own.fileno() for own, _ in ends])
+        switch = Switch(LongLine(rate=1000.0, delay=2.0), [own.fileno() for own, _ in ends])
         for src, to in ((0, 3), (1, 3), (0, 9), (0, 0)):
             switch.send(src, packet(to), now=0.0)
         switch.send(0, packet(3, version=6), now=0.0)
@@ -162,7 +162,7 @@ def test_a_packet_comes_when_the_line_would_bring_it() -> None:
 
 def lost(seed: int, others: int = 0) -> list[int]:
     """Which of 300 packets of the first host a line loses that loses one of ten."""
-    switch = Switch(Line(1e9, 1.0, loss=0.1, seed=seed), [-1, -1])
+    switch = Switch(LongLine(1e9, 1.0, loss=0.1, seed=seed), [-1, -1])
     gone = []
     for number in range(300):
         for _ in range(others):
@@ -180,6 +180,6 @@ def test_a_line_loses_the_same_packets_in_every_run() -> None:
 
 
 def test_queues_are_of_the_size_of_the_line() -> None:
-    assert Line(50e6, 0.05).room == 5_000_000
-    assert Line(1e6, 0.01).room == 1 << 20
-    assert Line(50e6, 0.05, queue=10).room == 10
+    assert LongLine(50e6, 0.05).room == 5_000_000
+    assert LongLine(1e6, 0.01).room == 1 << 20
+    assert LongLine(50e6, 0.05, queue=10).room == 10

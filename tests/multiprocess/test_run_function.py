@@ -241,14 +241,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def half_is_late(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The timeout passes once a part of a report has come, or its pipe has ended."""
-    read = reports.Reading.read
+    read = reports.ReportReading.read
 
-    def reading(self: reports.Reading) -> None:
+    def reading(self: reports.ReportReading) -> None:
         read(self)
         if self.has_begun or self.is_over:
             clock.pass_timeout()
 
-    monkeypatch.setattr(reports.Reading, "read", reading)
+    monkeypatch.setattr(reports.ReportReading, "read", reading)
 
 
 def test_rank_that_dies_while_it_reports_is_named() -> None:

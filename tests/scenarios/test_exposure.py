@@ -18,7 +18,7 @@ from aiodist.coordinator.exposure import Guard, narrow_hint
 from aiodist.coordinator.listening import own_address
 from aiodist.reach import Reach
 from aiodist.testing import Simulation
-from aiodist.transports.registry import Endpoint
+from aiodist.transports.registry import Contact
 from aiodist.transports.tcp import PATIENCE
 from aiodist.transports.tls import TlsContexts
 from aiodist.wire.address import parse_address
@@ -358,7 +358,7 @@ def member(run: Any) -> MemberInfo:
     return found
 
 
-HERE = Endpoint("y", "this", {}, ("tcp",))
+HERE = Contact("y", "this", {}, ("tcp",))
 """A rank that dials."""
 
 

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import strategies as st
 
 from aiodist.schedules.plan import OUT, Plan, X
-from aiodist.schedules.simulator import Outcome, Reduced, Unit, Value, contributors, simulate
+from aiodist.schedules.simulator import (
+    Reduced,
+    SimulationResult,
+    Unit,
+    Value,
+    contributors,
+    simulate,
+)
 from aiodist.schedules.teams import Teams
 
 SIZES = range(1, 18)
@@ -87,7 +94,7 @@ def run(
     inputs: int | Sequence[int] = 0,
     outputs: int | Sequence[int] = 0,
     **options: Any,
-) -> Outcome:
+) -> SimulationResult:
     """See `outcome_of`."""
     return outcome_of(plans_of(plan, size), inputs, outputs, **options)
 
@@ -99,7 +106,7 @@ def everywhere(
     *args: Any,
     in_place: bool = False,
     **options: Any,
-) -> tuple[list[Plan], Outcome]:
+) -> tuple[list[Plan], SimulationResult]:
     """``plan(rank, size, length, *args)`` of all ranks, which have so many units and get as many,
     and what comes of it."""
     plans = plans_of(lambda rank: plan(rank, size, length, *args), size)
@@ -109,7 +116,7 @@ def everywhere(
 
 def at_root(
     plan: Callable[..., Plan], size: int, root: int, length: int, *args: Any, **options: Any
-) -> tuple[list[Plan], Outcome]:
+) -> tuple[list[Plan], SimulationResult]:
     """``plan(rank, size, root, length, *args)`` of all ranks, which have so many units, of whom
     `root` gets as many, and what comes of it."""
     plans = plans_of(lambda rank: plan(rank, size, root, length, *args), size)
@@ -119,7 +126,7 @@ def at_root(
 
 def to_slices(
     plan: Callable[..., Plan], bounds: Sequence[int], *args: Any, **options: Any
-) -> tuple[list[Plan], Outcome]:
+) -> tuple[list[Plan], SimulationResult]:
     """``plan(rank, size, bounds, *args)`` of all ranks, which have the same number of units, of
     which each gets its slice, and what comes of it."""
     size = len(bounds) - 1
@@ -137,7 +144,7 @@ def outcome_of(
     segment: int | None = None,
     seed: int = 0,
     teams: Teams | None = None,
-) -> Outcome:
+) -> SimulationResult:
     """The outcome, which must not depend on the interleaving: of a few ranks, as early and as late
     as can be, and one at random; of many, one at random."""
     size, shuffled = len(plans), Random(seed).randrange
@@ -167,7 +174,7 @@ def assert_reduced(values: Iterable[Value], units: Iterable[int], ranks: Iterabl
         assert contributors(value) == tuple(Unit(rank, X, unit) for rank in order)
 
 
-def assert_all_reduced(outcome: Outcome, length: int) -> None:
+def assert_all_reduced(outcome: SimulationResult, length: int) -> None:
     """All ranks have the same reduction of so many units of all, bit for bit."""
     size = len(outcome.out)
     for out in outcome.out:
@@ -175,7 +182,7 @@ def assert_all_reduced(outcome: Outcome, length: int) -> None:
     assert len(set(outcome.out)) == 1, "all ranks have the same bits"
 
 
-def assert_prefixes(outcome: Outcome, length: int, *, exclusive: bool) -> None:
+def assert_prefixes(outcome: SimulationResult, length: int, *, exclusive: bool) -> None:
     """Each rank has the reduction of the units of those before it, and of its own, unless
     `exclusive`: then rank 0 has its own."""
     for rank, out in enumerate(outcome.out):
@@ -187,7 +194,7 @@ def assert_prefixes(outcome: Outcome, length: int, *, exclusive: bool) -> None:
 
 def broadcast(
     plan: Callable[..., Plan], size: int, root: int, length: int, segment: int, *, in_place: bool
-) -> tuple[list[Plan], Outcome]:
+) -> tuple[list[Plan], SimulationResult]:
     """``plan(rank, size, root, length, segment)`` of all ranks, which all get what `root` has, and
     what comes of it."""
     plans, outcome = everywhere(

@@ -126,7 +126,7 @@ async def test_what_it_says_of_itself_is_read_by_others() -> None:
 async def test_a_peer_that_names_the_loopback_is_dialled_where_the_coordinator_is(
     transport: Transport,
 ) -> None:
-    own = registry.Endpoint("process", "here", allowed=("tcp",))
+    own = registry.Contact("process", "here", allowed=("tcp",))
     peer = member("127.0.0.1", "tcp://127.0.0.1:5")
     with pytest.raises(OSError, match="listens there alone"):
         await reach().dial(own, peer, "coordinator", None, 1.0)
@@ -136,7 +136,7 @@ async def test_a_peer_that_names_the_loopback_is_dialled_where_the_coordinator_i
 
 
 async def test_where_no_transport_leads_it_says_so(transport: Transport) -> None:
-    own = registry.Endpoint("process", "here", allowed=("shm",), user="me")
+    own = registry.Contact("process", "here", allowed=("shm",), user="me")
     with pytest.raises(OSError, match=r"no transport of shm is common .* users need"):
         await reach().dial(own, member("h"), "c", None, 1.0)
 

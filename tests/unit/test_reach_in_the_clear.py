@@ -8,7 +8,7 @@ import pytest
 
 from aiodist.coordinator.exposure import Guard
 from aiodist.reach import Reach
-from aiodist.transports.registry import Endpoint
+from aiodist.transports.registry import Contact
 from aiodist.wire.messages import JoinRequest, MemberInfo
 
 
@@ -54,7 +54,7 @@ def member(address: str, host_id: str) -> MemberInfo:
     ("stays", "address"), [(True, "tcp://10.0.0.2:5"), (False, "tcp://127.0.0.1:5")]
 )
 def test_nothing_is_dialed_between_hosts_in_the_clear(stays, address):
-    own = Endpoint("process", "here", "u", {"tcp": "tcp://10.0.0.1:4"}, ("tcp",))
+    own = Contact("process", "here", "u", {"tcp": "tcp://10.0.0.1:4"}, ("tcp",))
     dialing = reach(stays).dial(own, member(address, "there"), "10.0.0.1", object(), 1.0)
     with pytest.raises(OSError, match=r"no certificate.*AIODIST_TLS_CERT") as caught:
         asyncio.run(dialing)

@@ -17,7 +17,7 @@ from aiodist.control.store import Store
 from aiodist.coordinator.actor import Coordinator
 from aiodist.wire.codec import decode_message, encode_message
 from aiodist.wire.frames import Decoder
-from aiodist.wire.messages import Hello, JoinRequest, Message, Proof, View
+from aiodist.wire.messages import EpochView, Hello, JoinRequest, Message, Proof
 
 PATIENCE = 30.0
 """Seconds after which a test that waits for something fails."""
@@ -30,10 +30,10 @@ class Process:
         self.client = client
         self.store = Store(client, timeout=PATIENCE)
         self.events: asyncio.Queue[ControlEvent] = asyncio.Queue()
-        self.view: View | None = None
+        self.view: EpochView | None = None
         client.on_event = self.events.put_nowait
 
-    async def join(self, timeout: float = PATIENCE, **fields: Any) -> View:
+    async def join(self, timeout: float = PATIENCE, **fields: Any) -> EpochView:
         fields.setdefault("group", "g")
         fields.setdefault("id", f"id-{id(self):x}")
         if not {"size", "min_size", "max_size"} & set(fields):

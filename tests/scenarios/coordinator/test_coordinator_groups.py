@@ -32,6 +32,7 @@ from aiodist.wire.codec import encode_message
 from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import (
     Draining,
+    EpochView,
     Evicted,
     JoinRequest,
     MemberLeft,
@@ -40,7 +41,6 @@ from aiodist.wire.messages import (
     Result,
     StoreGet,
     StoreSet,
-    View,
 )
 
 Play = Callable[[Callable[..., Coroutine[Any, Any, None]]], None]
@@ -149,7 +149,7 @@ def test_a_view_that_comes_with_the_deadline_counts(play: Play) -> None:
     async def scenario(site: Any, coordinator: Coordinator) -> None:
         process = await site.process(coordinator.address)
         view = await process.join(timeout=0, size=1)
-        assert isinstance(view, View)
+        assert isinstance(view, EpochView)
         assert len(coordinator.status()["groups"]) == 1
 
 
@@ -246,7 +246,7 @@ def test_silence_ends_a_membership(play: Play) -> None:
             heard.append(await raw.hear())
         assert heard[-1] == Evicted("no sign of life for 0.05 s")
         assert await raw.ended()
-        if isinstance(heard[0], View):
+        if isinstance(heard[0], EpochView):
             await joining
             assert await other.event() == MemberLost(1, (0,), "no sign of life for 0.05 s")
         else:  # it did not even live to see the group complete
@@ -294,7 +294,7 @@ def test_a_pause_of_the_coordinator_kills_nobody(play: Play, late: bool) -> None
         for one, lease in ((raw, 1000.0), (other, 3000.0)):
             await one.greet()
             one.say(JoinRequest(group="g", id=f"of {lease:g} s", size=2, lease=lease))
-        assert isinstance(await raw.hear(), View)
+        assert isinstance(await raw.hear(), EpochView)
         clock.skipped = 1000.0 + (alarm.LATE_SECONDS + 1.0 if late else 0.0)
         coordinator._alarm._on_timer()
         if not late:
@@ -450,7 +450,7 @@ def test_stopping_does_not_wait_for_who_does_not_read(
         raw = await site.raw(coordinator.address)
         await raw.greet()
         raw.say(JoinRequest(group="g", id="raw", size=1))
-        assert isinstance(await raw.hear(), View)
+        assert isinstance(await raw.hear(), EpochView)
         raw.writer.transport.pause_reading()
         raw.say(StoreSet("k", bytes(2**20)))
         for _ in range(20):

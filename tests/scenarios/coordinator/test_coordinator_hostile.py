@@ -17,6 +17,7 @@ from aiodist.wire.frames import encode, pack_fields, prefix
 from aiodist.wire.limits import PROTOCOL_VERSION
 from aiodist.wire.messages import (
     Challenge,
+    EpochView,
     Failed,
     Failure,
     Hello,
@@ -25,7 +26,6 @@ from aiodist.wire.messages import (
     Proof,
     Renew,
     StoreGet,
-    View,
 )
 
 Play = Callable[[Callable[..., Coroutine[Any, Any, None]]], None]
@@ -97,7 +97,7 @@ def test_a_member_says_what_members_say(play: Play) -> None:
         raw = await site.raw(coordinator.address)
         await raw.greet()
         raw.say(JoinRequest(group="g", id="raw", size=1))
-        assert isinstance(await raw.hear(), View)
+        assert isinstance(await raw.hear(), EpochView)
         raw.say(Proof(b""))
         await raw.ended()
         assert coordinator.status()["groups"] == []
@@ -112,7 +112,7 @@ def test_nobody_makes_the_coordinator_unpack_a_view(
         raw = await site.raw(coordinator.address)
         if has_greeted:
             await raw.greet()
-        raw.say(View("g", 1, ()))
+        raw.say(EpochView("g", 1, ()))
         await raw.ended()
         [reason] = warnings(caplog)
         assert "a View message is not expected here" in reason

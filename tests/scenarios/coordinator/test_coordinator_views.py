@@ -14,13 +14,13 @@ from aiodist.control.standing import Standing
 from aiodist.coordinator.actor import Coordinator
 from aiodist.errors import ProtocolError
 from aiodist.membership.seating import Seating
-from aiodist.wire.messages import JoinRequest, MemberInfo, Message, View
+from aiodist.wire.messages import EpochView, JoinRequest, MemberInfo, Message
 from aiodist.wire.recovery import NextView, Purpose, Vote
 
 Play = Callable[[Callable[..., Coroutine[Any, Any, None]]], None]
 
 
-async def shrink(members: list[Any], number: int = 0) -> list[View]:
+async def shrink(members: list[Any], number: int = 0) -> list[EpochView]:
     """All vote to go on: what each is answered."""
     context = members[0].view.context
     votes = [one.client.begin(Vote(context, number, Purpose.SHRINK)) for one in members]
@@ -62,7 +62,7 @@ def test_a_loss_costs_no_view(play: Play, sent: list[type[Message]]) -> None:
         assert views[0] == views[1] == views[2]
         assert [member.rank for member in views[0].members] == [0, 1, 2]
         assert [names[member.id].rank for member in views[0].members] == [0, 2, 3]
-        assert (sent.count(View), sent.count(NextView)) == (4, 3)
+        assert (sent.count(EpochView), sent.count(NextView)) == (4, 3)
 
 
 def test_a_coordinator_that_knows_nothing_learns_the_whole_view(
@@ -83,16 +83,16 @@ def test_a_coordinator_that_knows_nothing_learns_the_whole_view(
         ids = [member.id for member in members[0].view.members]
         assert (group["epoch"], [one["id"] for one in group["members"]]) == (2, ids)
         assert [view.epoch for view in await shrink(members)] == [3, 3]
-        assert sent.count(View) == 3
+        assert sent.count(EpochView) == 3
         await forgetful.coordinator.stop()
 
 
 def test_a_change_that_makes_no_sense_is_refused() -> None:
     infos = [MemberInfo(rank, f"id-{rank}", "", 0, "", {}, 0.0, "", ()) for rank in range(3)]
-    view = View("g", 1, tuple(infos))
+    view = EpochView("g", 1, tuple(infos))
     standing = Standing(JoinRequest(group="g", id="id-0", size=3), view)
-    change = NextView.between(view, View("g", 2, tuple(infos[:2])))
-    assert standing.after(change) == View("g", 2, tuple(infos[:2]))
+    change = NextView.between(view, EpochView("g", 2, tuple(infos[:2])))
+    assert standing.after(change) == EpochView("g", 2, tuple(infos[:2]))
     with pytest.raises(ProtocolError, match=r"coordinator sends a change .* makes no sense"):
         standing.after(replace(change, digest=bytes(16)))
     standing.take(standing.after(change))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.averaging.parts import Call, Part, Settings
+from aiodist.averaging.parts import AverageCall, AverageSettings, MemberPart
 from aiodist.wire.averaging import Outcome
 
 
@@ -20,16 +20,16 @@ class Quiet:
     def say(self, message: object) -> None: ...
 
 
-def part_that_carries() -> Part:
+def part_that_carries() -> MemberPart:
     ways: Any = Quiet()
-    return Part("", ways, Settings(None, sums=True, carry=True, keep=3), {"me"})
+    return MemberPart("", ways, AverageSettings(None, sums=True, carry=True, keep=3), {"me"})
 
 
-def call_of(part: Part, number: int) -> Call:
+def call_of(part: MemberPart, number: int) -> AverageCall:
     form: Any = SimpleNamespace(digest=b"")
     included = part.left_over()
     done = asyncio.get_running_loop().create_future()
-    call = Call(number, form, [np.full(1, number, np.float32)], 1.0, done, included)
+    call = AverageCall(number, form, [np.full(1, number, np.float32)], 1.0, done, included)
     part.begin(call)
     return call
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from aiodist.averaging.values import Form, added, all_finite, narrowed, widened
+from aiodist.averaging.values import TreeForm, added, all_finite, narrowed, widened
 
 TREE: dict[str, Any] = {
     "w": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -21,7 +21,7 @@ TREE: dict[str, Any] = {
 
 @pytest.mark.parametrize("coded", [False, True])
 def test_a_tree_comes_back_as_it_was_in_new_arrays(coded: bool) -> None:
-    form = Form(TREE, coded=coded)
+    form = TreeForm(TREE, coded=coded)
     found = form.tree(form.copy())
     assert found.keys() == TREE.keys()
     assert isinstance(found["deep"][1], tuple)
@@ -36,13 +36,13 @@ def test_a_tree_comes_back_as_it_was_in_new_arrays(coded: bool) -> None:
 
 
 def test_codecs_have_one_vector_and_float64_another() -> None:
-    assert Form(TREE, coded=True).names == ["float64", "float32"]
-    assert Form(TREE, coded=False).names == ["float64", "float16", "float32"]
+    assert TreeForm(TREE, coded=True).names == ["float64", "float32"]
+    assert TreeForm(TREE, coded=False).names == ["float64", "float16", "float32"]
 
 
 def test_the_order_of_keys_is_no_difference() -> None:
-    one = Form({"a": np.ones(2), "b": np.ones(3)}, coded=False)
-    other = Form({"b": np.ones(3), "a": np.ones(2)}, coded=False)
+    one = TreeForm({"a": np.ones(2), "b": np.ones(3)}, coded=False)
+    other = TreeForm({"b": np.ones(3), "a": np.ones(2)}, coded=False)
     assert one.digest == other.digest
 
 
@@ -51,7 +51,9 @@ def test_the_order_of_keys_is_no_difference() -> None:
     [np.ones(4, np.float32), np.ones((3, 1), np.float32), np.ones(3), [np.ones(3, np.float32)]],
 )
 def test_other_shapes_dtypes_and_structures_have_other_digests(other: Any) -> None:
-    assert Form(other, coded=False).digest != Form(np.ones(3, np.float32), coded=False).digest
+    assert (
+        TreeForm(other, coded=False).digest != TreeForm(np.ones(3, np.float32), coded=False).digest
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,12 +67,12 @@ def test_other_shapes_dtypes_and_structures_have_other_digests(other: Any) -> No
 )
 def test_what_is_no_float_array_is_refused_by_where_it_is(tree: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
-        Form(tree, coded=False)
+        TreeForm(tree, coded=False)
 
 
 def test_a_tree_without_arrays_is_refused() -> None:
     with pytest.raises(ValueError, match="without arrays"):
-        Form({"a": []}, coded=False)
+        TreeForm({"a": []}, coded=False)
 
 
 @given(hnp.arrays(np.float32, 50, elements=st.floats(width=32)))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.channels.directory import (
-    Place,
+    LinePlace,
     Release,
     Seat,
     at_end,
@@ -62,7 +62,7 @@ def test_what_is_written_is_read():
     for nonsense in (
         b"",
         b"\xc1",
-        packed([Place("a", "")]),
+        packed([LinePlace("a", "")]),
         b"\x91\x95\x01\x00\x01\x01\x01",
         b"\x07",
     ):
@@ -103,14 +103,14 @@ def test_a_version_is_gone_when_others_took_its_place():
 
 
 PLACES = st.lists(st.sampled_from("ABC"), max_size=12).map(
-    lambda hosts: [Place(f"p{at}", host) for at, host in enumerate(hosts)]
+    lambda hosts: [LinePlace(f"p{at}", host) for at, host in enumerate(hosts)]
 )
 
 
 @given(places=PLACES, me=st.integers(0, 12), host=st.sampled_from("ABC"), maps=st.booleans())
 def test_nobody_takes_from_one_who_came_later(places, me, host, maps):
-    mine = Place(f"p{me}", places[me].host if me < len(places) else host)
-    publisher = Place("publisher", "A")
+    mine = LinePlace(f"p{me}", places[me].host if me < len(places) else host)
+    publisher = LinePlace("publisher", "A")
     found = sources(places, mine, [publisher], maps=maps)
     before = places[: min(me, len(places))]
     assert sorted(one.id for one in found) == sorted(one.id for one in [publisher, *before])
@@ -127,7 +127,7 @@ def test_nobody_takes_from_one_who_came_later(places, me, host, maps):
 @given(PLACES, st.booleans())
 def test_each_host_gets_one_copy_and_sends_one(places, maps):
     """Whoever comes, from whatever host, in whatever order: where nobody is lost."""
-    publisher = Place("publisher", "A")
+    publisher = LinePlace("publisher", "A")
     gets, sends = [], []
     for at, me in enumerate(places):
         source = sources(places[:at], me, [publisher], maps=maps)[0]
@@ -142,12 +142,12 @@ def test_each_host_gets_one_copy_and_sends_one(places, maps):
 def test_who_takes_slices_is_no_source_of_a_whole_version(places):
     sliced = [replace(one, wants="x") for one in places[::2]]
     line = [*sliced, *places[1::2]]
-    me, publisher = Place("me", "B"), Place("publisher", "A")
+    me, publisher = LinePlace("me", "B"), LinePlace("publisher", "A")
     assert not any(one.wants for one in sources(line, me, [publisher]))
     slicing = sources(line, replace(me, wants="y"), [publisher])
     assert {*slicing} == {*line, publisher}
     # Publishers of one host, or of none, are equally far, so that all of them have to send.
-    others = [publisher, Place("other", "C"), Place("near", "B")]
+    others = [publisher, LinePlace("other", "C"), LinePlace("near", "B")]
     found = sources(line, replace(me, wants="y"), others, maps=False)
     far = distances(found, me, others)
     assert far == sorted(far)
@@ -158,38 +158,43 @@ def test_who_takes_slices_is_no_source_of_a_whole_version(places):
 
 def test_slices_come_from_one_of_the_host_who_wants_the_same():
     """Before others of the host, that came first; its memory is mapped."""
-    line = [Place("a", "H", "y"), Place("b", "H"), Place("c", "H", "x"), Place("d", "I", "x")]
-    publisher, me = Place("p", "P"), Place("me", "H", "x")
+    line = [
+        LinePlace("a", "H", "y"),
+        LinePlace("b", "H"),
+        LinePlace("c", "H", "x"),
+        LinePlace("d", "I", "x"),
+    ]
+    publisher, me = LinePlace("p", "P"), LinePlace("me", "H", "x")
     found = [one.id for one in sources(line, me, [publisher], maps=False)]
     assert found == ["c", "a", "b", "d", "p"]
 
 
 def test_who_can_map_no_memory_is_near_to_nobody():
-    places = [Place("a", ""), Place("b", "")]
-    publisher = Place("p", "")
-    found = sources(places, Place("c", ""), [publisher])
+    places = [LinePlace("a", ""), LinePlace("b", "")]
+    publisher = LinePlace("p", "")
+    found = sources(places, LinePlace("c", ""), [publisher])
     assert found == [*reversed(places), publisher]
 
 
 @given(PLACES)
 def test_each_stands_in_a_line_once(places):
-    line: list[Place] = []
+    line: list[LinePlace] = []
     for one in [*places, *places]:
         line = in_line(line, one) or line
     assert line == places
     for one in places:
         assert at_end(places, one) == [*(other for other in places if other != one), one]
-    assert at_end(places, Place("new", "")) == [*places, Place("new", "")]
+    assert at_end(places, LinePlace("new", "")) == [*places, LinePlace("new", "")]
 
 
 def test_who_is_behind_may_have_what_is_wanted():
-    sliced, whole, last = Place("s", "", "half"), Place("w", ""), Place("l", "")
+    sliced, whole, last = LinePlace("s", "", "half"), LinePlace("w", ""), LinePlace("l", "")
     line = [whole, sliced, last]
     assert behind(line, whole) == [last]
     assert behind(line, sliced) == [last]
-    assert behind([sliced, whole, Place("t", "", "half")], sliced)[0].wants == "half"
+    assert behind([sliced, whole, LinePlace("t", "", "half")], sliced)[0].wants == "half"
     assert behind(line, last) == []
-    assert behind(line, Place("new", "")) == []
+    assert behind(line, LinePlace("new", "")) == []
 
 
 def shares(version, count, *missing):

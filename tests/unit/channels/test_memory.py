@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aiodist.buffers.segment import unsupported_reason
-from aiodist.channels.memory import Block, Spare, VersionMemory
+from aiodist.channels.memory import MemoryBlock, Spare, VersionMemory
 
 SIZE = 1000
 LINUX = pytest.mark.skipif(unsupported_reason() is not None, reason=str(unsupported_reason()))
@@ -91,7 +91,7 @@ def test_memory_of_another_size_or_kind_is_not(spare: Spare) -> None:
 
 @LINUX
 def test_what_others_have_is_not_used_again(spare: Spare) -> None:
-    block = Block(SIZE, shared=True)
+    block = MemoryBlock(SIZE, shared=True)
     passed = block.for_readers()
     spare.keep(block)
     with closing(spare.block(SIZE, shared=True)) as other:
@@ -105,7 +105,7 @@ def test_what_others_have_is_not_used_again(spare: Spare) -> None:
 def test_where_readers_cannot_be_known_memory_is_never_used_again(
     spare: Spare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    block = Block(SIZE, shared=True)
+    block = MemoryBlock(SIZE, shared=True)
 
     def refuses(path: str, flags: int) -> int:
         raise OSError(f"no {path}")
@@ -123,7 +123,7 @@ def test_where_readers_cannot_be_known_memory_is_never_used_again(
 @LINUX
 def test_what_a_child_may_have_is_not_used_again(spare: Spare, shared: bool) -> None:
     """It has the arrays that there were when it was forked; what is private it has copies of."""
-    block = Block(SIZE, shared=shared)
+    block = MemoryBlock(SIZE, shared=shared)
     view = block.view()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -139,7 +139,7 @@ def test_what_a_child_may_have_is_not_used_again(spare: Spare, shared: bool) -> 
 
 
 def test_one_block_is_kept_and_rather_one_that_is_free(spare: Spare) -> None:
-    one, other, third = (Block(SIZE, shared=False) for _ in range(3))
+    one, other, third = (MemoryBlock(SIZE, shared=False) for _ in range(3))
     view = one.view()
     spare.keep(one)
     spare.keep(other)  # somebody has the first one

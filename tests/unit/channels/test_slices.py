@@ -16,7 +16,7 @@ from aiodist.channels.holding import Holding
 from aiodist.channels.lots import Lot
 from aiodist.channels.manifest import Writing
 from aiodist.channels.memory import VersionMemory
-from aiodist.channels.slices import Arrays, Piece, Whole
+from aiodist.channels.slices import Arrays, Piece, WholeVersion
 from aiodist.channels.trees import unwrapped
 from aiodist.errors import ProtocolError
 from aiodist.schedules.resharding import remainder
@@ -88,7 +88,7 @@ def test_what_comes_is_what_numpy_would_cut(problem, data):
         for share, at in enumerate(order)
     ]
     arrays = arrays_of(*shares)
-    sources, has = [Whole(one) for one in shares], [{"['w']": holds[at]} for at in order]
+    sources, has = [WholeVersion(one) for one in shares], [{"['w']": holds[at]} for at in order]
     for box in wanted:
         want = {"['w']": box}
         arrays.check(want)
@@ -111,7 +111,7 @@ def test_a_part_is_handed_on_as_soon_as_it_is_there():
     share = held({"w": w})
     lot = Lot(arrays_of(share), {"['w']": ((0, 16), (0, 2))})
     first, second = Piece("['w']", ((0, 8), (0, 2))), Piece("['w']", ((8, 16), (0, 1)))
-    bring(lot, [Whole(share)], [[first]])
+    bring(lot, [WholeVersion(share)], [[first]])
     assert lot.has(lot.needed(first))
     assert not lot.has(lot.needed(second))
     assert not lot.has(lot.needed(Piece("['w']", ((7, 9), (0, 2)))))
@@ -123,7 +123,7 @@ def test_only_what_is_there_has_to_be():
     """Of a version that comes chunk by chunk, those are needed in which the piece lies."""
     w = np.arange(16 * 16, dtype=np.float64).reshape(16, 16)  # each row is a chunk
     share = held({"a": np.zeros(16), "w": w})
-    whole = Whole(share)
+    whole = WholeVersion(share)
     assert whole.needed(Piece("['w']", ((3, 5), (0, 2)))) == {5, 6}
     assert whole.needed(Piece("['a']", ((0, 1),))) == {1}
     share.filled = 6
@@ -137,7 +137,7 @@ def test_only_what_is_there_has_to_be():
 def test_what_is_not_held_cannot_be_asked_for(piece):
     share = held({"w": np.zeros(8)})
     lot = Lot(arrays_of(share), {"['w']": ((0, 4),)})
-    for source in (Whole(share), lot):
+    for source in (WholeVersion(share), lot):
         with pytest.raises(ProtocolError, match=r"is not (held|wanted) here"):
             source.needed(piece)
 
@@ -149,7 +149,7 @@ def test_what_nobody_has_stays_to_be_done():
     assert asks == [[Piece("['w']", ((2, 4),))]]
     lot.lack([asks[0]])
     asks, lacking = lots.asked_of(lot, [{"['w']": ((0, 8),)}], [0], 0)
-    bring(lot, [Whole(share)], asks)
+    bring(lot, [WholeVersion(share)], asks)
     assert not lacking
     assert np.array_equal(lot.tree()["w"], np.arange(8))
 
@@ -158,14 +158,14 @@ def test_a_damaged_parcel_is_noticed():
     share = held({"w": np.arange(8)})
     lot = Lot(arrays_of(share), lot_all := {"['w']": ((0, 8),)})
     parcel = [Piece("['w']", lot_all["['w']"])]
-    data, check = slices.packed_parcel(Whole(share), parcel)
+    data, check = slices.packed_parcel(WholeVersion(share), parcel)
     lot.take(VersionMemory(lot.nbytes, shared=False))
     with pytest.raises(ProtocolError, match="a parcel of version 1 came damaged"):
         lots.unpacked_parcel(data, check ^ 1, lot, parcel)
 
 
 def test_what_is_asked_for_lies_in_a_box_of_each_array():
-    whole = Whole(held({"w": np.zeros((8, 8)), "b": np.zeros(9, np.int16)}))
+    whole = WholeVersion(held({"w": np.zeros((8, 8)), "b": np.zeros(9, np.int16)}))
     asked = [
         Piece("['w']", ((1, 2), (0, 3))),
         Piece("['w']", ((4, 6), (2, 4))),
@@ -186,11 +186,11 @@ def test_what_lies_in_the_memory_of_another_one_is_copied():
     arrays = arrays_of(share)
     theirs = Lot(arrays, {"['a']": ((0, 5),), "['w']": ((0, 6), (1, 8))})
     theirs.take(VersionMemory(theirs.nbytes, shared=False))
-    lots.copy(Whole(share), theirs, [Piece(key, box) for key, box in theirs.want.items()])
+    lots.copy(WholeVersion(share), theirs, [Piece(key, box) for key, box in theirs.want.items()])
     mirror = Lot(arrays, theirs.want)
     mirror.take(theirs.memory)
     other = Holding.over(share.release, share.memory)
-    for source in (mirror, Whole(other)):
+    for source in (mirror, WholeVersion(other)):
         lot = Lot(arrays, {"['w']": ((2, 5), (3, 7))})
         lot.take(VersionMemory(lot.nbytes, shared=False))
         lots.copy(source, lot, lot.todo)

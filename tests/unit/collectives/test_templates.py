@@ -12,7 +12,7 @@ from aiodist.buffers.encoding import encode
 from aiodist.collectives import fitting
 from aiodist.collectives.device_transfer import DeviceTransfer
 from aiodist.collectives.offers import Offer, pack_offers
-from aiodist.collectives.templates import Reading, Window, template_of
+from aiodist.collectives.templates import MovingTemplate, Reading, template_of
 
 PLACE = SimpleNamespace(
     device_memory=None, heap=SimpleNamespace(place_of=lambda parts: 0), allow_pickle=False
@@ -78,7 +78,7 @@ def test_a_window_lies_anywhere(kind):
     values = ARRAYS[kind]
     blob = blob_of(values)
     template = template_of(blob, len(values), 0)
-    window = Window(template)
+    window = MovingTemplate(template)
     shown = len(blob).to_bytes(4, "big") + blob
     flats = [value.reshape(-1) for value in values]
     assert window.first + b"".join(window.rest_of(flats)) == shown

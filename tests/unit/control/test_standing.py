@@ -8,18 +8,18 @@ from aiodist.control.dial import ForeignServiceError
 from aiodist.control.standing import Standing, check_successor
 from aiodist.errors import ProtocolError
 from aiodist.wire.limits import MAX_MEMBERS
-from aiodist.wire.messages import JoinRequest, MemberInfo, View, Welcome
+from aiodist.wire.messages import EpochView, JoinRequest, MemberInfo, Welcome
 from aiodist.wire.recovery import BallotResult, Cause, Purpose, Void, Vote, Waiting
 from aiodist.wire.returning import MAX_HEARD
 
 ASK = JoinRequest(group="g", id="me", size=3)
 
 
-def view(*ids: str, epoch: int = 1) -> View:
+def view(*ids: str, epoch: int = 1) -> EpochView:
     members = [
         MemberInfo(rank, one, "host", 1, one, {}, 0.0, "", ()) for rank, one in enumerate(ids)
     ]
-    return View("g", epoch, tuple(members))
+    return EpochView("g", epoch, tuple(members))
 
 
 def vote(number: int) -> Vote:

@@ -11,7 +11,7 @@ import pytest
 
 from aiodist.coordinator.journal import Journal
 from aiodist.coordinator.state_file import NoFilesError
-from aiodist.membership.effects import Effect, Keep, Send
+from aiodist.membership.effects import Effect, Keep, SendMessage
 from aiodist.membership.records import EpochGiven, Record
 from aiodist.wire.messages import Left
 
@@ -20,8 +20,8 @@ def keep(number: int) -> Keep:
     return Keep(EpochGiven("g", number))
 
 
-def say(number: int) -> Send:
-    return Send(number, 0, Left())
+def say(number: int) -> SendMessage:
+    return SendMessage(number, 0, Left())
 
 
 class Disk:
@@ -77,7 +77,7 @@ class Desk:
         )
 
     def carry_out(self, effects: list[Effect]) -> None:
-        self.done += [effect.conn for effect in effects if isinstance(effect, Send)]
+        self.done += [effect.conn for effect in effects if isinstance(effect, SendMessage)]
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ OPS = [
 DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
 
 
-def on_cpu() -> cuda.Device:
-    device = cuda.Device(0)
+def on_cpu() -> cuda.CudaDevice:
+    device = cuda.CudaDevice(0)
     device._device = torch.device("cpu")
     return device
 
@@ -56,7 +56,7 @@ def test_bit_for_bit_as_on_the_host(op: ReduceOp, name: str, size: int) -> None:
     kernel.reduce(given, due, size)
     for place in range(size):  # in place at each of the ranks
         xs = [torch.from_numpy(x.copy()) for x in given]
-        device.reduce(cuda.Stream(None), op, xs, xs[place], size)
+        device.reduce(cuda.CudaStream(None), op, xs, xs[place], size)
         np.testing.assert_array_equal(xs[place].numpy(), due)
 
 
@@ -64,7 +64,7 @@ def test_bfloat16_is_rounded_once() -> None:
     device = on_cpu()
     xs = [torch.tensor([256.0, 1.0]).to(torch.bfloat16) for _ in range(3)]
     xs[1][0] = xs[2][0] = 1.0  # 256 + 1 is 256 in bfloat16, 256 + 2 is 258
-    device.reduce(cuda.Stream(None), ReduceOp.SUM, xs, xs[0], 3)
+    device.reduce(cuda.CudaStream(None), ReduceOp.SUM, xs, xs[0], 3)
     assert xs[0].tolist() == [258.0, 3.0]
 
 

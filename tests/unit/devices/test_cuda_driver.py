@@ -71,7 +71,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes.
 
 
 def test_calls(library: ctypes.CDLL) -> None:
-    context = driver.Context(3)
+    context = driver.PrimaryContext(3)
     number, base, nbytes = context.allocation(0x7F0012345678)
     assert (number, base, nbytes) == (0x7F00123, 0x7F0012300000, 6 << 32)
     assert context.number(base) == number and context.number(12) is None
@@ -85,4 +85,4 @@ def test_calls(library: ctypes.CDLL) -> None:
         context.open(bytes(64))
     assert ctypes.c_int.in_dll(library, "depth").value == 0
     with pytest.raises(OSError, match="cuDevicePrimaryCtxRetain"):
-        driver.Context(0)
+        driver.PrimaryContext(0)

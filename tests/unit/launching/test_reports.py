@@ -10,14 +10,14 @@ import pytest
 
 from aiodist.errors import AiodistError
 from aiodist.launching import reports
-from aiodist.launching.reports import Outcome, Reading
+from aiodist.launching.reports import ReportOutcome, ReportReading
 
 
 @pytest.fixture
-def pipe() -> Iterator[tuple[Reading, int]]:
+def pipe() -> Iterator[tuple[ReportReading, int]]:
     """The reader of a report, and where to write it."""
     ours, theirs = os.pipe()
-    reading = Reading(ours)
+    reading = ReportReading(ours)
     yield reading, theirs
     reading.close()
     reading.close()
@@ -34,7 +34,7 @@ def sent(report: reports.Report) -> bytes:
 
 
 @pytest.mark.parametrize("value", [None, {"a": [1, 2]}, "ä" * 5])
-def test_a_report_byte_by_byte(pipe: tuple[Reading, int], value: object) -> None:
+def test_a_report_byte_by_byte(pipe: tuple[ReportReading, int], value: object) -> None:
     reading, theirs = pipe
     data = sent(reports.returned(value))
     for at in range(len(data)):
@@ -44,13 +44,13 @@ def test_a_report_byte_by_byte(pipe: tuple[Reading, int], value: object) -> None
         reading.read()
     assert reading.report is not None
     assert not reading.has_begun and not reading.is_over
-    assert reading.report.outcome is Outcome.RETURNED
+    assert reading.report.outcome is ReportOutcome.RETURNED
     assert reports.value_of(reading.report) == value
 
 
 def test_a_report_that_breaks_off() -> None:
     ours, theirs = os.pipe()
-    reading = Reading(ours)
+    reading = ReportReading(ours)
     os.write(theirs, sent(reports.returned("all of it"))[:-1])
     os.close(theirs)
     reading.read()
@@ -58,7 +58,7 @@ def test_a_report_that_breaks_off() -> None:
     reading.close()
 
 
-def test_what_was_raised_comes_with_its_traceback(pipe: tuple[Reading, int]) -> None:
+def test_what_was_raised_comes_with_its_traceback(pipe: tuple[ReportReading, int]) -> None:
     reading, theirs = pipe
     try:
         raise KeyError("\udcff", "lone surrogates have no UTF-8")
@@ -66,7 +66,7 @@ def test_what_was_raised_comes_with_its_traceback(pipe: tuple[Reading, int]) -> 
         os.write(theirs, sent(reports.raised(error)))
     reading.read()
     report = reading.report
-    assert report is not None and report.outcome is Outcome.RAISED
+    assert report is not None and report.outcome is ReportOutcome.RAISED
     assert 'raise KeyError("' in report.text
     assert isinstance(reports.value_of(report), KeyError)
 
@@ -86,7 +86,7 @@ class Odd(Exception):
 @pytest.mark.parametrize("error", [Elsewhere("odd"), Odd("odd")])
 def test_exceptions_that_do_not_survive_are_told_of(error: Exception) -> None:
     report = reports.raised(error)
-    assert report.outcome is Outcome.OPAQUE
+    assert report.outcome is ReportOutcome.OPAQUE
     assert reports.value_of(report) is None
     assert f"{type(error).__name__}: odd" in report.text
 

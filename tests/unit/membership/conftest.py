@@ -15,12 +15,12 @@ from aiodist.membership.effects import (
     Keep,
     Note,
     Received,
-    Send,
+    SendMessage,
     Tick,
 )
 from aiodist.membership.machine import Membership
 from aiodist.membership.records import encode_record
-from aiodist.wire.messages import JoinRequest, Message, View
+from aiodist.wire.messages import EpochView, JoinRequest, Message
 from aiodist.wire.recovery import NextView
 
 
@@ -32,18 +32,18 @@ class World:
         self.machine = Membership(**options)
         self.now = 0.0
         self.mail: dict[int, list[tuple[int, Message]]] = defaultdict(list)
-        self.views: dict[bytes, View] = {}
+        self.views: dict[bytes, EpochView] = {}
         self.closed: dict[int, str] = {}
         self.notes: list[str] = []
         self.kept = b""
 
     def step(self, event: Event) -> None:
         for effect in self.machine.step(event, self.now):
-            if isinstance(effect, Send):
+            if isinstance(effect, SendMessage):
                 message = effect.message
                 if isinstance(message, NextView):
                     message = message.after(self.views[message.before])
-                if isinstance(message, View):
+                if isinstance(message, EpochView):
                     self.views[message.digest] = message
                 self.mail[effect.conn].append((effect.request, message))
             elif isinstance(effect, Close):

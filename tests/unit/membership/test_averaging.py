@@ -10,7 +10,7 @@ from aiodist.membership.averaging import RETURN_WINDOW
 from aiodist.membership.effects import Received
 from aiodist.membership.records import decode_records, encode_record
 from aiodist.wire import averaging as a
-from aiodist.wire.messages import Evicted, Failed, Failure, JoinRequest, Leave, Message, View
+from aiodist.wire.messages import EpochView, Evicted, Failed, Failure, JoinRequest, Leave, Message
 from aiodist.wire.recovery import Unreachable
 from aiodist.wire.returning import Rejoin, Rejoined
 
@@ -24,7 +24,7 @@ class Members:
     def __init__(self, world: Any, rules: a.Rules = RULES) -> None:
         self.world = world
         self.rules = rules
-        self.views: dict[int, View] = {}
+        self.views: dict[int, EpochView] = {}
 
     def ask(self, number: int) -> JoinRequest:
         group = a.own_group("outer", f"{number:024x}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.membership.culprits import LEAST, Doing, Finding, Held, Waiting, find
+from aiodist.membership.culprits import LEAST, Doing, Finding, Held, PendingOperation, find
 from aiodist.wire.activity import Activity, Seen, SeenRequest, Wait, packed
 from aiodist.wire.messages import StatusRequest, StoreCancel, StoreSet, StoreWait, StoreWatch
 from aiodist.wire.recovery import Cause, GiveUpVote, Purpose, Vote
@@ -176,7 +176,7 @@ def test_others_are_told_in_words(three: Any) -> None:
 
 def test_short_waits_do_not_count() -> None:
     def waiting(seconds: float, text: str = "key 'k' is not set") -> Doing:
-        return Doing((Waiting((b"", "store.wait", None), "store.wait", seconds, 0, text),))
+        return Doing((PendingOperation((b"", "store.wait", None), "store.wait", seconds, 0, text),))
 
     assert find({0: waiting(LEAST / 2), 1: Doing()}) == []
     assert find({0: waiting(2.0, "b"), 1: waiting(3.0, "a"), 2: waiting(4.0, "b")}) == [

@@ -10,6 +10,7 @@ from aiodist.membership.effects import Tick
 from aiodist.membership.records import decode_records
 from aiodist.membership.silence import RETURN_SECONDS
 from aiodist.wire.messages import (
+    EpochView,
     Failed,
     JoinRequest,
     Leave,
@@ -19,7 +20,6 @@ from aiodist.wire.messages import (
     StoreGet,
     StoreSet,
     StoreWatch,
-    View,
 )
 from aiodist.wire.returning import Rejoin, Rejoined, ViewWanted
 
@@ -30,9 +30,9 @@ def join(world, conn, name=None, store="channel", **fields):
 
 def test_groups_that_name_a_store_have_it_in_common(world):
     for conn in (1, 2):
-        assert isinstance(join(world, conn), View)
-    assert isinstance(join(world, 3, store=""), View)
-    assert isinstance(join(world, 4, run_id="another"), View)
+        assert isinstance(join(world, conn), EpochView)
+    assert isinstance(join(world, 3, store=""), EpochView)
+    assert isinstance(join(world, 4, run_id="another"), EpochView)
     assert world.say(1, StoreSet("k", b"value")) == Result(None)
     assert world.say(2, StoreGet("k")) == Result(b"value")
     assert world.say(3, StoreGet("k")) == Result(None)

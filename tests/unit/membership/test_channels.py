@@ -11,6 +11,7 @@ from aiodist.membership.records import decode_records
 from aiodist.wire import channels, schema
 from aiodist.wire.channels import Said
 from aiodist.wire.messages import (
+    EpochView,
     Failed,
     Failure,
     Leave,
@@ -18,7 +19,6 @@ from aiodist.wire.messages import (
     StoreDelete,
     StoreGet,
     StoreSet,
-    View,
 )
 
 SAID = Said(False, 5, 7, 1000, 300, 2.5, 2000, 10, 20, 30, 0.25, 2, 1)
@@ -28,7 +28,7 @@ def come(world: Any, conn: int, said: Said | None = None, channel: str = "policy
     """One more participant; its id."""
     who = f"{conn:024x}"
     name, store = channels.own_group(channel, who), channels.store_of(channel)
-    assert isinstance(world.join(conn, name, size=1, store=store, host="h"), View)
+    assert isinstance(world.join(conn, name, size=1, store=store, host="h"), EpochView)
     if said is not None:
         world.say(conn, StoreSet(channels.at(who), schema.pack(said), ttl=3.5))
     return who

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from aiodist.membership.culprits import LEAST, Doing, Finding, Held, Waiting, find
+from aiodist.membership.culprits import LEAST, Doing, Finding, Held, PendingOperation, find
 from aiodist.wire.activity import bits_of
 
 IDLE = Doing()
 STUCK = Doing(is_stuck=True)
 
 
-def collective(*missing: int, seq: int = 57, seconds: float = 12.0, tag: str = "None") -> Waiting:
+def collective(
+    *missing: int, seq: int = 57, seconds: float = 12.0, tag: str = "None"
+) -> PendingOperation:
     what = f"all_reduce #{seq}"
-    return Waiting((b"context1", tag, seq), what, seconds, bits_of(missing))
+    return PendingOperation((b"context1", tag, seq), what, seconds, bits_of(missing))
 
 
-def message(*peers: int, seconds: float = 12.0) -> Waiting:
-    return Waiting((b"context1", "0", None), "recv tag 0", seconds, bits_of(peers))
+def message(*peers: int, seconds: float = 12.0) -> PendingOperation:
+    return PendingOperation((b"context1", "0", None), "recv tag 0", seconds, bits_of(peers))
 
 
-def waits(*waiting: Waiting) -> Doing:
+def waits(*waiting: PendingOperation) -> Doing:
     return Doing(waiting)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aiodist.membership.effects import Disconnected, Event, Received, Tick
-from aiodist.wire.messages import JoinRequest, View
+from aiodist.wire.messages import EpochView, JoinRequest
 from aiodist.wire.recovery import Purpose, Unreachable, Vote, WatchWaiting
 from aiodist.wire.returning import Rejoin
 
@@ -58,7 +58,7 @@ def step(world: Any, event: Event) -> None:
     world.machine.step(event, world.now)
 
 
-def view_of(world: Any) -> View:
+def view_of(world: Any) -> EpochView:
     [group] = world.machine._groups.values()
     assert group.view is not None
     return group.view

@@ -9,6 +9,7 @@ import pytest
 from aiodist.membership import group
 from aiodist.membership.group import ranks_text
 from aiodist.wire.messages import (
+    EpochView,
     Evicted,
     Failed,
     Failure,
@@ -22,14 +23,13 @@ from aiodist.wire.messages import (
     StoreCancel,
     StoreGet,
     StoreSet,
-    View,
     Withdraw,
     Withdrawn,
 )
 
 
 def ranks(view: Any) -> dict[str, int]:
-    assert isinstance(view, View)
+    assert isinstance(view, EpochView)
     return {member.id: member.rank for member in view.members}
 
 

@@ -8,6 +8,7 @@ from aiodist.membership.silence import RETURN_SECONDS
 from aiodist.wire.messages import (
     Abort,
     Draining,
+    EpochView,
     Evicted,
     Failure,
     Leave,
@@ -19,7 +20,6 @@ from aiodist.wire.messages import (
     StoreGet,
     StoreSet,
     StoreWatch,
-    View,
     Withdraw,
 )
 
@@ -165,7 +165,7 @@ def test_those_who_waited_form_the_group_anew_when_the_last_is_gone(world: Any) 
     world.mail.clear()
     world.say(2, Leave())
     view = world.read(11)
-    assert isinstance(view, View)
+    assert isinstance(view, EpochView)
     assert (view.epoch, view.ranks["id-11"], view.ranks["id-12"]) == (2, 0, 1)
     assert world.read(12) == view
     assert world.read(13).kind is Failure.COMPLETE

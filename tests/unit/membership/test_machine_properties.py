@@ -9,10 +9,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aiodist.membership.effects import Close, Disconnected, Drain, Event, Received, Send, Tick
+from aiodist.membership.effects import (
+    Close,
+    Disconnected,
+    Drain,
+    Event,
+    Received,
+    SendMessage,
+    Tick,
+)
 from aiodist.membership.machine import Membership
 from aiodist.wire.codec import encode_message
 from aiodist.wire.messages import (
+    EpochView,
     Evicted,
     Failed,
     JoinRequest,
@@ -21,7 +30,6 @@ from aiodist.wire.messages import (
     MemberLeft,
     MemberLost,
     Renew,
-    View,
     Withdraw,
     Withdrawn,
 )
@@ -44,8 +52,8 @@ class Histories(RuleBasedStateMachine):
         self.asked: dict[int, JoinRequest] = {}
         self.outcomes: Counter[int] = Counter()
         self.waiting: set[int] = set()
-        self.members: dict[int, View] = {}
-        self.views: dict[tuple[str, int], View] = {}
+        self.members: dict[int, EpochView] = {}
+        self.views: dict[tuple[str, int], EpochView] = {}
         self.last_epoch: dict[str, int] = {}
         self.known_gone: dict[int, set[int]] = {}
         self.gone: dict[tuple[str, int], set[int]] = {}
@@ -125,7 +133,7 @@ class Histories(RuleBasedStateMachine):
 
     def step(self, event: Event) -> None:
         for effect in self.machine.step(event, self.now):
-            if isinstance(effect, Send):
+            if isinstance(effect, SendMessage):
                 encode_message(effect.message, effect.request)
                 self.told(effect.conn, effect.request, effect.message)
             elif isinstance(effect, Close):
@@ -142,7 +150,7 @@ class Histories(RuleBasedStateMachine):
 
     def told(self, conn: int, request: int, message: Any) -> None:
         match message:
-            case View():
+            case EpochView():
                 assert request == JOIN
                 self.settle(conn)
                 self.check_view(conn, message)
@@ -178,7 +186,7 @@ class Histories(RuleBasedStateMachine):
         self.waiting.discard(conn)
         self.outcomes[conn] += 1
 
-    def check_view(self, conn: int, view: View) -> None:
+    def check_view(self, conn: int, view: EpochView) -> None:
         ask = self.asked[conn]
         assert view.group == ask.group
         count = len(view.members)

@@ -8,11 +8,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from aiodist.membership.effects import Close, Disconnected, Event, Keep, Received, Send, Tick
+from aiodist.membership.effects import Close, Disconnected, Event, Keep, Received, SendMessage, Tick
 from aiodist.membership.machine import Membership
 from aiodist.membership.records import decode_records, encode_record
 from aiodist.wire.codec import encode_message
 from aiodist.wire.messages import (
+    EpochView,
     Evicted,
     Failed,
     JoinRequest,
@@ -24,7 +25,6 @@ from aiodist.wire.messages import (
     Result,
     StoreAdd,
     StoreGet,
-    View,
 )
 from aiodist.wire.returning import Later, Rejoin, Rejoined, ViewWanted
 
@@ -37,7 +37,7 @@ class Member:
     def __init__(self, number: int, size: int) -> None:
         self.ask = JoinRequest(group="g", id=f"m{number}", size=size, lease=LEASE)
         self.conn = 0
-        self.view: View | None = None
+        self.view: EpochView | None = None
         self.known: dict[str, set[int]] = {"lost": set(), "left": set()}
         self.registered = False
         self.over = False
@@ -72,7 +72,7 @@ class Restarts(RuleBasedStateMachine):
         self.by_conn: dict[int, Member] = {}
         self.conns = 0
         self.last_epoch = 0
-        self.views: dict[int, View] = {}
+        self.views: dict[int, EpochView] = {}
         self.durable = True
         self.out: dict[int, set[int]] = {}
         """By epoch: ranks that were told to go, or have left."""
@@ -206,12 +206,12 @@ class Restarts(RuleBasedStateMachine):
     # What is told.
 
     def step(self, event: Event) -> None:
-        told: list[Send] = []
+        told: list[SendMessage] = []
         for effect in self.machine.step(event, self.now):
             if isinstance(effect, Keep):
                 assert decode_records(encode_record(effect.record)) == [effect.record]
                 self.log += encode_record(effect.record)
-            elif isinstance(effect, Send):
+            elif isinstance(effect, SendMessage):
                 encode_message(effect.message, effect.request, max_body=2**24)
                 told.append(effect)
             elif isinstance(effect, Close) and self.is_cut and effect.conn in self.by_conn:
@@ -229,7 +229,7 @@ class Restarts(RuleBasedStateMachine):
 
     def told(self, member: Member, request: int, message: Any) -> None:
         match message:
-            case View():
+            case EpochView():
                 self.check_view(member, message)
             case Rejoined(lost, left):
                 assert member.view is not None
@@ -263,7 +263,7 @@ class Restarts(RuleBasedStateMachine):
         if member.view is not None:
             self.out.setdefault(member.view.epoch, set()).add(member.rank)
 
-    def check_view(self, member: Member, view: View) -> None:
+    def check_view(self, member: Member, view: EpochView) -> None:
         if view.epoch in self.views:
             assert self.views[view.epoch] == view
         else:
@@ -305,7 +305,7 @@ class Restarts(RuleBasedStateMachine):
             [found] = [
                 effect.message
                 for effect in self.machine.step(Received(asked.conn, 99, StoreGet("n")), self.now)
-                if isinstance(effect, Send)
+                if isinstance(effect, SendMessage)
             ]
             assert isinstance(found, Result)
             assert isinstance(found.value, bytes)

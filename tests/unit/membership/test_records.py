@@ -19,9 +19,9 @@ from aiodist.membership.records import (
     encode_record,
 )
 from aiodist.wire import averaging
-from aiodist.wire.messages import MemberInfo, Result, View
+from aiodist.wire.messages import EpochView, MemberInfo, Result
 
-VIEW = View("g", 3, (MemberInfo(0, "a", "host", 1, "", {}, 0.0, "", ()),))
+VIEW = EpochView("g", 3, (MemberInfo(0, "a", "host", 1, "", {}, 0.0, "", ()),))
 RECORDS = [
     EpochGiven("g", 3),
     Formed(VIEW, "run", True, 1, 1, 0.0, "someone"),

@@ -12,13 +12,13 @@ from aiodist.wire.activity import Activity, Inquire
 from aiodist.wire.codec import encode_message
 from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import (
+    EpochView,
     Evicted,
     Failed,
     Failure,
     Leave,
     MemberLost,
     StoreCancel,
-    View,
     Withdraw,
     Withdrawn,
 )
@@ -74,7 +74,7 @@ def test_shrink_renumbers_the_survivors(world: Any) -> None:
     assert world.say(4, vote()) == []
     assert world.say(1, vote()) == []
     view = world.say(3, vote())
-    assert isinstance(view, View)
+    assert isinstance(view, EpochView)
     assert (view.epoch, [(member.id, member.rank) for member in view.members]) == (
         2, [("id-1", 0), ("id-3", 1), ("id-4", 2)],
     )  # fmt: skip
@@ -126,7 +126,7 @@ def test_to_give_up_a_ballot_that_there_is_not(world: Any) -> None:
     assert world.say(1, GiveUpVote(CONTEXT, 7, Cause.TIMEOUT, "too late")) == []
     assert world.mail == {}  # nobody is asked
     world.say(2, vote())
-    assert isinstance(world.say(3, vote()), View)
+    assert isinstance(world.say(3, vote()), EpochView)
 
 
 @pytest.mark.parametrize("leaves", [True, False])
@@ -276,7 +276,7 @@ def test_votes_of_the_epoch_before_are_void(world: Any) -> None:
         world.say(conn, vote())
     void, view = world.read(1)
     assert isinstance(void, Void)
-    assert isinstance(view, View)
+    assert isinstance(view, EpochView)
     assert (void.cause, "epoch 1 is over" in void.text) == (Cause.CANCELLED, True)
 
 
@@ -297,7 +297,7 @@ def test_who_votes_late_in_an_epoch_that_is_over(world: Any) -> None:
     world.cut(1)
     world.mail.clear()
     view, lost = world.say(3, vote(number=1))
-    assert isinstance(view, View)
+    assert isinstance(view, EpochView)
     assert (view.epoch, lost.epoch, lost.ranks) == (2, 2, (0,))
     void = world.say(3, vote(Purpose.AGREE, 2))
     assert isinstance(void, Void)
@@ -311,7 +311,7 @@ def test_two_ballots_that_one_loss_decides(world: Any) -> None:
         world.say(conn, vote(Purpose.AGREE, 1))
     world.cut(3)
     for conn in (1, 2):
-        assert [type(one) for one in world.read(conn)] == [MemberLost, Void, View]
+        assert [type(one) for one in world.read(conn)] == [MemberLost, Void, EpochView]
 
 
 def test_rendezvous_takes_in_who_waits(world: Any) -> None:
@@ -432,7 +432,7 @@ def test_how_many_wait(world: Any) -> None:
     world.read(1)
     world.say(1, vote(Purpose.RENDEZVOUS))
     world.say(2, vote(Purpose.RENDEZVOUS))
-    assert [type(one) for one in world.read(1)] == [Waiting, View]
+    assert [type(one) for one in world.read(1)] == [Waiting, EpochView]
     world.say(1, StoreCancel(40))
     world.cut(2)
     world.mail.clear()

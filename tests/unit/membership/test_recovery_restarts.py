@@ -10,7 +10,15 @@ import pytest
 from aiodist.membership.effects import Received
 from aiodist.membership.machine import Membership
 from aiodist.membership.records import decode_records
-from aiodist.wire.messages import Evicted, JoinRequest, MemberLost, Result, StoreGet, StoreSet, View
+from aiodist.wire.messages import (
+    EpochView,
+    Evicted,
+    JoinRequest,
+    MemberLost,
+    Result,
+    StoreGet,
+    StoreSet,
+)
 from aiodist.wire.recovery import (
     BallotResult,
     Cause,
@@ -29,11 +37,11 @@ LEASE = 4.0
 class Member:
     """What a member remembers."""
 
-    def __init__(self, ask: JoinRequest, view: View) -> None:
+    def __init__(self, ask: JoinRequest, view: EpochView) -> None:
         self.ask = ask
         self.view = view
 
-    def claim(self, view: View | None = None, **changes: Any) -> Rejoin:
+    def claim(self, view: EpochView | None = None, **changes: Any) -> Rejoin:
         """That it is of `view`, or of its first one; it brings the view along."""
         of = view or self.view
         rank = of.ranks[self.ask.id]
@@ -70,13 +78,13 @@ def restart(world: Any, *, state: bool) -> None:
     world.closed.clear()
 
 
-def shrink(world: Any, members: list[Member]) -> View:
+def shrink(world: Any, members: list[Member]) -> EpochView:
     """Members 1 and 2 go on without 3, and member 2 does not hear of it."""
     world.cut(3)
     world.mail.clear()
     world.say(2, members[1].vote())
     view = world.say(1, members[0].vote())
-    assert isinstance(view, View)
+    assert isinstance(view, EpochView)
     return view
 
 

@@ -12,6 +12,7 @@ from aiodist.membership.effects import Received
 from aiodist.membership.machine import Membership
 from aiodist.membership.records import Ended, Gone, decode_records, encode_record
 from aiodist.wire.messages import (
+    EpochView,
     Evicted,
     Failed,
     Failure,
@@ -27,7 +28,6 @@ from aiodist.wire.messages import (
     StoreGet,
     StoreSet,
     StoreWatch,
-    View,
     Withdraw,
 )
 from aiodist.wire.recovery import Waiting, WatchWaiting
@@ -37,7 +37,7 @@ from aiodist.wire.returning import Later, Rejoin, Rejoined, ViewWanted
 class Member:
     """What a member remembers of its membership."""
 
-    def __init__(self, ask: JoinRequest, view: View) -> None:
+    def __init__(self, ask: JoinRequest, view: EpochView) -> None:
         self.ask = ask
         self.view = view
 
@@ -225,7 +225,7 @@ def test_a_view_has_to_make_sense(world: Any) -> None:
         ((second, first), "sorted by rank"),
         ((first, replace(first, rank=1)), "a member id twice"),
     ):
-        view = View("g", 1, members)
+        view = EpochView("g", 1, members)
         failed = world.say(11, one.claim(view=view, digest=view.digest))
         assert isinstance(failed, Failed)
         assert text in failed.text
@@ -288,7 +288,7 @@ def test_who_asks_again_while_it_waits_begins_anew(world: Any) -> None:
     world.say(2, ask)
     assert 1 in world.closed
     assert [one["id"] for one in world.group()["waiting"]] == ["me"]
-    assert isinstance(world.join(3, rank=1), View)
+    assert isinstance(world.join(3, rank=1), EpochView)
 
 
 def test_joiners_wait_until_it_is_clear_who_comes_back(world: Any) -> None:
@@ -327,7 +327,7 @@ def test_no_group_forms_before_others_could_come_back(world: Any) -> None:
     assert "about to form" in refused.text
     world.say(11, one.full())
     world.pass_time(1.0)
-    assert isinstance(world.read(21), View)
+    assert isinstance(world.read(21), EpochView)
     assert world.read(22) == []
     assert world.group()["epoch"] == 1
 

@@ -14,12 +14,12 @@ from seeds import seeds
 
 from aiodist.membership.rounds import (
     AUTO_FIRST,
+    Contribution,
     Decided,
     Got,
-    Offer,
     Outcome,
     Owed,
-    Part,
+    PartRounds,
     Recorded,
     Reopened,
 )
@@ -32,7 +32,7 @@ ORDER = {name: place for place, name in enumerate(NAMES)}
 class Table:
     """A part with its members at a table: `say` one thing, and see what follows."""
 
-    part: Part
+    part: PartRounds
     alive: set[str]
     now: float = 0.0
 
@@ -42,7 +42,7 @@ class Table:
     def offers(self, *members: str, weight: float = 1.0, call: int = 1) -> list[Outcome]:
         after = self.part.round
         for member in members:
-            assert self.part.offer(member, Offer(call, weight), after) is None
+            assert self.part.offer(member, Contribution(call, weight), after) is None
         return self.settle()
 
     def at(self, now: float) -> list[Outcome]:
@@ -72,7 +72,7 @@ class Table:
 
 
 def table(members: str = "abc", quorum: int = 2, grace: float | None = 1.0) -> Table:
-    part = Part(quorum, grace)
+    part = PartRounds(quorum, grace)
     for member in members:
         part.enter(member)
     return Table(part, set(members))
@@ -169,7 +169,7 @@ def test_a_round_opens_again_with_its_contributions_when_too_few_remain() -> Non
     assert isinstance(t.dies("a")[0], Decided)
     [reopened] = t.dies("b")
     assert reopened == Reopened(1, ("c", "b"))
-    assert t.part.offers == {"c": Offer(1, 1.0)}
+    assert t.part.offers == {"c": Contribution(1, 1.0)}
     t.alive.add("d")
     t.part.enter("d")
     [decided] = t.offers("d")
@@ -207,21 +207,21 @@ def test_two_members_have_nobody_to_be_compared_with() -> None:
 def test_a_late_call_gets_the_result_and_missed_rounds_come_in_order() -> None:
     t = table("abc", grace=0.0)
     t.offers("a", "b")
-    assert t.part.offer("c", Offer(1, 1.0), 0) is None  # decided, and not recorded yet
+    assert t.part.offer("c", Contribution(1, 1.0), 0) is None  # decided, and not recorded yet
     assert t.hold("a", "b")[-1] == Owed("c", 1)
     t.offers("a", "b", call=2)
     t.hold("a", "b")
-    assert t.part.offer("c", Offer(2, 1.0), 0) == Owed("c", 1)
-    assert t.part.offer("c", Offer(3, 1.0), 1) == Owed("c", 2)
-    assert t.part.offer("c", Offer(4, 1.0), 2) is None
-    assert t.part.offers == {"c": Offer(4, 1.0)}
+    assert t.part.offer("c", Contribution(2, 1.0), 0) == Owed("c", 1)
+    assert t.part.offer("c", Contribution(3, 1.0), 1) == Owed("c", 2)
+    assert t.part.offer("c", Contribution(4, 1.0), 2) is None
+    assert t.part.offers == {"c": Contribution(4, 1.0)}
 
 
 def test_a_new_member_belongs_to_the_round_that_is_open() -> None:
     t = table("abc", grace=0.0)
     t.offers("a", "b")
-    assert t.part.offer("c", Offer(1, 1.0), None) is None
-    assert t.part.offers == {"c": Offer(1, 1.0)}  # of round 2
+    assert t.part.offer("c", Contribution(1, 1.0), None) is None
+    assert t.part.offers == {"c": Contribution(1, 1.0)}  # of round 2
     t.hold("a", "b")
     assert remaining(t.offers("a", call=2)) == [("a", "c")]
 
@@ -278,7 +278,7 @@ class History:
         self.random = Random(seed)
         self.quorum = self.random.randint(1, 4)
         grace = self.random.choice([0.0, 0.5, 3.0, None])
-        self.part = Part(self.quorum, grace)
+        self.part = PartRounds(self.quorum, grace)
         self.order: dict[str, int] = {}
         self.alive: dict[str, Simulated] = {}
         self.now = 0.0
@@ -393,7 +393,7 @@ class Simulated:
         self.waiting = True
         weight = float(history.random.choice([0, 1, 1, 2, 5] if not history.is_calm else [1, 2]))
         history.calls[self.name, self.call] = "waits" if weight else "receives"
-        owed = history.part.offer(self.name, Offer(self.call, weight), self.last)
+        owed = history.part.offer(self.name, Contribution(self.call, weight), self.last)
         if owed is not None:
             history.calls[self.name, self.call] = "late"
             history.tell(self.name, lambda one: one.owed(owed.round))

@@ -13,6 +13,7 @@ import pytest
 from aiodist.membership.effects import Received
 from aiodist.membership.silence import RETURN_SECONDS, is_cut_off
 from aiodist.wire.messages import (
+    EpochView,
     Evicted,
     JoinRequest,
     MemberLost,
@@ -20,7 +21,6 @@ from aiodist.wire.messages import (
     Result,
     StoreGet,
     StoreSet,
-    View,
 )
 from aiodist.wire.returning import Rejoin, Rejoined
 
@@ -46,7 +46,7 @@ class Member:
 
     def joined(self) -> None:
         self.view = self.world.read(self.conn)
-        assert isinstance(self.view, View)
+        assert isinstance(self.view, EpochView)
 
 
 def form(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.membership.effects import Send
+from aiodist.membership.effects import SendMessage
 from aiodist.membership.store import KeyValueStore
 from aiodist.wire.messages import (
     Failed,
@@ -97,20 +97,20 @@ def test_a_wait_ends_when_all_keys_exist_at_once(bench: Bench) -> None:
     bench.ask(StoreSet("b", b""))
     assert bench.told == []
     bench.ask(StoreSet("a", b""))
-    assert bench.told == [Send(2, 8, Result(None))]
+    assert bench.told == [SendMessage(2, 8, Result(None))]
     bench.ask(StoreSet("a", b""))
     assert bench.told == []
 
 
 def test_a_watch_sees_every_change_until_it_is_cancelled(bench: Bench) -> None:
     bench.ask(StoreSet("k", b"before"))
-    assert bench.store.handle(2, 5, StoreWatch("k")) == [Send(2, 5, Result(None))]
+    assert bench.store.handle(2, 5, StoreWatch("k")) == [SendMessage(2, 5, Result(None))]
     bench.ask(StoreSet("k", b"1"))
-    assert bench.told == [Send(2, 5, StoreChanged("k", b"1"))]
+    assert bench.told == [SendMessage(2, 5, StoreChanged("k", b"1"))]
     bench.ask(StoreAdd("k", 1))
-    assert bench.told == [Send(2, 5, StoreChanged("k", b"2"))]
+    assert bench.told == [SendMessage(2, 5, StoreChanged("k", b"2"))]
     bench.ask(StoreDelete("k"))
-    assert bench.told == [Send(2, 5, StoreChanged("k", None))]
+    assert bench.told == [SendMessage(2, 5, StoreChanged("k", None))]
     bench.ask(StoreSet("other", b""))
     assert bench.told == []
     assert bench.store.handle(2, 0, StoreCancel(5)) == []
@@ -122,7 +122,7 @@ def test_a_watch_sees_every_change_until_it_is_cancelled(bench: Bench) -> None:
 def test_a_reply_precedes_what_its_own_watch_sees(bench: Bench) -> None:
     bench.store.handle(1, 5, StoreWatch("k"))
     sends = bench.store.handle(1, 6, StoreSet("k", b"1"))
-    assert sends == [Send(1, 6, Result(None)), Send(1, 5, StoreChanged("k", b"1"))]
+    assert sends == [SendMessage(1, 6, Result(None)), SendMessage(1, 5, StoreChanged("k", b"1"))]
 
 
 def test_a_connection_that_goes_listens_no_more(bench: Bench) -> None:
@@ -152,7 +152,7 @@ def test_a_ttl_is_set_with_each_write_and_called_off(bench: Bench) -> None:
 def test_an_expired_key_is_deleted_and_its_watchers_told(bench: Bench) -> None:
     bench.ask(StoreSet("k", b"1", 5.0))
     bench.store.handle(2, 5, StoreWatch("k"))
-    assert bench.store.expire("k") == [Send(2, 5, StoreChanged("k", None))]
+    assert bench.store.expire("k") == [SendMessage(2, 5, StoreChanged("k", None))]
     assert bench.ask(StoreGet("k")) is None
     assert bench.store.expire("k") == []
 

@@ -15,7 +15,7 @@ from aiodist.links.moved import Moved
 from aiodist.p2p import frames as wire
 from aiodist.p2p import shared
 from aiodist.p2p.point_to_point import PointToPoint
-from aiodist.p2p.shared import SharedMemory
+from aiodist.p2p.shared import MessageMemory
 from aiodist.shared_memory.heap import address_of
 from aiodist.transports import polling, remote
 
@@ -54,7 +54,7 @@ def build(make_net: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     net.moved = [Moved(), Moved()]
     process = 0 if net.is_mapped else os.getpid()
     net.engines = [
-        PointToPoint(channel, net.loop, shared=SharedMemory(net.heap, moved, lambda rank: process))
+        PointToPoint(channel, net.loop, shared=MessageMemory(net.heap, moved, lambda rank: process))
         for channel, moved in zip(net.channels, net.moved, strict=True)
     ]
     return net

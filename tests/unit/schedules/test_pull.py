@@ -37,7 +37,7 @@ from aiodist.schedules.plan import (
     X,
 )
 from aiodist.schedules.pull import joined, moved
-from aiodist.schedules.simulator import Outcome
+from aiodist.schedules.simulator import SimulationResult
 
 in_places = pytest.mark.parametrize("in_place", [False, True])
 pipelines = pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def run(
     inputs: int | Sequence[int] = 0,
     outputs: int | Sequence[int] = 0,
     **options: Any,
-) -> Outcome:
+) -> SimulationResult:
     """See `outcome_of`. The simulator has no data race, no lone end, and memory that is written by
     its owner only."""
     plans = plans_of(plan, size)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from aiodist.schedules.resharding import (
     Box,
-    Layout,
-    Transfer,
+    BoxLayout,
+    BoxTransfer,
     Unheld,
     Want,
     asked_of,
@@ -46,13 +46,13 @@ def mask(shape: tuple[int, ...], box: Box) -> np.ndarray:
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> tuple[tuple[int, ...], Layout]:
+def layouts(draw: st.DrawFn) -> tuple[tuple[int, ...], BoxLayout]:
     shape, size = draw(SHAPES), draw(st.integers(1, 5))
     some = st.none() | boxes(shape)
     held = [draw(some) for _ in range(size)]
     held[draw(st.integers(0, size - 1))] = whole(shape)  # so that nothing is missing
     wanted = [draw(some) for _ in range(size)]
-    return shape, Layout(tuple(held), tuple(wanted), 4)
+    return shape, BoxLayout(tuple(held), tuple(wanted), 4)
 
 
 @given(st.data(), SHAPES)
@@ -102,16 +102,16 @@ def test_what_crosses_is_what_a_rank_wants_and_does_not_hold(given_layout):
 def test_rows_to_columns():
     rows = tuple(((2 * rank, 2 * rank + 2), (0, 6)) for rank in range(4))
     columns = tuple(((0, 8), (2 * rank, 2 * rank + 2)) for rank in range(3))
-    (transfers,) = plan([Layout(rows, (*columns, None))], [0, 0, 1, 1])
+    (transfers,) = plan([BoxLayout(rows, (*columns, None))], [0, 0, 1, 1])
     assert len(transfers) == 12
-    assert transfers[1] == Transfer(1, 0, ((2, 4), (0, 2)))
+    assert transfers[1] == BoxTransfer(1, 0, ((2, 4), (0, 2)))
 
 
 def test_replicas_share_the_sending_and_those_of_the_same_host_go_first():
     everything: Box = ((0, 8),)
     held = (everything, everything, None, None, None, None)
     wanted = (None, None, *[everything] * 4)
-    layout = Layout(held, wanted, 4)
+    layout = BoxLayout(held, wanted, 4)
     (transfers,) = plan([layout], [0, 0, 0, 0, 0, 0])
     assert sorted(one.src for one in transfers) == [0, 0, 1, 1]
     (transfers,) = plan([layout], [0, 1, 1, 1, 1, 0])
@@ -121,7 +121,7 @@ def test_replicas_share_the_sending_and_those_of_the_same_host_go_first():
 def test_the_load_counts_over_all_arrays():
     large, small = ((0, 1000),), ((0, 10),)
     layouts = [
-        Layout((box, box, None), (None, None, box), 1) for box in (large, small, small, small)
+        BoxLayout((box, box, None), (None, None, box), 1) for box in (large, small, small, small)
     ]
     first, *others = plan(layouts, [0, 0, 0])
     assert first[0].src == 0
@@ -130,16 +130,16 @@ def test_the_load_counts_over_all_arrays():
 
 def test_what_nobody_holds_is_named():
     with pytest.raises(Unheld, match=r"rank 1 wants \[4:6, 0:3\], which no rank holds") as caught:
-        plan([Layout((((0, 4), (0, 3)), None), (None, ((2, 6), (0, 3))))], [0, 0])
+        plan([BoxLayout((((0, 4), (0, 3)), None), (None, ((2, 6), (0, 3))))], [0, 0])
     assert (caught.value.rank, caught.value.box) == (1, ((4, 6), (0, 3)))
 
 
 def test_nothing_is_needed_for_a_part_without_elements():
-    assert plan([Layout((None, None), (((3, 3),), None))], [0, 0]) == [[]]
+    assert plan([BoxLayout((None, None), (((3, 3),), None))], [0, 0]) == [[]]
 
 
 def test_a_scalar_is_one_element():
-    assert plan([Layout(((), None), (None, ()))], [0, 0]) == [[Transfer(0, 1, ())]]
+    assert plan([BoxLayout(((), None), (None, ()))], [0, 0]) == [[BoxTransfer(0, 1, ())]]
     assert text(()) == "[]"
 
 
@@ -147,7 +147,7 @@ def test_many_arrays_of_one_layout_are_cut_once():
     size = 64
     rows = tuple(((8 * rank, 8 * rank + 8), (0, 64)) for rank in range(size))
     columns = tuple(((0, 512), (rank, rank + 1)) for rank in range(size))
-    transfers = plan([Layout(rows, columns)] * 8, range(size))
+    transfers = plan([BoxLayout(rows, columns)] * 8, range(size))
     assert sum(map(len, transfers)) == 8 * size * size
 
 
@@ -210,5 +210,7 @@ def test_those_who_are_equally_near_share_the_giving():
 def test_parts_of_the_same_host_go_first_whatever_they_are():
     rows = (((0, 4), (0, 4)), ((4, 8), (0, 4)))
     column: Box = ((0, 8), (0, 2))
-    (transfers,) = plan([Layout((*rows, column, None), (None, None, None, column))], [0, 0, 1, 1])
-    assert transfers == [Transfer(2, 3, column)]
+    (transfers,) = plan(
+        [BoxLayout((*rows, column, None), (None, None, None, column))], [0, 0, 1, 1]
+    )
+    assert transfers == [BoxTransfer(2, 3, column)]

@@ -11,9 +11,9 @@ from aiodist.schedules import chain, recursive_doubling, reduce, reduce_scatter
 from aiodist.schedules.plan import OUT, TMP, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step, X
 from aiodist.schedules.simulator import (
     Order,
-    Outcome,
     PlanError,
     Reduced,
+    SimulationResult,
     Unit,
     contributors,
     simulate,
@@ -39,7 +39,7 @@ def run(
     in_place: Collection[int] = (),
     segment: int | None = None,
     order: Order = ORDERS[0],
-) -> Outcome:
+) -> SimulationResult:
     lengths = [length] * len(made)
     return simulate(
         made, inputs=lengths, outputs=lengths, in_place=in_place, segment=segment, order=order

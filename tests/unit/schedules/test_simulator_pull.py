@@ -25,7 +25,7 @@ from aiodist.schedules.plan import (
     Step,
     X,
 )
-from aiodist.schedules.simulator import Order, Outcome, PlanError, Unit, simulate
+from aiodist.schedules.simulator import Order, PlanError, SimulationResult, Unit, simulate
 
 ORDERS: list[Order] = [lambda n: 0, lambda n: n - 1, *(Random(s).randrange for s in range(3))]
 
@@ -52,7 +52,7 @@ def run(
     length: int = 64,
     in_place: Collection[int] = (),
     order: Order = ORDERS[0],
-) -> Outcome:
+) -> SimulationResult:
     lengths = [length] * len(made)
     return simulate(made, inputs=lengths, outputs=lengths, in_place=in_place, order=order)
 

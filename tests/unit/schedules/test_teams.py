@@ -11,7 +11,7 @@ from plans import assert_reduced, outcome_of
 
 from aiodist.schedules import team_slices, team_values, team_whole
 from aiodist.schedules.plan import OUT, TMP, Await, Copy, Plan, Publish, Recv, Reduce, Send, Span, X
-from aiodist.schedules.simulator import Outcome, Unit
+from aiodist.schedules.simulator import SimulationResult, Unit
 from aiodist.schedules.teams import Teams, in_order, parted, spans_hosts, team_view, teams_of
 
 LAYOUTS: list[Teams] = [
@@ -33,7 +33,7 @@ def run(
     inputs: int | Sequence[int] = 0,
     outputs: int | Sequence[int] = 0,
     **options: Any,
-) -> Outcome:
+) -> SimulationResult:
     """See `outcome_of`. Frames go between hosts alone."""
     size = sum(map(len, teams))
     plans = [plan(rank) for rank in range(size)]

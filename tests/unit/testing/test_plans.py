@@ -4,11 +4,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.testing.plans import KINDS, LASTING, NAMES, Plan, Planned, draw, parse, shrink, smaller
+from aiodist.testing.plans import (
+    KINDS,
+    LASTING,
+    NAMES,
+    Planned,
+    RunPlan,
+    draw,
+    parse,
+    shrink,
+    smaller,
+)
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> Plan:
+def plans(draw: st.DrawFn) -> RunPlan:
     ranks = draw(st.integers(1, 4))
     faults = [
         Planned(
@@ -20,11 +30,11 @@ def plans(draw: st.DrawFn) -> Plan:
         )
         for kind in draw(st.lists(st.sampled_from(sorted(KINDS)), max_size=4))
     ]
-    return Plan(ranks, draw(st.integers(0, 999)), draw(st.booleans()), tuple(faults))
+    return RunPlan(ranks, draw(st.integers(0, 999)), draw(st.booleans()), tuple(faults))
 
 
 @given(plans())
-def test_a_plan_can_be_written_and_read(plan: Plan) -> None:
+def test_a_plan_can_be_written_and_read(plan: RunPlan) -> None:
     assert parse(str(plan)) == plan
 
 
@@ -38,7 +48,7 @@ def test_other_text_is_refused(text: str) -> None:
         parse(text)
 
 
-def weight(plan: Plan) -> tuple[float, ...]:
+def weight(plan: RunPlan) -> tuple[float, ...]:
     """Grows with what happens in a plan."""
     faults = plan.faults
     return (
@@ -53,7 +63,7 @@ def weight(plan: Plan) -> tuple[float, ...]:
 
 
 @given(plans())
-def test_smaller_plans_are_smaller(plan: Plan) -> None:
+def test_smaller_plans_are_smaller(plan: RunPlan) -> None:
     for less in smaller(plan):
         assert less != plan
         assert all(a <= b for a, b in zip(weight(less), weight(plan), strict=True))
@@ -61,9 +71,9 @@ def test_smaller_plans_are_smaller(plan: Plan) -> None:
 
 
 @given(plans())
-def test_shrinking_ends_at_a_plan_that_has_no_smaller_one(plan: Plan) -> None:
+def test_shrinking_ends_at_a_plan_that_has_no_smaller_one(plan: RunPlan) -> None:
     # It fails if a rank is killed at its third wait or later, and one is delayed at any.
-    def fails(candidate: Plan) -> bool:
+    def fails(candidate: RunPlan) -> bool:
         killed = any(one.kind == "kill" and one.at >= 3 for one in candidate.faults)
         return killed and any(one.kind == "delay" for one in candidate.faults)
 
@@ -76,7 +86,7 @@ def test_shrinking_ends_at_a_plan_that_has_no_smaller_one(plan: Plan) -> None:
 def test_shrinking_stops_after_so_many_runs() -> None:
     runs = 0
 
-    def fails(candidate: Plan) -> bool:
+    def fails(candidate: RunPlan) -> bool:
         nonlocal runs
         runs += 1
         return False

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.testing.links import Ends, connected
+from aiodist.testing.links import LinkPair, connected
 from aiodist.transports import joining, tcp
 from aiodist.transports.base import Link
 from aiodist.transports.bundled import BundledLink
@@ -177,7 +177,7 @@ async def test_without_files_for_a_bundle_there_is_one_connection(
         arrived.set()
 
     listener = await FarTcp().listen(accept, host="127.0.0.1")
-    ends = Ends()
+    ends = LinkPair()
     link = await FarTcp().dial(listener.address, ends.at_a)
     assert type(link) is StreamLink
     link.send(b"header")
@@ -193,7 +193,7 @@ async def test_who_listens_and_knows_no_bundles_gets_one_connection() -> None:
     """As who has measured that the peer is near: what it is told is no frame."""
     links: list[Link] = []
     listener = await TcpTransport().listen(links.append, host="127.0.0.1")
-    link = await FarTcp().dial(listener.address, Ends().at_a)
+    link = await FarTcp().dial(listener.address, LinkPair().at_a)
     assert type(link) is StreamLink
     link.close()
     for one in links:

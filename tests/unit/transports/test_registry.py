@@ -9,7 +9,7 @@ import pytest
 
 from aiodist.buffers.segment import unsupported_reason
 from aiodist.transports import registry
-from aiodist.transports.registry import Endpoint, candidates, choose, host_id, make, process_id
+from aiodist.transports.registry import Contact, candidates, choose, host_id, make, process_id
 
 ALL = ("inproc", "shm", "unix", "tcp")
 ADDRESSES = {
@@ -20,8 +20,8 @@ ADDRESSES = {
 }
 
 
-def endpoint(process: str, host: str, allowed: tuple[str, ...] = ALL) -> Endpoint:
-    return Endpoint(process, host, ADDRESSES, allowed)
+def endpoint(process: str, host: str, allowed: tuple[str, ...] = ALL) -> Contact:
+    return Contact(process, host, ADDRESSES, allowed)
 
 
 def test_the_same_process_prefers_inproc() -> None:
@@ -56,7 +56,7 @@ def test_both_sides_must_allow_it() -> None:
 
 
 def test_the_peer_must_have_an_address() -> None:
-    peer = Endpoint("q", "h", {"tcp": "tcp://10.0.0.2:1"}, ALL)
+    peer = Contact("q", "h", {"tcp": "tcp://10.0.0.2:1"}, ALL)
     assert candidates(endpoint("p", "h"), peer) == [("tcp", "tcp://10.0.0.2:1")]
 
 

@@ -57,7 +57,7 @@ def test_memory_of_another_process() -> None:
             remote.read(child.pid, int(start), memoryview(data))
 
 
-def offered() -> tuple[remote.Proof, tuple[int, bytes]]:
+def offered() -> tuple[remote.MemoryProof, tuple[int, bytes]]:
     proof = remote.offer()
     assert proof is not None
     return proof, (proof.address, proof.shown())

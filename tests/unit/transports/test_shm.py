@@ -15,7 +15,7 @@ import pytest
 import aiodist
 from aiodist.buffers.segment import Segment, unsupported_reason
 from aiodist.links.endpoint import Endpoint
-from aiodist.testing.links import Ends, connected
+from aiodist.testing.links import LinkPair, connected
 from aiodist.transports import handover, processes, registry
 from aiodist.transports.base import Link
 from aiodist.transports.shm import SCHEME, ShmListener, ShmTransport
@@ -48,9 +48,9 @@ async def test_a_link_leaves_nothing_behind() -> None:
 
 async def test_bad_addresses() -> None:
     with pytest.raises(ValueError, match="shm:aiodist-"):
-        await ShmTransport().dial("unix-abstract:aiodist-1", Ends().at_a)
+        await ShmTransport().dial("unix-abstract:aiodist-1", LinkPair().at_a)
     with pytest.raises(ConnectionRefusedError):
-        await ShmTransport().dial("shm:aiodist-0", Ends().at_a)
+        await ShmTransport().dial("shm:aiodist-0", LinkPair().at_a)
 
 
 async def listen() -> tuple[ShmListener, list[Link]]:
@@ -194,7 +194,7 @@ async def test_other_users_are_refused(
     listener, accepted = await listen()
     monkeypatch.setattr(processes, "_CREDENTIALS", OfAnother())
     with pytest.raises(PermissionError, match="process 4711 runs as user"):
-        await ShmTransport().dial(listener.address, Ends().at_a)
+        await ShmTransport().dial(listener.address, LinkPair().at_a)
     listener._ready()
     assert "refused a connection" in caplog.text
     assert not accepted
@@ -204,7 +204,7 @@ async def test_other_users_are_refused(
 async def test_a_cancelled_dial_closes_its_socket() -> None:
     before = open_files()
     silent, address = bound_socket("aiodist", SCHEME)
-    dial = asyncio.ensure_future(ShmTransport().dial(address, Ends().at_a))
+    dial = asyncio.ensure_future(ShmTransport().dial(address, LinkPair().at_a))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     dial.cancel()
@@ -237,7 +237,7 @@ async def test_either_side_cannot_map(
 ) -> None:
     before = open_files()
     fails_from(count, monkeypatch)
-    ends = Ends()
+    ends = LinkPair()
 
     def accept(link: Link) -> None:
         link.receiver = ends.at_b
@@ -277,7 +277,7 @@ async def test_no_memory_for_a_segment_of_our_own(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(os, "memfd_create", full)
     with pytest.raises(ConnectionError, match="Too many open files"):
-        await ShmTransport().dial(listener.address, Ends().at_a)
+        await ShmTransport().dial(listener.address, LinkPair().at_a)
     assert not accepted
     listener.close()
     assert open_files() == before

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from aiodist.testing.links import Ends, connected
+from aiodist.testing.links import LinkPair, connected
 from aiodist.transports import processes, tcp, unix
 from aiodist.transports.base import Link
 from aiodist.transports.inproc import InprocTransport
@@ -27,7 +27,7 @@ SO_BUF_LOCK = 72
 
 
 async def test_bad_addresses_of_the_others() -> None:
-    ends = Ends()
+    ends = LinkPair()
     with pytest.raises(ValueError, match="unix-abstract:"):
         await UnixTransport().dial("tcp://10.0.0.1:1", ends.at_a)
     with pytest.raises(ValueError, match="inproc://"):
@@ -152,7 +152,7 @@ async def test_tcp_over_ipv6() -> None:
             probe.bind(("::1", 0))
     except OSError:
         pytest.skip("no IPv6 loopback here")
-    ends = Ends()
+    ends = LinkPair()
 
     def accept(link: Link) -> None:
         link.receiver = ends.at_b
@@ -185,13 +185,13 @@ async def test_unix_refuses_other_users(
     uid = os.getuid()
     monkeypatch.setattr(processes, "_CREDENTIALS", FakeCredentials(uid + 1))
     with pytest.raises(PermissionError, match=f"runs as user {uid + 1}: expected user {uid}"):
-        await UnixTransport().dial(listener.address, Ends().at_a)
+        await UnixTransport().dial(listener.address, LinkPair().at_a)
     assert isinstance(listener, SocketListener)
     listener._ready()  # and so does the listener, of that same connection
     assert "refused a connection" in caplog.text
     for _ in range(100):  # 6000 a second would fill the log
         with pytest.raises(PermissionError):
-            await UnixTransport().dial(listener.address, Ends().at_a)
+            await UnixTransport().dial(listener.address, LinkPair().at_a)
         listener._ready()
     assert caplog.text.count("refused a connection") == 10
     assert not accepted
@@ -218,7 +218,8 @@ async def test_unix_waits_for_room_in_the_backlog(monkeypatch: pytest.MonkeyPatc
     assert isinstance(listener, SocketListener)
     listener._loop.remove_reader(listener._socket.fileno())  # nobody accepts
     dials = [
-        asyncio.ensure_future(UnixTransport().dial(listener.address, Ends().at_a)) for _ in range(4)
+        asyncio.ensure_future(UnixTransport().dial(listener.address, LinkPair().at_a))
+        for _ in range(4)
     ]
     await asyncio.wait(dials, return_when=asyncio.FIRST_COMPLETED)
     assert not all(dial.done() for dial in dials)
@@ -236,7 +237,8 @@ async def test_a_cancelled_dial_closes_its_socket(monkeypatch: pytest.MonkeyPatc
     listener._loop.remove_reader(listener._socket.fileno())
     before = len(os.listdir("/proc/self/fd"))
     dials = [
-        asyncio.ensure_future(UnixTransport().dial(listener.address, Ends().at_a)) for _ in range(4)
+        asyncio.ensure_future(UnixTransport().dial(listener.address, LinkPair().at_a))
+        for _ in range(4)
     ]
     await asyncio.wait(dials, return_when=asyncio.FIRST_COMPLETED)
     for dial in dials:
@@ -375,7 +377,7 @@ def test_inproc_serves_one_loop_only() -> None:
 
     async def dial(address: str) -> None:
         with pytest.raises(ConnectionRefusedError, match="in this event loop"):
-            await InprocTransport().dial(address, Ends().at_a)
+            await InprocTransport().dial(address, LinkPair().at_a)
 
     listener = asyncio.run(listen())
     asyncio.run(dial(listener.address))
@@ -386,7 +388,7 @@ async def test_inproc_accept_that_fails(caplog: pytest.LogCaptureFixture) -> Non
     def accept(link: Link) -> None:
         raise LookupError("a mistake")
 
-    ends = Ends()
+    ends = LinkPair()
     listener = await InprocTransport().listen(accept)
     link = await InprocTransport().dial(listener.address, ends.at_a)
     await ends.until(lambda: bool(ends.at_a.ends))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from aiodist.errors import ProtocolError
-from aiodist.testing.links import Ends
+from aiodist.testing.links import LinkPair
 from aiodist.transports.base import Link
 from aiodist.transports.framed import BYE
 from aiodist.transports.stream import ENOUGH, StreamLink
@@ -34,7 +34,7 @@ async def wired(tcp: bool = False, **limits: int) -> AsyncIterator[Any]:
     raw, sock = over_loopback() if tcp else socket.socketpair()
     raw.setblocking(False)
     sock.setblocking(False)
-    ends = Ends()
+    ends = LinkPair()
     link = StreamLink(
         asyncio.get_running_loop(), sock, kind="unix", peer_name="raw", receiver=ends.at_a
     )
@@ -396,7 +396,7 @@ async def test_closing_in_a_forked_child_leaves_the_loop_alone() -> None:
             touched.append(name)
             raise AssertionError(name)
 
-    ends = Ends()
+    ends = LinkPair()
     link = StreamLink(
         Loop(),
         sock,

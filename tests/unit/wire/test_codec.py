@@ -11,9 +11,9 @@ from aiodist.errors import MessageTooLargeError, ProtocolError
 from aiodist.wire import codec
 from aiodist.wire.frames import Decoder, Frame
 from aiodist.wire.limits import MAX_BODY, MAX_REPLY, MAX_TEXT
-from aiodist.wire.messages import Evicted, MemberInfo, Renew, Status, View
+from aiodist.wire.messages import EpochView, Evicted, MemberInfo, Renew, Status
 
-VIEW = View("g", 1, (MemberInfo(0, "a", "host", 1, "", {}, 0.0, "", ()),))
+VIEW = EpochView("g", 1, (MemberInfo(0, "a", "host", 1, "", {}, 0.0, "", ()),))
 
 
 def framed(data: bytes) -> Frame:

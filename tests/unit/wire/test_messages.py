@@ -96,7 +96,7 @@ BY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
         run_id=texts,
         store=texts,
     ),
-    m.View: st.builds(m.View, names, epochs, st.lists(infos, max_size=3).map(tuple)),
+    m.EpochView: st.builds(m.EpochView, names, epochs, st.lists(infos, max_size=3).map(tuple)),
     m.Withdraw: st.just(m.Withdraw()),
     m.Withdrawn: st.builds(m.Withdrawn, texts, st.lists(ranks, max_size=3).map(tuple)),
     m.Leave: st.just(m.Leave()),
@@ -123,7 +123,7 @@ BY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
     m.StoreChanged: st.builds(m.StoreChanged, names, st.none() | blobs),
     m.Result: st.builds(m.Result, st.none() | st.booleans() | numbers | blobs),
 }
-views = st.none() | BY_TYPE[m.View]
+views = st.none() | BY_TYPE[m.EpochView]
 BY_TYPE[returning.Rejoin] = st.builds(
     returning.Rejoin,
     BY_TYPE[m.JoinRequest],
@@ -339,11 +339,17 @@ def test_fields_of_other_types_are_refused_or_hold(cls: type[m.Message], fields:
         (frame_of(m.Failed(m.Failure.INVALID, ""), "nonsense", ""), "one of rank_taken"),
         (frame_of(m.MemberLost(1, (), ""), 1, 7, ""), "an array of at most 4096 in ranks"),
         (frame_of(m.MemberLost(1, (), ""), 1, [5000], ""), "from 0 to 4095 in ranks"),
-        (frame_of(m.View("g", 1, ()), "g", 0, pack_rows([])), "an integer from 1 to .* in epoch"),
-        (frame_of(m.View("g", 1, ()), "g", 1), "3 fields of a View, not 2"),
-        (frame_of(m.View("g", 1, ()), "g", 1, [[7]]), "View message: expected rows as columns"),
         (
-            frame_of(m.View("g", 1, ()), "g", 1, pack_rows([[7]])),
+            frame_of(m.EpochView("g", 1, ()), "g", 0, pack_rows([])),
+            "an integer from 1 to .* in epoch",
+        ),
+        (frame_of(m.EpochView("g", 1, ()), "g", 1), "3 fields of a View, not 2"),
+        (
+            frame_of(m.EpochView("g", 1, ()), "g", 1, [[7]]),
+            "View message: expected rows as columns",
+        ),
+        (
+            frame_of(m.EpochView("g", 1, ()), "g", 1, pack_rows([[7]])),
             "10 fields of a MemberInfo, not 1",
         ),
         (
@@ -407,7 +413,7 @@ def test_the_largest_request_fits() -> None:
 
 def test_a_view_knows_ranks_by_id() -> None:
     info = m.MemberInfo(3, "me", "", 0, "", {}, 0.0, "", ())
-    view = m.View("g", 1, (info,))
+    view = m.EpochView("g", 1, (info,))
     assert view.ranks["me"] == 3
     with pytest.raises(KeyError):
         view.ranks["you"]
@@ -415,15 +421,15 @@ def test_a_view_knows_ranks_by_id() -> None:
 
 def test_who_shares_a_process_shares_the_view() -> None:
     info = m.MemberInfo(0, "me", "", 0, "", {}, 0.0, "", ())
-    frames = [codec.encode_message(m.View("g", 7, (info,)), request) for request in (1, 2)]
+    frames = [codec.encode_message(m.EpochView("g", 7, (info,)), request) for request in (1, 2)]
     first, second = (codec.decode_message(frame)[1] for frame in Decoder().feed(b"".join(frames)))
     assert first is second
-    other = codec.encode_message(m.View("g", 8, (info,)), 1)
+    other = codec.encode_message(m.EpochView("g", 8, (info,)), 1)
     assert codec.decode_message(Decoder().feed(other)[0])[1] != first
 
 
 def test_rows_are_unpacked_only_where_they_are_wanted() -> None:
-    [frame] = Decoder().feed(codec.encode_message(m.View("g", 1, ()), 1))
+    [frame] = Decoder().feed(codec.encode_message(m.EpochView("g", 1, ()), 1))
     with pytest.raises(ProtocolError, match="a View message is not expected here, or not yet"):
         codec.decode_message(frame, rows=False)
 
@@ -432,8 +438,8 @@ def info_of(rank: int, name: str) -> m.MemberInfo:
     return m.MemberInfo(rank, f"id of {name}", "", 0, name, {}, 0.0, "", ())
 
 
-def view_of(epoch: int, names: str) -> m.View:
-    return m.View("g", epoch, tuple([info_of(rank, name) for rank, name in enumerate(names)]))
+def view_of(epoch: int, names: str) -> m.EpochView:
+    return m.EpochView("g", epoch, tuple([info_of(rank, name) for rank, name in enumerate(names)]))
 
 
 @pytest.mark.parametrize(

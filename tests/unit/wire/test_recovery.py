@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from aiodist.wire.messages import MemberInfo, View
+from aiodist.wire.messages import EpochView, MemberInfo
 from aiodist.wire.recovery import BallotResult, Cause, Heard, NextView, Purpose, Void, Vote
 
 
@@ -16,8 +16,8 @@ def member(rank: int, name: str) -> MemberInfo:
     return MemberInfo(rank, name, "host", 1, "", {}, 0.0, "", ())
 
 
-def view(epoch: int, *names: str) -> View:
-    return View("g", epoch, tuple([member(rank, one) for rank, one in enumerate(names)]))
+def view(epoch: int, *names: str) -> EpochView:
+    return EpochView("g", epoch, tuple([member(rank, one) for rank, one in enumerate(names)]))
 
 
 BEFORE = view(1, "a", "b", "c")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.testing.links import Ends
+from aiodist.testing.links import LinkPair
 from aiodist.transports import shm_rings
 from aiodist.transports.shm_link import ShmLink
 from aiodist.transports.shm_rings import PAGE, RING, SEGMENT, Rings
@@ -62,7 +62,7 @@ async def wired(**limits: int) -> AsyncIterator[Any]:
     theirs.setblocking(False)
     ours.setblocking(False)
     own, peer = bytearray(SEGMENT), bytearray(SEGMENT)
-    ends = Ends()
+    ends = LinkPair()
     link = ShmLink(
         asyncio.get_running_loop(),
         ours,

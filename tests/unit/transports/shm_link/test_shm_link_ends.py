@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aiodist.errors import ProtocolError
-from aiodist.testing.links import Ends
+from aiodist.testing.links import LinkPair
 from aiodist.transports.framed import BYE
 from aiodist.transports.shm_link import ShmLink
 from aiodist.transports.shm_rings import RING, SEGMENT
@@ -159,7 +159,7 @@ async def test_closing_in_a_forked_child_leaves_the_loop_and_the_memory_alone() 
             touched.append(name)
             raise AssertionError(name)
 
-    ends = Ends()
+    ends = LinkPair()
     own = bytearray(SEGMENT)
     link = ShmLink(
         Loop(),
