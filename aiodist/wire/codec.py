@@ -67,7 +67,7 @@ def decode_message(frame: Frame, *, rows: bool = True) -> tuple[int, Message]:
     code, request = header
     cls = message_type(code)
     if cls.at is not None and not rows:
-        raise ProtocolError(f"a {cls.__name__} message is not expected here, or not yet")
+        raise ProtocolError(f"the message {cls.__name__} is not expected here, or not yet")
     try:
         return _check_request(request), _decoded(cls, frame.payload)
     except ValueError as error:

@@ -161,7 +161,7 @@ class Failed(Message, code=5):
 
 
 class JoinRequest(Message, code=10, kw_only=True):
-    """Asks to become a member of `group`. Replies: View once the group is complete, or Failed.
+    """Asks to become a member of `group`. Replies: EpochView once the group is complete, or Failed.
 
     A fixed group has `size`, and an elastic group `min_size`, `max_size` or both. `id` is unique to
     this membership. `join_window` and `lease` are seconds. Peers are told `host`. `host_id` is
@@ -240,8 +240,8 @@ class EpochView(Message, code=11, rows="members"):
 
 
 class Withdraw(Message, code=12):
-    """Stops waiting for the group to become complete. Reply: Withdrawn, or only the View if that is
-    already on its way."""
+    """Stops waiting for the group to become complete. Reply: Withdrawn, or only the EpochView if
+    that is already on its way."""
 
 
 class Withdrawn(Message, code=13):

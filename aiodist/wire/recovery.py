@@ -51,8 +51,8 @@ class Vote(Message, code=50):
     `members` are the ids of all voters (empty: all members of the sender's group). `least` and
     `most` are for a rendezvous. The reply comes once all living voters have voted. It is
     BallotResult for an agreement, and for a context that is not the coordinator's group itself.
-    Otherwise it is NextView, or the View of the next epoch. It is Void if the ballot was given up,
-    or if voters voted on different things.
+    Otherwise it is NextView, or the EpochView of the next epoch. It is Void if the ballot was given
+    up, or if voters voted on different things.
     """
 
     context: ContextId

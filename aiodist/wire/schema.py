@@ -111,7 +111,7 @@ def one_of(kind: type[enum.StrEnum]) -> Check:
 def struct(kind: type[Any]) -> Check:
     def check(value: Any) -> Any:
         if type(value) is not list:
-            raise ValueError(f"the fields of a {kind.__name__}")
+            raise ValueError(f"the fields of {kind.__name__}")
         return build(kind, value)
 
     return check
@@ -146,7 +146,7 @@ def field_names(cls: type[Any]) -> tuple[str, ...]:
 def build(cls: type[Any], values: list[Any]) -> Any:
     checks = _CHECKS[cls]
     if len(values) != len(checks):
-        raise ValueError(f"{len(checks)} fields of a {cls.__name__}, not {len(values)}")
+        raise ValueError(f"{len(checks)} fields of {cls.__name__}, not {len(values)}")
     named = {}
     for (name, check), value in zip(checks, values, strict=True):
         try:

@@ -115,7 +115,7 @@ def test_nobody_makes_the_coordinator_unpack_a_view(
         raw.say(EpochView("g", 1, ()))
         await raw.ended()
         [reason] = warnings(caplog)
-        assert "a View message is not expected here" in reason
+        assert "the message EpochView is not expected here" in reason
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -40,7 +40,7 @@ def test_what_nobody_has_is_not_kept() -> None:
 
 
 def test_only_who_expects_them_takes_many_rows() -> None:
-    with pytest.raises(ProtocolError, match="a View message is not expected here"):
+    with pytest.raises(ProtocolError, match="the message EpochView is not expected here"):
         codec.decode_message(framed(codec.encode_message(VIEW)), rows=False)
     assert codec.decode_message(framed(codec.encode_message(Renew())), rows=False) == (0, Renew())
 

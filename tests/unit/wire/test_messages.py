@@ -327,7 +327,7 @@ def test_fields_of_other_types_are_refused_or_hold(cls: type[m.Message], fields:
         (Frame(pack_fields(True, 0), b"\x90"), "unknown type True"),
         (Frame(pack_fields(14, -1), b"\x90"), "an integer from 0"),
         (Frame(pack_fields(14, 0), b"\x80"), "msgpack array, not dict"),
-        (Frame(pack_fields(14, 0), b"\x91\x01"), "0 fields of a Leave, not 1"),
+        (Frame(pack_fields(14, 0), b"\x91\x01"), "0 fields of Leave, not 1"),
         (frame_of(m.Proof(b""), "text"), "at most 64 bytes in mac"),
         (frame_of(m.Challenge(b"", True), b"", 1, "aiodist", 1), "a boolean in token_needed"),
         (frame_of(m.Status({}), None), "a map with text keys"),
@@ -343,18 +343,18 @@ def test_fields_of_other_types_are_refused_or_hold(cls: type[m.Message], fields:
             frame_of(m.EpochView("g", 1, ()), "g", 0, pack_rows([])),
             "an integer from 1 to .* in epoch",
         ),
-        (frame_of(m.EpochView("g", 1, ()), "g", 1), "3 fields of a View, not 2"),
+        (frame_of(m.EpochView("g", 1, ()), "g", 1), "3 fields of EpochView, not 2"),
         (
             frame_of(m.EpochView("g", 1, ()), "g", 1, [[7]]),
             "View message: expected rows as columns",
         ),
         (
             frame_of(m.EpochView("g", 1, ()), "g", 1, pack_rows([[7]])),
-            "10 fields of a MemberInfo, not 1",
+            "10 fields of MemberInfo, not 1",
         ),
         (
             Frame(pack_fields(returning.Rejoin.code, 1), msgpack.packb([7] * 8)),
-            "the fields of a JoinRequest in ask",
+            "the fields of JoinRequest in ask",
         ),
         (frame_of(m.Status({}), []), "a map with text keys"),
         (frame_of(m.Status({}), {b"key": 1}), "a map with text keys"),
@@ -430,7 +430,9 @@ def test_who_shares_a_process_shares_the_view() -> None:
 
 def test_rows_are_unpacked_only_where_they_are_wanted() -> None:
     [frame] = Decoder().feed(codec.encode_message(m.EpochView("g", 1, ()), 1))
-    with pytest.raises(ProtocolError, match="a View message is not expected here, or not yet"):
+    with pytest.raises(
+        ProtocolError, match="the message EpochView is not expected here, or not yet"
+    ):
         codec.decode_message(frame, rows=False)
 
 

@@ -54,7 +54,7 @@ CHECKS: dict[str, tuple[schema.Check, list[tuple[Any, Any]], list[Any], str]] = 
         schema.one_of(Color), [("red", Color.RED)], ["green", None], "one of red, blue",
     ),
     "struct": (
-        schema.struct(Pair), [([1, "a"], Pair(1, "a"))], [(1, "a"), {}], "the fields of a Pair",
+        schema.struct(Pair), [([1, "a"], Pair(1, "a"))], [(1, "a"), {}], "the fields of Pair",
     ),
 }  # fmt: skip
 
@@ -91,7 +91,7 @@ def test_a_map_counts_as_it_is_sent() -> None:
 def test_the_fields_of_a_struct_are_as_many_as_they_should_be() -> None:
     assert schema.field_names(Pair) == ("first", "second")
     for values in ([1], [1, "a", 2]):
-        with pytest.raises(ValueError, match=f"2 fields of a Pair, not {len(values)}"):
+        with pytest.raises(ValueError, match=f"2 fields of Pair, not {len(values)}"):
             schema.build(Pair, values)
 
 
