@@ -48,8 +48,6 @@ from aiodist.links.greeting import Claim
 from aiodist.links.process_watch import ProcessWatch
 from aiodist.transports.base import Done, Landing, Link
 from aiodist.transports.copies import Copies
-from aiodist.transports.lasting import LastingLink
-from aiodist.transports.stream import StreamLink
 from aiodist.wire import kinds
 from aiodist.wire.frames import MAX_HEADER, MAX_WHOLE, pack_fields, unpack_fields
 from aiodist.work import Work
@@ -220,13 +218,13 @@ class Peer:
         link = self.link
         if link is None:
             return sum([frame.nbytes for frame in self._queue])
-        return link.held if isinstance(link, LastingLink) else link.backlog
+        return link.held
 
     @property
     def is_linked(self) -> bool:
         """Whether there is a link with a connection."""
         link = self.link
-        return link is not None and not (isinstance(link, LastingLink) and link.is_severed)
+        return link is not None and not link.is_severed
 
     def discard(self, token: object) -> None:
         self._queue = [frame for frame in self._queue if frame.token is not token]
@@ -235,14 +233,13 @@ class Peer:
 
     def deliver(self, done: Done) -> bool:
         """Tell whether all that was sent has come to the peer. If not, `done` will be called."""
-        return not isinstance(self.link, LastingLink) or self.link.deliver(done)
+        return self.link is None or self.link.deliver(done)
 
     @property
     def claim(self) -> Claim:
         """What we tell the peer over a new connection. After that nothing comes over the old
         one."""
-        link = self.link
-        return Claim(self._generation, link.came if isinstance(link, LastingLink) else 0)
+        return Claim(self._generation, 0 if self.link is None else self.link.came)
 
     def make_way(self, theirs: Claim) -> bool:
         """Tell whether there is room for a connection that the peer has made.
@@ -253,7 +250,7 @@ class Peer:
         link = self.link
         if link is None:
             return theirs.came == 0
-        if not isinstance(link, LastingLink) or link.is_closed:
+        if not link.lasts or link.is_closed:
             return False
         if not link.is_severed:
             # If our HELLO_ACK was lost, the peer does not know that its connection attempt
@@ -281,14 +278,12 @@ class Peer:
         # Both sides know both claims, so both count alike from here on, even if one of them had not
         # heard of the last link.
         self._generation = max(self._generation, theirs.generation) + 1
-        if isinstance(link, LastingLink):
-            link.keep(self._severed, self._endpoint.copies)
-            if isinstance(old, LastingLink):
-                log.info("rank %d: the connection was made again (%s)", self.rank, self.broken)
-                link.adopt(old, theirs.came)
-            self._came = link.came
-        if isinstance(link, StreamLink):
-            link.listen_for(self._endpoint.lease)
+        link.keep(self._severed, self._endpoint.copies)
+        if old is not None:
+            log.info("rank %d: the connection was made again (%s)", self.rank, self.broken)
+            link.adopt(old, theirs.came)
+        self._came = link.came
+        link.listen_for(self._endpoint.lease)
         if self._process_watch is None:
             self._process_watch = ProcessWatch.over(link, self._endpoint.loop, self._process_ended)
         self._made = self._endpoint.loop.time()
@@ -302,19 +297,14 @@ class Peer:
         old = self.link
         if old is None:
             return theirs.came == 0
-        return (
-            isinstance(old, LastingLink)
-            and isinstance(link, LastingLink)
-            and old.is_severed
-            and not old.is_closed
-            and old.can_go_on(theirs.came)
-        )
+        can_go_on = old.is_severed and not old.is_closed and old.can_go_on(theirs.came)
+        return link.lasts and can_go_on
 
     def look(self, seconds: float) -> None:
         """Check whether the peer's host has answered in the `seconds` since the last look."""
         # While a connection is being made, the old one is gone, so the new one has to be answered.
         link = self.calling or self.link
-        if not isinstance(link, StreamLink) or not link.is_unanswered(seconds):
+        if link is None or not link.is_unanswered(seconds):
             self._silent = 0
             return
         self._silent += 1
@@ -322,7 +312,7 @@ class Peer:
             self._silent = 0
             link.break_off(TimeoutError(f"no answer for {LOOKS * seconds:g} s"))
 
-    def _severed(self, link: LastingLink, error: BaseException) -> None:
+    def _severed(self, link: Link, error: BaseException) -> None:
         """Make another connection, because this one broke."""
         endpoint = self._endpoint
         if link is not self.link:
@@ -386,7 +376,7 @@ class Peer:
         return Stray(endpoint, self.rank, fields, memoryview(bytearray(nbytes)), cost)
 
     def _check_unheard(self, link: Link) -> None:
-        if isinstance(link, LastingLink) and link.unheard > MAX_UNHEARD:
+        if link.unheard > MAX_UNHEARD:
             raise ProtocolError(
                 f"rank {self.rank} asks, but has not taken in {link.unheard} frames sent to it"
             )

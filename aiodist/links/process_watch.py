@@ -11,7 +11,6 @@ import io
 from collections.abc import Callable
 
 from aiodist.transports.base import Link
-from aiodist.transports.framed import FramedLink
 
 
 class ProcessWatch:
@@ -38,7 +37,7 @@ class ProcessWatch:
 
         Call this only when that process has just shown that it lives.
         """
-        file = link.open_process() if isinstance(link, FramedLink) else None
+        file = link.open_process()
         return None if file is None else cls(loop, file, ended)
 
     def _readable(self) -> None:

@@ -7,10 +7,15 @@ awaits for each frame. All calls come from the loop that owns the link.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from aiodist.transports.copies import Copies
+
 Done = Callable[[], None]
+Severed = Callable[["Link", BaseException], None]
+"""Told of a link whose connection broke, and why. Called by the loop."""
 
 STEADY: Final = object()
 """The token of frames whose memory is never written again while a view of it exists. So the link
@@ -164,6 +169,76 @@ class Link(Protocol):
         Waits at most `timeout` seconds. Frames that come meanwhile are received. The receiver has
         been told of the end when this returns, after `timeout` with a TimeoutError.
         """
+
+    # -- what only some links can do. These are the answers of the others -------------------------
+
+    @property
+    def lasts(self) -> bool:
+        """Whether another link may go on in its place if its connection breaks. See `lasting`."""
+        return False
+
+    @property
+    def is_severed(self) -> bool:
+        """Whether its connection is gone, and another link may go on in its place."""
+        return False
+
+    @property
+    def came(self) -> int:
+        """How many frames have come since `keep`."""
+        return 0
+
+    @property
+    def held(self) -> int:
+        """How many bytes the peer's system may not have, sent or queued."""
+        return self.backlog
+
+    @property
+    def unheard(self) -> int:
+        """How many frames, sent or queued, the peer has not said to have."""
+        return 0
+
+    def keep(self, severed: Severed, copies: Copies | None = None) -> None:
+        """Keep what is sent from now on until the peer has it, for a link that goes on in its
+        place.
+
+        `severed` is told when the connection breaks. `copies` makes copies.
+        """
+        return
+
+    def can_go_on(self, came: int) -> bool:
+        """Tell whether a peer with `came` frames can be sent the next one by another link."""
+        return False
+
+    def adopt(self, old: Link, came: int) -> None:
+        """Go on in place of `old`, which is severed. `came` of its frames have come to the peer."""
+        raise AssertionError(f"{self!r} does not last")
+
+    def sever(self) -> None:
+        """Give up this connection for another one: nothing moves any more. `severed` is
+        not told."""
+        return
+
+    def break_off(self, error: BaseException) -> None:
+        """Give up the connection, because it is useless."""
+        self.close(error)
+
+    def deliver(self, done: Done) -> bool:
+        """Tell whether all that was sent has come to the peer. If not, `done` will be called."""
+        return True
+
+    def listen_for(self, seconds: float) -> None:
+        """End an idle connection after about so many seconds without an answer."""
+        return
+
+    def is_unanswered(self, seconds: float) -> bool:
+        """Tell whether something was sent, and the peer's system has answered nothing for so
+        long."""
+        return False
+
+    def open_process(self) -> io.FileIO | None:
+        """Open the process at the other end (`processes.open_behind`), or return None if the link
+        does not know it."""
+        return None
 
 
 def deliver(landing: Landing | None, payload: Sequence[memoryview], nbytes: int) -> None:

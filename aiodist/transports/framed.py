@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 from abc import abstractmethod
 from collections.abc import Sequence
 
@@ -90,10 +89,6 @@ class FramedLink(BaseLink):
     @abstractmethod
     def start(self) -> None:
         """Begin to receive."""
-
-    @abstractmethod
-    def open_process(self) -> io.FileIO | None:
-        """See `processes.open_behind`: the process at the other end."""
 
     @abstractmethod
     def _write_frame(self, head: bytes, payload: Sequence[memoryview], nbytes: int) -> int:

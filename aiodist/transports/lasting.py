@@ -46,9 +46,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Callable
 
-from aiodist.transports.base import Done, Receiver
+from aiodist.transports.base import Done, Link, Receiver, Severed
 from aiodist.transports.copies import Copies
 from aiodist.transports.framed import FramedLink
 from aiodist.transports.outbox import Outgoing
@@ -61,52 +60,43 @@ from aiodist.transports.retransmission import (
     own_frame,
 )
 
-Keeper = Callable[["LastingLink", BaseException], None]
-"""Told of a link that is severed, and why. Called by the loop."""
-
 
 class LastingLink(FramedLink):
     """A link whose connection may be replaced. Without a keeper it is like any other."""
 
-    __slots__ = ("_answer", "_keeper", "_lasts", "_severed")
+    __slots__ = ("_answer", "_keeper", "_severed", "_was_kept")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, kind: str, peer_name: str, receiver: Receiver | None
     ) -> None:
         super().__init__(loop, kind, peer_name, receiver)
-        self._keeper: Keeper | None = None
-        self._lasts = False
+        self._keeper: Severed | None = None
+        self._was_kept = False
         self._severed = False
         self._answer: Outgoing | None = None  # an ACK that is queued
 
-    def keep(self, keeper: Keeper, copies: Copies | None = None) -> None:
-        """Keep what is sent from now on until the peer has it.
-
-        `keeper` is told when the connection breaks. `copies` makes copies. Frames that came before
-        this call do not count.
-        """
-        self._keeper = keeper
-        self._lasts = True
+    def keep(self, severed: Severed, copies: Copies | None = None) -> None:
+        self._keeper = severed
+        self._was_kept = True
         self._kept = RetransmissionBuffer(copies)
         self._came = 0
         self._outbox.mark(OWN)
 
     @property
+    def lasts(self) -> bool:
+        return True
+
+    @property
     def is_severed(self) -> bool:
-        """Whether its connection is gone, and it was not closed."""
         return self._severed
 
     @property
     def came(self) -> int:
-        """How many frames have come, over all connections."""
         return self._came
 
     @property
     def held(self) -> int:
-        """How many bytes the peer's system may not have, sent or queued.
-
-        If the system does not say, these are the bytes that the peer may not have.
-        """
+        # If the system does not say, these are the bytes that the peer may not have.
         left, kept = self._outbox.backlog, self._kept
         if self._closed or kept is None or not kept.frames:
             return left
@@ -115,17 +105,13 @@ class LastingLink(FramedLink):
 
     @property
     def unheard(self) -> int:
-        """How many frames, sent or queued, the peer has not said to have. Of queued ones, only
-        urgent ones."""
+        # Of queued frames, only urgent ones.
         return self._outbox.urgent + (0 if self._kept is None else len(self._kept.frames))
 
     def can_go_on(self, came: int) -> bool:
-        """Tell whether a peer with `came` frames can be sent the next one."""
         return self._kept is not None and self._kept.can_go_on(came)
 
     def sever(self) -> None:
-        """Give up this connection for another one: nothing moves any more. The keeper is not
-        told."""
         if not (self._closed or self._severed):
             # What has come over this connection counts: the peer hears how many frames have come,
             # and sends only the others again.
@@ -135,7 +121,6 @@ class LastingLink(FramedLink):
                 self._unplug()
 
     def break_off(self, error: BaseException) -> None:
-        """Give up the connection, because it is useless."""
         self._lost(error)
 
     def _lost(self, error: BaseException) -> None:
@@ -151,7 +136,7 @@ class LastingLink(FramedLink):
         self._unplug()
         self._loop.call_soon(self._say_severed, self._keeper, error)
 
-    def _say_severed(self, keeper: Keeper, error: BaseException) -> None:
+    def _say_severed(self, keeper: Severed, error: BaseException) -> None:
         if self._severed and not self._closed:
             keeper(self, error)
 
@@ -166,11 +151,9 @@ class LastingLink(FramedLink):
     def _disconnect(self) -> None:
         """Drop the connection. Idempotent."""
 
-    def adopt(self, old: LastingLink, came: int) -> None:
-        """Go on in place of `old`, which is severed. `came` of its frames have come to the peer.
-
-        See `can_go_on`. `old` counts as closed afterwards, and its receiver is not told.
-        """
+    def adopt(self, old: Link, came: int) -> None:
+        # `old` counts as closed afterwards, and its receiver is not told.
+        assert isinstance(old, LastingLink)
         assert old._severed and self._keeper is not None and old._kept is not None
         kept = self._kept = old._kept
         # By the loop, because the callees may send, and the order of the queue is not made yet.
@@ -236,7 +219,6 @@ class LastingLink(FramedLink):
         return self._underway()
 
     def deliver(self, done: Done) -> bool:
-        """Tell whether all that was sent has come to the peer. If not, `done` will be called."""
         kept = self._kept
         if kept is None or self._closed or not (kept.frames or self._outbox.backlog):
             return True
@@ -277,7 +259,7 @@ class LastingLink(FramedLink):
         """Handle a frame of the peer's link itself."""
         kept = self._kept
         if kept is None:
-            if not self._lasts:
+            if not self._was_kept:
                 super()._own(code, number)  # else this side has ended it
         elif code == ASK:
             answer = self._answer

@@ -288,14 +288,10 @@ class StreamLink(LastingLink):
         return open_behind(self._socket)
 
     def listen_for(self, seconds: float) -> None:
-        """End an idle connection after about so many seconds without an answer. See also
-        `is_unanswered`."""
         with contextlib.suppress(OSError):  # it is gone already
             probe_when_idle(self._socket, seconds)
 
     def is_unanswered(self, seconds: float) -> bool:
-        """Tell whether something was sent, and the peer's system has answered nothing for so
-        long."""
         return not (self._closed or self._severed) and is_unanswered(self._socket, seconds)
 
     def _bye(self, nbytes: int, more: int) -> None:
