@@ -140,7 +140,7 @@ class Group(Operations):
     @property
     def bytes_moved(self) -> tuple[int, int]:
         """The payload bytes sent to and received from all peers so far, over all transports."""
-        return self._actor.endpoint.payload_bytes
+        return self._actor.endpoint.traffic.payload
 
     @property
     def lost(self) -> dict[int, str]:

@@ -118,7 +118,7 @@ def _ask_coordinator(
     def told(texts: Mapping[int, str]) -> None:
         tell({by_root[root]: text for root, text in texts.items()})
 
-    party.endpoint.ask(list(by_root), told, seconds * PART)
+    party.endpoint.owner.ask(list(by_root), told, seconds * PART)
 
 
 def _expire(calls: Collectives, op: Operation, seconds: float) -> None:

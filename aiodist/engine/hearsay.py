@@ -99,7 +99,7 @@ class Hearsay:
     def review(self) -> None:
         """Fail the held Works whose lost rank is known now, or all of them if no ruling will
         come."""
-        is_expected = self._party.endpoint.expects_ruling()
+        is_expected = self._party.endpoint.owner.expects_ruling()
         for work, (verdict, error, where) in list(self._held.items()):
             ruled = self._ruled(verdict, where)
             if ruled is not None or not is_expected:

@@ -48,7 +48,7 @@ class Caller:
         except Exception as error:
             why = f"not reachable: {error}"
             if (exhausted := exhaustion(error)) is not None:
-                self._endpoint.on_exhausted(exhausted)  # not the fault of the peer
+                self._endpoint.owner.exhausted(exhausted)  # not the fault of the peer
             # The peer was there, and no process listens there any more.
             is_over = bool(peer.broken) and isinstance(error.__cause__, ConnectionRefusedError)
         finally:

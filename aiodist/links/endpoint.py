@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 from aiodist.errors import ProtocolError
@@ -20,9 +19,10 @@ from aiodist.links.caller import Caller, Dial
 from aiodist.links.draining import PeersDraining
 from aiodist.links.entrance import PeerEntrance
 from aiodist.links.greeting import Identity
-from aiodist.links.moved import Moved
-from aiodist.links.peer import CLOSED, LEFT, LOOKS, Inbox, Peer, Stray
-from aiodist.links.strays import Strays
+from aiodist.links.inboxes import Inbox, Inboxes, Stray
+from aiodist.links.moved import Traffic
+from aiodist.links.owner import EndpointOwner
+from aiodist.links.peer import CLOSED, LEFT, LOOKS, Peer
 from aiodist.recorder import Recorder
 from aiodist.transports.base import Link, deliver
 from aiodist.transports.copies import Copies
@@ -39,10 +39,6 @@ FAREWELL_TIMEOUT = 1.0
 LEASE = 15.0
 LONGEST_SILENCE = 3600.0
 """Seconds after which a connection without an answer is broken, however long the lease."""
-MAX_CLOSED = 4096
-"""How many closed contexts are remembered, to tell their late frames from garbage."""
-
-Ask = Callable[[Sequence[int], Callable[[dict[int, str]], None], float], None]
 
 
 class Endpoint:
@@ -64,16 +60,7 @@ class Endpoint:
         self.progress = Progress(loop)  # polls within calls
         self.copies = Copies()  # copies of data that links may have to send again
         self.recorder = Recorder()  # the flight recorder of all groups of this membership
-        self.moved = Moved()  # payload bytes through shared memory
-        self._past: defaultdict[str, Moved] = defaultdict(Moved)
-        """The counts of links to forgotten peers, by transport."""
-        self.called = 0
-        """How many collectives were called in contexts that have ended."""
-        self.saved = 0
-        """The bytes that did not have to be sent, because codecs made them fewer."""
-        self.contexts: dict[bytes, Inbox] = {}  # the open contexts, by the id in frames
-        self.closed_contexts: OrderedDict[bytes, str] = OrderedDict()
-        """The last MAX_CLOSED contexts that have ended, and the reasons."""
+        self.inboxes = Inboxes()  # the contexts that frames are for
         self.lost: dict[int, str] = {}  # peers that are gone for this rank, and why
         self.doubted: set[int] = set()
         """The lost peers that may live. This rank only knows that there is no link to them any
@@ -81,28 +68,16 @@ class Endpoint:
         self.closing = False  # this rank leaves, so peers are not lost any more
         self.reads_devices = True
         """Whether this rank and others may read each other's devices."""
-        self._is_over = False  # no connection is accepted any more
         self.rank = -1
         """This rank's own root."""
-        self.on_broken: Callable[[int, str, bool], None] = lambda root, reason, ended: None
-        """Called if the link to a peer is gone, though the peer has not said that it leaves. The
-        coordinator rules on it. The last argument: its process has ended."""
-        self.on_failed: Callable[[BaseException], None] = lambda error: None
-        """Called with an unexpected exception of a background task."""
-        self.on_exhausted: Callable[[OSError], None] = lambda error: None
-        """Called if a link cannot be made because this process has no files left."""
-        self.expects_ruling: Callable[[], bool] = lambda: False
-        """Whether there is a coordinator to rule which rank is lost if a link breaks."""
-        self.ask: Ask = lambda roots, tell, seconds: None
-        """Asks the coordinator, if there is one, what peers are doing. It tells, by root, within so
-        many seconds."""
+        self.owner = EndpointOwner()
         # The peers by root: the number of a member at this endpoint, over all epochs.
         self._peers: dict[int, Peer] = {}
+        self.traffic = Traffic(self._peers)  # what was called and moved
         self._roots: dict[str, int] = {}  # by member id
         self._numbers = itertools.count()  # the roots of new members
         self._entrance = PeerEntrance(self, self._peers, expected)  # handles peers that connect
         self._caller: Caller | None = None  # makes links, see `activate`
-        self._strays = Strays()  # frames for contexts that do not exist yet
         self._tasks: dict[asyncio.Task[None], None] = {}  # cancelled at the end, in order
         self._look: asyncio.TimerHandle | None = None  # the next `_look_around`
         self._draining = PeersDraining(
@@ -165,15 +140,15 @@ class Endpoint:
         if peer.dialing is not None:
             peer.dialing.cancel()
         if peer.link is not None:
-            self._past[peer.link.kind].add(peer.link.sent_bytes, peer.link.received_bytes)
-        self._strays.forget(root)
+            self.traffic.keep(peer.link)
+        self.inboxes.forget(root)
 
     # -- for contexts -----------------------------------------------------------------------------
 
     def add(self, context: Inbox) -> None:
         """Let frames for `context` through, the ones that came early first."""
-        self.contexts[context.id] = context
-        for stray in self._strays.take(context.id):
+        self.inboxes.open[context.id] = context
+        for stray in self.inboxes.take(context.id):
             try:
                 self._deliver(context, stray)
             except ProtocolError as error:
@@ -186,16 +161,13 @@ class Endpoint:
         for peer in self._peers.values():
             if peer.link is not None:
                 peer.link.send(farewell)  # behind all that was sent before
-        self.contexts.pop(context.id, None)
-        self.closed_contexts[context.id] = reason
-        if len(self.closed_contexts) > MAX_CLOSED:
-            self.closed_contexts.popitem(last=False)
+        self.inboxes.close(context.id, reason)
 
     def keep(self, stray: Stray) -> None:
         """Keep a stray frame until its group is made, or deliver it if the group exists by now."""
-        context = self.contexts.get(stray.fields[1])
+        context = self.inboxes.open.get(stray.fields[1])
         if context is None:
-            for dropped in self._strays.keep(stray.fields[1], stray):
+            for dropped in self.inboxes.keep(stray.fields[1], stray):
                 self._peers[dropped.rank].settle(dropped)
         else:
             self._deliver(context, stray)
@@ -223,34 +195,11 @@ class Endpoint:
         peer = self._peers.get(root)
         return None if peer is None or peer.link is None else peer.link.kind
 
-    @property
-    def payload_bytes(self) -> tuple[int, int]:
-        """Payload bytes sent and received so far, over all links and through shared memory.
-
-        Safe to read from any thread.
-        """
-        moved = self.payload_by.values()
-        return sum([sent for sent, _ in moved]), sum([received for _, received in moved])
-
-    @property
-    def payload_by(self) -> dict[str, tuple[int, int]]:
-        """The `payload_bytes` by transport. "memory" is shared memory."""
-        found = {"memory": (self.moved.sent, self.moved.received)}
-        found |= {kind: (past.sent, past.received) for kind, past in list(self._past.items())}
-        for peer in list(self._peers.values()):
-            if (link := peer.link) is not None:
-                sent, received = found.get(link.kind, (0, 0))
-                found[link.kind] = sent + link.sent_bytes, received + link.received_bytes
-        return found
-
     # -- making links -----------------------------------------------------------------------------
 
     def accept(self, link: Link) -> None:
         """Take in a connection that a peer has made."""
-        if self._is_over:
-            link.close()
-        else:
-            self._entrance.enter(link)
+        self._entrance.enter(link)
 
     def start_dialing(self, peer: Peer) -> asyncio.Task[None]:
         """Begin to connect to `peer`."""
@@ -276,7 +225,7 @@ class Endpoint:
         del self._tasks[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s failed", task.get_name(), exc_info=error)
-            self.on_failed(error)
+            self.owner.task_failed(error)
 
     # -- ends -------------------------------------------------------------------------------------
 
@@ -289,7 +238,7 @@ class Endpoint:
     #                                                     ├──> lose ──> Context.rank_lost, each
     #     its process has ended ─────────────┐            │
     #     its port refuses connections ──────┼──> cut ────┘
-    #     the link is gone for good ─────────┘     └──> the coordinator hears of it (`on_broken`)
+    #     the link is gone for good ─────────┘     └──> the coordinator hears of it (`link_broke`)
     #
     # `cut` is for what this rank has seen, and the coordinator may not have. The coordinator may
     # disagree: of two ranks without a link it evicts one, which may be this one. Two flags tell
@@ -315,7 +264,7 @@ class Endpoint:
             peer.dialing.cancel()
         if peer.link is not None and not peer.link.is_closed:
             peer.link.close()
-        for context in list(self.contexts.values()):
+        for context in list(self.inboxes.open.values()):
             context.rank_lost(rank, reason)
 
     def cut(self, rank: int, reason: str, *, ended: bool = False, is_over: bool = False) -> None:
@@ -324,7 +273,7 @@ class Endpoint:
         `is_over`: this rank has no doubt, even if the coordinator may.
         """
         if rank in self._peers and rank not in self.lost and not self.closing:
-            self.on_broken(rank, reason, ended)
+            self.owner.link_broke(rank, reason, ended)
             if not (ended or is_over):
                 self.doubted.add(rank)
         self.lose(rank, reason)
@@ -332,7 +281,7 @@ class Endpoint:
     def ruled(self, ranks: Iterable[int] = ()) -> None:
         """Hear that the coordinator has ruled, on `ranks` if on any, or that it never will."""
         self.doubted.difference_update(ranks)
-        for context in list(self.contexts.values()):
+        for context in list(self.inboxes.open.values()):
             context.ruled()
 
     def blame(self, rank: int, error: ProtocolError) -> None:
@@ -369,7 +318,7 @@ class Endpoint:
         links = [peer.link for peer in self._peers.values() if peer.link is not None]
         if links:
             await asyncio.gather(*(link.finish(timeout) for link in links))
-        self._is_over = True
+        self._entrance.is_over = True
         self._entrance.close()
 
     def abort(self, reason: str) -> None:

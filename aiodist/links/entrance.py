@@ -33,6 +33,7 @@ class PeerEntrance:
         self.loop = endpoint.loop  # for the timeouts of the greeting
         self.sparing = Sparing(log)  # limits warnings about strangers
         self.identity: Identity | None = None  # shows that this rank is a member
+        self.is_over = False  # no connection is accepted any more
         self._endpoint = endpoint
         self._peers = peers
         # the roots of the peers, by the mark with which they connect
@@ -71,6 +72,9 @@ class PeerEntrance:
 
     def enter(self, link: Link) -> None:
         """Take in a new connection."""
+        if self.is_over:
+            link.close()
+            return
         greeter = Greeter(self, link)
         link.receiver = greeter
         self._greeters[greeter] = None

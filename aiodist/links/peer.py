@@ -38,19 +38,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from aiodist.errors import AiodistError, ProtocolError
+from aiodist.errors import ProtocolError
 from aiodist.links.greeting import Claim
+from aiodist.links.inboxes import Inboxes, Stray
+from aiodist.links.owner import EndpointOwner
 from aiodist.links.process_watch import ProcessWatch
 from aiodist.transports.base import Done, Landing, Link
 from aiodist.transports.copies import Copies
 from aiodist.wire import kinds
 from aiodist.wire.frames import MAX_HEADER, MAX_WHOLE, pack_fields, unpack_fields
-from aiodist.work import Work
 
 log = logging.getLogger("aiodist.endpoint")
 
@@ -87,29 +86,6 @@ LEFT = InOrder("it left the group")
 CLOSED = InOrder("it closed the group")
 
 
-class Inbox(Protocol):
-    """Takes the frames of one group: a context."""
-
-    ended: AiodistError | None
-    ranks: tuple[int, ...]
-
-    @property
-    def id(self) -> bytes: ...
-
-    @property
-    def pending(self) -> list[Work[Any]]: ...
-
-    def ruled(self) -> None:
-        """Look again which ranks are lost, because the coordinator has ruled or never will."""
-        ...
-
-    def frame(self, root: int, fields: list[Any], nbytes: int) -> Landing | None: ...
-
-    def rank_lost(self, root: int, reason: str) -> None: ...
-
-    def close(self, error: AiodistError) -> None: ...
-
-
 class WaitingFrame(NamedTuple):
     """A frame that waits for its link."""
 
@@ -135,10 +111,9 @@ class PeerHome(Protocol):
     lease: float
     closing: bool
     lost: dict[int, str]
-    contexts: dict[bytes, Inbox]
-    closed_contexts: OrderedDict[bytes, str]
     copies: Copies
-    on_exhausted: Callable[[OSError], None]
+    inboxes: Inboxes
+    owner: EndpointOwner
 
     def start_dialing(self, peer: Peer) -> asyncio.Task[None]:
         """Begin to connect to `peer`. The task ends with an attached link, or with the loss of
@@ -357,14 +332,14 @@ class Peer:
         # this rank's memory.
         if fields[0] in QUESTIONS:
             self._check_unheard(link)
-        context = endpoint.contexts.get(fields[1])
+        context = endpoint.inboxes.open.get(fields[1])
         if context is not None:
             return context.frame(self.rank, fields, nbytes)
-        if fields[1] in endpoint.closed_contexts:
+        if fields[1] in endpoint.inboxes.closed:
             # The context is closed here, and the peer may not know that.
             if fields[0] != kinds.REVOKE:
                 self._check_unheard(link)
-                reason = endpoint.closed_contexts[fields[1]]
+                reason = endpoint.inboxes.closed[fields[1]]
                 link.send(pack_fields(kinds.FAREWELL, fields[1], reason))
             return None
         cost = nbytes + len(header) + STRAY_COST
@@ -387,7 +362,7 @@ class Peer:
         if not fields[1]:
             self._endpoint.lose(self.rank, f"it aborted: {fields[2]}")
             return
-        context = self._endpoint.contexts.get(fields[1])
+        context = self._endpoint.inboxes.open.get(fields[1])
         if context is not None:
             reason = CLOSED if fields[2] == CLOSED else fields[2]
             context.rank_lost(self.rank, reason)
@@ -404,17 +379,3 @@ class Peer:
     def settle(self, stray: Stray) -> None:
         """Note that a stray frame has found its group."""
         self._early_bytes -= stray.cost
-
-
-@dataclass(eq=False, slots=True)
-class Stray:
-    """A frame for a group that does not exist here yet: the landing of its payload."""
-
-    home: PeerHome
-    rank: int
-    fields: list[Any]
-    memory: memoryview
-    cost: int
-
-    def landed(self) -> None:
-        self.home.keep(self)

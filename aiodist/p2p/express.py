@@ -111,7 +111,7 @@ class P2PExpress:
         self._p2p = context.p2p  # the ordinary way, which keeps the credit
         self.crowded = context.size > cores()  # a peer may need this core: see `Progress._spin`
         self._progress = context.endpoint.progress  # looks for a frame within the call
-        self._moved = context.endpoint.moved  # counts the bytes that links do not count
+        self._moved = context.endpoint.traffic.moved  # counts the bytes that links do not count
         self._records = context.records
         # The most bytes of an eager message, with metadata.
         self._most = min(EAGER, context.max_message_bytes)

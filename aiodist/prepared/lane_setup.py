@@ -140,7 +140,7 @@ class LaneSetup:
             context.endpoint.progress,
             context.kick,
             max(upcoming for _, upcoming, _ in answers),
-            context.endpoint.moved,
+            context.endpoint.traffic.moved,
             size=context.size,
             crowded=any(crowded for *_, crowded in answers),
             polls=self._sharing is Sharing.POLLED,

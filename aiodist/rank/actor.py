@@ -21,6 +21,7 @@ from aiodist.control.events import ControlEvent, CoordinatorBack, CoordinatorGon
 from aiodist.control.store import Store
 from aiodist.errors import CollectiveTimeoutError, GroupClosedError, in_words
 from aiodist.links.endpoint import FAREWELL_TIMEOUT, Endpoint
+from aiodist.links.owner import EndpointOwner
 from aiodist.rank.context import Context
 from aiodist.schedules.costs import agreed
 from aiodist.schedules.teams import parted, teams_of
@@ -66,7 +67,7 @@ class Served(Protocol):
         ...
 
 
-class RankActor:
+class RankActor(EndpointOwner):
     """Owner of everything a membership holds open."""
 
     def __init__(
@@ -117,14 +118,10 @@ class RankActor:
         for event in events:
             self._on_event(event)
         control.on_event = self._on_event
-        endpoint.on_broken = self._on_broken
-        endpoint.on_failed = self._on_failed
-        endpoint.on_exhausted = self._exhausted
+        endpoint.owner = self
         for listener in self._listeners:
             if isinstance(listener, Acceptor):
                 listener.on_exhausted = self._cannot_accept
-        endpoint.ask = self._ask
-        endpoint.expects_ruling = self._expects_ruling
         self.thread = threading.get_ident()
         """The thread of the loop."""
         _actors.add(self)
@@ -239,15 +236,15 @@ class RankActor:
                 "" if event.kept else ", without its state file: the group's store is empty now",
             )
 
-    def _on_broken(self, root: int, reason: str, ended: bool) -> None:
+    def link_broke(self, root: int, reason: str, ended: bool) -> None:
         """Tell the coordinator that there is no link to a peer. It rules which rank is lost."""
         if self._leaving is None and self.control.is_open and root in {*self.roots, *self._guests}:
             self.control.tell(Unreachable(self.people[root].id, reason[:MAX_TEXT], ended))
 
-    def _expects_ruling(self) -> bool:
+    def expects_ruling(self) -> bool:
         return self._leaving is None and self.control.is_open and not self.control.is_away
 
-    def _ask(
+    def ask(
         self, roots: Sequence[int], tell: Callable[[dict[int, str]], None], seconds: float
     ) -> None:
         """Ask the coordinator what peers are doing. It may wait so many seconds for their
@@ -277,7 +274,7 @@ class RankActor:
     @property
     def contexts(self) -> list[Context]:
         """The contexts of all groups of this rank, of all epochs that go on."""
-        contexts: list[Any] = list(self.endpoint.contexts.values())
+        contexts: list[Any] = list(self.endpoint.inboxes.open.values())
         return contexts
 
     @property
@@ -294,7 +291,7 @@ class RankActor:
         )
         self.abort("evicted", error)
 
-    def _on_failed(self, error: BaseException) -> None:
+    def task_failed(self, error: BaseException) -> None:
         """Abort after an unexpected error, because others may wait for something that never
         comes."""
         if self._leaving is None:
@@ -303,9 +300,9 @@ class RankActor:
     def _cannot_accept(self, error: OSError) -> None:
         # The peer that waits may be a stranger, so this rank goes on unless it waits, too.
         if self.endpoint.is_dialing:
-            self._exhausted(error)
+            self.exhausted(error)
 
-    def _exhausted(self, error: OSError) -> None:
+    def exhausted(self, error: OSError) -> None:
         """Leave, and say why, because no link can be made without files.
 
         Otherwise the others would wait for this rank until their deadlines.
@@ -385,7 +382,7 @@ class RankActor:
             if not told.done():
                 told.set_result(texts)
 
-        self._ask(roots, tell, ANSWER_TIMEOUT / 2)
+        self.ask(roots, tell, ANSWER_TIMEOUT / 2)
         await asyncio.wait({told}, timeout=ANSWER_TIMEOUT)
         if told.done():
             return told.result()

@@ -101,7 +101,11 @@ class Context(Party):
         # Its messages.
         helper = SECOND_THREAD if self.size <= cores() else None
         shared = MessageMemory(
-            self.heap, endpoint.moved, self.process_of, helper, self.near if helper else _nobody
+            self.heap,
+            endpoint.traffic.moved,
+            self.process_of,
+            helper,
+            self.near if helper else _nobody,
         )
         self.p2p = PointToPoint(
             self, self.loop, self.records, self.device_memory, self.costs.way, shared
@@ -144,7 +148,7 @@ class Context(Party):
 
     def saved(self, nbytes: int) -> None:
         """Count bytes that this rank did not have to send, because a codec made them fewer."""
-        self.endpoint.saved += max(0, nbytes)
+        self.endpoint.traffic.saved += max(0, nbytes)
 
     def call_roll(self, op: Operation) -> None:
         """Tell all others that the array of this rank is on a device, and ask for theirs."""
@@ -303,7 +307,7 @@ class Context(Party):
         self.calls.close(error, abort=abort)
         self.device_memory.close()  # it may send a last frame
         # This count belongs to the whole membership, so it outlives the context.
-        self.endpoint.called += self.calls.called
+        self.endpoint.traffic.called += self.calls.called
         self.end(error)
         self.heap.close()
         if self.express is not None:

@@ -80,7 +80,7 @@ class Counting:
             rows[key] = list(map(add, rows[key], row))
         return Counts(
             tuple([sum(failed[cls] for cls in failed if issubclass(cls, kind)) for kind in _KINDS]),
-            tuple([Payload(kind, *moved) for kind, moved in endpoint.payload_by.items()]),
+            tuple([Payload(kind, *moved) for kind, moved in endpoint.traffic.by_transport.items()]),
             tuple(
                 [
                     Times(op, size, tuple(map(int, row[:_BUCKETS])), row[_BUCKETS])

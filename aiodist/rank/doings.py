@@ -53,16 +53,16 @@ class RankDoings:
 
     def _activity(self, **known: Any) -> Activity:
         """Add what any thread may read."""
-        endpoint = self._actor.endpoint
-        called = endpoint.called + sum([context.calls.called for context in self._actor.contexts])
-        sent, received = endpoint.payload_bytes
+        traffic = self._actor.endpoint.traffic
+        called = traffic.called + sum([context.calls.called for context in self._actor.contexts])
+        sent, received = traffic.payload
         return Activity(
             **known,
             last=self._last(),
             collectives=called,
             sent=sent,
             received=received,
-            saved=endpoint.saved,
+            saved=traffic.saved,
         )
 
     def _last(self) -> str:

@@ -55,7 +55,7 @@ class Patience:
         self._loop = actor.loop
         self._told: set[Hashable] = set()  # the waits that were told: Works, numbers of requests
         self._reports = False  # the coordinator has heard of one
-        self._moved = actor.endpoint.payload_bytes  # what has moved by now
+        self._moved = actor.endpoint.traffic.payload  # what has moved by now
         self._moved_at = self._loop.time()  # when that last changed
         self._timer = self._loop.call_later(PERIOD, self._look)
         actor.changed[self._changed] = None
@@ -94,7 +94,7 @@ class Patience:
 
         A large array that still moves on a slow line does not count.
         """
-        moved = self._actor.endpoint.payload_bytes
+        moved = self._actor.endpoint.traffic.payload
         if moved != self._moved:
             self._moved, self._moved_at = moved, self._loop.time()
         if one.pending is None or self._loop.time() - self._moved_at >= LONG_WAIT:

@@ -68,7 +68,7 @@ def test_one_rank_hears_late_of_it(
                 works = []
                 endpoint, context = ranks[late]._actor.endpoint, ranks[late]._context
                 # What comes for the group is kept, as before the group was made.
-                endpoint.contexts.pop(context.id)
+                endpoint.inboxes.open.pop(context.id)
                 for group in ranks:
                     works.append(OPERATIONS[name](group, put(group.rank)))
                     for _ in range(30):

@@ -174,12 +174,12 @@ def test_a_message_is_read_where_it_lies(run, groups, transport):
             out = receiver.empty(1 << 20, np.float32)
             await shown((sender, receiver))
             for part in (x[1], torch.from_numpy(x[1])):
-                before = receiver._context.endpoint.moved.received
+                before = receiver._context.endpoint.traffic.moved.received
                 sending = sender.send(part, 1)
                 receiving = receiver.recv(src=0, out=out)
                 await asyncio.gather(sending, receiving)
                 assert (out == 2).all()
-                assert receiver._context.endpoint.moved.received - before == out.nbytes
+                assert receiver._context.endpoint.traffic.moved.received - before == out.nbytes
             # Two parts that do not lie one behind the other are sent as others are.
             receiving = receiver.recv(src=0)
             await asyncio.gather(sender.send(x[:, : 1 << 19], 1), receiving)

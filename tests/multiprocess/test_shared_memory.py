@@ -413,7 +413,7 @@ async def program(group):
         await group.sendrecv(x, right, src=left, out=out)
         np.testing.assert_array_equal(out, value[0])
     # How much of each depends on when a sender's loop gives a sign, and sends the rest.
-    say(group._context.endpoint.moved.received > 0)
+    say(group._context.endpoint.traffic.moved.received > 0)
 """
 
 

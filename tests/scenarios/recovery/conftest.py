@@ -42,7 +42,7 @@ class Cast:
         self.actors.remove(actor)
         actor.control.abort()
         actor.endpoint.closing = True
-        for context in list(actor.endpoint.contexts.values()):
+        for context in list(actor.endpoint.inboxes.open.values()):
             if context._setup is not None:
                 context._setup.cancel()
             context.ended = aiodist.GroupClosedError("killed")

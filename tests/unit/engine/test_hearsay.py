@@ -25,7 +25,9 @@ class Group:
     def __init__(self, lost: dict[int, str]) -> None:
         self.lost = lost
         self.expects = True
-        endpoint = SimpleNamespace(expects_ruling=lambda: self.expects, lease=60.0)
+        endpoint = SimpleNamespace(
+            owner=SimpleNamespace(expects_ruling=lambda: self.expects), lease=60.0
+        )
         loop = asyncio.get_running_loop()
         party: Any = SimpleNamespace(rank=2, loop=loop, endpoint=endpoint, lost=lambda: self.lost)
         self.hearsay = Hearsay(party)

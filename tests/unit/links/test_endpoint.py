@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from aiodist.links import strays
+from aiodist.links import inboxes
 from aiodist.links.endpoint import Endpoint
 from aiodist.links.greeting import Claim, Identity
-from aiodist.links.peer import Stray
+from aiodist.links.inboxes import Stray
 from aiodist.transports.base import Link, Receiver
 from aiodist.transports.stream import StreamLink
 from aiodist.wire import kinds
@@ -70,7 +70,7 @@ def test_a_connection_that_ends_with_its_last_bytes_is_found(factory: Any) -> No
 async def test_what_is_dropped_of_a_peer_does_not_count_against_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(strays, "MOST_GROUPS", 3)
+    monkeypatch.setattr(inboxes, "MOST_GROUPS", 3)
     endpoint = endpoint_of_two(Refusing())
     peer = endpoint.peer(1)
     held = []
@@ -84,7 +84,9 @@ async def test_what_is_dropped_of_a_peer_does_not_count_against_it(
     await endpoint.finish(0)
 
 
-async def test_what_fails_beside_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_fails_beside_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """But not what was cancelled, as all is at the end."""
 
     async def fail() -> None:
@@ -96,7 +98,7 @@ async def test_what_fails_beside_is_told(caplog: pytest.LogCaptureFixture) -> No
     error = LookupError("what is that?")
     told: list[BaseException] = []
     endpoint = endpoint_of_two(Refusing())
-    endpoint.on_failed = told.append
+    monkeypatch.setattr(endpoint.owner, "task_failed", told.append)
     tasks = [endpoint.spawn(fail(), "a test"), endpoint.spawn(wait(), "another")]
     await asyncio.wait(tasks[:1])
     await endpoint.finish(0)

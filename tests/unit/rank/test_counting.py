@@ -83,5 +83,5 @@ async def test_bytes_by_transport() -> None:
         moved = {one.transport: one for one in Counting(groups[0]._actor).now().payload}
         assert moved["inproc"].sent == moved["inproc"].received >= 32
         endpoint = groups[0]._actor.endpoint
-        before = endpoint.payload_bytes
+        before = endpoint.traffic.payload
         assert before == (moved["inproc"].sent, moved["inproc"].received)

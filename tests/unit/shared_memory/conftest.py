@@ -22,7 +22,8 @@ import pytest
 
 from aiodist.collectives import reductions, values
 from aiodist.errors import CollectiveAbortedError, PeerLostError
-from aiodist.links.moved import Moved
+from aiodist.links.moved import Moved, Traffic
+from aiodist.links.owner import EndpointOwner
 from aiodist.phases import base
 from aiodist.rank.context import Context
 from aiodist.recorder import Recorder
@@ -136,17 +137,14 @@ class Endpoint:
         self.recorder = Recorder()
         self.lost: dict[int, str] = {}
         self.doubted: set[int] = set()
-        self.called = 0
+        self.owner = EndpointOwner()  # a lost rank is dead here, beyond doubt
         self.reads_devices = False
-        self.moved = Moved()
+        self.traffic = Traffic({})
         self.copies = Copies()
         self._world = world
 
     def peer(self, root):
         return Peer(self._world, self.rank, root)
-
-    def expects_ruling(self) -> bool:
-        return False  # who is lost here is dead, beyond doubt
 
     def add(self, context): ...
     def remove(self, context, reason=""): ...

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from aiodist.links.peer import MAX_EARLY_BYTES, STRAY_COST, Stray
-from aiodist.links.strays import MOST_GROUPS, Strays
+from aiodist.links.inboxes import MOST_GROUPS, Inboxes, Stray
+from aiodist.links.peer import MAX_EARLY_BYTES, STRAY_COST
 
 
 def stray(rank: int, what: int = 0) -> Stray:
@@ -13,7 +13,7 @@ def stray(rank: int, what: int = 0) -> Stray:
 
 
 def test_they_are_given_out_once_in_the_order_in_which_they_came() -> None:
-    strays = Strays()
+    strays = Inboxes()
     first, second, other = stray(1, 1), stray(2, 2), stray(1, 3)
     for context, one in ((b"a", first), (b"b", other), (b"a", second)):
         assert strays.keep(context, one) == []
@@ -23,7 +23,7 @@ def test_they_are_given_out_once_in_the_order_in_which_they_came() -> None:
 
 
 def test_of_too_many_groups_the_one_that_has_waited_longest_is_given_up() -> None:
-    strays = Strays()
+    strays = Inboxes()
     oldest = [stray(1), stray(2)]
     for one in oldest:
         strays.keep(b"oldest", one)
@@ -40,11 +40,11 @@ def test_that_is_before_a_peer_has_sent_too_much() -> None:
 
 
 def test_nothing_is_left_of_who_is_forgotten() -> None:
-    strays = Strays()
+    strays = Inboxes()
     mine = stray(2)
     strays.keep(b"both", stray(1))
     strays.keep(b"both", mine)
     strays.keep(b"theirs", stray(1))
     strays.forget(1)
     assert strays.take(b"both") == [mine]
-    assert not strays._kept
+    assert not strays._strays
