@@ -695,9 +695,9 @@ static int others_compute(Tape *tape, double t) {
 
 static void yielded(Tape *tape, double since, double t) {
     if (t - since <= HOGGED) return;
-    PyObject *seen = PyFloat_FromDouble(t);
-    if (!seen || PyObject_SetAttr(tape->neighbours, tape->names[SEEN], seen) < 0) PyErr_Clear();
-    Py_XDECREF(seen);
+    PyObject *noted = PyObject_CallMethod(tape->neighbours, "yielded", "dd", since, t);
+    if (!noted) PyErr_Clear();
+    Py_XDECREF(noted);
 }
 
 // `Progress.is_due`. -1: an error.
@@ -721,7 +721,7 @@ static int spin(Tape *tape, long long stamp, int crowded, double alone, double h
         for (int looks = yields ? 1 : LOOKS; looks; looks--) {
             if (reached(tape, stamp)) {
                 pace->in_vain = 0;
-                if (yields && !crowded) yielded(tape, t, now());
+                if (yields) yielded(tape, t, now());
                 return 1;
             }
 #if defined(__x86_64__) || defined(__i386__)
@@ -730,7 +730,7 @@ static int spin(Tape *tape, long long stamp, int crowded, double alone, double h
         }
         const double before = t, away = (t = now()) - before;
         if (away > OTHERS) limit += away;
-        if (!crowded) yielded(tape, before, t);
+        yielded(tape, before, t);
         if (t > limit || away > hogged) {
             pace->in_vain++;
             break;
@@ -812,9 +812,10 @@ static int watch(Tape *tape, long long stamp, long long count) {
         if ((!core || core == at) && is_missing(tape, peer, stamp)) near = 1;
     }
     const double until = tape->progress->due;
+    if (can_doze && others_compute(tape, now())) return doze(tape, stamp);
     if (near || tape->crowded) {
         if (spin(tape, stamp, 1, near ? 0 : APART, can_doze ? OTHERS : HOGGED, until)) return 1;
-    } else if (!(can_doze && others_compute(tape, now())) && spin(tape, stamp, 0, 0, HOGGED, until)) {
+    } else if (spin(tape, stamp, 0, 0, HOGGED, until)) {
         return 1;
     }
     return can_doze ? doze(tape, stamp) : 0;

@@ -16,7 +16,8 @@ link. The loop `Progress._spin` does this. How long it lasts depends on who else
   as waiting. One that took longer than `HOGGED` was a whole time slice of a program that computes,
   and more will follow. The scheduler prefers a thread that has slept to one that yields. So for
   `A_WHILE` this process does not yield: a wait for a stamp dozes at once, and a wait for a link
-  sleeps soon. On a crowded host the neighbours are ranks that copy, and this does not apply.
+  sleeps soon. The thread also asks for short time slices from then on (`slices`), because a thread
+  that wakes waits for the slice of another one otherwise.
 - **Dozing.** After polling for a stamp or a post in vain, a rank sleeps within the call
   (`Stamps.doze`), if the system can wake it for a word in memory. That takes a few microseconds,
   and a frame through two event loops takes a hundred. A doze lasts `DOZE` times as long as a poll,
@@ -40,12 +41,14 @@ import ctypes
 import math
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from aiodist import compiled
+from aiodist.transports import slices
 from aiodist.transports.surroundings import is_virtual
 
 if TYPE_CHECKING:
@@ -153,15 +156,18 @@ class Neighbours:
     """Notes whether other programs compute on the cores of this process. Shared by all of its
     loops."""
 
-    __slots__ = ("seen",)
+    __slots__ = ("_asked", "seen")
 
     def __init__(self) -> None:
         self.seen = 0.0  # when one was seen last; 0: never
+        self._asked = threading.local()  # knows the threads that have asked for short slices
 
     def yielded(self, since: float, now: float) -> None:
         """Note that the core was offered to others from `since` to `now`."""
         if now - since > HOGGED:
             self.seen = now
+            if not hasattr(self._asked, "done"):
+                self._asked.done = slices.shorten()
 
     def compute(self, now: float) -> bool:
         """Tell whether one was seen a short while ago."""
@@ -329,15 +335,14 @@ class Progress(CorePace):
                 found = look(a, b)
                 if found is not None:
                     self._in_vain = 0
-                    if now >= alone and not crowded:
+                    if now >= alone:
                         neighbours.yielded(now, _clock())
                     return found
             before, now = now, _clock()
             away = now - before
             if away > OTHERS:
                 limit += away
-            if not crowded:
-                neighbours.yielded(before, now)
+            neighbours.yielded(before, now)
             if now > limit or away > hogged:
                 self._in_vain += 1
                 break
@@ -351,16 +356,16 @@ class Progress(CorePace):
                 return False
             return self._spin(board.met, peers, stamp, SPINS, crowded=False, due=math.inf) is True
         near = not board.apart(peers, stamp)  # one that is missing may need this core
+        dozes = board.can_doze and self.polls
+        if dozes and neighbours.seen and neighbours.compute(_clock()):
+            return self._doze(board, peers, stamp)
         if crowded or near:
             hogged = OTHERS if board.can_doze else HOGGED
             alone = 0.0 if near else APART
-            if self._spin(board.met, peers, stamp, 1, crowded=True, alone=alone, hogged=hogged):
-                return True
-            return board.can_doze and self.polls and self._doze(board, peers, stamp)
-        dozes = neighbours.seen and board.can_doze and neighbours.compute(_clock())
-        if not dozes and self._spin(board.met, peers, stamp, SPINS, crowded=False):
-            return True
-        return board.can_doze and self.polls and self._doze(board, peers, stamp)
+            found = self._spin(board.met, peers, stamp, 1, crowded=True, alone=alone, hogged=hogged)
+        else:
+            found = self._spin(board.met, peers, stamp, SPINS, crowded=False)
+        return found is True or (dozes and self._doze(board, peers, stamp))
 
     def _doze(self, board: Stamps, peers: Sequence[Any], stamp: int) -> bool:
         """Sleep within the call until all of `peers` have reached `stamp`. Returns False after the

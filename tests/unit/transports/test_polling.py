@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from aiodist.transports import polling as progress
+from aiodist.transports import slices
 from aiodist.transports.polling import AGAIN, LONGEST, SHORTEST, Progress
 
 STEP = 1e-6
@@ -64,6 +65,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(progress, "_clock", made)
     monkeypatch.setattr(progress, "neighbours", progress.Neighbours())
+    monkeypatch.setattr(slices, "shorten", lambda: False)  # this thread stays as it is
     return made
 
 
@@ -397,8 +399,9 @@ async def test_where_the_system_wakes_nobody_there_is_no_doze(clock: Clock) -> N
     assert not peer.dozed
 
 
+@pytest.mark.parametrize("crowded", [False, True])
 async def test_beside_who_computes_nobody_polls(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, crowded: bool
 ) -> None:
     """A yield that took a whole time slice says that there is somebody; for a while."""
 
@@ -407,16 +410,13 @@ async def test_beside_who_computes_nobody_polls(
 
     monkeypatch.setattr(progress, "_yield", long_yield)
     polling = Progress(asyncio.get_running_loop())
-    # Those who take the core that was offered to a rank may be ranks: they are no neighbours.
-    near = Peer(clock, 0)
-    near.is_apart = False
-    assert polling.watch(near, [1], 1, crowded=True)
-    polling._turned()
     found = Peer(clock, math.inf)
-    assert not watch(polling, found)  # by the first yield
+    found.is_apart = not crowded
+    assert not polling.watch(found, [1], 1, crowded=crowded)  # by the first yield
     assert found.looks
+    polling._turned()
     peer = Peer(clock, math.inf, dozes=0)
-    assert watch(polling, peer)
+    assert polling.watch(peer, [1], 1, crowded=crowded)
     assert not peer.looks
     assert len(peer.dozed) == 1
     clock.now += progress.A_WHILE
