@@ -499,7 +499,7 @@ class Operations(ABC):
         context = self._context
         # Do not poll if this call has done so in vain. If several receives wait, an earlier one has
         # polled.
-        if not (work.done() or context.p2p_express.in_vain or context.p2p.has_several):
+        if not (work.done() or context.p2p_express.in_vain or context.p2p.receiver.has_several):
             context.inline(work, source if isinstance(source, tuple) else missing)
         return self._deadline(work, timeout, math.inf, missing)
 

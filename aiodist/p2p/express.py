@@ -108,7 +108,9 @@ class P2PExpress:
     def __init__(self, context: MessageGroup) -> None:
         self._context = context
         self._loop = context.loop
-        self._p2p = context.p2p  # the ordinary way, which keeps the credit
+        # The halves of the ordinary way, which keep the credit, and its frames that go with others.
+        self._sender, self._receiver = context.p2p.sender, context.p2p.receiver
+        self._wire, self._held = context.p2p.wire, context.p2p.wire.held
         self.crowded = context.size > cores()  # a peer may need this core: see `Progress._spin`
         self._progress = context.endpoint.progress  # looks for a frame within the call
         self._moved = context.endpoint.traffic.moved  # counts the bytes that links do not count
@@ -141,18 +143,17 @@ class P2PExpress:
         # tag that is another object only costs a new header.
         if tag is not form.tag:
             form.use(as_tag(tag))
-        p2p = self._p2p
         # Pay first: a frame in the link cannot be taken back, but credit can.
         if form.is_pushed:
             if not self._push(link, dst, form, data):
                 return None
-        elif not p2p.pay(dst, form.tag, form.price):
+        elif not self._sender.pay(dst, form.tag, form.price):
             return None
         elif not (
-            (p2p.held and self._post_behind(link, dst, form, (form.head, data)))
+            (self._held and self._post_behind(link, dst, form, (form.head, data)))
             or link.post(form.head, data, form.nbytes)
         ):
-            p2p.repay(dst, form.tag, form.price)
+            self._sender.repay(dst, form.tag, form.price)
             self._links.pop(dst, None)  # there may be a newer one
             return None
         work: Work[None] = Work.begin(self._loop, "send", form.tag, None, form.spec.nbytes)
@@ -172,8 +173,8 @@ class P2PExpress:
         if link is None:
             return None
         key: Key = None if tag is ANY_TAG else as_tag(tag)
-        p2p = self._p2p
-        last_tag, last_meta = p2p.last(src)
+        receiver = self._receiver
+        last_tag, last_meta = receiver.last(src)
         form = self._came.get(last_meta)
         if form is None and last_meta not in self._came:
             form = self._learn(last_meta)
@@ -200,7 +201,7 @@ class P2PExpress:
         look: Callable[[Any, Any], bool | None] = link.look_for
         what: Any = form.head
         if form.is_pushed:
-            sid = p2p.next_pushed(src)
+            sid = receiver.next_pushed(src)
             if sid is None:
                 return None
             start, end = form.around(sid)
@@ -214,12 +215,12 @@ class P2PExpress:
                 return None
             # Ask before each look. This message may have come in between, or a receive that has
             # waited for longer may need it.
-            if not p2p.is_free(src, expected, key):
+            if not receiver.is_free(src, expected, key):
                 return None
             found = look(what, into)
             if found is None:
-                if p2p.held:
-                    p2p.let_all_go()
+                if self._held:
+                    self._wire.let_all_go()
                 found = progress.look(link, look, what, into, crowded=self.crowded)
             if found or (found is None and not (form.is_pushed and what.there)):
                 break
@@ -227,7 +228,7 @@ class P2PExpress:
             self.in_vain = found is None
             return None
         try:
-            (p2p.took_pushed if form.is_pushed else p2p.took)(src, expected, form.price)
+            (receiver.took_pushed if form.is_pushed else receiver.took)(src, expected, form.price)
         except ProtocolError as error:  # the sender had no credit left
             link.close(error)
             return None
@@ -242,12 +243,12 @@ class P2PExpress:
     def _push(self, link: FramedLink, dst: int, form: MessageForm, data: memoryview) -> bool:
         """Send the whole of a larger array, if the receiver has given leave. False: nothing was
         done."""
-        sid = self._p2p.push(dst, form.tag, form.price)
+        sid = self._sender.push(dst, form.tag, form.price)
         if sid is None:
             return False
         start, end = form.around(sid)
         if not self._post_behind(link, dst, form, (start, data, end)):
-            self._p2p.unpush(dst, form.tag, form.price)
+            self._sender.unpush(dst, form.tag, form.price)
             return False
         return True
 
@@ -258,15 +259,15 @@ class P2PExpress:
 
         False: the message was not sent, but that frame may have been.
         """
-        held = self._p2p.held.pop(dst, None)
+        held = self._held.pop(dst, None)
         # It goes first: it may be leave, which the answer needs. Also, a frame left in a ring would
         # keep that from being empty, so that it could not start again at its beginning.
         before = b"" if held is None else prefix(pack_fields(*form.start, *held), 0)
         if link.post_whole((before, *parts), form.nbytes):
             return True
         if held is not None:
-            self._p2p.held[dst] = held
-            self._p2p.let_go(dst)
+            self._held[dst] = held
+            self._wire.let_go(dst)
         return False
 
     def _note(self, work: Work[Any], form: MessageForm, peer: int) -> float:

@@ -100,50 +100,31 @@ class PointToPoint:
         self._records = records  # None: no operation is recorded
         self._device_memory = device_memory
         self._loop = loop
-        self._rank = channel.rank
         self._size = channel.size
         self._closed: AiodistError | None = None  # what every call raises; None: the group is open
         # Operations that are not done, in the order of their calls.
         self._pending: dict[Work[Any], Sending | PendingReceive] = {}
         self._gone: set[int] = set()  # ranks whose frames are ignored
         self._acknowledged: set[int] = set()  # lost ranks that receives go on without
-        # Sends frames to all ranks, and to this one.
-        self._wire = wire.Wire(channel, self._loop_back, loop)
+        # The short way (`express`) uses these parts, too. This one sends frames to all ranks.
+        self.wire = wire.Wire(channel, self._loop_back, loop)
         limits = limits_for(way)
-        self._sender = Sender(self._wire, channel, loop, self._ended, limits, shared)
-        self._receiver = MessageReceiver(
-            self._wire,
-            channel,
-            loop,
-            self._ended,
-            self._lost_for,
-            device_memory,
-            limits,
-            shared,
+        self.sender = Sender(self.wire, channel, loop, self._ended, limits, shared)
+        self.receiver = MessageReceiver(
+            self.wire, channel, loop, self._ended, self._lost_for, device_memory, limits, shared
         )
         # What takes frames without data, by their kind.
         self._control: dict[int, Callable[[int, Sequence[Any], int], None]] = {
-            wire.PULL: self._sender.pulled,
-            wire.FIN: self._receiver.finished,
-            wire.WITHDRAW: self._receiver.withdrawn,
-            wire.REFUSE: self._sender.refused,
-            wire.CREDIT: self._sender.refunded,
-            wire.WANT: self._sender.wanted,
-            wire.UNWANT: self._sender.unwanted,
-            wire.NOWANT: self._receiver.denied,
+            wire.PULL: self.sender.pulled,
+            wire.FIN: self.receiver.finished,
+            wire.WITHDRAW: self.receiver.withdrawn,
+            wire.REFUSE: self.sender.refused,
+            wire.CREDIT: self.sender.refunded,
+            wire.WANT: self.sender.wanted,
+            wire.UNWANT: self.sender.unwanted,
+            wire.NOWANT: self.receiver.denied,
         }
         self._on_cancel = self._withdraw  # bound once, for all Works
-        # For the short way (`express`).
-        self.pay, self.repay = self._sender.pay, self._sender.repay
-        # What to expect, and whether it may be taken:
-        self.last, self.is_free = self._receiver.last, self._receiver.is_free
-        self.took = self._receiver.took  # counts the credit of what was taken
-        # The same for pushed messages.
-        self.push, self.unpush = self._sender.push, self._sender.unpush
-        self.next_pushed, self.took_pushed = self._receiver.next_pushed, self._receiver.took_pushed
-        # Frames that go with others.
-        self.held, self.let_go = self._wire.held, self._wire.let_go
-        self.let_all_go = self._wire.let_all_go
 
     # -- from the group ---------------------------------------------------------------------------
 
@@ -184,20 +165,21 @@ class PointToPoint:
         work: Work[None] = Work.begin(
             self._loop, "ssend" if synchronous else "send", tag, None, nbytes, self._on_cancel
         )
-        self._started(work, dst)
+        if self._records is not None:
+            self._records.begin(work, peer=dst)
         if work.record is not None:
             work.record.carries(encoded.specs)
         lost = self._channel.lost()
         if dst in lost:
             work.fail(self._peer_lost(work, _loss_text(dst, lost[dst]), (dst,)))
             return work
-        sending = self._sender.send(
+        sending = self.sender.send(
             work, dst, tag, encoded, sources, synchronous=synchronous, steady=steady
         )
         if sending is not None:
             self._pending[work] = sending
-        if self._wire.waiting:
-            self._wire.flush()
+        if self.wire.waiting:
+            self.wire.flush()
         return work
 
     def recv(
@@ -228,33 +210,34 @@ class PointToPoint:
             device_work = None if device is None else self._device_memory.begin(device)
         check_tree(out, "out")
         work, source, key = self._wait("recv", src, tag)
-        receiving = self._receiver.receive(work, source, key, out, device_work, partial=partial)
+        receiving = self.receiver.receive(work, source, key, out, device_work, partial=partial)
         if not work.done():
             self._pending[work] = receiving
-        if self._wire.waiting:
-            self._wire.flush()
+        if self.wire.waiting:
+            self.wire.flush()
         if not work.done():
-            if self._wire.held:
-                self._wire.let_all_go()
-            self._receiver.prepare(receiving)
+            if self.wire.held:
+                self.wire.let_all_go()
+            self.receiver.prepare(receiving)
         return work
 
     def probe(self, src: Src = ANY_SOURCE, tag: MessageTag | AnyTag = ANY_TAG) -> Work[Envelope]:
         """Wait until a receive with these arguments would find a message, and describe it."""
         work, source, key = self._wait("probe", src, tag)
-        probing = self._receiver.probe(work, source, key)
+        probing = self.receiver.probe(work, source, key)
         if not work.done():
             self._pending[work] = probing
-        if self._wire.waiting:
-            self._wire.flush()
+        if self.wire.waiting:
+            self.wire.flush()
         return work
 
     def iprobe(self, src: Src = ANY_SOURCE, tag: MessageTag | AnyTag = ANY_TAG) -> Envelope | None:
         """Return the message that a receive with these arguments would take now, or None."""
         if self._closed is not None:
             raise self._closed
-        found = self._receiver.peek(self._as_source(src), self._as_key(tag))
-        self._wire.flush()
+        key = None if tag is ANY_TAG else as_tag(tag)
+        found = self.receiver.peek(as_source(src, self._size), key)
+        self.wire.flush()
         return found
 
     def acknowledge_lost(self) -> tuple[int, ...]:
@@ -284,11 +267,6 @@ class PointToPoint:
             return False
         return waiting.sid is None or waiting.next_part != NOTHING
 
-    @property
-    def has_several(self) -> bool:
-        """Whether more than one receive waits for a match."""
-        return self._receiver.has_several
-
     def takes_long(self, work: Work[Any]) -> bool:
         """Return whether `work` receives a message so large that polling for its rest would only
         keep a core busy. Most of the time passes while it is sent."""
@@ -299,7 +277,7 @@ class PointToPoint:
     @property
     def idle(self) -> bool:
         """Whether nothing is pending or queued, and no state is kept for any tag."""
-        return not self._pending and self._sender.idle and self._receiver.idle
+        return not self._pending and self.sender.idle and self.receiver.idle
 
     # -- from the endpoint ------------------------------------------------------------------------
 
@@ -312,8 +290,8 @@ class PointToPoint:
         if self._closed is not None or src in self._gone:
             return None
         landing = self._frame(src, fields, nbytes)
-        if self._wire.waiting:
-            self._wire.flush()
+        if self.wire.waiting:
+            self.wire.flush()
         return landing
 
     def rank_lost(self, src: int, text: str) -> None:
@@ -328,8 +306,8 @@ class PointToPoint:
         if self._closed is not None or src in self._gone:
             return
         self._gone.add(src)
-        failing = {work: self._peer_lost(work, text, (src,)) for work in self._sender.lose(src)}
-        for receiving in self._receiver.lose(src):
+        failing = {work: self._peer_lost(work, text, (src,)) for work in self.sender.lose(src)}
+        for receiving in self.receiver.lose(src):
             receiving.let_go()
             # A receive without a message may have waited for more ranks than this one.
             why = None if receiving.message is not None else self._lost_for(receiving)
@@ -337,7 +315,7 @@ class PointToPoint:
         for work, error in failing.items():
             self._pending.pop(work, None)
             work.fail(error)
-        self._wire.flush()
+        self.wire.flush()
 
     def close(self, error: AiodistError) -> None:
         """Release everything. Pending operations and later calls fail with `error`."""
@@ -345,13 +323,13 @@ class PointToPoint:
             return
         self._closed = error
         for peer in range(self._size):
-            self._sender.lose(peer)
+            self.sender.lose(peer)
         for operation in self._pending.values():
             if isinstance(operation, PendingReceive):
                 operation.let_go()
-        self._receiver.close()
-        self._wire.waiting.clear()
-        self._wire.held.clear()
+        self.receiver.close()
+        self.wire.waiting.clear()
+        self.wire.held.clear()
         pending, self._pending = self._pending, {}
         for work in pending:
             failure = copy.copy(error)
@@ -364,7 +342,7 @@ class PointToPoint:
         kind = fields[0] if fields else None
         if type(kind) is int:
             if kind in _OF_RECEIVER:
-                return self._receiver.frame(src, fields, nbytes)
+                return self.receiver.frame(src, fields, nbytes)
             control = self._control.get(kind)
             if control is not None:
                 control(src, fields, nbytes)
@@ -373,30 +351,27 @@ class PointToPoint:
 
     def _loop_back(self, fields: tuple[Any, ...], payload: Sequence[memoryview]) -> None:
         nbytes = sum([view.nbytes for view in payload])
-        deliver(self._frame(self._rank, fields, nbytes), payload, nbytes)
+        deliver(self._frame(self.wire.rank, fields, nbytes), payload, nbytes)
 
     def _wait(self, op: str, src: Src, tag: MessageTag | AnyTag) -> tuple[Work[Any], Source, Key]:
         if self._closed is not None:
             raise self._closed
-        source, key = self._as_source(src), self._as_key(tag)
+        source, key = as_source(src, self._size), None if tag is ANY_TAG else as_tag(tag)
         shown = ANY_TAG if key is None else key
         work: Work[Any] = Work.begin(self._loop, op, shown, None, 0, self._on_cancel)
-        self._started(work, source if type(source) is int else None)
-        return work, source, key
-
-    def _started(self, work: Work[Any], peer: int | None) -> None:
         if self._records is not None:
-            self._records.begin(work, peer=peer)
+            self._records.begin(work, peer=source if type(source) is int else None)
+        return work, source, key
 
     def _withdraw(self, work: Work[Any]) -> None:
         operation = self._pending.pop(work, None)
         if operation is None:
             return
         if isinstance(operation, Sending):
-            self._sender.withdraw(operation)
+            self.sender.withdraw(operation)
         else:
-            self._receiver.withdraw(operation)
-        self._wire.flush()
+            self.receiver.withdraw(operation)
+        self.wire.flush()
 
     def _ended(self, work: Work[Any]) -> None:
         self._pending.pop(work, None)
@@ -426,12 +401,6 @@ class PointToPoint:
 
     def _peer_lost(self, work: Work[Any], text: str, ranks: Iterable[int]) -> AiodistError:
         return self._channel.error(PeerLostError, text, op=work.op, tag=work.tag, ranks=ranks)
-
-    def _as_source(self, src: Src) -> Source:
-        return as_source(src, self._size)
-
-    def _as_key(self, tag: MessageTag | AnyTag) -> Key:
-        return None if tag is ANY_TAG else as_tag(tag)
 
 
 _OF_RECEIVER = frozenset([wire.EAGER, wire.RTS, wire.PUSH, wire.AHEAD, wire.DATA])

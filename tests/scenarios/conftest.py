@@ -33,7 +33,7 @@ class Machine:
         if coordinator._journal is not None:
             coordinator._journal._waiting.clear()
             coordinator._journal._carry_out = lambda effects: None
-        for connection in list(coordinator._connections.values()):
+        for connection in list(coordinator._clients._connections.values()):
             connection.abort()
         await coordinator.stop()
 

@@ -14,8 +14,8 @@ from idle_time import on_idle_time
 
 from aiodist.control.client import ControlClient
 from aiodist.control.events import CoordinatorGone
-from aiodist.coordinator import actor as coordinator_module
 from aiodist.coordinator import alarm
+from aiodist.coordinator import clients as coordinator_clients
 from aiodist.coordinator import connection as coordinator_connection
 from aiodist.coordinator.actor import Coordinator
 from aiodist.errors import (
@@ -216,7 +216,7 @@ def test_who_is_evicted_as_it_leaves_has_left(play: Play, aborts: str | None) ->
         [member] = await site.members(coordinator.address, 1)
         leaving = asyncio.create_task(member.client.leave(30, aborts=aborts))
         await until(lambda: member.client.group is None)
-        [connection] = coordinator._connections.values()
+        [connection] = coordinator._clients._connections.values()
         connection.send(encode_message(Evicted("no sign of life")))
         connection.close("no sign of life")
         assert not await leaving
@@ -374,7 +374,7 @@ def test_a_coordinator_that_dies_is_noticed(play: Play) -> None:
     @play
     async def scenario(site: Any, coordinator: Coordinator) -> None:
         [member] = await site.members(coordinator.address, 1)
-        for connection in list(coordinator._connections.values()):
+        for connection in list(coordinator._clients._connections.values()):
             connection.abort()
         event = await member.event()
         assert isinstance(event, CoordinatorGone)
@@ -441,7 +441,7 @@ def test_a_second_stop_does_not_wait(play: Play) -> None:
 def test_stopping_does_not_wait_for_who_does_not_read(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator_module, "GOODBYE_SECONDS", 0.01)
+    monkeypatch.setattr(coordinator_clients, "GOODBYE_SECONDS", 0.01)
     monkeypatch.setattr(coordinator_connection, "CLOSE_SECONDS", 1e6)
     monkeypatch.setattr(coordinator_connection, "MAX_BACKLOG", 2**30)
 
@@ -455,7 +455,7 @@ def test_stopping_does_not_wait_for_who_does_not_read(
         raw.say(StoreSet("k", bytes(2**20)))
         for _ in range(20):
             raw.say(StoreGet("k"))
-        [connection] = coordinator._connections.values()
+        [connection] = coordinator._clients._connections.values()
         await until(lambda: connection._transport.get_write_buffer_size() > 2**20)
         async with asyncio.timeout(30):
             await coordinator.stop()

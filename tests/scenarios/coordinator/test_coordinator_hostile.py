@@ -190,13 +190,13 @@ def test_a_connection_that_is_dropped_while_it_is_made(
             connection: coordinator_connection.Connection, transport: asyncio.BaseTransport
         ) -> None:
             real(connection, transport)
-            for task in coordinator._entrance._adopting:
+            for task in coordinator._clients._entrance._adopting:
                 task.cancel()
 
         monkeypatch.setattr(coordinator_connection.Connection, "connection_made", made)
         raw = await site.raw(coordinator.address)
         await raw.ended()
-        assert not coordinator._connections
+        assert not coordinator._clients._connections
         monkeypatch.setattr(coordinator_connection.Connection, "connection_made", real)
         member = await site.process(coordinator.address)
         assert await member.join(size=1)

@@ -352,7 +352,7 @@ def test_who_finds_a_full_house_comes_again(play: Play, monkeypatch: pytest.Monk
     @play
     async def scenario(site: Any, coordinator: Coordinator) -> None:
         turned_away.clear()
-        coordinator._entrance._unproven.most = 2
+        coordinator._clients._entrance._unproven.most = 2
         mute = await site.raw(coordinator.address)
         # Its time may end amid an attempt.
         with pytest.raises(JoinTimeoutError, match=r"it is busy: too many new conn|did not answer"):
@@ -377,7 +377,7 @@ def test_a_burst_of_joins(play: Play, certificate: Path, encrypted: bool) -> Non
     async def scenario(site: Any) -> None:
         context = server if encrypted else None
         async with Coordinator("tcp://127.0.0.1:0", ssl=context) as coordinator:
-            coordinator._entrance._unproven.most = 16
+            coordinator._clients._entrance._unproven.most = 16
             async with asyncio.TaskGroup() as group:
                 for _ in range(40):
                     group.create_task(site.process(coordinator.address, ssl=client))

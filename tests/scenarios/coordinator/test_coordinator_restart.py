@@ -213,7 +213,7 @@ def test_who_was_evicted_does_not_come_back(play: Play, machine: Any) -> None:
         await machine.start()
         one, two = await site.members(machine.address, 2)
         # Its connection breaks, which the coordinator sees first.
-        connections = list(machine.coordinator._connections.values())
+        connections = list(machine.coordinator._clients._connections.values())
         connections[1].abort()
         assert (await told(one, MemberLost)).ranks == (1,)
         event = await told(two, CoordinatorGone)
@@ -300,8 +300,9 @@ def test_other_coordinators_are_not_taken_for_it(
         [member] = await site.members(durable.address, 1)
         await durable.kill()
         async with Coordinator(durable.address) as impostor:
-            name, impostor.incarnation = shown
-            impostor.name = durable.coordinator.name if name == "me" else name
+            name, impostor._clients.incarnation = shown
+            own = durable.coordinator._clients.name
+            impostor._clients.name = own if name == "me" else name
             await until(lambda: why in caplog.text)
             assert impostor.status()["groups"] == []
         await durable.start()
@@ -319,13 +320,13 @@ def test_one_without_the_token_is_not_taken_for_it(play: Play, forgetful: Any) -
         await forgetful.kill()
         asked = asyncio.Event()
         async with Coordinator(forgetful.address, token="another") as impostor:
-            opened = impostor.opened
+            opened = impostor._clients.opened
 
             def note(connection: Any) -> None:
                 opened(connection)
                 asked.set()
 
-            impostor.opened = note
+            impostor._clients.opened = note
             await asked.wait()
             assert impostor.status()["groups"] == []
         await forgetful.start(token="secret")
@@ -339,7 +340,7 @@ def test_one_that_does_not_return_is_not_looked_for(play: Play) -> None:
         coordinator = Coordinator(returns=False)
         await coordinator.start()
         [member] = await site.members(coordinator.address, 1)
-        for connection in coordinator._connections.values():
+        for connection in coordinator._clients._connections.values():
             connection.abort()
         event = await member.event()
         assert (event.final, event.evicted) == (True, False)
@@ -503,7 +504,7 @@ def test_a_coordinator_that_breaks_off_is_looked_for_again(
                 if len(calls) > 1:
                     connection.abort()
 
-            mute.received = hear
+            mute._clients.received = hear
             await until(lambda: len(calls) >= 3)
         monkeypatch.setattr(control_line, "REJOIN_SECONDS", 30.0)
         await forgetful.start()

@@ -126,7 +126,7 @@ async def test_nobody_waits_for_a_coordinator_that_ends_with_rank_0() -> None:
     _, coordinator = await find(Wanted(HERE, serve=HERE), 1.0)
     assert coordinator is not None
     try:
-        assert not coordinator.returns
+        assert not coordinator._clients.returns
     finally:
         await coordinator.stop()
 

@@ -110,7 +110,7 @@ async def test_the_short_way_is_byte_for_byte_the_ordinary_one(transport, monkey
 
 def has_leave(group, dst):
     """Whether what is sent to `dst` may be pushed."""
-    return group._context.p2p._sender._peers[dst].may_push
+    return group._context.p2p.sender._peers[dst].may_push
 
 
 async def meet(a, b, x):

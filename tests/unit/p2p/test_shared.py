@@ -123,7 +123,7 @@ def test_what_cannot_be_read_or_is_not_worth_it_is_sent(
     if kind == "many":
         value = list(np.split(value, 32))
     elif kind == "not mapped" and not net.is_mapped:
-        net.engines[0]._sender._shared = None
+        net.engines[0].sender._shared = None
     receiving = net.engines[1].recv(0)
     net.engines[0].send(value, 1)
     net.settle()
@@ -192,7 +192,7 @@ def test_a_process_that_cannot_be_read(
         assert sending.done()
     assert len(tried) == {"forbidden": 1, "another process": 1, "amid": 4}[why]
     # Its sender knows, and pushes where it may.
-    assert reading.engines[0]._sender._shared.where(1, [memoryview(bytes(MIB))]) is None
+    assert reading.engines[0].sender._shared.where(1, [memoryview(bytes(MIB))]) is None
     assert reading.kinds(0, 1).count(wire.FIN) == 2
     assert_idle(reading)
 
@@ -389,7 +389,7 @@ def mapped(make_net: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 def helper(mapped: Any) -> Helper:
     made = Helper()
     for engine in mapped.engines:
-        engine._receiver._shared._helper = made
+        engine.receiver._shared._helper = made
     return made
 
 
@@ -449,7 +449,7 @@ class Sleeper:
 
 
 def with_partner(net: Any, looks: int) -> None:
-    net.engines[1]._receiver._shared._partner = lambda rank: Sleeper(looks)
+    net.engines[1].receiver._shared._partner = lambda rank: Sleeper(looks)
 
 
 def go_on(net: Any, times: int) -> None:
@@ -576,7 +576,7 @@ def test_a_place_of_nothing(net: Any) -> None:
 
 
 def test_nobody_has_read_what_lies_elsewhere(net: Any) -> None:
-    net.engines[0]._sender._shared = None
+    net.engines[0].sender._shared = None
     net.engines[0].send(np.zeros(MIB, np.uint8), 1)
     with pytest.raises(ProtocolError, match="pulled part 4 of message 0, which was not due"):
         net.engines[0].frame(1, (wire.PULL, 0, wire.READ), 0)
