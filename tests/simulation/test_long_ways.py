@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -93,6 +94,23 @@ def test_the_wire_is_busy(
     time that goes by the line is busy for as long, with 50 ms each way."""
     nbytes = 64 * MIB
     assert crossing * nbytes / RATE >= share * seconds(operation, size, delay, nbytes)
+
+
+@pytest.mark.parametrize("operation", [all_reduce, broadcast, all_gather])
+def test_the_first_operation_takes_longer_only_by_the_making_of_links(operation: Operation) -> None:
+    """Three round trips at most: the windows need no warming up."""
+
+    async def program(group: Group) -> list[float]:
+        x, loop = np.zeros(MIB, np.float32), asyncio.get_running_loop()
+        times = [loop.time()]
+        for _ in range(3):
+            await operation(group, x)
+            times.append(loop.time())
+        return [after - before for before, after in itertools.pairwise(times)]
+
+    for first, second, third in Simulation(2, seed=1, conditions=line(0.05)).run(program):
+        assert second == pytest.approx(third, rel=0.01)
+        assert first <= third + 3.05 * 0.1
 
 
 class Slow(int8):
