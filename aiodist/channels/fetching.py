@@ -7,7 +7,7 @@ import logging
 from contextlib import suppress
 
 from aiodist.channels import chains, directory, transfers
-from aiodist.channels.changes import PAYS, SMALL, lie_alike
+from aiodist.channels.changes import lie_alike, pays
 from aiodist.channels.directory import LinePlace, Release
 from aiodist.channels.feeding import Feeding
 from aiodist.channels.holding import Holding
@@ -259,8 +259,7 @@ class Fetching:
     def _base(self, release: Release) -> Holding | None:
         """The version here to which differences can be applied; None if differences do not pay."""
         participant = self._participant
-        is_fast = release.nbytes < SMALL or participant.rate > PAYS
-        if not release.id or (is_fast and not release.always):
+        if not release.id or not (release.always or pays(participant.rate, release.nbytes)):
             return None
         bases = [
             one
@@ -274,7 +273,6 @@ class Fetching:
         participant = self._participant
         for old in [one for one in participant.holdings if one < version]:
             participant.holdings.pop(old).retire()
-        for key in [key for key in participant.lots if key[0] < version]:
-            participant.lots.pop(key).retire()
+        self.slicing.forget_before(version)
         for old in [one for one in self._turns if one < version]:
             self._turns.pop(old)

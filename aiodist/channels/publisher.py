@@ -104,8 +104,7 @@ class Publisher:
         self._keep = keep
         self._share, self._shares = part
         self._restart = restart
-        # Shares are sent by slices, which have no differences.
-        self._has_deltas = self._shares == 1 and (IS_FAST if deltas is None else deltas)
+        self._has_deltas = IS_FAST if deltas is None else deltas
         self._always = deltas is True
         self._encoding = Encoding(participant.differences, self._is_encoded)
         self._kept = -math.inf  # the time of the last sign of life that kept the place
@@ -318,7 +317,9 @@ class Publisher:
             release = replace(release, id=number.to_bytes(16), always=self._always)
         holding = Holding(release)
         holding.take(memory, release.parts)
-        holding.is_begun = not release.id  # else it is not yet known whether it will be encoded
+        # Shares are encoded when slices of them are asked for.
+        is_encoded = bool(release.id) and self._shares == 1
+        holding.is_begun = not is_encoded  # else it is not yet known whether it will be encoded
         clock = asyncio.get_running_loop().time
         participant.rations[holding] = Ration(release.nbytes, clock, 2 * BEAT)
         participant.holdings[release.version] = holding
@@ -337,7 +338,7 @@ class Publisher:
             participant.holdings.pop(release.version).retire()
             await self.take_back(release.version)
             raise
-        if release.id:
+        if is_encoded:
             self._encoding.published(holding)
         kept = {one.version for one in known}
         for old in [one for one in participant.holdings if one not in kept]:

@@ -10,7 +10,8 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 from aiodist.channels import chains, directory, parcels, slices, transfers
-from aiodist.channels.holding import ComingVersion, Holding
+from aiodist.channels.holding import Holding
+from aiodist.channels.lots import Lot
 from aiodist.channels.participant import GIVES, Participant
 from aiodist.channels.slices import Source, WholeVersion
 from aiodist.errors import AiodistError
@@ -63,8 +64,11 @@ async def _answer(
         case transfers.Parcels(version, _, []):
             await parcels.give_manifests(pair, _manifests(participant, version))
         case transfers.Parcels(version, wants) if found := _source(participant, version, wants):
-            read.enter_context(found[0])
-            await _give_pieces(participant, pair, *found, asked)
+            read.enter_context(found)
+            base = _base(participant, found, asked.base)
+            if base is not None:
+                read.enter_context(base)
+            await _give_pieces(participant, pair, found, base, asked)
         case _:
             await transfers.refuse(pair)
 
@@ -118,12 +122,18 @@ async def _give_rest(
 async def _give_pieces(
     participant: Participant,
     pair: Group,
-    coming: ComingVersion,
-    source: Source,
+    coming: Holding | Lot,
+    base: Holding | Lot | None,
     asked: transfers.Parcels,
 ) -> None:
+    if asked.base and base is None:
+        await parcels.end_codes(pair)
+        return
+    source = _pieces_of(coming)
     wanted = [slices.pieces_in(parcel) for parcel in asked.parcels]
     give = partial(parcels.give, pair, coming, source, wanted, participant.patience)
+    if base is not None:
+        give = partial(give, base=_pieces_of(base))
     ration = participant.rations.get(coming)
     is_mapped = asked.maps and coming.can_be_mapped
     if ration is None or is_mapped or not isinstance(source, WholeVersion):
@@ -152,14 +162,23 @@ def _manifests(participant: Participant, version: int) -> list[bytes]:
     return list(lots[0].arrays.packed) if lots else []
 
 
-def _source(
-    participant: Participant, version: int, wants: str
-) -> tuple[ComingVersion, Source] | None:
-    """The data here of the name `wants`, and the source of its pieces."""
+def _source(participant: Participant, version: int, wants: str) -> Holding | Lot | None:
+    """The data here of the name `wants`."""
     lot = participant.lots.get((version, wants))
     if lot is not None:
-        return lot, lot
+        return lot
     holding = participant.holdings.get(version)
-    if wants or holding is None or not holding.filled:
-        return None
-    return holding, WholeVersion(holding)
+    return None if wants or holding is None or not holding.filled else holding
+
+
+def _base(participant: Participant, coming: Holding | Lot, base: bytes) -> Holding | Lot | None:
+    """The version of that id, if the same data of it is here."""
+    if isinstance(coming, Lot):
+        lots = [one for one in participant.lots.values() if one.is_base_of(coming)]
+        return next((one for one in lots if one.id == base), None)
+    holdings = [one for one in participant.holdings.values() if one.is_whole and one.id]
+    return next((one for one in holdings if one.id == base), None)
+
+
+def _pieces_of(coming: Holding | Lot) -> Source:
+    return coming if isinstance(coming, Lot) else WholeVersion(coming)

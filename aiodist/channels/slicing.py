@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from aiodist.channels import directory, lots, parcels, slices
+from aiodist.channels.changes import pays
 from aiodist.channels.checks import crc32
 from aiodist.channels.directory import LinePlace, Release
 from aiodist.channels.feeding import Feeding
@@ -74,6 +75,7 @@ class Slicing:
             elif known is not None:  # of publishers that are forgotten
                 known.retire()
             self._participant.lots[lot.version, lot.name] = lot
+            self._forget_before_last(lot.version)  # their memory is used again
             reading.begin(lot)
             await self._feeding.whole(lot, lambda: self._fill(lot, failed))
         except AWAY as error:
@@ -81,13 +83,30 @@ class Slicing:
             raise NobodyError from error
         return lot
 
+    def forget_before(self, version: int) -> None:
+        """Retire the slices of older versions. Those of the last one stay, because others may ask
+        for differences from it."""
+        self._forget_before_last(version)
+        lots = self._participant.lots
+        for key, lot in list(lots.items()):
+            if lot.version < version and not (lot.is_whole and lot.is_own and lot.id):
+                lots.pop(key).retire()
+
+    def _forget_before_last(self, version: int) -> None:
+        """Retire the slices of versions before the last one that is here."""
+        lots = self._participant.lots
+        older = [lot.version for lot in lots.values() if lot.version < version and lot.is_whole]
+        for key in [key for key in lots if key[0] < max(older, default=0)]:
+            lots.pop(key).retire()
+
     async def stay(self) -> None:
         """With a sign of life, renew the wanted slices in the store, for those that take them from
         here."""
         now = asyncio.get_running_loop().time()
         if now - self._said > WANT_TTL / 3:
             self._said = now
-            for lot in list(self._participant.lots.values()):
+            lots = {lot.name: lot for lot in self._participant.lots.values()}
+            for lot in lots.values():
                 await self._tell(lot)
 
     async def _tell(self, lot: Lot) -> None:
@@ -154,6 +173,10 @@ class Slicing:
 
     async def _fill(self, lot: Lot, failed: set[str]) -> None:
         """Take what is missing. Raises NobodyError."""
+        participant, base = self._participant, self._base(lot)
+        participant.differences.chain = 0
+        clock = asyncio.get_running_loop().time
+        begin, before = clock(), participant.bytes_moved[1]
         running: dict[asyncio.Task[None], Ask] = {}
         try:
             if not lot.is_whole:
@@ -164,7 +187,7 @@ class Slicing:
                     if asks and not self._is_mapped(lot, asks):
                         await lot.make_own(shared=bool(self._participant.host))
                     for ask in asks:
-                        running[asyncio.ensure_future(self._take(lot, ask))] = ask
+                        running[asyncio.ensure_future(self._take(lot, ask, base))] = ask
                 if not running:
                     if await self._participant.gone_behind(self._me(lot), lot, failed):
                         continue
@@ -185,6 +208,17 @@ class Slicing:
             await asyncio.gather(*running, return_exceptions=True)
             for ask in running.values():
                 lot.lack(ask.parcels)
+        if base is None and lot.is_own and (seconds := clock() - begin) > 0:
+            participant.rate = (participant.bytes_moved[1] - before) / seconds
+
+    def _base(self, lot: Lot) -> Lot | None:
+        """The version here to which differences can be applied; None if differences do not pay."""
+        participant = self._participant
+        always = any(one.always for one in lot.arrays.releases)
+        if not (always or pays(participant.rate, lot.nbytes)):
+            return None
+        bases = [one for one in participant.lots.values() if one.is_base_of(lot)]
+        return max(bases, key=lambda one: one.version, default=None)
 
     def _me(self, lot: Lot) -> LinePlace:
         return replace(self._participant.place, wants=lot.name)
@@ -217,12 +251,20 @@ class Slicing:
             release.nbytes, lambda memory: WholeVersion(Holding.over(release, memory))
         )
 
-    async def _take(self, lot: Lot, ask: Ask) -> None:
-        participant = self._participant
-        mirror = self._mirror(lot, ask) if self._is_near(ask.place) else None
-        wants, patience = ask.place.wants, participant.patience
-        async with await participant.called(ask.place.id) as pair:
-            await parcels.take(pair, lot, wants, ask.parcels, patience, mirror, participant.id)
+    async def _take(self, lot: Lot, ask: Ask, base: Lot | None) -> None:
+        participant, place = self._participant, ask.place
+        mirror = self._mirror(lot, ask) if self._is_near(place) else None
+        patience, who = participant.patience, participant.id
+        async with await participant.called(place.id) as pair:
+            if base is not None and mirror is None:
+                id = base.id if place.wants else base.arrays.releases[ask.share].id
+                from_base = parcels.Base(base, id, participant.differences)
+                with base:
+                    await parcels.take_differences(
+                        pair, lot, place.wants, ask.parcels, patience, from_base, who
+                    )
+            if ask.parcels:
+                await parcels.take(pair, lot, place.wants, ask.parcels, patience, mirror, who)
 
     async def _asks(self, lot: Lot, failed: set[str]) -> list[Ask]:
         """What to ask of which participant. Pieces that none has stay in `todo`."""

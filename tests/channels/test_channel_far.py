@@ -7,21 +7,15 @@ import asyncio
 
 import numpy as np
 import pytest
-from channel_stage import ChannelStage
+from channel_stage import ChannelStage, line
 
 from aiodist.channels import transfers
-from aiodist.testing import Conditions, Simulation
+from aiodist.testing import Simulation
 
 MIB = 1 << 20
-RATE = 12.5e6
 DELAY = 0.05
 NBYTES = 2 * MIB
-
-
-def line():
-    """Lines that lose nothing, whose connections hold what is on the way."""
-    room = round(DELAY * RATE) + 4 * MIB
-    return Conditions((DELAY, DELAY), 0.0, room=(room, room), largest=1 << 16, short=0.0, rate=RATE)
+LINE = line(12.5e6, DELAY)
 
 
 def seconds_of_broadcast(size):
@@ -33,13 +27,13 @@ def seconds_of_broadcast(size):
         await group.broadcast(x)
         return asyncio.get_running_loop().time() - start
 
-    return max(Simulation(size, seed=1, conditions=line()).run(program))
+    return max(Simulation(size, seed=1, conditions=LINE).run(program))
 
 
 def seconds_of_channel(size, versions=3, late=0.0):
     """Of each version, from the call of `publish` until all have it; and the bytes that the
     publisher sent. Each time another subscriber asks `late`, so many seconds after the others."""
-    stage = ChannelStage(size, seed=1, conditions=line())
+    stage = ChannelStage(size, seed=1, conditions=LINE)
     taken = [[] for _ in range(versions)]
     all_have = [asyncio.Event() for _ in range(versions)]
 

@@ -223,10 +223,10 @@ def test_what_crosses_to_each_host_is_the_union_of_what_its_ranks_want(monkeypat
     def nbytes(ask):
         return sum(8 * volume(piece.box) for parcel in ask.parcels for piece in parcel)
 
-    async def take_counted(slicing, lot, ask):
+    async def take_counted(slicing, lot, ask, base):
         asked = nbytes(ask)
         try:
-            await take_from(slicing, lot, ask)
+            await take_from(slicing, lot, ask, base)
         finally:
             if not slicing._is_near(ask.place):
                 crossed[at[slicing._participant.id]] += asked - nbytes(ask)

@@ -61,9 +61,9 @@ def is_version(into, version):
 
 
 class Stage(ChannelStage):
-    async def publish(self, at, count, versions=(1,), pause=0.0):
+    async def publish(self, at, count, versions=(1,), pause=0.0, **more):
         """One share, until all is done: how many bytes were sent of it."""
-        async with self.publisher(part=(at, count)) as out:
+        async with self.publisher(part=(at, count), **more) as out:
             for version in versions:
                 await out.publish(rows(version, at, count), version=version)
                 await asyncio.sleep(pause)
@@ -372,7 +372,10 @@ def test_random_histories(seed):
                 stage.sim.restart_coordinator(chance.uniform(0.1, 1.0))
         return await following
 
-    mains = {at: stage.publish(at, shares, range(1, last + 1), pause=0.5) for at in range(shares)}
+    versions, deltas = range(1, last + 1), chance.choice((None, True, True))
+    mains = {
+        at: stage.publish(at, shares, versions, pause=0.5, deltas=deltas) for at in range(shares)
+    }
     mains |= {shares + at: take(at) for at in range(takers - 1)}
     mains[shares + takers - 1] = faults(takers - 1)
     outcomes = stage.play(mains)
