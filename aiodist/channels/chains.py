@@ -20,7 +20,7 @@ from aiodist.channels.changes import SHARE, Difference, Differences, apply
 from aiodist.channels.differences import OVERHEAD
 from aiodist.channels.directory import MOST_RELEASES
 from aiodist.channels.holding import Holding, in_thread
-from aiodist.channels.participant import GIVES, TAKES
+from aiodist.channels.meetings import GIVES, TAKES
 from aiodist.channels.transfers import (
     CODES_AHEAD,
     DATA,

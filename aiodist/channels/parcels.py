@@ -23,8 +23,8 @@ from aiodist.channels.changes import SHARE, Differences
 from aiodist.channels.differences import OVERHEAD
 from aiodist.channels.holding import ComingVersion, in_thread
 from aiodist.channels.lots import Lot
+from aiodist.channels.meetings import GIVES, TAKES
 from aiodist.channels.memory import VersionMemory
-from aiodist.channels.participant import GIVES, TAKES
 from aiodist.channels.slices import CodedParcel, Parcel, Piece, Source
 from aiodist.channels.transfers import (
     CODES_AHEAD,

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from aiodist.channels.holding import ComingVersion, Holding, in_thread
 from aiodist.channels.manifest import Manifest
+from aiodist.channels.meetings import GIVES, TAKES
 from aiodist.channels.memory import VersionMemory
 from aiodist.channels.pace import ParticipantPace
-from aiodist.channels.participant import GIVES, TAKES
 from aiodist.channels.window import NO_DEADLINE, FlightWindow, MessagesInFlight, give_up
 from aiodist.errors import ProtocolError
 from aiodist.group import Group

@@ -54,7 +54,7 @@ class Play:
 
     async def publish(self):
         async with self.stage.publisher(**self.options) as out:
-            self.known[0] = out._participant.differences
+            self.known[0] = out._participant.stock.differences
             await asyncio.sleep(3)  # all have come
             for version, tree in enumerate(self.trees):
                 before, begin = out.bytes_sent, self.stage.sim.loop.time()
@@ -75,7 +75,7 @@ class Play:
 
     async def follow(self, rank):
         async with self.stage.subscriber() as weights:
-            self.known[rank] = weights._participant.differences
+            self.known[rank] = weights._participant.stock.differences
             for version, expected in enumerate(self.trees):
                 if version in self.skips.get(rank, ()):
                     continue
@@ -306,7 +306,7 @@ def test_every_way_to_take_a_version(way):
                 assert np.array_equal(into["w"], array)
                 taken.set()
             await stage.done.wait()
-            return weights._participant.differences.chain
+            return weights._participant.stock.differences.chain
 
     sent, chain = stage.play({0: publish(), 1: follow()})
     assert sent < 1.3 * NBYTES

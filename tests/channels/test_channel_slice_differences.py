@@ -78,11 +78,11 @@ class Slices:
 
     async def follow(self, at):
         async with self.stage.subscriber() as weights:
-            self.known[at] = weights._participant.differences
+            self.known[at] = weights._participant.stock.differences
             for version, array in enumerate(self.arrays):
                 if version not in self.skips:
                     await self.take(weights, version, array)
-                    assert len(weights._participant.lots) <= 2
+                    assert len(weights._participant.stock.lots) <= 2
                 await self.taken.wait()
             await asyncio.sleep(2)
 
