@@ -149,6 +149,11 @@ class Fetching:
             return
         failed: set[str] = set()
         while not holding.is_whole and holding.wanted:
+            if directory.is_gone(participant.releases, (release,)):
+                # Most participants have newer versions and no longer this one. Asking them one
+                # after the other would take so long that the next version is replaced, too.
+                holding.starve()
+                raise NobodyError
             try:
                 source = await self._source(release, failed)
                 if source is None:
