@@ -107,10 +107,10 @@ def simulated(hosts: int, mib: int, share: float, behind: int = 0, *, new: bool 
                 await news.wait_for(lambda: taken[last] >= hosts)
             await asyncio.sleep(2)
             participant = weights._participant
-            before = participant.bytes_moved[1]
+            before = participant.meetings.bytes_moved[1]
             await weights.latest(newer_than=last - 1)
-            found["received"] = participant.bytes_moved[1] - before
-            found["chain"] = participant.differences.chain
+            found["received"] = participant.meetings.bytes_moved[1] - before
+            found["chain"] = participant.stock.differences.chain
             done.set()
 
     mains: dict[int, Coroutine[Any, Any, None]] = {0: publish()}

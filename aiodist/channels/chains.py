@@ -20,20 +20,21 @@ from aiodist.channels.changes import SHARE, Difference, Differences, apply
 from aiodist.channels.differences import OVERHEAD
 from aiodist.channels.directory import MOST_RELEASES
 from aiodist.channels.holding import Holding, in_thread
-from aiodist.channels.participant import GIVES, TAKES
-from aiodist.channels.transfers import DATA, PARTS, News, UnwantedError, word
+from aiodist.channels.meetings import GIVES, TAKES
+from aiodist.channels.transfers import (
+    CODES_AHEAD,
+    DATA,
+    END,
+    PARTS,
+    News,
+    UnwantedError,
+    pieces,
+    take_codes,
+    word,
+)
 from aiodist.channels.window import NO_DEADLINE, MessagesInFlight, give_up
 from aiodist.errors import ProtocolError
 from aiodist.group import Group
-
-AHEAD = 128
-"""Messages that are sent before the first of them has been taken."""
-
-PIECE = 60 << 10
-"""The most bytes of a message."""
-
-END = None
-"""Sent instead of the codes of a part: no more codes come."""
 
 
 async def give(
@@ -45,7 +46,7 @@ async def give(
     from here, and the receiver is told.
     """
     release = holding.release
-    sending = MessagesInFlight(AHEAD, patience)
+    sending = MessagesInFlight(CODES_AHEAD, patience)
     # gets no message, but fails when the receiver leaves
     leaves = pair.recv(src=TAKES, tag="leaves")
     news = News(pair, holding, leaves, patience)
@@ -98,14 +99,10 @@ def _codes(holding: Holding, chain: Sequence[Difference], number: int) -> list[b
 
 
 def _messages(number: int, codes: Sequence[bytes]) -> Iterator[Any]:
-    """The messages for one part: its number and the sizes of its codes, then all codes in pieces.
-
-    Each larger message would take a round trip.
-    """
+    """The messages for one part: its number and the sizes of its codes, then all codes in
+    pieces."""
     yield number, [len(code) for code in codes]
-    data = b"".join(codes)
-    for at in range(0, len(data), PIECE):
-        yield data[at : at + PIECE]
+    yield from pieces(b"".join(codes))
 
 
 async def take(
@@ -222,14 +219,9 @@ class _Taking:
             raise ProtocolError(
                 f"differences of {len(holding.view)} bytes have more bytes than these"
             )
-        data = bytearray()
-        while len(data) < sum(sizes):
-            piece = await word(self._pair, holding, self._patience)
-            if not isinstance(piece, bytes) or not piece:
-                raise ProtocolError(f"{piece!r} came instead of a piece of a code")
-            data += piece
+        data = await take_codes(self._pair, holding, sum(sizes), self._patience)
         ends = list(accumulate(sizes))
-        return [bytes(data[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+        return [data[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
     def _keep(self, codes: list[bytes]) -> None:
         """Take over the codes of the next part."""

@@ -23,7 +23,7 @@ import numpy as np
 
 from aiodist.buffers.arrays import Flat
 from aiodist.buffers.dtypes import carrier
-from aiodist.channels.differences import WIDTHS, Coded, decode, encode
+from aiodist.channels.differences import Coded, decode, encode, width_of
 from aiodist.channels.directory import Release
 from aiodist.channels.holding import Holding, in_thread
 from aiodist.channels.manifest import Leaf
@@ -51,6 +51,12 @@ SMALL = 1 << 20
 PAYS = 500e6
 """Bytes per second. A faster line brings a whole version before both ends have encoded and decoded
 a difference, each on one core."""
+
+
+def pays(rate: float, nbytes: int) -> bool:
+    """Whether a difference is here before all of a version of `nbytes`. `rate`: bytes per second of
+    the last one that came whole; 0: unknown."""
+    return nbytes >= SMALL and rate <= PAYS
 
 
 class Difference:
@@ -275,7 +281,7 @@ def widths_of(holding: Holding) -> list[int]:
         start, stop = release.span(number)
         middle = (start + stop) // 2 - release.data
         dtype = carrier(leaves[bisect.bisect_right(starts, middle) - 1].spec.name)
-        found.append(math.gcd(dtype.itemsize // (2 if dtype.kind == "c" else 1), max(WIDTHS)))
+        found.append(width_of(dtype))
     return found
 
 

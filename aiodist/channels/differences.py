@@ -27,6 +27,7 @@ anything else              the chunk itself, if the others take as much
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any, NamedTuple
 
@@ -150,6 +151,11 @@ def _apply(coded: Any, base: Flat, out: Flat) -> None:
 def _copy(base: Flat, out: Flat) -> None:
     if out is not base:
         np.copyto(out, base)
+
+
+def width_of(dtype: np.dtype[Any]) -> int:
+    """Bytes of an element, for `encode`. A complex number counts as two."""
+    return math.gcd(dtype.itemsize // (2 if dtype.kind == "c" else 1), max(WIDTHS))
 
 
 def _dtype(width: int) -> np.dtype[Any]:

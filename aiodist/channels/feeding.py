@@ -34,7 +34,7 @@ class Feeding:
                 task = self._tasks.get(coming)
                 if task is None:
                     task = self._begun(coming, work)
-                await self._participant.outcome(task)
+                await self._participant.tasks.outcome(task)
 
     def _begun(
         self, coming: ComingVersion, work: Callable[[], Coroutine[Any, Any, None]]
@@ -46,6 +46,6 @@ class Feeding:
                 await work()
 
         task = self._tasks[coming] = asyncio.ensure_future(feed())
-        self._participant.adopt(task)
+        self._participant.tasks.adopt(task)
         task.add_done_callback(lambda _: self._tasks.pop(coming))
         return task

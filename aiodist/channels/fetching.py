@@ -7,15 +7,16 @@ import logging
 from contextlib import suppress
 
 from aiodist.channels import chains, directory, transfers
-from aiodist.channels.changes import PAYS, SMALL, lie_alike
+from aiodist.channels.changes import lie_alike, pays
 from aiodist.channels.directory import LinePlace, Release
 from aiodist.channels.feeding import Feeding
 from aiodist.channels.holding import Holding
 from aiodist.channels.into import VersionReading
 from aiodist.channels.lots import Lot
 from aiodist.channels.pace import ParticipantPace
-from aiodist.channels.participant import AWAY, Participant
+from aiodist.channels.participant import Participant
 from aiodist.channels.slicing import FAILURES, NobodyError, Shares, Slicing
+from aiodist.channels.store import AWAY
 from aiodist.errors import ProtocolError
 from aiodist.group import Group
 
@@ -47,7 +48,7 @@ class Fetching:
         participant = self._participant
         while True:
             participant.changed.clear()
-            participant.check()
+            participant.tasks.check()
             newest = directory.newest(participant.releases)
             if newest is not None and newest > newer_than:
                 return newest
@@ -63,7 +64,7 @@ class Fetching:
         pause = PAUSE
         while True:
             participant.changed.clear()
-            participant.check()
+            participant.tasks.check()
             known = reversed(directory.versions(participant.releases))
             fit = [releases for releases in known if releases[0].version >= least]
             for releases in fit:
@@ -77,7 +78,7 @@ class Fetching:
         pause = PAUSE
         while True:
             participant.changed.clear()
-            if directory.is_gone(await participant.look(), releases):
+            if directory.is_gone(await participant.store.look(), releases):
                 version = releases[0].version
                 raise ValueError(f"the channel does not have version {version} any more")
             with suppress(NobodyError):
@@ -114,12 +115,12 @@ class Fetching:
 
     def holding(self, release: Release) -> Holding:
         """The holding of a version here, made if needed."""
-        holdings = self._participant.holdings
+        holdings = self._participant.stock.holdings
         known = holdings.get(release.version)
         if known is None or known.release != release:
             if known is not None:  # of a publisher that is forgotten
                 known.retire()
-            known = holdings[release.version] = Holding(release, self._participant.spare)
+            known = holdings[release.version] = Holding(release, self._participant.stock.spare)
             self._participant.changed.set()  # another participant may have asked for it already
         known.release = release  # it may be elsewhere in memory now
         return known
@@ -133,7 +134,11 @@ class Fetching:
 
     async def _fill(self, holding: Holding) -> None:
         participant, release = self._participant, holding.release
-        if participant.host and release.host == participant.host and holding.memory is None:
+        if (
+            participant.store.host
+            and release.host == participant.store.host
+            and holding.memory is None
+        ):
             try:
                 await transfers.take_offered(holding, NEAR * participant.patience)
                 self._unlisted.add(release.version)
@@ -144,10 +149,15 @@ class Fetching:
             return
         failed: set[str] = set()
         while not holding.is_whole and holding.wanted:
+            if directory.is_gone(participant.releases, (release,)):
+                # Most participants have newer versions and no longer this one. Asking them one
+                # after the other would take so long that the next version is replaced, too.
+                holding.starve()
+                raise NobodyError
             try:
                 source = await self._source(release, failed)
                 if source is None:
-                    if await participant.gone_behind(participant.place, holding, failed):
+                    if await participant.gone_behind(participant.store.place, holding, failed):
                         continue
                     raise NobodyError
             except AWAY as error:
@@ -159,7 +169,7 @@ class Fetching:
             except transfers.UnwantedError:
                 pass  # another call may wait for it by now
             except FAILURES as error:
-                participant.check()
+                participant.tasks.check()
                 log.info(
                     "channel %r: version %d comes from another one: %s",
                     participant.channel,
@@ -177,7 +187,7 @@ class Fetching:
         version only when it has all of it. So no participant before it in the line can wait for it,
         and there is no circle.
         """
-        feed = self._participant.feed
+        feed = self._participant.meetings.feed
         if feed is None or holding.filled or holding.memory is not None:
             return False
         try:
@@ -185,7 +195,7 @@ class Fetching:
         except transfers.UnwantedError:
             pass
         except FAILURES as error:
-            self._participant.check()
+            self._participant.tasks.check()
             log.debug("channel %r: looking for a source: %s", self._participant.channel, error)
             holding.stir()
         if holding.is_whole:
@@ -194,19 +204,19 @@ class Fetching:
 
     async def _source(self, release: Release, failed: set[str]) -> LinePlace | None:
         participant = self._participant
-        me = participant.place
+        me = participant.store.place
         # Ask again each time, because a restarted coordinator has forgotten the line.
         places = await self._stand_in_line(release.version)
-        publishers = [one.place for one in await participant.seats()]
+        publishers = [one.place for one in await participant.store.seats()]
         for one in directory.sources(places, me, publishers, maps=not release.lent):
-            if one.id not in failed and await participant.is_there(one.id):
+            if one.id not in failed and await participant.store.is_there(one.id):
                 return one
         return None
 
     async def _stand_in_line(self, version: int) -> list[LinePlace]:
         """Tell others that a version is here or wanted, and return its line."""
-        me = self._participant.place
-        return await self._participant.change(
+        me = self._participant.store.place
+        return await self._participant.store.change(
             directory.line(version), LinePlace, lambda before: directory.in_line(before, me)
         )
 
@@ -219,23 +229,23 @@ class Fetching:
         await self.slicing.stay()
         for version in sorted(self._unlisted):
             there = {one.version for one in self._participant.releases}
-            if version in self._participant.holdings.keys() & there:
+            if version in self._participant.stock.holdings.keys() & there:
                 await self._stand_in_line(version)
             self._unlisted.discard(version)
 
     async def _take(self, source: LinePlace, holding: Holding) -> None:
         participant = self._participant
         memory = holding.memory
-        is_near = bool(participant.host) and source.host == participant.host
+        is_near = bool(participant.store.host) and source.host == participant.store.host
         # Keep data in own memory rather than map another one's memory.
         maps = is_near and not (memory is not None and memory.is_own and holding.filled)
         if not maps:
-            await holding.make_own(shared=bool(participant.host))
-        feed = await participant.fed_by(source)
+            await holding.make_own(shared=bool(participant.store.host))
+        feed = await participant.meetings.fed_by(source)
         base = None if maps else self._base(holding.release)
         try:
             if base is not None:
-                known = participant.differences
+                known = participant.stock.differences
                 if await chains.take(feed.pair, holding, base, known, participant.patience):
                     return
             else:
@@ -251,20 +261,19 @@ class Fetching:
         participant = self._participant
         clock = asyncio.get_running_loop().time
         begin, before = clock(), holding.here
-        pace = ParticipantPace(holding, lambda: participant.calls, participant.patience)
+        pace = ParticipantPace(holding, lambda: participant.meetings.calls, participant.patience)
         await transfers.take(pair, holding, participant.patience, pace, maps=maps)
         if not maps and (seconds := clock() - begin) > 0:
-            participant.rate = (holding.here - before) / seconds
+            participant.stock.rate = (holding.here - before) / seconds
 
     def _base(self, release: Release) -> Holding | None:
         """The version here to which differences can be applied; None if differences do not pay."""
         participant = self._participant
-        is_fast = release.nbytes < SMALL or participant.rate > PAYS
-        if not release.id or (is_fast and not release.always):
+        if not release.id or not (release.always or pays(participant.stock.rate, release.nbytes)):
             return None
         bases = [
             one
-            for one in participant.holdings.values()
+            for one in participant.stock.holdings.values()
             if one.is_whole and one.release.id and one.version < release.version
             if lie_alike(one.release, release)
         ]
@@ -272,9 +281,8 @@ class Fetching:
 
     def _forget_before(self, version: int) -> None:
         participant = self._participant
-        for old in [one for one in participant.holdings if one < version]:
-            participant.holdings.pop(old).retire()
-        for key in [key for key in participant.lots if key[0] < version]:
-            participant.lots.pop(key).retire()
+        for old in [one for one in participant.stock.holdings if one < version]:
+            participant.stock.holdings.pop(old).retire()
+        self.slicing.forget_before(version)
         for old in [one for one in self._turns if one < version]:
             self._turns.pop(old)

@@ -71,13 +71,23 @@ class ComingVersion(ABC):
 
     @property
     @abstractmethod
+    def id(self) -> bytes:
+        """Tells it from other versions of its number; empty: it has no differences."""
+
+    @property
+    @abstractmethod
     def here(self) -> int:
         """The number of its bytes that are here."""
 
     @property
+    def is_own(self) -> bool:
+        """Whether it has memory that does not belong to another process."""
+        return self.memory is not None and self.memory.is_own
+
+    @property
     def own_bytes(self) -> int:
         """Bytes of memory that it takes; 0 if the memory belongs to another process."""
-        return len(self.memory.view) if self.memory is not None and self.memory.is_own else 0
+        return len(self.memory.view) if self.memory is not None and self.is_own else 0
 
     @property
     def can_be_mapped(self) -> bool:
@@ -191,6 +201,10 @@ class Holding(ComingVersion):
     @property
     def is_whole(self) -> bool:
         return self.filled == self.release.parts
+
+    @property
+    def id(self) -> bytes:
+        return self.release.id
 
     @property
     def here(self) -> int:

@@ -6,6 +6,7 @@ participants on the host can map it, and share it if they want the same slices.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from aiodist.buffers.arrays import Flat
 from aiodist.buffers.dtypes import carrier
 from aiodist.channels import manifest
 from aiodist.channels.checks import crc32
+from aiodist.channels.differences import decode
 from aiodist.channels.directory import aligned
 from aiodist.channels.holding import ComingVersion, own_memory
 from aiodist.channels.manifest import Leaf
@@ -26,6 +28,7 @@ from aiodist.channels.slices import (
     Source,
     Want,
     cut,
+    joined_views,
     lies_in,
     name_of,
     packed_want,
@@ -73,6 +76,23 @@ class Lot(ComingVersion):
     @property
     def is_whole(self) -> bool:
         return not self._missing
+
+    @property
+    def id(self) -> bytes:
+        ids = [one.id for one in self.arrays.releases]
+        if len(ids) == 1 or not all(ids):
+            return min(ids)
+        return hashlib.blake2b(b"".join(ids), digest_size=16).digest()
+
+    def is_base_of(self, newer: Lot) -> bool:
+        """Whether differences can lead from this one to a newer version of the same slices."""
+        return (
+            bool(self.id and newer.id)
+            and self.is_whole
+            and self.version < newer.version
+            and self.name == newer.name
+            and all(self.arrays.item(key) == newer.arrays.item(key) for key in self.want)
+        )
 
     @property
     def here(self) -> int:
@@ -127,6 +147,9 @@ class Lot(ComingVersion):
             self._left[at] -= volume(common)
         self._missing -= volume(piece.box)
 
+    def nbytes_of(self, parcel: Parcel) -> int:
+        return sum(volume(piece.box) * self.arrays.item(piece.key) for piece in parcel)
+
     def lack(self, parcels: Iterable[Parcel]) -> None:
         """Note that `parcels` do not come, so they have to come from another source."""
         for parcel in parcels:
@@ -172,6 +195,16 @@ def unpacked_parcel(data: Flat, check: int, lot: Lot, parcel: Parcel) -> None:
     for view, place in zip(views, places(data, views), strict=True):
         if not np.may_share_memory(view, place):
             np.copyto(view, place)
+
+
+def decoded_parcel(code: bytes, check: int, base: Lot, lot: Lot, parcel: Parcel) -> None:
+    """Make a parcel from that of an older version, by its difference. May run in a thread.
+
+    Raises ProtocolError if the result is not what was published.
+    """
+    data = room_for(lot, parcel)
+    decode(code, joined_views([base.view(piece) for piece in parcel]), data)
+    unpacked_parcel(data, check, lot, parcel)
 
 
 def copy(source: Source, lot: Lot, parcel: Parcel) -> None:

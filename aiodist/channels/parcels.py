@@ -4,6 +4,10 @@ The receiver asks for pieces in parcels. The sender sends each parcel as soon as
 in any order: its number and its CRC-32, then its bytes. On one host the sender's memory is mapped,
 and only the numbers are sent. As with whole versions (`aiodist.channels.transfers`), a sender that
 has to wait itself says so.
+
+If the receiver has an older version, it first asks for the differences of its parcels from that
+one. The sender encodes them if it has both versions, and stops if they do not pay. Then the
+receiver asks for the rest whole, and for parcels whose difference was damaged.
 """
 
 from __future__ import annotations
@@ -15,19 +19,25 @@ from typing import NamedTuple
 
 from aiodist.buffers.arrays import Flat
 from aiodist.channels import lots, slices
+from aiodist.channels.changes import SHARE, Differences
+from aiodist.channels.differences import OVERHEAD
 from aiodist.channels.holding import ComingVersion, in_thread
 from aiodist.channels.lots import Lot
+from aiodist.channels.meetings import GIVES, TAKES
 from aiodist.channels.memory import VersionMemory
-from aiodist.channels.participant import GIVES, TAKES
-from aiodist.channels.slices import Parcel, Piece, Source
+from aiodist.channels.slices import CodedParcel, Parcel, Piece, Source
 from aiodist.channels.transfers import (
+    CODES_AHEAD,
+    END,
     PARTS,
     News,
     NotThereError,
     UnwantedError,
+    pieces,
+    take_codes,
     word,
 )
-from aiodist.channels.window import MessagesInFlight
+from aiodist.channels.window import NO_DEADLINE, MessagesInFlight
 from aiodist.errors import ProtocolError
 from aiodist.group import Group
 from aiodist.transports.handover import take_segment
@@ -44,11 +54,17 @@ async def give(
     patience: float,
     *,
     maps: bool,
+    base: Source | None = None,
 ) -> None:
-    """Send the parcels that the receiver has asked for; returns when all have been taken."""
+    """Send the parcels that the receiver has asked for; returns when all have been taken.
+
+    `base`: an older version that the receiver has. Then their differences from it are sent, as long
+    as they pay.
+    """
     needed = [set[int]().union(*map(source.needed, parcel)) for parcel in parcels]
     waiting = list(range(len(parcels)))
-    sending = MessagesInFlight(AHEAD, patience)
+    sending = MessagesInFlight(AHEAD if base is None else CODES_AHEAD, patience)
+    saving = Saving()
     # gets no message, but fails when the receiver leaves
     leaves = pair.recv(src=TAKES, tag="leaves")
     news = News(pair, coming, leaves, patience)
@@ -68,6 +84,17 @@ async def give(
                     break
                 if maps:
                     sending.add(pair.send((number, 0), TAKES, tag=PARTS))
+                elif base is not None:
+                    coded = await in_thread(
+                        partial(slices.coded_parcel, source, base, parcels[number])
+                    )
+                    if coded is None or not saving.pays(coded):
+                        await end_codes(pair)
+                        waiting.clear()
+                        break
+                    said = number, coded.check, len(coded.code)
+                    for one in (said, *pieces(coded.code)):
+                        sending.add(pair.send(one, TAKES, tag=PARTS, timeout=NO_DEADLINE))
                 else:
                     data, check = await in_thread(
                         partial(slices.packed_parcel, source, parcels[number])
@@ -83,6 +110,33 @@ async def give(
     finally:
         sending.close()
         news.close()
+
+
+async def end_codes(pair: Group) -> None:
+    """Say that no differences come any more."""
+    await pair.send(END, TAKES, tag=PARTS)
+
+
+class Saving:
+    """Decides whether a sender goes on encoding."""
+
+    def __init__(self) -> None:
+        self._coded = 0
+        self._nbytes = 0
+
+    def pays(self, parcel: CodedParcel) -> bool:
+        """Count a parcel, and say whether all so far take few enough bytes."""
+        self._coded += len(parcel.code)
+        self._nbytes += parcel.nbytes
+        return self._coded <= SHARE * self._nbytes
+
+
+class Base(NamedTuple):
+    """An older version of the slices, which the sender knows by `id`. `known`: counts what came."""
+
+    lot: Lot
+    id: bytes
+    known: Differences
 
 
 class Mirror(NamedTuple):
@@ -111,7 +165,7 @@ async def take(
     receiver. Raises what `transfers.take` does.
     """
     asked = [[(piece.key, piece.box) for piece in parcel] for parcel in parcels]
-    await pair.send((lot.version, wants, asked, mirror is not None, who), GIVES, tag=PARTS)
+    await pair.send((lot.version, wants, asked, mirror is not None, who, b""), GIVES, tag=PARTS)
     left = dict(enumerate(parcels))
     checking: asyncio.Task[None] | None = None  # of the parcel before this one
     mapped: VersionMemory | None = None
@@ -164,6 +218,65 @@ async def take(
         parcels[:] = left.values()
 
 
+async def take_differences(
+    pair: Group,
+    lot: Lot,
+    wants: str,
+    parcels: list[list[Piece]],
+    patience: float,
+    base: Base,
+    who: str,
+) -> None:
+    """Receive the differences of pieces, and remove these from `parcels`. The others are to be
+    taken whole.
+
+    Raises what `transfers.take` does.
+    """
+    asked = [[(piece.key, piece.box) for piece in parcel] for parcel in parcels]
+    await pair.send((lot.version, wants, asked, False, who, base.id), GIVES, tag=PARTS)
+    left, known = dict(enumerate(parcels)), base.known
+    begun = set[int]()
+    decoding: asyncio.Task[None] | None = None  # of the parcel before this one
+
+    async def decode(number: int, code: bytes, check: int) -> None:
+        parcel = left[number]
+        try:
+            await in_thread(partial(lots.decoded_parcel, code, check, base.lot, lot, parcel))
+        except ProtocolError:
+            known.fallbacks += 1
+            return
+        known.chain = 1
+        known.saved += max(0, lot.nbytes_of(parcel) - len(code))
+        for piece in left.pop(number):
+            lot.fill(piece)
+        lot.tell()
+
+    try:
+        while len(begun) < len(asked):
+            if not lot.wanted:
+                raise UnwantedError
+            match await word(pair, lot, patience):
+                case None:
+                    break
+                case (int(number), int(check), int(size)) if number in left.keys() - begun:
+                    pass
+                case nonsense:
+                    raise ProtocolError(f"{nonsense!r} came instead of a difference")
+            if not 0 <= size <= lot.nbytes_of(left[number]) + OVERHEAD:
+                raise ProtocolError(f"a difference of {size} bytes is to come")
+            code = await take_codes(pair, lot, size, patience)
+            begun.add(number)
+            if decoding is not None:
+                await decoding
+            decoding = asyncio.ensure_future(decode(number, code, check))
+        if decoding is not None:
+            await decoding
+    finally:
+        if decoding is not None:
+            await asyncio.gather(decoding, return_exceptions=True)
+        parcels[:] = left.values()
+
+
 async def give_manifests(pair: Group, packed: Sequence[bytes]) -> None:
     """Send the known manifests of the shares of a version."""
     await pair.send(list(packed), TAKES, tag=PARTS)
@@ -174,7 +287,7 @@ async def take_manifests(pair: Group, version: int, patience: float) -> list[byt
 
     Raises AiodistError, ProtocolError, NotThereError.
     """
-    await pair.send((version, "", [], False, ""), GIVES, tag=PARTS)
+    await pair.send((version, "", [], False, "", b""), GIVES, tag=PARTS)
     match await pair.recv(src=GIVES, tag=PARTS, timeout=patience):
         case []:
             raise NotThereError

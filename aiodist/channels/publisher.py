@@ -19,8 +19,9 @@ from aiodist.channels.holding import Holding, in_thread
 from aiodist.channels.hosting import has_device, on_host
 from aiodist.channels.manifest import Writing
 from aiodist.channels.memory import VersionMemory
-from aiodist.channels.participant import BEAT, GONE, PATIENCE, Participant
+from aiodist.channels.participant import PATIENCE, Participant, Role
 from aiodist.channels.ration import Ration
+from aiodist.channels.store import BEAT, GONE
 from aiodist.channels.trees import unwrapped
 from aiodist.errors import AiodistError, CollectiveTimeoutError, JoinError
 from aiodist.transports.surroundings import chooser_on
@@ -104,27 +105,28 @@ class Publisher:
         self._keep = keep
         self._share, self._shares = part
         self._restart = restart
-        # Shares are sent by slices, which have no differences.
-        self._has_deltas = self._shares == 1 and (IS_FAST if deltas is None else deltas)
+        self._has_deltas = IS_FAST if deltas is None else deltas
         self._always = deltas is True
-        self._encoding = Encoding(participant.differences, self._is_encoded)
+        self._encoding = Encoding(participant.stock.differences, self._is_encoded)
         self._kept = -math.inf  # the time of the last sign of life that kept the place
         self._before: list[Release] = []  # what was published before this publisher came
         self._publishing = asyncio.Lock()
         self._lent: dict[int, Holding] = {}  # lent versions that may still have readers
-        participant.met = lambda name: serving.meet(participant, name)
-        participant.own = self._own
-        participant.publishes = True
-        participant.version = lambda: max(participant.holdings, default=None)
+        participant.role = Role(
+            met=partial(serving.meet, participant),
+            own=self._own,
+            version=lambda: max(participant.stock.holdings, default=None),
+            publishes=True,
+        )
 
     async def __aenter__(self) -> Publisher:
         await self._participant.open()
         try:
-            await self._participant.entering(self._enter)
+            await self._participant.store.entering(self._enter)
         except BaseException:
             await self._participant.close()
             raise
-        self._participant.stay = self._keep_place
+        self._participant.role.stay = self._keep_place
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -134,18 +136,14 @@ class Publisher:
     def _is_encoded(self) -> bool:
         """Whether versions are to be encoded now."""
         clock = asyncio.get_running_loop().time
-        return self._always or clock() < self._participant.differences.asked + LASTS
+        return self._always or clock() < self._participant.stock.differences.asked + LASTS
 
     async def _enter(self) -> None:
         participant = self._participant
         await self._take_place(enters=True)
         if self._restart:
             await self._begin_anew()
-        self._before = directory.published(
-            await participant.ask(
-                lambda store: store.get(directory.PUBLISHED, timeout=participant.patience)
-            )
-        )
+        self._before = directory.published(await participant.store.get(directory.PUBLISHED))
 
     async def _begin_anew(self) -> None:
         """Forget what was published. Raises JoinError while subscribers live."""
@@ -157,21 +155,21 @@ class Publisher:
                 f"the numbers of the channel {participant.channel!r} cannot begin anew: {error}."
                 " End the subscribers first, or publish to a channel of another name"
             ) from error
-        old = await participant.look()
-        await participant.delete(directory.RELEASES)
+        old = await participant.store.look()
+        await participant.store.delete(directory.RELEASES)
         # Wait until the old numbers are gone from here, too.
         while {*old} & {*participant.releases}:
             participant.changed.clear()
-            participant.check()
+            participant.tasks.check()
             await participant.changed.wait()
 
     async def _forget_published(self) -> None:
         try:
-            await self._participant.delete(directory.PUBLISHED)
+            await self._participant.store.delete(directory.PUBLISHED)
         except JoinError:
             # Publishers of other parts that are just entering have not yet said that they publish.
             await asyncio.sleep(GONE)
-            await self._participant.delete(directory.PUBLISHED)
+            await self._participant.store.delete(directory.PUBLISHED)
 
     @property
     def newest(self) -> int | None:
@@ -184,7 +182,7 @@ class Publisher:
     @property
     def bytes_sent(self) -> int:
         """Bytes of versions that this process has sent to others so far, without mapped memory."""
-        return self._participant.bytes_moved[0]
+        return self._participant.meetings.bytes_moved[0]
 
     async def publish(
         self, params: Any, *, version: int, lend: bool = False, timeout: float | None = None
@@ -231,7 +229,7 @@ class Publisher:
 
     async def _publish(self, params: Any, version: int, *, lend: bool) -> None:
         participant = self._participant
-        participant.check()
+        participant.tasks.check()
         async with self._publishing:
             known = [*self._before, *participant.releases]
             if not directory.may_be_again(known, version, self._share):
@@ -246,15 +244,15 @@ class Publisher:
                 release, arrays = await in_thread(writing.lend)
                 memory = VersionMemory.lent(arrays)
             else:
-                nbytes, is_shared = writing.release.nbytes, bool(participant.host)
-                memory = VersionMemory(nbytes, shared=is_shared, spare=participant.spare)
+                nbytes, is_shared = writing.release.nbytes, bool(participant.store.host)
+                memory = VersionMemory(nbytes, shared=is_shared, spare=participant.stock.spare)
                 release = writing.release  # without its check, which comes with the bytes
             try:
                 if not lend:
                     release = await in_thread(lambda: writing.write(memory.view))
                 await self._announce(release, memory)
             except BaseException:
-                held = participant.holdings.get(version)
+                held = participant.stock.holdings.get(version)
                 if held is None or held.memory is not memory:
                     memory.close()
                 raise
@@ -280,7 +278,7 @@ class Publisher:
             patience=participant.patience,
         )
         while True:
-            known |= await participant.until_done(lambda: participant.ask(more))
+            known |= await participant.store.until_done(lambda: participant.store.ask(more))
             yield len(known)
 
     async def take_back(self, version: int) -> None:
@@ -293,8 +291,8 @@ class Publisher:
         holding = self._lent.get(version)
         if holding is None:
             return
-        if self._participant.holdings.get(version) is holding:
-            del self._participant.holdings[version]
+        if self._participant.stock.holdings.get(version) is holding:
+            del self._participant.stock.holdings[version]
         holding.recall()
         await holding.gone.wait()
         self._lent.pop(version, None)
@@ -304,10 +302,10 @@ class Publisher:
         # No publisher can take the place of one that gives signs of life. So we do not ask within
         # this time, because that would be a round trip before each version.
         if asyncio.get_running_loop().time() > self._kept + GONE / 2:
-            await participant.until_done(self._take_place)
+            await participant.store.until_done(self._take_place)
         if (words := memory.words()) is not None:
-            release = replace(release, host=participant.host, offer=words[0], key=words[1])
-        held = participant.holdings.get(release.version)
+            release = replace(release, host=participant.store.host, offer=words[0], key=words[1])
+        held = participant.stock.holdings.get(release.version)
         if held is not None and held.release == release:
             memory.close()  # it is published already
             return
@@ -318,63 +316,65 @@ class Publisher:
             release = replace(release, id=number.to_bytes(16), always=self._always)
         holding = Holding(release)
         holding.take(memory, release.parts)
-        holding.is_begun = not release.id  # else it is not yet known whether it will be encoded
+        # Shares are encoded when slices of them are asked for.
+        is_encoded = bool(release.id) and self._shares == 1
+        holding.is_begun = not is_encoded  # else it is not yet known whether it will be encoded
         clock = asyncio.get_running_loop().time
-        participant.rations[holding] = Ration(release.nbytes, clock, 2 * BEAT)
-        participant.holdings[release.version] = holding
+        participant.stock.rations[holding] = Ration(release.nbytes, clock, 2 * BEAT)
+        participant.stock.holdings[release.version] = holding
         self._lent = {old: one for old, one in self._lent.items() if not one.gone.is_set()}
         if release.lent:
             self._lent[release.version] = holding
         adding = partial(directory.with_release, new=release, keep=self._keep, before=self._before)
         try:
-            known = await participant.until_done(
-                lambda: participant.change(
+            known = await participant.store.until_done(
+                lambda: participant.store.change(
                     directory.RELEASES, Release, adding, participant.releases
                 )
             )
         except BaseException:
             # It is unknown whether the coordinator has it, so make sure that it is not found here.
-            participant.holdings.pop(release.version).retire()
+            participant.stock.holdings.pop(release.version).retire()
             await self.take_back(release.version)
             raise
-        if release.id:
+        if is_encoded:
             self._encoding.published(holding)
         kept = {one.version for one in known}
-        for old in [one for one in participant.holdings if one not in kept]:
-            participant.holdings.pop(old).retire()
+        for old in [one for one in participant.stock.holdings if one not in kept]:
+            participant.stock.holdings.pop(old).retire()
         dropped = {one.version for one in participant.releases if one.version not in kept}
         participant.releases = known
         # It is published, so the caller must not wait for this.
-        participant.adopt(asyncio.ensure_future(self._forget_lines(dropped)))
+        participant.tasks.adopt(asyncio.ensure_future(self._forget_lines(dropped)))
 
     async def _forget_lines(self, dropped: set[int]) -> None:
         for version in dropped:
             # A line that is left takes only a few bytes.
             with suppress(AiodistError):
-                await self._participant.delete(directory.line(version))
+                await self._participant.store.delete(directory.line(version))
 
     async def _take_place(self, *, enters: bool = False) -> None:
         """Become the publisher, maybe after another one has died."""
         participant = self._participant
         while True:
-            seats, me = await participant.seats(), self._seat()
+            seats, me = await participant.store.seats(), self._seat()
             rivals = directory.rivals(seats, me)
-            if enters and not rivals and participant.is_restarted:
+            if enters and not rivals and participant.store.is_restarted:
                 enters = False
                 await asyncio.sleep(GONE)  # the old publisher may not have come back yet
                 continue
             if not rivals and me in seats:
                 return
-            alive = [one for one in rivals if await participant.is_there(one.id)]
+            alive = [one for one in rivals if await participant.store.is_there(one.id)]
             if not alive:
                 taking = partial(directory.seated, me=me, gone=rivals)
-                if me in await participant.change(directory.PUBLISHER, Seat, taking):
+                if me in await participant.store.change(directory.PUBLISHER, Seat, taking):
                     return
-            elif self._own() or await participant.lives(alive[0].id):
+            elif self._own() or await participant.store.lives(alive[0].id):
                 raise JoinError(self._taken(alive[0]))
 
     def _seat(self) -> Seat:
-        place = self._participant.place
+        place = self._participant.store.place
         return Seat(place.id, place.host, self._share, self._shares)
 
     def _taken(self, other: Seat) -> str:
@@ -389,11 +389,11 @@ class Publisher:
         """List this publisher again, because a restarted coordinator has forgotten it."""
         me, beaten = self._seat(), self._participant.beaten
         taking = partial(directory.seated, me=me, gone=[])
-        if me in await self._participant.change(directory.PUBLISHER, Seat, taking):
+        if me in await self._participant.store.change(directory.PUBLISHER, Seat, taking):
             self._kept = beaten
 
     def _own(self) -> list[Release]:
         return sorted(
-            (one.release for one in self._participant.holdings.values()),
+            (one.release for one in self._participant.stock.holdings.values()),
             key=lambda release: release.version,
         )

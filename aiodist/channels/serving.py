@@ -10,8 +10,10 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 from aiodist.channels import chains, directory, parcels, slices, transfers
-from aiodist.channels.holding import ComingVersion, Holding
-from aiodist.channels.participant import GIVES, Participant
+from aiodist.channels.holding import Holding
+from aiodist.channels.lots import Lot
+from aiodist.channels.meetings import GIVES
+from aiodist.channels.participant import Participant
 from aiodist.channels.slices import Source, WholeVersion
 from aiodist.errors import AiodistError
 from aiodist.group import Group
@@ -22,7 +24,7 @@ log = logging.getLogger("aiodist.channels")
 
 async def meet(participant: Participant, name: str) -> None:
     """Meet another participant in the group `name`, and give it what it asks for."""
-    mine = directory.meetings(participant.channel, participant.id)
+    mine = directory.meetings(participant.channel, participant.store.id)
     if not name.startswith(mine) or len(name) > MAX_NAME:
         log.warning("channel %r: asked to a group %r", participant.channel, name)
         return
@@ -31,7 +33,7 @@ async def meet(participant: Participant, name: str) -> None:
         # The memory stays until the receiver has it, or has left, because it may belong to a user.
         with ExitStack() as read, ExitStack() as door:
             door.enter_context(participant.at_door())
-            async with participant.meeting(name, GIVES) as pair:
+            async with participant.meetings.meeting(name, GIVES) as pair:
                 asked = await transfers.asked(pair, patience)
                 door.close()
                 while True:
@@ -54,7 +56,7 @@ async def _answer(
     read: ExitStack,
 ) -> None:
     """Give what is asked for. Its memory stays until `read` is closed."""
-    holding = participant.holdings.get(asked.version)
+    holding = participant.stock.holdings.get(asked.version)
     if holding is not None:
         read.enter_context(holding)
     match asked:
@@ -63,8 +65,11 @@ async def _answer(
         case transfers.Parcels(version, _, []):
             await parcels.give_manifests(pair, _manifests(participant, version))
         case transfers.Parcels(version, wants) if found := _source(participant, version, wants):
-            read.enter_context(found[0])
-            await _give_pieces(participant, pair, *found, asked)
+            read.enter_context(found)
+            base = _base(participant, found, asked.base)
+            if base is not None:
+                read.enter_context(base)
+            await _give_pieces(participant, pair, found, base, asked)
         case _:
             await transfers.refuse(pair)
 
@@ -76,19 +81,19 @@ async def _until_begun(participant: Participant, version: int) -> None:
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(transfers.KNOWN * participant.patience):
-            while version not in participant.holdings and not participant.publishes:
+            while version not in participant.stock.holdings and not participant.role.publishes:
                 newest = directory.newest(participant.releases)
                 if newest is not None and version < newest:
                     return  # it is not taken here any more
                 participant.changed.clear()
-                participant.check()
+                participant.tasks.check()
                 await participant.changed.wait()
 
 
 async def _give(
     participant: Participant, pair: Group, holding: Holding, asked: transfers.RestRequest
 ) -> None:
-    ration = participant.rations.get(holding)
+    ration = participant.stock.rations.get(holding)
     if ration is None or (asked.maps and holding.can_be_mapped):
         await _give_rest(participant, pair, holding, asked)
         return
@@ -108,7 +113,7 @@ async def _give_rest(
 ) -> None:
     has: int | None = asked.has
     if asked.base:
-        known = participant.differences
+        known = participant.stock.differences
         known.asked = asyncio.get_running_loop().time()
         has = await chains.give(pair, holding, asked.base, asked.has, known, participant.patience)
     if has is not None and has < holding.release.parts:
@@ -118,13 +123,19 @@ async def _give_rest(
 async def _give_pieces(
     participant: Participant,
     pair: Group,
-    coming: ComingVersion,
-    source: Source,
+    coming: Holding | Lot,
+    base: Holding | Lot | None,
     asked: transfers.Parcels,
 ) -> None:
+    if asked.base and base is None:
+        await parcels.end_codes(pair)
+        return
+    source = _pieces_of(coming)
     wanted = [slices.pieces_in(parcel) for parcel in asked.parcels]
     give = partial(parcels.give, pair, coming, source, wanted, participant.patience)
-    ration = participant.rations.get(coming)
+    if base is not None:
+        give = partial(give, base=_pieces_of(base))
+    ration = participant.stock.rations.get(coming)
     is_mapped = asked.maps and coming.can_be_mapped
     if ration is None or is_mapped or not isinstance(source, WholeVersion):
         await give(maps=asked.maps)
@@ -145,21 +156,30 @@ def _sent_by(pair: Group) -> Callable[[], int]:
 
 
 def _manifests(participant: Participant, version: int) -> list[bytes]:
-    holding = participant.holdings.get(version)
+    holding = participant.stock.holdings.get(version)
     if holding is not None and holding.filled:
         return [bytes(holding.part(0))]
-    lots = [lot for lot in participant.lots.values() if lot.version == version]
+    lots = [lot for lot in participant.stock.lots.values() if lot.version == version]
     return list(lots[0].arrays.packed) if lots else []
 
 
-def _source(
-    participant: Participant, version: int, wants: str
-) -> tuple[ComingVersion, Source] | None:
-    """The data here of the name `wants`, and the source of its pieces."""
-    lot = participant.lots.get((version, wants))
+def _source(participant: Participant, version: int, wants: str) -> Holding | Lot | None:
+    """The data here of the name `wants`."""
+    lot = participant.stock.lots.get((version, wants))
     if lot is not None:
-        return lot, lot
-    holding = participant.holdings.get(version)
-    if wants or holding is None or not holding.filled:
-        return None
-    return holding, WholeVersion(holding)
+        return lot
+    holding = participant.stock.holdings.get(version)
+    return None if wants or holding is None or not holding.filled else holding
+
+
+def _base(participant: Participant, coming: Holding | Lot, base: bytes) -> Holding | Lot | None:
+    """The version of that id, if the same data of it is here."""
+    if isinstance(coming, Lot):
+        lots = [one for one in participant.stock.lots.values() if one.is_base_of(coming)]
+        return next((one for one in lots if one.id == base), None)
+    holdings = [one for one in participant.stock.holdings.values() if one.is_whole and one.id]
+    return next((one for one in holdings if one.id == base), None)
+
+
+def _pieces_of(coming: Holding | Lot) -> Source:
+    return coming if isinstance(coming, Lot) else WholeVersion(coming)

@@ -18,6 +18,7 @@ from aiodist.buffers.arrays import Flat
 from aiodist.buffers.dtypes import carrier
 from aiodist.channels import manifest
 from aiodist.channels.checks import crc32
+from aiodist.channels.differences import encode, width_of
 from aiodist.channels.directory import Release
 from aiodist.channels.holding import Holding
 from aiodist.channels.manifest import Leaf, Manifest
@@ -39,6 +40,14 @@ class Piece(NamedTuple):
 
 Parcel = Sequence[Piece]
 """Pieces that are sent together, with one check."""
+
+
+class CodedParcel(NamedTuple):
+    """The difference of a parcel, the CRC-32 of the newer one, and how many bytes that has."""
+
+    code: bytes
+    check: int
+    nbytes: int
 
 
 def packed_want(want: Want) -> bytes:
@@ -227,17 +236,37 @@ def cut(array: Flat, held: Box, box: Box) -> Flat:
 
 def packed_parcel(source: Source, parcel: Parcel) -> tuple[Flat, int]:
     """The bytes of a parcel, and their CRC-32; may run in a thread. Raises ProtocolError."""
-    views = [source.view(piece) for piece in parcel]
-    if len(views) == 1 and views[0].flags.c_contiguous:
-        data = views[0].reshape(-1).view(np.uint8)
-    else:
-        data = np.empty(sum(view.nbytes for view in views), np.uint8)
-        for view, place in zip(views, places(data, views), strict=True):
-            np.copyto(place, view)
+    data = joined_views([source.view(piece) for piece in parcel])
     check = crc32(data.data)
     # Check after the copy, because lent memory may be written at any time.
     source.check({part for piece in parcel for part in source.needed(piece)})
     return data, check
+
+
+def coded_parcel(source: Source, base: Source, parcel: Parcel) -> CodedParcel | None:
+    """The difference between two versions of a parcel; None: the older one has other arrays. May
+    run in a thread."""
+    try:
+        for piece in parcel:
+            base.needed(piece)
+    except ProtocolError:
+        return None
+    data, check = packed_parcel(source, parcel)
+    before = joined_views([base.view(piece) for piece in parcel])
+    if len(before) != len(data):
+        return None
+    width = min(width_of(source.view(piece).dtype) for piece in parcel)
+    return CodedParcel(encode(before, data, width).code, check, len(data))
+
+
+def joined_views(views: Sequence[Flat]) -> Flat:
+    """The bytes of some arrays, one behind the other; a copy if they do not lie like that."""
+    if len(views) == 1 and views[0].flags.c_contiguous:
+        return views[0].reshape(-1).view(np.uint8)
+    data = np.empty(sum(view.nbytes for view in views), np.uint8)
+    for view, place in zip(views, places(data, views), strict=True):
+        np.copyto(place, view)
+    return data
 
 
 def places(data: Flat, views: Sequence[Flat]) -> list[Flat]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from aiodist.channels import directory, lots, parcels, slices
+from aiodist.channels.changes import pays
 from aiodist.channels.checks import crc32
 from aiodist.channels.directory import LinePlace, Release
 from aiodist.channels.feeding import Feeding
@@ -16,8 +17,9 @@ from aiodist.channels.holding import Holding
 from aiodist.channels.into import VersionReading
 from aiodist.channels.lots import Lot
 from aiodist.channels.memory import VersionMemory
-from aiodist.channels.participant import AWAY, Participant
+from aiodist.channels.participant import Participant
 from aiodist.channels.slices import Arrays, Piece, Want, WholeVersion
+from aiodist.channels.store import AWAY
 from aiodist.channels.transfers import NotThereError, UnwantedError
 from aiodist.errors import AiodistError
 
@@ -65,15 +67,16 @@ class Slicing:
             arrays = await self._arrays(releases, failed)
             want = reading.wanted(arrays)
             arrays.check(want)
-            lot = Lot(arrays, want, self._participant.spare)
+            lot = Lot(arrays, want, self._participant.stock.spare)
             manifests = sum(one.manifest for one in releases)
             reading.check_size(lot.version, manifests + lot.nbytes)
-            known = self._participant.lots.get((lot.version, lot.name))
+            known = self._participant.stock.lots.get((lot.version, lot.name))
             if known is not None and known.arrays.releases == releases:
                 lot = known
             elif known is not None:  # of publishers that are forgotten
                 known.retire()
-            self._participant.lots[lot.version, lot.name] = lot
+            self._participant.stock.lots[lot.version, lot.name] = lot
+            self._forget_before_last(lot.version)  # their memory is used again
             reading.begin(lot)
             await self._feeding.whole(lot, lambda: self._fill(lot, failed))
         except AWAY as error:
@@ -81,50 +84,64 @@ class Slicing:
             raise NobodyError from error
         return lot
 
+    def forget_before(self, version: int) -> None:
+        """Retire the slices of older versions. Those of the last one stay, because others may ask
+        for differences from it."""
+        self._forget_before_last(version)
+        lots = self._participant.stock.lots
+        for key, lot in list(lots.items()):
+            if lot.version < version and not (lot.is_whole and lot.is_own and lot.id):
+                lots.pop(key).retire()
+
+    def _forget_before_last(self, version: int) -> None:
+        """Retire the slices of versions before the last one that is here."""
+        lots = self._participant.stock.lots
+        older = [lot.version for lot in lots.values() if lot.version < version and lot.is_whole]
+        for key in [key for key in lots if key[0] < max(older, default=0)]:
+            lots.pop(key).retire()
+
     async def stay(self) -> None:
         """With a sign of life, renew the wanted slices in the store, for those that take them from
         here."""
         now = asyncio.get_running_loop().time()
         if now - self._said > WANT_TTL / 3:
             self._said = now
-            for lot in list(self._participant.lots.values()):
+            lots = {lot.name: lot for lot in self._participant.stock.lots.values()}
+            for lot in lots.values():
                 await self._tell(lot)
 
     async def _tell(self, lot: Lot) -> None:
-        patience = self._participant.patience
-        await self._participant.ask(
-            lambda store: store.set(
-                directory.want(lot.name), lot.packed, ttl=WANT_TTL, timeout=patience
-            )
-        )
+        await self._participant.store.set(directory.want(lot.name), lot.packed, WANT_TTL)
 
     async def _arrays(self, releases: Shares, failed: set[str]) -> Arrays:
         """The arrays of a version. Raises NobodyError; ValueError if shares do not agree."""
         participant = self._participant
-        for lot in participant.lots.values():
+        for lot in participant.stock.lots.values():
             if lot.arrays.releases == releases:
                 return lot.arrays
         if self._looks is None or self._looks[0] != releases or _has_failed(self._looks[1]):
             looks = asyncio.ensure_future(self._looked_up(releases, failed))
-            participant.adopt(looks)
+            participant.tasks.adopt(looks)
             self._looks = releases, looks
         # A call that is cancelled and made again does not begin anew.
-        return await participant.outcome(self._looks[1])
+        return await participant.tasks.outcome(self._looks[1])
 
     async def _looked_up(self, releases: Shares, failed: set[str]) -> Arrays:
         participant = self._participant
         version = releases[0].version
         found: dict[int, bytes] = {}
         for place in [
-            *reversed(await participant.line(version)),
+            *reversed(await participant.store.line(version)),
             *await self._publishers(releases),
         ]:
             if len(found) == len(releases):
                 break
-            if place.id in {participant.id, *failed} or not await participant.is_there(place.id):
+            if place.id in {participant.store.id, *failed} or not await participant.store.is_there(
+                place.id
+            ):
                 continue
             try:
-                async with await participant.called(place.id) as pair:
+                async with await participant.meetings.called(place.id) as pair:
                     said = await parcels.take_manifests(pair, version, participant.patience)
             except NotThereError:
                 continue  # it waits for them itself
@@ -139,11 +156,11 @@ class Slicing:
         return Arrays(releases, [found[share] for share in range(len(releases))])
 
     async def _publishers(self, releases: Shares) -> list[LinePlace]:
-        seats = await self._participant.seats()
+        seats = await self._participant.store.seats()
         return [one.place for one in seats if one.shares == len(releases)]
 
     def _lose(self, version: int, place: LinePlace, failed: set[str], error: BaseException) -> None:
-        self._participant.check()
+        self._participant.tasks.check()
         log.info(
             "channel %r: slices of version %d come from another one: %s",
             self._participant.channel,
@@ -154,6 +171,10 @@ class Slicing:
 
     async def _fill(self, lot: Lot, failed: set[str]) -> None:
         """Take what is missing. Raises NobodyError."""
+        participant, base = self._participant, self._base(lot)
+        participant.stock.differences.chain = 0
+        clock = asyncio.get_running_loop().time
+        begin, before = clock(), participant.meetings.bytes_moved[1]
         running: dict[asyncio.Task[None], Ask] = {}
         try:
             if not lot.is_whole:
@@ -162,9 +183,9 @@ class Slicing:
                 if lot.todo and lot.wanted:
                     asks = await self._asks(lot, failed)
                     if asks and not self._is_mapped(lot, asks):
-                        await lot.make_own(shared=bool(self._participant.host))
+                        await lot.make_own(shared=bool(self._participant.store.host))
                     for ask in asks:
-                        running[asyncio.ensure_future(self._take(lot, ask))] = ask
+                        running[asyncio.ensure_future(self._take(lot, ask, base))] = ask
                 if not running:
                     if await self._participant.gone_behind(self._me(lot), lot, failed):
                         continue
@@ -185,13 +206,24 @@ class Slicing:
             await asyncio.gather(*running, return_exceptions=True)
             for ask in running.values():
                 lot.lack(ask.parcels)
+        if base is None and lot.is_own and (seconds := clock() - begin) > 0:
+            participant.stock.rate = (participant.meetings.bytes_moved[1] - before) / seconds
+
+    def _base(self, lot: Lot) -> Lot | None:
+        """The version here to which differences can be applied; None if differences do not pay."""
+        participant = self._participant
+        always = any(one.always for one in lot.arrays.releases)
+        if not (always or pays(participant.stock.rate, lot.nbytes)):
+            return None
+        bases = [one for one in participant.stock.lots.values() if one.is_base_of(lot)]
+        return max(bases, key=lambda one: one.version, default=None)
 
     def _me(self, lot: Lot) -> LinePlace:
-        return replace(self._participant.place, wants=lot.name)
+        return replace(self._participant.store.place, wants=lot.name)
 
     def _is_near(self, place: LinePlace) -> bool:
         """Whether a participant is on this host, so that its memory can be mapped."""
-        return bool(place.host) and place.host == self._participant.host
+        return bool(place.host) and place.host == self._participant.store.host
 
     def _is_mapped(self, lot: Lot, asks: list[Ask]) -> bool:
         """Whether everything comes from one participant on this host with the same slices.
@@ -217,22 +249,30 @@ class Slicing:
             release.nbytes, lambda memory: WholeVersion(Holding.over(release, memory))
         )
 
-    async def _take(self, lot: Lot, ask: Ask) -> None:
-        participant = self._participant
-        mirror = self._mirror(lot, ask) if self._is_near(ask.place) else None
-        wants, patience = ask.place.wants, participant.patience
-        async with await participant.called(ask.place.id) as pair:
-            await parcels.take(pair, lot, wants, ask.parcels, patience, mirror, participant.id)
+    async def _take(self, lot: Lot, ask: Ask, base: Lot | None) -> None:
+        participant, place = self._participant, ask.place
+        mirror = self._mirror(lot, ask) if self._is_near(place) else None
+        patience, who = participant.patience, participant.store.id
+        async with await participant.meetings.called(place.id) as pair:
+            if base is not None and mirror is None:
+                id = base.id if place.wants else base.arrays.releases[ask.share].id
+                from_base = parcels.Base(base, id, participant.stock.differences)
+                with base:
+                    await parcels.take_differences(
+                        pair, lot, place.wants, ask.parcels, patience, from_base, who
+                    )
+            if ask.parcels:
+                await parcels.take(pair, lot, place.wants, ask.parcels, patience, mirror, who)
 
     async def _asks(self, lot: Lot, failed: set[str]) -> list[Ask]:
         """What to ask of which participant. Pieces that none has stay in `todo`."""
         participant = self._participant
         me = self._me(lot)
         # Ask again each time, because a restarted coordinator has forgotten the line.
-        places = await participant.change(
+        places = await participant.store.change(
             directory.line(lot.version), LinePlace, lambda before: directory.in_line(before, me)
         )
-        seats = {one.id: one.share for one in await participant.seats()}
+        seats = {one.id: one.share for one in await participant.store.seats()}
         publishers = await self._publishers(lot.arrays.releases)
         there: dict[str, bool] = {}
         while True:
@@ -253,7 +293,7 @@ class Slicing:
             new = [one.id for one, asked in zip(holders, asks, strict=True) if asked]
             new = [one for one in new if one not in there]
             for one in new:
-                there[one] = await participant.is_there(one)
+                there[one] = await participant.store.is_there(one)
             if all(there[one] for one in new):
                 break
         lot.todo = lacking
@@ -268,10 +308,7 @@ class Slicing:
         if not place.wants:
             return arrays.all()
         if place.wants not in self._wants:
-            participant = self._participant
-            packed = await participant.ask(
-                lambda store: store.get(directory.want(place.wants), timeout=participant.patience)
-            )
+            packed = await self._participant.store.get(directory.want(place.wants))
             if packed is None:
                 return {}
             if len(self._wants) >= MOST_WANTS:

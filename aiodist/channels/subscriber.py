@@ -17,7 +17,7 @@ from aiodist.channels.holding import Holding, in_thread
 from aiodist.channels.into import VersionReading, arriving, until_either
 from aiodist.channels.lots import Lot
 from aiodist.channels.manifest import Leaf
-from aiodist.channels.participant import PATIENCE, Participant
+from aiodist.channels.participant import PATIENCE, Participant, Role
 from aiodist.channels.receipts import Receipt
 from aiodist.channels.slicing import Shares
 from aiodist.errors import CollectiveTimeoutError
@@ -80,10 +80,12 @@ class Subscriber:
         self._turn = asyncio.Lock()
         self._mixed: int | None = None
         self._given = -1  # the newest version that was given to the user
-        participant.version = lambda: self._given if self._given >= 0 else None
-        participant.met = lambda name: serving.meet(participant, name)
-        participant.own = self._own
-        participant.stay = self._fetching.stay
+        participant.role = Role(
+            met=partial(serving.meet, participant),
+            own=self._own,
+            version=lambda: self._given if self._given >= 0 else None,
+            stay=self._fetching.stay,
+        )
 
     async def __aenter__(self) -> Subscriber:
         await self._participant.open()
@@ -115,9 +117,11 @@ class Subscriber:
         if type(version) is not int or not 0 <= version <= directory.MAX_VERSION:
             raise ValueError(f"a version is an int from 0 on, not {version!r}")
         participant = self._participant
-        new = Receipt(version, content, participant.host or socket.gethostname())
-        await participant.until_done(
-            lambda: participant.ask(lambda store: receipts.give(store, new, participant.patience))
+        new = Receipt(version, content, participant.store.host or socket.gethostname())
+        await participant.store.until_done(
+            lambda: participant.store.ask(
+                lambda store: receipts.give(store, new, participant.patience)
+            )
         )
 
     async def wait(self, *, newer_than: int = -1, timeout: float | None = None) -> int:
@@ -219,7 +223,7 @@ class Subscriber:
 
     async def _in_place(self, least: int, reading: VersionReading) -> int:
         fetch = asyncio.ensure_future(self._fetching.newest(least, reading))
-        self._participant.adopt(fetch)
+        self._participant.tasks.adopt(fetch)
         try:
             await reading.in_place(fetch)
             self._given = fetch.result().version
@@ -287,7 +291,7 @@ class Subscriber:
         reading = VersionReading(max_bytes=self._max_bytes)
         base = None if since is None or since == version else self._given_before(since)
         fetch = asyncio.ensure_future(self._fetching.this(releases, reading))
-        self._participant.adopt(fetch)
+        self._participant.tasks.adopt(fetch)
         try:
             with ExitStack() as read:
                 if base is not None:
@@ -310,11 +314,11 @@ class Subscriber:
 
     def _given_before(self, version: int) -> Holding | None:
         """A version that was given here and is still in memory."""
-        found = self._participant.holdings.get(version)
+        found = self._participant.stock.holdings.get(version)
         return found if found is not None and found.is_whole and version <= self._given else None
 
     async def _release(self, version: int) -> Shares:
-        there = directory.versions(await self._participant.look())
+        there = directory.versions(await self._participant.store.look())
         releases = {one[0].version: one for one in there}
         if version < self._given or version not in releases:
             raise ValueError(
@@ -324,7 +328,7 @@ class Subscriber:
         return releases[version]
 
     def _own(self) -> list[Release]:
-        holdings = self._participant.holdings
+        holdings = self._participant.stock.holdings
         return [holdings[one].release for one in sorted(holdings) if holdings[one].is_whole]
 
 

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
 from aiodist.channels.holding import ComingVersion, Holding, in_thread
 from aiodist.channels.manifest import Manifest
+from aiodist.channels.meetings import GIVES, TAKES
 from aiodist.channels.memory import VersionMemory
 from aiodist.channels.pace import ParticipantPace
-from aiodist.channels.participant import GIVES, TAKES
 from aiodist.channels.window import NO_DEADLINE, FlightWindow, MessagesInFlight, give_up
 from aiodist.errors import ProtocolError
 from aiodist.group import Group
@@ -47,6 +48,15 @@ PARTS = "parts"
 DATA = "data"
 """The tag of the parts."""
 
+CODES_AHEAD = 128
+"""Messages of codes that are sent before the first of them has been taken."""
+
+PIECE = 60 << 10
+"""The most bytes of a message of codes. Each larger message would take a round trip."""
+
+END = None
+"""Sent instead of codes: no more codes come."""
+
 
 class NotThereError(Exception):
     """The source does not have the version."""
@@ -72,7 +82,8 @@ class RestRequest(NamedTuple):
 class Parcels(NamedTuple):
     """A request for parcels of the slices named `wants`; without parcels: for the manifests.
 
-    `maps`: map memory, if possible. `who`: the id of the receiver.
+    `maps`: map memory, if possible. `who`: the id of the receiver. `base`: the id of a version from
+    which differences can be applied; empty: no differences.
     """
 
     version: int
@@ -80,6 +91,7 @@ class Parcels(NamedTuple):
     parcels: list[Any]
     maps: bool
     who: str
+    base: bytes
 
 
 async def asked(pair: Group, patience: float) -> RestRequest | Parcels:
@@ -87,8 +99,8 @@ async def asked(pair: Group, patience: float) -> RestRequest | Parcels:
     match await pair.recv(src=TAKES, tag=PARTS, timeout=patience):
         case (int(version), int(has), bool(maps), bytes(base)) if has >= 0:
             return RestRequest(version, has, maps, base)
-        case (int(version), str(wants), list(parcels), bool(maps), str(who)):
-            return Parcels(version, wants, parcels, maps, who)
+        case (int(version), str(wants), list(parcels), bool(maps), str(who), bytes(base)):
+            return Parcels(version, wants, parcels, maps, who, base)
         case nonsense:
             raise ProtocolError(f"a participant asked for {nonsense!r}")
 
@@ -293,6 +305,23 @@ async def take_offered(holding: Holding, patience: float) -> None:
         segment.close()
         raise
     holding.take(VersionMemory.of(segment), release.parts)
+
+
+def pieces(codes: bytes) -> Iterator[bytes]:
+    """The messages for some codes, after their size was sent."""
+    for at in range(0, len(codes), PIECE):
+        yield codes[at : at + PIECE]
+
+
+async def take_codes(pair: Group, coming: ComingVersion, nbytes: int, patience: float) -> bytes:
+    """Receive codes of so many bytes. Raises what `take` does."""
+    codes = bytearray()
+    while len(codes) < nbytes:
+        piece = await word(pair, coming, patience)
+        if not isinstance(piece, bytes) or not piece:
+            raise ProtocolError(f"{piece!r} came instead of a piece of a code")
+        codes += piece
+    return bytes(codes)
 
 
 async def word(pair: Group, coming: ComingVersion, patience: float) -> Any:

@@ -2,7 +2,7 @@
 
 The coordinator shows these. All else in the store of a channel is for its participants alone.
 
-Each participant is a group of one, and all of them share a store (`aiodist.channels.participant`).
+Each participant is a group of one, and all of them share a store (`aiodist.channels.store`).
 With each sign of life a participant writes there how far it is. So showing a channel costs the
 participants nothing, and a participant that is gone writes no more.
 """

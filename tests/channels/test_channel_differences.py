@@ -6,21 +6,15 @@ import asyncio
 
 import numpy as np
 import pytest
-from channel_stage import ChannelStage
+from channel_stage import ChannelStage, line
 
 from aiodist.channels import chains, changes
-from aiodist.testing import Conditions
 
 MIB = 1 << 20
-RATE = 12.5e6
 DELAY = 0.025
 NBYTES = 2 * MIB
-
-
-def line():
-    """A line that takes longer for a version than two processors for its difference."""
-    room = round(DELAY * RATE) + 4 * MIB
-    return Conditions((DELAY, DELAY), 0.0, room=(room, room), largest=1 << 16, short=0.0, rate=RATE)
+LINE = line(12.5e6, DELAY)
+"""It takes longer for a version than two processors for its difference."""
 
 
 def steps(versions, share=0.02, seed=1):
@@ -45,7 +39,7 @@ class Play:
     def __init__(self, trees, size=2, **options):
         self.trees = trees
         self.options = options
-        self.stage = ChannelStage(size, seed=1, conditions=line())
+        self.stage = ChannelStage(size, seed=1, conditions=LINE)
         self.taken = [0] * len(trees)
         self.news = asyncio.Event()
         self.sent = []
@@ -60,7 +54,7 @@ class Play:
 
     async def publish(self):
         async with self.stage.publisher(**self.options) as out:
-            self.known[0] = out._participant.differences
+            self.known[0] = out._participant.stock.differences
             await asyncio.sleep(3)  # all have come
             for version, tree in enumerate(self.trees):
                 before, begin = out.bytes_sent, self.stage.sim.loop.time()
@@ -81,7 +75,7 @@ class Play:
 
     async def follow(self, rank):
         async with self.stage.subscriber() as weights:
-            self.known[rank] = weights._participant.differences
+            self.known[rank] = weights._participant.stock.differences
             for version, expected in enumerate(self.trees):
                 if version in self.skips.get(rank, ()):
                     continue
@@ -191,7 +185,7 @@ def test_it_can_be_said_whether_there_are_differences(deltas):
 
 
 def test_no_arrays():
-    stage = ChannelStage(2, seed=1, conditions=line())
+    stage = ChannelStage(2, seed=1, conditions=LINE)
 
     async def publish():
         async with stage.publisher(deltas=True) as out:
@@ -247,7 +241,7 @@ def test_a_difference_comes_wherever_a_connection_breaks():
 @pytest.mark.parametrize("victim", [1, 2])
 def test_one_that_hands_a_difference_on_is_killed(victim):
     """Those behind it take the rest from others, and never another version's bytes."""
-    stage = ChannelStage(4, seed=1, conditions=line())
+    stage = ChannelStage(4, seed=1, conditions=LINE)
     trees = steps(8)
     given, ends = [], set()
 
@@ -281,7 +275,7 @@ def test_one_that_hands_a_difference_on_is_killed(victim):
 @pytest.mark.parametrize("way", ["into", "in_place", "stream"])
 def test_every_way_to_take_a_version(way):
     """Where it goes has nothing to do with how it comes."""
-    stage = ChannelStage(2, seed=1, conditions=line())
+    stage = ChannelStage(2, seed=1, conditions=LINE)
     rng = np.random.default_rng(1)
     base = rng.normal(0, 1, NBYTES // 4).astype(np.float32)
     arrays = [base + np.where(np.arange(len(base)) % 50 == at, 1, 0) for at in range(4)]
@@ -312,7 +306,7 @@ def test_every_way_to_take_a_version(way):
                 assert np.array_equal(into["w"], array)
                 taken.set()
             await stage.done.wait()
-            return weights._participant.differences.chain
+            return weights._participant.stock.differences.chain
 
     sent, chain = stage.play({0: publish(), 1: follow()})
     assert sent < 1.3 * NBYTES

@@ -7,21 +7,15 @@ import asyncio
 
 import numpy as np
 import pytest
-from channel_stage import ChannelStage
+from channel_stage import ChannelStage, line
 
 from aiodist.channels import transfers
-from aiodist.testing import Conditions, Simulation
+from aiodist.testing import Simulation
 
 MIB = 1 << 20
-RATE = 12.5e6
 DELAY = 0.05
 NBYTES = 2 * MIB
-
-
-def line():
-    """Lines that lose nothing, whose connections hold what is on the way."""
-    room = round(DELAY * RATE) + 4 * MIB
-    return Conditions((DELAY, DELAY), 0.0, room=(room, room), largest=1 << 16, short=0.0, rate=RATE)
+LINE = line(12.5e6, DELAY)
 
 
 def seconds_of_broadcast(size):
@@ -33,13 +27,13 @@ def seconds_of_broadcast(size):
         await group.broadcast(x)
         return asyncio.get_running_loop().time() - start
 
-    return max(Simulation(size, seed=1, conditions=line()).run(program))
+    return max(Simulation(size, seed=1, conditions=LINE).run(program))
 
 
 def seconds_of_channel(size, versions=3, late=0.0):
     """Of each version, from the call of `publish` until all have it; and the bytes that the
     publisher sent. Each time another subscriber asks `late`, so many seconds after the others."""
-    stage = ChannelStage(size, seed=1, conditions=line())
+    stage = ChannelStage(size, seed=1, conditions=LINE)
     taken = [[] for _ in range(versions)]
     all_have = [asyncio.Event() for _ in range(versions)]
 
@@ -106,3 +100,39 @@ def test_a_busy_machine_does_not_make_each_chunk_late(monkeypatch, hosts):
     (_, *others), sent = seconds_of_channel(1 + hosts)
     assert max(others) <= max(quiet) + 2 * turn * hosts
     assert sent <= 1.05 * 3 * NBYTES
+
+
+def test_those_behind_one_that_lags_catch_up_while_versions_go_on():
+    """They give up a version that others have replaced, rather than ask them all for it."""
+    size, step, last = 10, 1.0, 16
+    stage = ChannelStage(size, seed=1, conditions=LINE)
+    stage.options["patience"] = 5.0
+    missed = {}
+
+    async def publish():
+        async with stage.publisher() as out:
+            await asyncio.sleep(2 * size)  # all come and form a chain
+            for version in range(1, last + 1):
+                await out.publish(np.full(1000, version), version=version)
+                await asyncio.sleep(step if version > 1 else 2 * size)
+            await stage.done.wait()
+
+    async def follow(rank):
+        await asyncio.sleep(2 * size + 2 * rank)  # the first to come is the source of the next
+        async with stage.subscriber() as weights:
+            version, _ = await weights.latest()
+            if rank == 1:
+                await stage.done.wait()
+                return
+            taken = [version]
+            while version < last:
+                version, got = await weights.latest(newer_than=version)
+                assert (got == version).all()
+                taken.append(version)
+            missed[rank] = last - len(taken)
+            if len(missed) == size - 2:
+                stage.done.set()
+            await stage.done.wait()
+
+    stage.play({0: publish(), **{rank: follow(rank) for rank in range(1, size)}})
+    assert max(missed.values()) <= 2 * last / 3, missed

@@ -14,7 +14,8 @@ from channel_stage import PATIENCE, ChannelStage
 import aiodist
 from aiodist.channels import manifest
 from aiodist.channels.holding import Holding
-from aiodist.channels.participant import GONE, Participant
+from aiodist.channels.participant import Participant
+from aiodist.channels.store import GONE, ChannelStore
 from aiodist.control.store import Store
 
 CHUNK = 1 << 16
@@ -54,15 +55,15 @@ async def until_filled(weights, parts):
 
 async def next_sign_of_life(participant):
     """Wait until a participant has given its next sign of life."""
-    given, stay = asyncio.Event(), participant.stay
+    given, stay = asyncio.Event(), participant.role.stay
 
     async def stays():  # called at the end of each sign of life
         await stay()
         given.set()
 
-    participant.stay = stays
+    participant.role.stay = stays
     await given.wait()
-    participant.stay = stay
+    participant.role.stay = stay
 
 
 def test_a_cancelled_call_is_gone_on_with_from_where_it_was():
@@ -74,7 +75,7 @@ def test_a_cancelled_call_is_gone_on_with_from_where_it_was():
             taking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await taking
-            holding = weights._participant.holdings[1]
+            holding = weights._participant.stock.holdings[1]
             assert 10 <= holding.filled < CHUNKS
             version, got = await weights.latest()
             assert version == 1
@@ -129,7 +130,7 @@ def test_a_chunk_that_was_damaged_comes_from_another_one():
     async def first():
         async with stage.subscriber() as weights:
             await weights.latest()
-            holding = weights._participant.holdings[1]
+            holding = weights._participant.stock.holdings[1]
             holding.part(7)[0] ^= 1
             has.set()
             await stage.done.wait()
@@ -401,9 +402,9 @@ def test_many_versions_leave_nothing_behind(run):
             for version in range(6):
                 await out.publish(tree(version), version=version)
                 assert (await weights.latest(newer_than=version - 1))[0] == version
-                assert list(out._participant.holdings) == [version]
-                assert list(weights._participant.holdings) == [version]
-            store = out._participant._group.store
+                assert list(out._participant.stock.holdings) == [version]
+                assert list(weights._participant.stock.holdings) == [version]
+            store = out._participant.store._group.store
             await weights._fetching.stay()  # by which it says what it has mapped
             assert await store.get("line/4") is None
             assert await store.get("line/5") is not None
@@ -480,19 +481,24 @@ def test_the_coordinator_is_away_for_longer_than_the_patience():
 
 
 @pytest.mark.parametrize(
-    ("enter", "asks"), [("subscriber", "_beat"), ("publisher", "_beat"), ("publisher", "seats")]
+    ("enter", "owner", "asks"),
+    [
+        ("subscriber", Participant, "_beat"),
+        ("publisher", Participant, "_beat"),
+        ("publisher", ChannelStore, "seats"),
+    ],
 )
-def test_the_coordinator_goes_away_while_somebody_enters(monkeypatch, enter, asks):
+def test_the_coordinator_goes_away_while_somebody_enters(monkeypatch, enter, owner, asks):
     """They are let in when it is back, and within `timeout`."""
     stage = Stage(1)
-    asked, restarts = getattr(Participant, asks), []
+    asked, restarts = getattr(owner, asks), []
 
-    async def asking(participant, *args):
+    async def asking(self, *args):
         if not restarts:
             restarts.append(stage.sim.restart_coordinator(4 * PATIENCE))
-        return await asked(participant, *args)
+        return await asked(self, *args)
 
-    monkeypatch.setattr(Participant, asks, asking)
+    monkeypatch.setattr(owner, asks, asking)
 
     async def main():
         async with getattr(stage, enter)() as one:
@@ -539,7 +545,7 @@ def test_a_stream_goes_on_while_the_coordinator_is_away():
             holding = weights._fetching.holding(participant.releases[-1])
             await filled(holding, 5)
             stage.sim.restart_coordinator(4 * PATIENCE)
-            for pair in participant._pairs:
+            for pair in participant.meetings._pairs:
                 pair.abort("it breaks off")
             try:
                 return await streaming
@@ -672,7 +678,7 @@ def test_those_who_came_later_have_what_the_first_one_lacks(wants):
 
 
 def comings(participant):
-    return [*participant.holdings.values(), *participant.lots.values()]
+    return [*participant.stock.holdings.values(), *participant.stock.lots.values()]
 
 
 def test_a_run_repeats_exactly():

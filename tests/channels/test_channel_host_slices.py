@@ -13,7 +13,7 @@ import pytest
 from channel_stage import ChannelStage
 
 import aiodist
-from aiodist.channels import manifest, participant
+from aiodist.channels import manifest, store
 from aiodist.channels.lots import Lot
 from aiodist.channels.memory import VersionMemory
 from aiodist.channels.slicing import Slicing
@@ -49,7 +49,7 @@ def mapped_here():
 
 def sent(*those):
     """Bytes, also to those who have not been left yet."""
-    return sum(one._participant.bytes_moved[0] for one in those)
+    return sum(one._participant.meetings.bytes_moved[0] for one in those)
 
 
 class Site:
@@ -142,7 +142,7 @@ def test_a_version_of_several_shares_lies_once_on_a_host(play):
         half = SHAPE[0] // 2
         outs = [aiodist.publisher("policy", **site.options, part=(at, 2)) for at in (0, 1)]
         for at, out in enumerate(outs):
-            out._participant._options = {"transports": ("tcp",)}
+            out._participant.store._options = {"transports": ("tcp",)}
             await site.stack.enter_async_context(out)
             rows = slice(at * half, at * half + half)
             await out.publish({"w": aiodist.Shard(W[rows], (rows, slice(None)), SHAPE)}, version=1)
@@ -185,7 +185,7 @@ def test_who_took_it_for_the_others_leaves_in_the_middle(play, monkeypatch):
             await going
         assert await taking == 1
         assert are_right(into)
-        (lot,) = other._participant.lots.values()
+        (lot,) = other._participant.stock.lots.values()
         assert lot.memory.is_own or lot.is_whole
         assert sent(out) < 1.9 * W.nbytes
 
@@ -212,7 +212,7 @@ def test_what_crosses_to_each_host_is_the_union_of_what_its_ranks_want(monkeypat
     ranks = range(1, 7)
     stage = ChannelStage(1 + len(ranks), seed=seed)
     hosts = {f"10.0.1.{1 + rank}": "AB"[rank > 3] for rank in ranks}
-    found, take_from = participant.memory_of, Slicing._take
+    found, take_from = store.memory_of, Slicing._take
     wanted = {host: np.zeros(SHAPE[1], bool) for host in "AB"}
     crossed = dict.fromkeys(wanted, 0)
     left = {*ranks}
@@ -223,16 +223,16 @@ def test_what_crosses_to_each_host_is_the_union_of_what_its_ranks_want(monkeypat
     def nbytes(ask):
         return sum(8 * volume(piece.box) for parcel in ask.parcels for piece in parcel)
 
-    async def take_counted(slicing, lot, ask):
+    async def take_counted(slicing, lot, ask, base):
         asked = nbytes(ask)
         try:
-            await take_from(slicing, lot, ask)
+            await take_from(slicing, lot, ask, base)
         finally:
             if not slicing._is_near(ask.place):
-                crossed[at[slicing._participant.id]] += asked - nbytes(ask)
+                crossed[at[slicing._participant.store.id]] += asked - nbytes(ask)
 
     at: dict[str, str] = {}
-    monkeypatch.setattr(participant, "memory_of", memory_of)
+    monkeypatch.setattr(store, "memory_of", memory_of)
     monkeypatch.setattr(Slicing, "_take", take_counted)
     monkeypatch.setattr(VersionMemory, "words", lambda memory: None)
 
@@ -249,7 +249,7 @@ def test_what_crosses_to_each_host_is_the_union_of_what_its_ranks_want(monkeypat
         wanted[host][first:last] = True
         await asyncio.sleep(chance.choice([0, chance.uniform(0, 0.1)]))
         async with stage.subscriber() as weights:
-            at[weights._participant.id] = host
+            at[weights._participant.store.id] = host
             into = columns(first, last)
             await weights.latest(into=into)
             assert are_right(into)

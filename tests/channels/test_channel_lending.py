@@ -60,11 +60,11 @@ def test_what_is_lent_is_read_where_it_lies(run, transports):
             ):
                 params = tree(1)
                 await out.publish(params, version=1, lend=True)
-                holding = out._participant.holdings[1]
+                holding = out._participant.stock.holdings[1]
                 assert np.shares_memory(holding.part(1), params["w"])
                 same((await first.latest())[1], 1)
                 same((await second.latest())[1], 1)
-                memories = [one._participant.holdings[1].memory for one in (first, second)]
+                memories = [one._participant.stock.holdings[1].memory for one in (first, second)]
                 assert [one.is_own for one in memories] == [True, transports is not None]
                 w = params["w"]
                 into = {"w": aiodist.Shard(np.zeros((9, 100)), (slice(5, 14),), w.shape)}
@@ -139,7 +139,7 @@ def test_taking_back_ends_what_is_being_given(sliced, monkeypatch):
         async with stage.subscriber() as weights:
             await latest(weights, 2)
             assert back.is_set()
-            assert 1 not in {key[0] for key in weights._participant.lots}
+            assert 1 not in {key[0] for key in weights._participant.stock.lots}
             await stage.done.wait()
 
     async def second():

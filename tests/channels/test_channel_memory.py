@@ -7,14 +7,14 @@ import pytest
 
 import aiodist
 from aiodist.channels import transfers
-from aiodist.channels.participant import Participant
+from aiodist.channels.meetings import Meetings
 
 SHAPE = (300, 100)
 
 
 def block(participant, version):
     """What a version lies in, if that is this process's own."""
-    return participant.holdings[version].memory._block
+    return participant.stock.holdings[version].memory._block
 
 
 @pytest.mark.parametrize("transports", [None, ("tcp",)])
@@ -36,7 +36,7 @@ def test_it_is_used_again_unless_a_user_has_arrays_in_it(run, transports, keeps_
             both = [one._participant for one in (out, weights)]
             blocks, trees = [], []
             for version in range(4):
-                over = [one.holdings.get(version - 1) for one in both]
+                over = [one.stock.holdings.get(version - 1) for one in both]
                 await out.publish({"w": np.full(SHAPE, version)}, version=version)
                 trees.append((await weights.latest(newer_than=version - 1))[1])
                 blocks.append([block(one, version) for one in both])
@@ -61,7 +61,7 @@ def test_it_is_used_again_unless_a_user_has_arrays_in_it(run, transports, keeps_
 def test_who_is_on_the_publishers_host_needs_to_meet_nobody(run, monkeypatch, is_offered):
     """Its memory is fetched with the words of the release; where that fails, as from anybody."""
     met = []
-    called = Participant.called
+    called = Meetings.called
 
     async def noted(participant, who):
         met.append(who)
@@ -70,7 +70,7 @@ def test_who_is_on_the_publishers_host_needs_to_meet_nobody(run, monkeypatch, is
     async def refuses(words, nbytes, **options):
         raise ConnectionError("it is not there any more")
 
-    monkeypatch.setattr(Participant, "called", noted)
+    monkeypatch.setattr(Meetings, "called", noted)
 
     async def main():
         async with (
@@ -94,10 +94,10 @@ def test_who_is_on_the_publishers_host_needs_to_meet_nobody(run, monkeypatch, is
                     during.setattr(transfers, "take_offered", fails)
                 _, tree = await weights.latest()
             assert (tree["w"] == 1.5).all()
-            holding = weights._participant.holdings[1]
+            holding = weights._participant.stock.holdings[1]
             assert not holding.memory.is_own
             assert len(met) == (0 if is_offered else 1)
             await weights._fetching.stay()  # by which others know who has it
-            assert weights._participant.place in await out._participant.line(1)
+            assert weights._participant.store.place in await out._participant.store.line(1)
 
     run(main())

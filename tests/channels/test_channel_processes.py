@@ -163,7 +163,7 @@ def test_slices_cross_to_a_host_once_and_lie_there_once_for_all_who_want_the_sam
             assert same == first
             assert len(other) == 1
             assert other != first
-            pairs = out._participant._pairs  # those that it has not left yet
+            pairs = out._participant.meetings._pairs  # those that it has not left yet
             sent = out.bytes_sent + sum(pair.bytes_moved[0] for pair in pairs)
         assert 4 * 1000000 < sent < 4 * 1000000 + 60000
 

@@ -9,7 +9,7 @@ import pytest
 from channel_stage import ChannelStage
 
 import aiodist
-from aiodist.channels.participant import Participant
+from aiodist.channels.store import ChannelStore
 from aiodist.coordinator import alarm
 from aiodist.membership.books import Books
 
@@ -28,7 +28,7 @@ class Stage(ChannelStage):
 def test_a_publisher_that_is_stopped_while_it_waits_for_the_one_before(monkeypatch):
     """What it was told before that is no reason to refuse it: the other one is gone by now."""
     stage = Stage(2)
-    is_there, stopped = Participant.is_there, []
+    is_there, stopped = ChannelStore.is_there, []
 
     async def there(participant, who):
         found = await is_there(participant, who)
@@ -39,7 +39,7 @@ def test_a_publisher_that_is_stopped_while_it_waits_for_the_one_before(monkeypat
             await asyncio.sleep(0)
         return found
 
-    monkeypatch.setattr(Participant, "is_there", there)
+    monkeypatch.setattr(ChannelStore, "is_there", there)
 
     async def second():
         await stage.done.wait()

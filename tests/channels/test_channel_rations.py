@@ -35,7 +35,7 @@ def publishers_first(monkeypatch):
 
 
 def comings(participant):
-    return [*participant.holdings.values(), *participant.lots.values()]
+    return [*participant.stock.holdings.values(), *participant.stock.lots.values()]
 
 
 class Stage(ChannelStage):

@@ -61,9 +61,9 @@ def is_version(into, version):
 
 
 class Stage(ChannelStage):
-    async def publish(self, at, count, versions=(1,), pause=0.0):
+    async def publish(self, at, count, versions=(1,), pause=0.0, **more):
         """One share, until all is done: how many bytes were sent of it."""
-        async with self.publisher(part=(at, count)) as out:
+        async with self.publisher(part=(at, count), **more) as out:
             for version in versions:
                 await out.publish(rows(version, at, count), version=version)
                 await asyncio.sleep(pause)
@@ -107,7 +107,7 @@ def test_rows_become_columns_and_no_byte_crosses_that_need_not(shares, parts):
             one_done()
             await stage.done.wait()
             await asyncio.sleep(1)
-            return weights._participant.bytes_moved[0]
+            return weights._participant.meetings.bytes_moved[0]
 
     mains = {at: stage.publish(at, shares) for at in range(shares)}
     mains |= {shares + at: take(at) for at in range(parts)}
@@ -274,10 +274,10 @@ def test_a_source_of_slices_that_goes_in_the_middle(how, monkeypatch):
     async def first():
         async with stage.subscriber() as weights:
             taking = asyncio.ensure_future(weights.latest(into=columns(0, 2)))
-            while not weights._participant.lots:
+            while not weights._participant.stock.lots:
                 has_begun.clear()
                 await has_begun.wait()
-            (lot,) = weights._participant.lots.values()
+            (lot,) = weights._participant.stock.lots.values()
             while lot._missing > lot.want["['layers'][0]"][1][1] * SHAPE[0] / 3:
                 await lot.news()
             getattr(stage.sim.nodes[2], how)()
@@ -349,8 +349,8 @@ def test_random_histories(seed):
                 version = await weights.latest(newer_than=newest, into=into)
                 if version <= newest or not is_version(into, version):
                     problems.append(f"taker {at}: {version} after {newest} is mixed")
-                if len(weights._participant.lots) > 2:
-                    problems.append(f"taker {at} has {len(weights._participant.lots)} lots")
+                if len(weights._participant.stock.lots) > 2:
+                    problems.append(f"taker {at} has {len(weights._participant.stock.lots)} lots")
                 newest = version
             one_done()
             await stage.done.wait()
@@ -372,7 +372,10 @@ def test_random_histories(seed):
                 stage.sim.restart_coordinator(chance.uniform(0.1, 1.0))
         return await following
 
-    mains = {at: stage.publish(at, shares, range(1, last + 1), pause=0.5) for at in range(shares)}
+    versions, deltas = range(1, last + 1), chance.choice((None, True, True))
+    mains = {
+        at: stage.publish(at, shares, versions, pause=0.5, deltas=deltas) for at in range(shares)
+    }
     mains |= {shares + at: take(at) for at in range(takers - 1)}
     mains[shares + takers - 1] = faults(takers - 1)
     outcomes = stage.play(mains)

@@ -9,7 +9,7 @@ import pytest
 
 import aiodist
 from aiodist.channels import manifest
-from aiodist.channels.participant import BEAT, GONE
+from aiodist.channels.store import BEAT, GONE
 from aiodist.testing.simulation import Killed, Simulation
 
 SOON = 2 * BEAT

@@ -47,7 +47,7 @@ class Stage(ChannelStage):
     def check_memory(self, who, versions):
         """`versions`: so many of them may be here."""
         participant = who._participant
-        comings = [*participant.holdings.values(), *participant.lots.values()]
+        comings = [*participant.stock.holdings.values(), *participant.stock.lots.values()]
         assert len({one.version for one in comings}) <= versions
         # The same version may be here as a whole, and some of it as a slice.
         assert sum(one.own_bytes for one in comings) <= 2 * versions * (NBYTES + CHUNK)

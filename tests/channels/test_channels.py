@@ -159,7 +159,7 @@ def test_waiting_for_a_version_takes_nothing(run, channel):
                 await out.publish(tree(5), version=5)
                 assert await asyncio.gather(*waits) == [5, 5, 5]
                 assert (await latest)[0] == 5
-                assert list(server._participant.holdings) == [5]
+                assert list(server._participant.stock.holdings) == [5]
                 with pytest.raises(
                     aiodist.CollectiveTimeoutError,
                     match=r"no version over 5 of the channel 'policy' was known within 0\.01 s",

@@ -116,7 +116,7 @@ class Member:
                 lends = self.chooser.random() < 0.2
                 start = loop.time()
                 await out.publish(x, version=version, lend=lends)
-                pairs = len(out._participant._pairs)
+                pairs = len(out._participant.meetings._pairs)
                 say(published=version, maps=len(mapped()), pairs=pairs)
                 for old in [*lent]:
                     await out.take_back(old)
@@ -155,10 +155,10 @@ class Member:
                     values = [np.unique(array) for array in arrays]
                     say(problem=kind, text=f"{way}: {version} after {given} is {values}")
                 given, arrays = version, None
-                pairs = len(weights._participant._pairs)
+                pairs = len(weights._participant.meetings._pairs)
                 hands_on = way != "slices"  # all of it
                 say(version=version, hands_on=hands_on, maps=len(mapped()), pairs=pairs)
-                known = weights._participant.differences
+                known = weights._participant.stock.differences
                 say(saved=known.saved, chain=known.chain, fallbacks=known.fallbacks)
 
     async def take(self, weights: aiodist.Subscriber, way: str, given: int) -> tuple[int, Any]:

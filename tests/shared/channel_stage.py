@@ -7,10 +7,17 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import aiodist
+from aiodist.testing import Conditions
 from aiodist.testing.simulation import LIMIT, Killed, Simulation
 
 PATIENCE = 2.0
 """Seconds of virtual time that they wait for an answer."""
+
+
+def line(rate: float, delay: float) -> Conditions:
+    """A line that loses nothing, whose connections hold what is in flight."""
+    room = round(delay * rate) + (4 << 20)
+    return Conditions((delay, delay), 0.0, room=(room, room), largest=1 << 16, short=0.0, rate=rate)
 
 
 class ChannelStage:

@@ -106,6 +106,53 @@ def test_what_comes_is_what_numpy_would_cut(problem, data):
         has.append(want)
 
 
+@settings(deadline=None)
+@given(problems(), st.data())
+def test_a_difference_of_a_parcel_makes_the_newer_one(problem, data):
+    """It comes from any share, in any mixture of dtypes, and from slices that are passed on."""
+    shape, holds, wanted = problem
+    dtypes = st.sampled_from([np.uint8, np.uint16, np.float32, np.complex128])
+    changes = np.random.default_rng(data.draw(st.integers(0, 99)))
+    old = {"w": np.zeros(shape, data.draw(dtypes)), "n": np.arange(9, dtype=data.draw(dtypes))}
+    new = {key: array + (changes.random(array.shape) < 0.2) for key, array in old.items()}
+    new = {key: array.astype(old[key].dtype) for key, array in new.items()}
+    lots_of, sources = [], []
+    for version, tree in enumerate([old, new]):
+        shares = [
+            held({**tree, "w": shard(tree["w"], box)}, share, len(holds), version)
+            for share, box in enumerate(holds)
+        ]
+        sources.append([WholeVersion(one) for one in shares])
+        want = {"['w']": wanted[0], "['n']": ((2, 7),)}
+        lots_of.append(Lot(arrays_of(*shares), want))
+    has = [{"['w']": box, "['n']": ((0, 9),)} for box in holds]
+    base, newer = lots_of
+    bring(base, sources[0], lots.asked_of(base, has, [0] * len(has), 0)[0])
+    newer.take(VersionMemory(newer.nbytes, shared=False))
+    asks, _ = lots.asked_of(newer, has, [0] * len(has), 0)
+    for before, source, asked in zip(*sources, asks, strict=True):
+        for parcel in slices.parcels(asked, newer.arrays):
+            coded = slices.coded_parcel(source, before, parcel)
+            assert coded.nbytes == newer.nbytes_of(parcel)
+            lots.decoded_parcel(coded.code, coded.check, base, newer, parcel)
+            with pytest.raises(ProtocolError):
+                lots.decoded_parcel(coded.code, coded.check ^ 1, base, newer, parcel)
+            lots.decoded_parcel(coded.code, coded.check, base, newer, parcel)
+            for piece in parcel:
+                newer.fill(piece)
+    assert newer.is_whole
+    for leaf in newer.leaves():
+        index = tuple(slice(*interval) for interval in newer.want[leaf.key])
+        assert np.array_equal(newer.read(leaf), new[leaf.name][index])
+
+
+def test_an_older_version_with_other_arrays_is_no_base():
+    holdings = [held({"w": np.zeros(8), "v": np.zeros(9)}), held({"w": np.zeros(9)})]
+    source, other = map(WholeVersion, holdings)
+    assert slices.coded_parcel(source, other, [slices.Piece("['v']", ((0, 9),))]) is None
+    assert slices.coded_parcel(other, source, [slices.Piece("['w']", ((0, 9),))]) is None
+
+
 def test_a_part_is_handed_on_as_soon_as_it_is_there():
     w = np.arange(64.0).reshape(16, 4)
     share = held({"w": w})

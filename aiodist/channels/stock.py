@@ -1,0 +1,44 @@
+"""The versions that a participant has, and the memory for the next one."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from aiodist.channels.changes import Differences
+from aiodist.channels.holding import ComingVersion, Holding
+from aiodist.channels.lots import Lot
+from aiodist.channels.memory import Spare
+from aiodist.channels.ration import Ration
+
+
+class Stock:
+    """`holdings`: versions that are here; `lots`: slices of them, by version and name. `spare`:
+    memory for the next version. `rations`: for each version of a publisher. `rate`: bytes per
+    second of the last version that came whole; 0: unknown."""
+
+    def __init__(self) -> None:
+        self.holdings: dict[int, Holding] = {}
+        self.lots: dict[tuple[int, str], Lot] = {}
+        self.spare = Spare()
+        self.rations: WeakKeyDictionary[ComingVersion, Ration] = WeakKeyDictionary()
+        self.differences = Differences()
+        self.rate = 0.0
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of memory that it takes of this process."""
+        return sum(one.own_bytes for one in self._all()) + self.spare.nbytes
+
+    def here(self, version: int | None) -> int:
+        """How many bytes of a version are here."""
+        return sum(one.here for one in self._all() if one.version == version)
+
+    def _all(self) -> list[Holding | Lot]:
+        return [*self.holdings.values(), *self.lots.values()]
+
+    def close(self) -> None:
+        for one in self._all():
+            one.retire()
+        self.holdings.clear()
+        self.lots.clear()
+        self.spare.close()

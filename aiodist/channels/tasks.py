@@ -1,0 +1,95 @@
+"""The tasks of a participant, which end with it, and its failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from aiodist.errors import AiodistError, GroupClosedError, in_words
+
+T = TypeVar("T")
+
+
+class ChannelTasks:
+    """The tasks of a participant of `channel`.
+
+    `changed` is set when the participant has failed, or when its owner knows more.
+    """
+
+    def __init__(self, channel: str) -> None:
+        self._channel = channel
+        self._failure: AiodistError | None = None
+        # A dictionary, because its order is that in which tasks were added. A set has another order
+        # in each process, and simulated programs would not repeat exactly.
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self.changed = asyncio.Event()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Start a task that ends with this participant. If it fails, so does the participant."""
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work, name=f"aiodist channel {self._channel}: {name}")
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+
+    def adopt(self, task: asyncio.Task[Any]) -> None:
+        """Cancel a task when this participant ends. The caller looks at its result: see
+        `outcome`."""
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            self._tasks.pop(task, None)
+            if not task.cancelled():
+                task.exception()
+
+        self._tasks[task] = None
+        task.add_done_callback(ended)
+
+    async def outcome(self, task: asyncio.Task[T]) -> T:
+        """Wait for an adopted task, and return its result. The task goes on if this is
+        cancelled."""
+        await asyncio.wait({task})
+        if task.cancelled():
+            self.check()
+        return task.result()
+
+    async def until(self, event: asyncio.Event) -> None:
+        """Wait for an event. Raises the error of this participant, if it fails before."""
+        while not event.is_set():
+            self.changed.clear()
+            self.check()
+            waits = [asyncio.ensure_future(one.wait()) for one in (event, self.changed)]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for one in waits:
+                    one.cancel()
+
+    def check(self) -> None:
+        """Raise the error of this participant, if it has failed."""
+        if self._failure is not None:
+            raise self._failure
+
+    def fail(self, error: AiodistError) -> None:
+        """Let the participant fail, unless it has failed before."""
+        if self._failure is None:
+            self._failure = error
+        self.changed.set()
+
+    async def close(self) -> None:
+        """End all tasks, and let further ones fail."""
+        self.fail(GroupClosedError(f"the channel {self._channel!r} was closed here"))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, AiodistError):
+            message = f"{task.get_name()} failed"
+            handle = asyncio.get_running_loop().call_exception_handler
+            handle({"message": message, "exception": error})
+            channel = self._channel
+            error = GroupClosedError(f"the channel {channel!r} failed here: {in_words(error)}")
+        self.fail(error)
