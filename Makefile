@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ci test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations mutations-protocol histories goodput long-life bench-weights bench-codecs bench-deltas bench-coded kill-times members restarts chaos programs chaos-weights fuzz crowd scale clean
+.PHONY: help setup demo test test-ci test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations mutations-protocol histories goodput service long-life bench-weights bench-codecs bench-deltas bench-coded kill-times members restarts chaos programs chaos-weights fuzz crowd scale clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -168,6 +168,9 @@ DURATION := 180
 EVERY := 1
 goodput: $(READY)  ## train for DURATION seconds, kill a member EVERY second, and say how much work was left
 	$(BIN)/python tests/faults/goodput.py --seconds $(DURATION) --every $(EVERY) --plot docs/images/goodput.svg
+
+service: $(READY)  ## a web service under load: rounds with and without kills of its workers, in turns
+	$(BIN)/python tests/faults/service.py
 
 HOURS := 24
 long-life: $(READY)  ## simulate HOURS of a service, with groups, members, versions and averages that come and go
