@@ -376,8 +376,8 @@ class Averager:
         """Keep a copy of `tree` for new members, with the rounds of the parts as they are now.
 
         Every member may call this after each round. One member is elected, and keeps the tree; the
-        calls of the others do nothing. If that one is lost, the next call of another one takes its
-        place. Returns whether this member is the one.
+        calls of the others do nothing. If that one is lost, or more than a round behind, the next
+        call of another one takes its place. Returns whether this member is the one.
 
         For example::
 
@@ -385,7 +385,8 @@ class Averager:
                 await avg.publish_state({"w": np.ones(3)})
         """
         self._check()
-        if not await control.elect(self._connection.control, PATIENCE):
+        reached = sum(self.rounds.values())
+        if not await control.elect(self._connection.control, reached, PATIENCE):
             self._state = None
             return False
         self._state = AveragerState(mapped(tree, _copy), self.rounds)

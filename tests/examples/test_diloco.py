@@ -54,7 +54,7 @@ async def test_members_learn_together_and_another_joins(
     enough = asyncio.Event()
     wanted = 0
 
-    def show(steps: float) -> None:
+    def show(steps: float, own: float) -> None:
         shown.append(steps)
         if len(shown) >= wanted:
             enough.set()
@@ -66,7 +66,7 @@ async def test_members_learn_together_and_another_joins(
         await enough.wait()
 
     learners[0].show = show
-    learners[1].show = learners[2].show = lambda steps: None
+    learners[1].show = learners[2].show = lambda steps, own: None
     async with aiodist.Coordinator() as coordinator, asyncio.TaskGroup() as tasks:
 
         def begin(number: int, *, join: bool) -> asyncio.Task[None]:
@@ -85,8 +85,8 @@ async def test_members_learn_together_and_another_joins(
         for task in [*both, third]:
             task.cancel()
     del learners[0].show
-    learners[0].show(8.0)
-    train.Learner(0.0, 0).show(0.0)
+    learners[0].show(8.0, 4.0)
+    train.Learner(0.0, 0).show(0.0, 0.0)
     learned, fresh = said(capsys)
     assert learned["steps"] == 8.0
     assert learned["loss"] < fresh["loss"]
