@@ -92,6 +92,21 @@ async def test_members_learn_together_and_another_joins(
     assert learned["loss"] < fresh["loss"]
 
 
+@pytest.mark.parametrize(("way", "least", "most"), [("diloco", 0.7, 1.0), ("gradients", 0.1, 0.5)])
+def test_goodput_with_a_straggler_and_a_kill(
+    train: Any, way: str, least: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "train", train)
+    monkeypatch.setenv("AIODIST_TRANSPORTS", "tcp")
+    goodput = load("goodput")
+    monkeypatch.setattr(goodput, "EVERY", 20.0)
+    monkeypatch.setattr(train, "EVERY", 20)
+    assert [life.number for life in goodput.lives(50.0, calm=False)] == [1, 0, 0, 1, 2, 3]
+    assert len(goodput.lives(50.0, calm=True)) == 4
+    run = goodput.Run("", False, getattr(goodput, f"by_{way}"), 2)
+    assert least < run.go(50.0) < most
+
+
 def test_the_table_and_the_plot(tmp_path: Path) -> None:
     demo = load("demo")
     demo.PACE = 0.05
