@@ -21,6 +21,8 @@ from aiodist.control import averaging as control
 from aiodist.errors import (
     AiodistError,
     CollectiveTimeoutError,
+    CoordinatorLostError,
+    GroupClosedError,
     QuorumLostError,
     in_words,
 )
@@ -376,8 +378,9 @@ class Averager:
         """Keep a copy of `tree` for new members, with the rounds of the parts as they are now.
 
         Every member may call this after each round. One member is elected, and keeps the tree; the
-        calls of the others do nothing. If that one is lost, the next call of another one takes its
-        place. Returns whether this member is the one.
+        calls of the others do nothing. If that one is lost, or more than a round behind, the next
+        call of another one takes its place. A call does nothing either if the coordinator is away
+        for 5 s, or has ruled this member lost. Returns whether this member keeps the tree.
 
         For example::
 
@@ -385,7 +388,14 @@ class Averager:
                 await avg.publish_state({"w": np.ones(3)})
         """
         self._check()
-        if not await control.elect(self._connection.control, PATIENCE):
+        reached = sum(self.rounds.values())
+        try:
+            elected = await control.elect(self._connection.control, reached, PATIENCE)
+        except (TimeoutError, CoordinatorLostError, GroupClosedError):
+            # The coordinator is away, or this member joins again. Training goes on meanwhile.
+            self._check()
+            return False
+        if not elected:
             self._state = None
             return False
         self._state = AveragerState(mapped(tree, _copy), self.rounds)

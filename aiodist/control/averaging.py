@@ -31,10 +31,10 @@ async def withdraw(
     return await _ask(client, message, AverageWithdrawn, timeout)
 
 
-async def elect(client: ControlClient, timeout: float) -> bool:
-    """Whether this member is the one that gives the state to others. Raises as
-    `ControlClient.request` does."""
-    return (await _ask(client, AverageElect(), AverageElected, timeout)).elected
+async def elect(client: ControlClient, reached: int, timeout: float) -> bool:
+    """Whether this member is the one that gives the state to others. `reached`: the sum of its
+    rounds. Raises as `ControlClient.request` does."""
+    return (await _ask(client, AverageElect(reached), AverageElected, timeout)).elected
 
 
 async def _ask(client: ControlClient, message: Message, kind: type[R], timeout: float | None) -> R:

@@ -84,6 +84,7 @@ class Room:
     loans: dict[bytes, Loan] = field(default_factory=dict)
     elected: str = ""  # the member that provides the state
     has_state: bool = False
+    reached: int = 0  # the sum of the rounds that this state is of
     lent: int = 0  # the number of loans so far
     patient_until: float | None = None
 

@@ -347,8 +347,13 @@ class Averaging:
     def _on_elect(
         self, room: Room, who: str, conn: int, request: int, message: AverageElect
     ) -> None:
-        if not room.elected:
+        # A slow member may have been the first to ask. Its state would be too old for a new member,
+        # so a member that is ahead of it by a round of each part takes its place.
+        if not room.elected or message.reached > room.reached + len(room.parts):
+            room.has_state = room.has_state and room.elected == who
             room.elected = who
+        if room.elected == who:
+            room.reached = message.reached
         self._seating.send(conn, request, AverageElected(room.elected == who))
 
     def _on_state_kept(
@@ -491,7 +496,7 @@ class Averaging:
         if replays:
             return
         if room.elected == who:
-            room.elected, room.has_state = "", False
+            room.elected, room.has_state, room.reached = "", False, 0
         gone = AverageGone((who,))
         for other in room.members:
             self._tell(room, other, gone)

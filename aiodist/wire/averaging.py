@@ -208,7 +208,10 @@ class AverageFetched(Message, code=92):
 
 
 class AverageElect(Message, code=93):
-    """Asks to be the member that gives the state to others. Reply: AverageElected."""
+    """Asks to be the member that gives the state to others. `reached`: the sum of the rounds that
+    this state is of, over all parts. Reply: AverageElected."""
+
+    reached: Round
 
 
 class AverageElected(Message, code=94):

@@ -53,7 +53,9 @@ class DiLoCo:
 
     A member whose result is late takes half as many inner steps before its next outer step. After
     a result in time it takes twice as many, at most those of `every`. So a slow member, and one
-    that has joined, falls into step with the others.
+    that has joined, falls into step with the others. With `fragments`, it takes a late result
+    within the next call, and sends the next fragment at once. It takes fewer steps only if it was
+    late more than once for each fragment.
 
     Source: Douillard et al., "DiLoCo: Distributed low-communication training of language models",
     2023. It uses SGD with Nesterov momentum 0.9 and a rate of 0.7. Fragments are those of Douillard
@@ -122,8 +124,10 @@ class DiLoCo:
             fragment.begun = _copied(fragment.parameters)
         self._next = 0  # the fragment whose turn is next
         self._most = every // fragments
-        self._wanted = self._most  # inner steps until its turn
+        self._pace = self._most  # inner steps of a turn, as this member can keep up
+        self._wanted = self._most  # inner steps until the next turn
         self._steps = 0  # of these, how many were taken
+        self._missed = 0  # rounds in a row that it was late for
         self._sent: _Sent | None = None
         self._is_apart = False  # the others have begun without this member
 
@@ -143,17 +147,34 @@ class DiLoCo:
         self._steps += 1
         for fragment in self._fragments:
             fragment.weight += weight
-        if self._steps < self._wanted:
+        if self._steps < self._wanted and not self._is_behind:
             return None
         if self._is_apart:
             await self.join()
             return None
-        if len(self._fragments) == 1:
+        if not self._overlaps:
             return await self._receive(self._send())
         found = None if self._sent is None else await self._receive(self._sent)
         self._send()
-        self._steps = 0
+        self._steps, self._wanted = 0, self._pace
         return found
+
+    @property
+    def _overlaps(self) -> bool:
+        """Whether a fragment is averaged while inner steps run."""
+        return len(self._fragments) > 1
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether the fragment that is being averaged is too late for its round."""
+        if self._sent is None or not self._sent.work.done():
+            return False
+        work = self._sent.work
+        return not work.cancelled() and work.exception() is None and work.result().late
+
+    def _slower(self) -> None:
+        """This member does not keep up."""
+        self._pace, self._missed = max(1, self._pace // 2), 0
 
     async def join(self, *, timeout: float | None = None) -> None:
         """Begin where the other members are: with their parameters and the state of their outer
@@ -183,6 +204,8 @@ class DiLoCo:
         self._optimizer.load_state_dict(state)
         self._next = tree["next"]
         self._steps = 0
+        # The others average the next fragment already, so this member hurries if it need not wait.
+        self._wanted = 1 if self._overlaps else self._pace
         self._is_apart = False
 
     def _send(self) -> _Sent:
@@ -206,7 +229,7 @@ class DiLoCo:
             self._sent = None
             sent.fragment.weight += sent.weight
             if isinstance(error, StaleError):
-                self._wanted = max(1, self._wanted // 2)
+                self._slower()
             raise
         self._sent = None
         if is_first and found.round > 1:
@@ -214,12 +237,19 @@ class DiLoCo:
             self._is_apart = True
             await self.join()
             return found
+        if found.late and self._averager._settings.carry:
+            # The next contribution includes this one, so it counts for the steps of both.
+            sent.fragment.weight += sent.weight
         self._take(sent, found.value)
         self._steps = 0
         self._next = (self._next + 1) % len(self._fragments)
-        self._wanted = (
-            max(1, self._wanted // 2) if found.late else min(self._most, self._wanted * 2)
-        )
+        if not found.late:
+            self._missed, self._pace = 0, min(self._most, self._pace * 2)
+        elif self._overlaps and self._missed < len(self._fragments):
+            self._missed += 1
+        else:
+            self._slower()
+        self._wanted = self._pace
         await self._averager.publish_state(self._state())
         return found
 

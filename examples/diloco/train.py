@@ -51,23 +51,29 @@ class Learner:
         windows = self.text[starts[:, None] + torch.arange(WINDOW + 1)]
         return nn.functional.cross_entropy(net(windows[:, :-1]), windows[:, -1])
 
-    def show(self, steps: float) -> None:
-        """Print steps that the model has learned from, and its loss on a tenth of the text, which
-        no member learns from."""
+    def loss_on_the_rest(self) -> float:
+        """The loss on a tenth of the text, which no member learns from."""
         last = len(self.text) - WINDOW - 1
         with torch.no_grad():
-            loss = self.loss(self.model, torch.linspace(last * 0.9, last, 2000).long()).item()
-        said = {"at": time.monotonic(), "steps": steps, "loss": round(loss, 4)}
-        print(json.dumps(said), flush=True)
+            return self.loss(self.model, torch.linspace(last * 0.9, last, 2000).long()).item()
 
-    async def step(self, net: nn.Module) -> None:
-        end = time.monotonic() + self.pace
+    def show(self, steps: float, own: float) -> None:
+        """Print steps that the model has learned from, and its loss. `own`: those of this one."""
+        loss = round(self.loss_on_the_rest(), 4)
+        print(json.dumps({"at": time.monotonic(), "steps": steps, "loss": loss}), flush=True)
+
+    def backward(self, net: nn.Module) -> None:
         learned = int(len(self.text) * 0.9) - WINDOW - 1
         self.optimizer.zero_grad()
         loss = self.loss(net, torch.randint(learned, (BATCH,), generator=self.random))
         torch.autograd.backward(loss)
+
+    async def step(self, net: nn.Module) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.pace
+        self.backward(net)
         self.optimizer.step()
-        await asyncio.sleep(max(0.0, end - time.monotonic()))  # averaging goes on meanwhile
+        await asyncio.sleep(max(0.0, end - loop.time()))  # averaging goes on meanwhile
 
 
 async def diloco(learner: Learner, given: argparse.Namespace) -> None:
@@ -91,7 +97,9 @@ async def diloco(learner: Learner, given: argparse.Namespace) -> None:
                 await member.join()
                 continue
             if found is not None:
-                learner.show(sum(found.weights) / given.fragments)
+                weights = dict(zip(found.contributors, found.weights, strict=True))
+                steps = (sum(found.weights), weights.get(averager.name, 0.0))
+                learner.show(*(weight / given.fragments for weight in steps))
 
 
 async def ddp(learner: Learner, given: argparse.Namespace) -> None:
@@ -104,7 +112,7 @@ async def ddp(learner: Learner, given: argparse.Namespace) -> None:
         await learner.step(net)
         if step % SHOW == 0 and given.rank == 0:
             torch.save(learner.model.state_dict(), given.save)
-            learner.show(SHOW * given.size)
+            learner.show(SHOW * given.size, SHOW)
 
 
 def main(arguments: list[str]) -> None:

@@ -54,7 +54,7 @@ async def test_members_learn_together_and_another_joins(
     enough = asyncio.Event()
     wanted = 0
 
-    def show(steps: float) -> None:
+    def show(steps: float, own: float) -> None:
         shown.append(steps)
         if len(shown) >= wanted:
             enough.set()
@@ -66,7 +66,7 @@ async def test_members_learn_together_and_another_joins(
         await enough.wait()
 
     learners[0].show = show
-    learners[1].show = learners[2].show = lambda steps: None
+    learners[1].show = learners[2].show = lambda steps, own: None
     async with aiodist.Coordinator() as coordinator, asyncio.TaskGroup() as tasks:
 
         def begin(number: int, *, join: bool) -> asyncio.Task[None]:
@@ -85,11 +85,26 @@ async def test_members_learn_together_and_another_joins(
         for task in [*both, third]:
             task.cancel()
     del learners[0].show
-    learners[0].show(8.0)
-    train.Learner(0.0, 0).show(0.0)
+    learners[0].show(8.0, 4.0)
+    train.Learner(0.0, 0).show(0.0, 0.0)
     learned, fresh = said(capsys)
     assert learned["steps"] == 8.0
     assert learned["loss"] < fresh["loss"]
+
+
+@pytest.mark.parametrize(("way", "least", "most"), [("diloco", 0.7, 1.0), ("gradients", 0.1, 0.5)])
+def test_goodput_with_a_straggler_and_a_kill(
+    train: Any, way: str, least: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "train", train)
+    monkeypatch.setenv("AIODIST_TRANSPORTS", "tcp")
+    goodput = load("goodput")
+    monkeypatch.setattr(goodput, "EVERY", 20.0)
+    monkeypatch.setattr(train, "EVERY", 20)
+    assert [life.number for life in goodput.lives(50.0, calm=False)] == [1, 0, 0, 1, 2, 3]
+    assert len(goodput.lives(50.0, calm=True)) == 4
+    run = goodput.Run("", False, getattr(goodput, f"by_{way}"), 2)
+    assert least < run.go(50.0) < most
 
 
 def test_the_table_and_the_plot(tmp_path: Path) -> None:

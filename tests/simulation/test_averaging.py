@@ -204,6 +204,40 @@ def test_a_new_member_takes_the_state_and_goes_on() -> None:
     assert round == rounds[""] + 1
 
 
+def test_a_coordinator_that_is_away_does_not_end_a_training() -> None:
+    stage = Stage(2, durable=True)
+
+    async def main(member: int) -> Any:
+        async with stage.averager(member) as avg:
+            first = await avg.publish_state({"w": np.zeros(3)}) if member == 0 else None
+            if member == 0:
+                stage.sim.restart_coordinator(20.0)
+            away = await avg.publish_state({"w": np.ones(3)}) if member == 0 else None
+            await stage.call(avg, member, 0)
+            kept = await avg.publish_state({"w": np.ones(3)}) if member == 0 else None
+            return first, away, kept
+
+    assert stage.play(main)[0] == (True, False, True)
+
+
+def test_a_member_that_is_ruled_lost_while_it_publishes_goes_on() -> None:
+    stage = Stage(2, lease=1.0)
+
+    async def main(member: int) -> Any:
+        async with stage.averager(member) as avg:
+            await stage.call(avg, member, 0)
+            published = None
+            if member == 0:
+                stage.sim.nodes[0].stop()
+                stage.sim.network.later_by(5.0, stage.sim.nodes[0].resume)
+                await asyncio.sleep(0.01)  # it goes on after the stop, and has not heard of it
+                published = await avg.publish_state({"w": np.ones(3)})
+            await stage.call(avg, member, 1)
+            return published, await avg.publish_state({"w": np.ones(3)})
+
+    assert [one for one, _ in stage.play(main)] == [False, None]
+
+
 def test_late_contributions_are_carried_over_once() -> None:
     stage = Stage(3)
     totals = []

@@ -287,6 +287,36 @@ def test_a_member_that_is_late_takes_fewer_steps(run):
     run(main())
 
 
+def test_a_late_fragment_is_followed_at_once_by_the_next(run):
+    """What was late counts in the next round of its fragment, with the weight of both."""
+
+    async def main():
+        async with aiodist.Coordinator() as coordinator, AsyncExitStack() as stack:
+            options = {"parts": ("weights", "biases"), "grace": 0.0, "carry": True}
+            members = Members(stack, coordinator.address, **options)
+            averagers = [await members.enter(name, quorum=1) for name in "ab"]
+            one, other = [
+                aiodist_torch.DiLoCo(net, outer_of(net), averager, every=4, fragments=2)
+                for net, averager in zip([model(), model()], averagers, strict=True)
+            ]
+            for _ in range(6):  # then the second round of the weights is under way
+                await one.step()
+            await one._sent.work
+            await other.join()
+            found = []
+            for _ in range(6):
+                found.append(await other.step())
+                await asyncio.wait({other._sent.work})
+            rounds = [one and (one.round, one.late, one.weights) for one in found]
+            # The weights are late, and the biases take their turn. After two inner steps more, the
+            # weights take theirs.
+            assert rounds[:4] == [None, (2, True, (4.0,)), None, (2, False, (2.0,))]
+            assert rounds[4:] == [None, (3, False, (4.0,))]
+            assert found[-1].contributors == ("b",)
+
+    run(main())
+
+
 def test_a_member_that_misses_the_first_round_joins_by_itself(run):
     async def main():
         async with aiodist.Coordinator() as coordinator, AsyncExitStack() as stack:

@@ -308,8 +308,8 @@ def test_the_last_member_takes_the_averager_with_it(members: Members) -> None:
 def test_one_member_is_elected_for_the_state(members: Members) -> None:
     members.enter(1, 2, 3)
     assert members.told(3, a.AverageWantState()) == []
-    assert members.told(1, a.AverageElect()) == [a.AverageElected(True)]
-    assert members.told(2, a.AverageElect()) == [a.AverageElected(False)]
+    assert members.told(1, a.AverageElect(0)) == [a.AverageElected(True)]
+    assert members.told(2, a.AverageElect(0)) == [a.AverageElected(False)]
     [serve] = members.told(1, a.AverageStateKept())
     [fetch] = members.told(3)
     assert isinstance(fetch, a.AverageFetch)
@@ -319,13 +319,29 @@ def test_one_member_is_elected_for_the_state(members: Members) -> None:
     members.world.cut(1)
     members.told(3)
     members.told(2)
-    assert members.told(2, a.AverageElect()) == [a.AverageElected(True)]
+    assert members.told(2, a.AverageElect(0)) == [a.AverageElected(True)]
     members.told(2, a.AverageStateKept())
     [fetch] = members.told(3)
     assert isinstance(fetch, a.AverageFetch)
     assert fetch.source.id == "id2"
     members.told(3, a.AverageFetched(fetch.ticket))
     assert members.told(2, a.AverageStateKept()) == [] == members.told(3)
+
+
+def test_a_member_that_is_ahead_takes_the_place_of_the_elected_one(members: Members) -> None:
+    """A slow member was the first to ask. A new member could not go on from its state."""
+    members.enter(1, 2, 3, parts=("a", "b"))
+    assert members.told(1, a.AverageElect(2)) == [a.AverageElected(True)]
+    assert members.told(1, a.AverageStateKept()) == []
+    assert members.told(2, a.AverageElect(4)) == [a.AverageElected(False)]
+    assert members.told(2, a.AverageElect(5)) == [a.AverageElected(True)]
+    assert members.told(3, a.AverageWantState()) == []  # until it has said that it has the state
+    assert members.told(1, a.AverageElect(4)) == [a.AverageElected(False)]
+    assert members.told(1, a.AverageStateKept()) == []
+    [serve] = members.told(2, a.AverageStateKept())
+    assert isinstance(serve, a.AverageServe)
+    members.told(2, a.AverageElect(9))
+    assert members.told(1, a.AverageElect(11)) == [a.AverageElected(False)]
 
 
 def test_a_decision_outlives_the_coordinator_in_its_file(members: Members) -> None:
@@ -416,7 +432,7 @@ def test_what_was_asked_before_entering_again_has_an_answer(members: Members) ->
     view = members.views[1]
     members.world.say(1, Rejoin(members.ask(1), 0, view.epoch, view.digest, (), (), view))
     assert members.told(1, a.AverageWithdraw("", 1)) == [a.AverageWithdrawn(False, 0, ())]
-    assert members.told(1, a.AverageElect()) == [a.AverageElected(False)]
+    assert members.told(1, a.AverageElect(0)) == [a.AverageElected(False)]
     assert members.told(1, members.offered(1, None)) == []
 
 

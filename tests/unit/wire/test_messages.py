@@ -249,7 +249,7 @@ BY_TYPE[averaging.AverageServe] = st.builds(
 BY_TYPE[averaging.AverageFetched] = st.builds(
     averaging.AverageFetched, st.binary(max_size=16), st.booleans()
 )
-BY_TYPE[averaging.AverageElect] = st.just(averaging.AverageElect())
+BY_TYPE[averaging.AverageElect] = st.builds(averaging.AverageElect, st.integers(0, 2**62))
 BY_TYPE[averaging.AverageElected] = st.builds(averaging.AverageElected, st.booleans())
 BY_TYPE[averaging.AverageStateKept] = st.just(averaging.AverageStateKept())
 BY_TYPE[averaging.AverageWantState] = st.builds(averaging.AverageWantState, st.booleans())
