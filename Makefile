@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ci test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations mutations-protocol histories goodput service long-life bench-weights bench-codecs bench-deltas bench-coded kill-times members restarts chaos programs chaos-weights fuzz crowd scale clean
+.PHONY: help setup demo test test-ci test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations mutations-protocol histories models goodput service long-life bench-weights bench-codecs bench-deltas bench-coded kill-times members restarts chaos programs chaos-weights fuzz crowd scale clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -184,6 +184,9 @@ mutations-protocol: $(READY)  ## leave out one rule of a protocol at a time, and
 
 histories: $(READY)  ## N histories of the store, in the format of Knossos; Spin judges them, if it is installed
 	$(BIN)/python tests/histories -n $(N)
+
+models: $(READY)  ## the membership protocol as a model, judged by Spin, with and without each of its rules
+	$(BIN)/python tests/models
 
 FRAMES := 1000000
 fuzz: $(READY)  ## send FRAMES damaged frames to a coordinator and to ranks

@@ -204,10 +204,10 @@ def row(took: list[float]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="of both kinds, in turns")
+    parser.add_argument("--rounds", type=int, default=3, help="of both kinds, in turns")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each round")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two kills")
-    parser.add_argument("--rate", type=float, default=100.0, help="requests in a second")
+    parser.add_argument("--rate", type=float, default=50.0, help="requests in a second")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)

@@ -30,7 +30,7 @@ from aiodist.wire.messages import (
     StoreWatch,
     Withdraw,
 )
-from aiodist.wire.recovery import Waiting, WatchWaiting
+from aiodist.wire.recovery import Purpose, Vote, Waiting, WatchWaiting
 from aiodist.wire.returning import Later, Rejoin, Rejoined, ViewWanted
 
 
@@ -488,3 +488,23 @@ def test_records_that_make_no_sense() -> None:
         decode_records(b"\x92\x01")
     with pytest.raises(ValueError, match="an unknown group"):
         world.restore([Gone("g", "", (0,), None)], 0.0)
+
+
+def test_an_epoch_of_which_only_a_joiner_has_heard_is_numbered_again(world: Any) -> None:
+    """Without a state file. A model of the protocol found this: see docs/proof.md."""
+    ask = JoinRequest(group="g", id="m1", min_size=1, max_size=2, join_window=0.0)
+    world.step(Received(1, 1, ask))
+    world.pass_time(0.0)
+    one = Member(ask, world.read(1))
+    joiner = replace(ask, id="m2")
+    world.step(Received(2, 1, joiner))
+    vote = Vote(one.view.context, 0, Purpose.RENDEZVOUS)
+    world.step(Received(1, 2, vote))
+    admitted = Member(joiner, world.read(2))
+    assert (admitted.view.epoch, len(admitted.view.members)) == (2, 2)
+    restart(world, state=False)  # before member 1 has heard of epoch 2
+    world.say(11, one.full())
+    assert world.say(11, vote).epoch == 2
+    refused = world.say(12, admitted.full())
+    assert isinstance(refused, Evicted)
+    assert "epoch 2 has other members here" in refused.reason
