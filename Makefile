@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ci test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations mutations-protocol histories models goodput service long-life bench-weights bench-codecs bench-deltas bench-coded kill-times members restarts chaos programs chaos-weights fuzz crowd scale clean
+.PHONY: help setup demo test test-ci test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations mutations-protocol histories models goodput service long-life bench-weights bench-codecs bench-deltas bench-fleet bench-coded kill-times members restarts chaos programs chaos-weights fuzz crowd scale clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -140,6 +140,9 @@ bench-codecs: $(READY)  ## what codecs save, take and lose
 
 bench-deltas: $(READY)  ## what the difference between two versions of weights takes
 	$(BIN)/python -m benchmarks.deltas
+
+bench-fleet: $(READY)  ## a trainer and 20 servers on simulated lines with losses: requests, versions and a figure
+	$(BIN)/python -m benchmarks.fleet --plot docs/images/fleet.svg
 
 bench-coded: $(READY)  ## all_reduce by codecs between distant hosts, beside float32 (needs root)
 	$(BIN)/python -m benchmarks.coded

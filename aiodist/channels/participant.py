@@ -34,7 +34,7 @@ _OWN = frozenset(
 
 
 @dataclass
-class Role:
+class ChannelRole:
     """What a publisher or a subscriber does as a participant.
 
     `met(name)` is called when another participant wants to meet this one in a group of that name.
@@ -57,7 +57,7 @@ class Participant:
     sign of life.
     """
 
-    role: Role
+    role: ChannelRole
 
     def __init__(
         self, channel: str, address: str | None, patience: float, options: Mapping[str, Any]

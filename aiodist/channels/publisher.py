@@ -19,7 +19,7 @@ from aiodist.channels.holding import Holding, in_thread
 from aiodist.channels.hosting import has_device, on_host
 from aiodist.channels.manifest import Writing
 from aiodist.channels.memory import VersionMemory
-from aiodist.channels.participant import PATIENCE, Participant, Role
+from aiodist.channels.participant import PATIENCE, ChannelRole, Participant
 from aiodist.channels.ration import Ration
 from aiodist.channels.store import BEAT, GONE
 from aiodist.channels.trees import unwrapped
@@ -112,7 +112,7 @@ class Publisher:
         self._before: list[Release] = []  # what was published before this publisher came
         self._publishing = asyncio.Lock()
         self._lent: dict[int, Holding] = {}  # lent versions that may still have readers
-        participant.role = Role(
+        participant.role = ChannelRole(
             met=partial(serving.meet, participant),
             own=self._own,
             version=lambda: max(participant.stock.holdings, default=None),

@@ -17,7 +17,7 @@ from aiodist.channels.holding import Holding, in_thread
 from aiodist.channels.into import VersionReading, arriving, until_either
 from aiodist.channels.lots import Lot
 from aiodist.channels.manifest import Leaf
-from aiodist.channels.participant import PATIENCE, Participant, Role
+from aiodist.channels.participant import PATIENCE, ChannelRole, Participant
 from aiodist.channels.receipts import Receipt
 from aiodist.channels.slicing import Shares
 from aiodist.errors import CollectiveTimeoutError
@@ -80,7 +80,7 @@ class Subscriber:
         self._turn = asyncio.Lock()
         self._mixed: int | None = None
         self._given = -1  # the newest version that was given to the user
-        participant.role = Role(
+        participant.role = ChannelRole(
             met=partial(serving.meet, participant),
             own=self._own,
             version=lambda: self._given if self._given >= 0 else None,
