@@ -191,6 +191,7 @@ class Averager:
             part: MemberPart(part, connection, settings, self._ids) for part in parts
         }
         self._state: AveragerState | None = None  # what this member gives to others
+        self._fetches: dict[str | None, asyncio.Task[None]] = {}  # the newest of each part
         self._unseen = Unseen()
         self._states: set[asyncio.Future[AveragerState]] = set()  # calls that wait for one
         connection.enter = self._enter
@@ -482,7 +483,9 @@ class Averager:
             case wire.AverageRefused():
                 self._parts[news.part].refused(news)
             case wire.AverageFetch():
-                self._connection.spawn(self._fetch(news), "fetch")
+                if (older := self._fetches.get(news.part)) is not None:
+                    older.cancel()  # its source has not heard of it
+                self._fetches[news.part] = self._connection.spawn(self._fetch(news), "fetch")
             case wire.AverageServe():
                 self._connection.spawn(self._serve(news), "serve")
             case _:
@@ -499,7 +502,9 @@ class Averager:
             return
         finally:
             connection.part(pair)
-        connection.say(wire.AverageFetched(fetch.ticket))
+        connection.say(wire.AverageFetched(fetch.ticket, failed=found is None))
+        if found is None:
+            return
         if fetch.part is None:
             tree, rounds = found
             for done in self._states:
@@ -514,14 +519,14 @@ class Averager:
         connection = self._connection
         pair = connection.meet((connection.info, serve.target), "loan", serve.ticket)
         try:
+            # None: it is gone meanwhile. The other member waits, so it has to hear that.
+            found: Any = None
             if serve.part is None:
-                state = self._state
-                if state is not None:
-                    await pair.send((state.tree, state.rounds), 1, timeout=math.inf)
-            else:
-                known = self._parts[serve.part].results.get(serve.round)
-                if known is not None:
-                    await pair.send(known[1], 1, timeout=math.inf)
+                if self._state is not None:
+                    found = (self._state.tree, self._state.rounds)
+            elif (known := self._parts[serve.part].results.get(serve.round)) is not None:
+                found = known[1]
+            await pair.send(found, 1, timeout=math.inf)
         except AiodistError as error:
             log.debug("a member was not served: %s", in_words(error))
         finally:
