@@ -280,8 +280,8 @@ class Averager:
                 f"this member does not take part in {part!r}, but in {known}: name all parts at"
                 " the entrance (`parts=`)"
             )
-        if found.call is not None and found.call.done.cancelled():
-            self._abandon(found, found.call)  # in this turn of the loop
+        if found.call is not None and found.call.done.done():
+            self._abandon(found, found.call)  # it was cancelled in this turn of the loop
         if found.call is not None:
             raise RuntimeError(
                 f"another call for part {part!r} is under way: await it first, or use other parts"
@@ -308,8 +308,12 @@ class Averager:
         except asyncio.CancelledError:
             if call.done.cancelled():
                 self._abandon(found, call)
-            elif not call.done.exception() and (settled := call.done.result()) is not None:
-                found.give_back(settled)
+            elif not call.done.exception():
+                settled = call.done.result()
+                if settled is None:  # its time was over in the same turn of the loop
+                    self._abandon(found, call)
+                else:
+                    found.give_back(settled)
             raise
         finally:
             if timer is not None:

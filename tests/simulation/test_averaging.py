@@ -341,6 +341,28 @@ def test_a_cancelled_call_is_withdrawn_until_it_is_decided() -> None:
     assert first.value.tobytes() == second.value.tobytes()
 
 
+def test_a_call_that_is_cancelled_when_its_time_is_over_is_withdrawn() -> None:
+    stage = Stage(2)
+
+    async def main(member: int) -> Any:
+        async with stage.averager(member) as avg:
+            if member == 1:
+                await asyncio.sleep(1.0)
+                return await stage.call(avg, 1, 0)
+            work = avg.average(stage.place(0, 0))
+            await asyncio.sleep(0.1)
+            call = avg._parts[""].call
+            assert call is not None
+            call.expire()  # in the same turn of the loop
+            work.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+            return await stage.call(avg, 0, 1)
+
+    first, _ = stage.play(main)
+    assert np.flatnonzero(first.value).tolist() == [1, CALLS]
+
+
 def test_a_call_that_is_cancelled_after_the_decision_counts() -> None:
     stage = Stage(2, conditions=Conditions((0.05, 0.05), 0.0))
 
