@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ci test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations mutations-protocol histories models goodput service long-life bench-weights bench-codecs bench-deltas bench-fleet bench-coded kill-times members restarts chaos programs chaos-weights fuzz crowd scale clean
+.PHONY: help setup demo test test-ci test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations mutations-protocol histories models goodput service long-life bench-weights bench-codecs bench-deltas bench-fleet bench-coded kill-times members restarts chaos programs chaos-weights chaos-averaging fuzz crowd scale clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -166,6 +166,9 @@ programs: $(READY)  ## N random programs of processes, every result compared wit
 
 chaos-weights: $(READY)  ## the same for who publishes and takes weights: N faults
 	$(BIN)/python tests/faults/chaos_weights.py -n $(N)
+
+chaos-averaging: $(READY)  ## the same for the members of averagers: N faults
+	$(BIN)/python tests/faults/chaos_averaging.py -n $(N)
 
 DURATION := 180
 EVERY := 1

@@ -191,6 +191,7 @@ class Averager:
             part: MemberPart(part, connection, settings, self._ids) for part in parts
         }
         self._state: AveragerState | None = None  # what this member gives to others
+        self._fetches: dict[str | None, asyncio.Task[None]] = {}  # the newest of each part
         self._unseen = Unseen()
         self._states: set[asyncio.Future[AveragerState]] = set()  # calls that wait for one
         connection.enter = self._enter
@@ -279,8 +280,8 @@ class Averager:
                 f"this member does not take part in {part!r}, but in {known}: name all parts at"
                 " the entrance (`parts=`)"
             )
-        if found.call is not None and found.call.done.cancelled():
-            self._abandon(found, found.call)  # in this turn of the loop
+        if found.call is not None and found.call.done.done():
+            self._abandon(found, found.call)  # it was cancelled in this turn of the loop
         if found.call is not None:
             raise RuntimeError(
                 f"another call for part {part!r} is under way: await it first, or use other parts"
@@ -307,8 +308,12 @@ class Averager:
         except asyncio.CancelledError:
             if call.done.cancelled():
                 self._abandon(found, call)
-            elif not call.done.exception() and (settled := call.done.result()) is not None:
-                found.give_back(settled)
+            elif not call.done.exception():
+                settled = call.done.result()
+                if settled is None:  # its time was over in the same turn of the loop
+                    self._abandon(found, call)
+                else:
+                    found.give_back(settled)
             raise
         finally:
             if timer is not None:
@@ -482,7 +487,9 @@ class Averager:
             case wire.AverageRefused():
                 self._parts[news.part].refused(news)
             case wire.AverageFetch():
-                self._connection.spawn(self._fetch(news), "fetch")
+                if (older := self._fetches.get(news.part)) is not None:
+                    older.cancel()  # its source has not heard of it
+                self._fetches[news.part] = self._connection.spawn(self._fetch(news), "fetch")
             case wire.AverageServe():
                 self._connection.spawn(self._serve(news), "serve")
             case _:
@@ -499,7 +506,9 @@ class Averager:
             return
         finally:
             connection.part(pair)
-        connection.say(wire.AverageFetched(fetch.ticket))
+        connection.say(wire.AverageFetched(fetch.ticket, failed=found is None))
+        if found is None:
+            return
         if fetch.part is None:
             tree, rounds = found
             for done in self._states:
@@ -514,14 +523,14 @@ class Averager:
         connection = self._connection
         pair = connection.meet((connection.info, serve.target), "loan", serve.ticket)
         try:
+            # None: it is gone meanwhile. The other member waits, so it has to hear that.
+            found: Any = None
             if serve.part is None:
-                state = self._state
-                if state is not None:
-                    await pair.send((state.tree, state.rounds), 1, timeout=math.inf)
-            else:
-                known = self._parts[serve.part].results.get(serve.round)
-                if known is not None:
-                    await pair.send(known[1], 1, timeout=math.inf)
+                if self._state is not None:
+                    found = (self._state.tree, self._state.rounds)
+            elif (known := self._parts[serve.part].results.get(serve.round)) is not None:
+                found = known[1]
+            await pair.send(found, 1, timeout=math.inf)
         except AiodistError as error:
             log.debug("a member was not served: %s", in_words(error))
         finally:

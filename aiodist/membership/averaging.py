@@ -126,6 +126,10 @@ class Averaging:
             room.elected, room.has_state = info.id, True
         self._seating.send(conn, request, AverageEntered(room.keep))
         self._tell_again(room, info.id)
+        for ticket, loan in list(room.loans.items()):
+            if loan.source == info.id:  # it may not have heard of it without a connection
+                del room.loans[ticket]
+                self._lend_again(room, loan, but="")
         self._settle(room)
 
     def _refusal(

@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -49,7 +50,7 @@ MOST_MAPPED = 4
 """Memories of versions that a process may have at once, beside one for each of those who are just
 sent an older one: two that are kept, or were given, one that comes, and one more for a moment."""
 
-PROBLEMS = ("mixed", "wrong", "older", "late", "hung", "ended", "memory", "left")
+PROBLEMS = ("mixed", "wrong", "older", "late", "hung", "ended", "memory", "left", "counted")
 
 
 class Patience:
@@ -84,6 +85,7 @@ class Member:
         self.most_mapped = 0
         self.differences = Counter[str]()
         self.problems: list[tuple[str, str]] = []
+        self.results: list[dict[str, Any]] = []
         self._news = news
         self.reading = asyncio.create_task(self._read())
 
@@ -106,6 +108,8 @@ class Member:
                 self.differences["of several"] += heard["chain"] > 1
                 self.differences["bytes saved"] = heard["saved"]
                 self.differences["chunks that failed"] = heard["fallbacks"]
+            if "call" in heard:
+                self.results.append(heard)
             if "problem" in heard:
                 self.problems.append((heard["problem"], f"{self}: {heard['text']}"))
             self.over = heard if "over" in heard else self.over
@@ -125,6 +129,9 @@ class Member:
 class Channel:
     """Those who take part in one channel, and what happens to them."""
 
+    program = MEMBER
+    fewest, most = FEWEST, MOST
+
     def __init__(self, world: World, number: int) -> None:
         self.world = world
         self.name = f"chaos {number}"
@@ -141,7 +148,7 @@ class Channel:
         transports = self.chooser.choice(["", "", "tcp"])
         self._members += 1
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(MEMBER), self.name, self.world.daemon.address, role),
+            *(sys.executable, str(self.program), self.name, self.world.daemon.address, role),
             *(transports, f"{self.world.seed} {self.name} {self._members}", *map(str, more)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -269,10 +276,14 @@ class Channel:
         await self.everyone_has(aim, " and ".join(kinds))
 
     def _kind(self, there: int) -> str:
-        kinds = ["stop", "stop_publisher", "kill_publisher", "restart"]
-        kinds += ["kill", "kill", "leave"] if there > FEWEST else []
-        kinds += ["add", "add"] if there < MOST else []
+        kinds = self.common_kinds()
+        kinds += ["kill", "kill", "leave"] if there > self.fewest else []
+        kinds += ["add", "add"] if there < self.most else []
         return self.chooser.choice(kinds)
+
+    def common_kinds(self) -> list[str]:
+        """Faults that can happen at any time."""
+        return ["stop", "stop_publisher", "kill_publisher", "restart"]
 
     async def _end(self, member: Member) -> None:
         """In order, with nothing left."""
@@ -310,11 +321,11 @@ class Channel:
 class World:
     """A coordinator, and its channels."""
 
-    def __init__(self, folder: Path, seed: int, channels: int) -> None:
+    def __init__(self, folder: Path, seed: int, channels: int, kind: type[Channel]) -> None:
         self.folder = folder
         self.seed = seed
         self.daemon = Daemon(folder / "state")
-        self.channels = [Channel(self, number) for number in range(channels)]
+        self.channels = [kind(self, number) for number in range(channels)]
         self.pids: list[int] = []
         self.happened: Counter[str] = Counter()
         self.problems: Counter[str] = Counter()
@@ -390,11 +401,13 @@ class World:
             self.note("left", f"processes: {sorted(left)}")
 
 
-async def chaos(faults: int, seed: int, channels: int) -> dict[str, object]:
+async def chaos(
+    faults: int, seed: int, channels: int, kind: type[Channel] = Channel
+) -> dict[str, object]:
     """What happened."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        world = World(Path(folder), seed, channels)
+        world = World(Path(folder), seed, channels, kind)
         with world.leaving_nothing():
             try:
                 await world.run(faults)
@@ -414,18 +427,18 @@ async def chaos(faults: int, seed: int, channels: int) -> dict[str, object]:
         "memories mapped at most": world.most_mapped,
         "differences": dict(sum(world.differences.values(), Counter[str]())),
         "longest until all had a new version": f"{seconds:.1f} s after {what}",
-        "problems": {kind: world.problems[kind] for kind in PROBLEMS},
+        "problems": {problem: world.problems[problem] for problem in PROBLEMS},
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(kind: type[Channel] = Channel, description: str | None = __doc__) -> None:
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("-n", type=int, default=100, help="how many faults")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--channels", type=int, default=CHANNELS, help="at once")
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
-    found = asyncio.run(chaos(given.n, given.seed, given.channels))
+    found = asyncio.run(chaos(given.n, given.seed, given.channels, kind))
     print(json.dumps(found, indent=2), flush=True)
     problems = found["problems"]
     assert isinstance(problems, dict)

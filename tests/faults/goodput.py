@@ -20,7 +20,6 @@ import json
 import multiprocessing
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,7 +33,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 
 from goodput_member import DIGITS, MEMBERS, PATIENCE, Model, member
-from restarts import Daemon
+from restarts import Daemon, cut
 from steps_taken import STEP, lineage, whole
 
 DRIFT = 1e-6
@@ -113,24 +112,6 @@ def replayed(steps: np.ndarray) -> np.ndarray:
         gradients = [DIGITS.gradient(model, model.step, rank)[0] for rank in range(size)]
         model.take(np.mean(gradients, axis=0))
     return model.weights
-
-
-def cut(pids: set[int], port: int, chooser: random.Random) -> bool:
-    """Cut a connection between two members, not one to the coordinator, which listens on `port`.
-
-    False if this needs rights or a kernel that we do not have.
-    """
-    found = subprocess.run(["ss", "-Htnp"], capture_output=True, text=True, check=False).stdout
-    links = [
-        line.split()[3]
-        for line in found.splitlines()
-        if f":{port} " not in line and any(f"pid={pid}," in line for pid in pids)
-    ]
-    if not links:
-        return False
-    chosen = chooser.choice(links).rpartition(":")[2]
-    command = ["ss", "-HKtn", "sport", "=", chosen]
-    return bool(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
 
 
 class Faults:

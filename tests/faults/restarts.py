@@ -12,6 +12,7 @@ import asyncio
 import json
 import random
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -100,6 +101,24 @@ class Daemon:
             self._process.kill()
             await self._process.communicate()
             self._process = None
+
+
+def cut(pids: set[int], port: int, chooser: random.Random) -> bool:
+    """Cut a connection between two members, not one to the coordinator, which listens on `port`.
+
+    False if this needs rights or a kernel that we do not have.
+    """
+    found = subprocess.run(["ss", "-Htnp"], capture_output=True, text=True, check=False).stdout
+    links = [
+        line.split()[3]
+        for line in found.splitlines()
+        if f":{port} " not in line and any(f"pid={pid}," in line for pid in pids)
+    ]
+    if not links:
+        return False
+    chosen = chooser.choice(links).rpartition(":")[2]
+    command = ["ss", "-HKtn", "sport", "=", chosen]
+    return bool(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
 
 
 async def run(restarts: int, ranks: int, seed: int, folder: Path) -> dict[str, float]:

@@ -220,6 +220,29 @@ def test_a_coordinator_that_is_away_does_not_end_a_training() -> None:
     assert stage.play(main)[0] == (True, False, True)
 
 
+def test_a_member_that_asks_for_a_result_that_is_gone_is_told() -> None:
+    """A member forgets old results while a request for one is on its way to it."""
+    stage = Stage(3)
+    forgotten = asyncio.Event()
+
+    async def main(member: int) -> Any:
+        async with stage.averager(member) as avg:
+            await stage.call(avg, member, 0)
+            if member < 2:
+                await stage.call(avg, member, 1)
+                avg._parts[""].results.clear()
+                forgotten.set()
+                await stage.call(avg, member, 2)
+                return None
+            await forgotten.wait()
+            await asyncio.sleep(1.0)
+            with pytest.raises(aiodist.StaleError):
+                await stage.call(avg, member, 1)
+            return True
+
+    assert stage.play(main, 60.0)[2]
+
+
 def test_a_member_that_is_ruled_lost_while_it_publishes_goes_on() -> None:
     stage = Stage(2, lease=1.0)
 
@@ -316,6 +339,28 @@ def test_a_cancelled_call_is_withdrawn_until_it_is_decided() -> None:
     first, second = stage.play(main)
     assert np.flatnonzero(first.value).tolist() == [1, CALLS]
     assert first.value.tobytes() == second.value.tobytes()
+
+
+def test_a_call_that_is_cancelled_when_its_time_is_over_is_withdrawn() -> None:
+    stage = Stage(2)
+
+    async def main(member: int) -> Any:
+        async with stage.averager(member) as avg:
+            if member == 1:
+                await asyncio.sleep(1.0)
+                return await stage.call(avg, 1, 0)
+            work = avg.average(stage.place(0, 0))
+            await asyncio.sleep(0.1)
+            call = avg._parts[""].call
+            assert call is not None
+            call.expire()  # in the same turn of the loop
+            work.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+            return await stage.call(avg, 0, 1)
+
+    first, _ = stage.play(main)
+    assert np.flatnonzero(first.value).tolist() == [1, CALLS]
 
 
 def test_a_call_that_is_cancelled_after_the_decision_counts() -> None:

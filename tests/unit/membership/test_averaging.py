@@ -219,6 +219,24 @@ def test_a_late_member_fetches_the_result_from_one_that_holds_it(members: Member
     assert part["late"] == {"m3": (1, 0.0)}
 
 
+def test_a_source_that_was_away_hears_what_it_is_to_give(members: Members) -> None:
+    """After a restart, the one that needs the result comes back before its source."""
+    members.enter(1, 2)
+    members.hold(members.close(1, 2), 1, 2)
+    members.enter(3)
+    members.say(2, Leave())
+    restarted(members, file=True)
+    back(members, 3)
+    [first] = members.offer(3, after=0)
+    assert isinstance(first, a.AverageFetch)
+    *_, serve = back(members, 1)
+    [fetch] = members.told(3)
+    assert isinstance(serve, a.AverageServe)
+    assert isinstance(fetch, a.AverageFetch)
+    assert first.ticket != fetch.ticket == serve.ticket
+    assert members.told(3, a.AverageFetched(fetch.ticket)) == []
+
+
 def test_a_source_that_fails_is_not_asked_again(members: Members) -> None:
     members.enter(1, 2, 3)
     for number in (1, 2):
