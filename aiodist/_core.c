@@ -653,6 +653,7 @@ static int reached(Tape *tape, long long stamp) {
 #define HOGGED 2e-3
 #define A_WHILE 1.0
 #define DOZE 5
+#define HELD 1e-3
 #define LOOKS 16  // looks at words for each look at the clock
 
 #if defined(__linux__)
@@ -764,10 +765,10 @@ static void nap(Tape *tape, long long stamp, double seconds) {
 }
 
 // `Progress._doze`.
-static int doze(Tape *tape, long long stamp) {
+static int doze(Tape *tape, long long stamp, double due) {
     Pace *pace = tape->progress;
     double t = now(), until = t + DOZE * patience(pace->dozed_in_vain);
-    if (until > pace->due) until = pace->due;
+    if (until > due || tape->crowded) until = due;
     for (; t < until; t = now()) {
         nap(tape, stamp, until - t);
         if (reached(tape, stamp)) {
@@ -803,7 +804,7 @@ static int watch(Tape *tape, long long stamp, long long count) {
     if (!tape->polls) return 0;
     const int due = is_due(tape), can_doze = tape->naps->can_doze;
     if (due < 0) return -1;
-    if (due) return tape->crowded ? 0 : spin(tape, stamp, 0, 0, HOGGED, INFINITY);
+    if (due && !tape->crowded) return spin(tape, stamp, 0, 0, HOGGED, INFINITY);
     const uint64_t at = (uint64_t)here();
     int near = !at;
     if (own_words(tape)[CORE] != at) show(own_words(tape) + CORE, at);
@@ -811,14 +812,14 @@ static int watch(Tape *tape, long long stamp, long long count) {
         const uint64_t core = look(words_of(tape, peer) + CORE);
         if ((!core || core == at) && is_missing(tape, peer, stamp)) near = 1;
     }
-    const double until = tape->progress->due;
-    if (can_doze && others_compute(tape, now())) return doze(tape, stamp);
+    const double until = tape->progress->due + (tape->crowded ? HELD : 0);
+    if (can_doze && others_compute(tape, now())) return doze(tape, stamp, until);
     if (near || tape->crowded) {
         if (spin(tape, stamp, 1, near ? 0 : APART, can_doze ? OTHERS : HOGGED, until)) return 1;
     } else if (spin(tape, stamp, 0, 0, HOGGED, until)) {
         return 1;
     }
-    return can_doze ? doze(tape, stamp) : 0;
+    return can_doze ? doze(tape, stamp, until) : 0;
 }
 
 // 1: all others have published so often, and called the same. 0: not yet, or no. -1: an error.

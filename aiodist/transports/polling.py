@@ -22,11 +22,12 @@ link. The loop `Progress._spin` does this. How long it lasts depends on who else
   (`Stamps.doze`), if the system can wake it for a word in memory. That takes a few microseconds,
   and a frame through two event loops takes a hundred. A doze lasts `DOZE` times as long as a poll,
   because it takes no processor time. It gets shorter after dozes in vain, because it holds up the
-  loop.
+  loop. On crowded hosts it lasts until the loop has waited for long enough (`HELD`): there the
+  awaited ranks first need this core, and a wait by the loop would give them more to do.
 - **The loop's own turn.** Operations that complete within their calls never let the loop run. If it
   had no turn for `LOOP_DUE`, or for `LOOP_DUE_FRAMES` while looking for frames, it is due. Results
-  then come with the next turn, and a rank neither dozes nor polls for links. For stamps and posts
-  of ranks with cores of their own there is still one poll. Without it this call and all later ones
+  then come with the next turn, and a rank does not poll for links. For stamps and posts there is
+  still one poll, and on crowded hosts a doze (`HELD`). Without it this call and all later ones
   would have to wait. In a program that makes one call after the other the loop would not have its
   turn sooner.
 
@@ -89,6 +90,8 @@ class Finishing(Protocol):
 
 LOOP_DUE = 0.0007
 """Seconds after which the loop is due before anything else is polled for."""
+HELD = 1e-3
+"""Seconds for which a loop that is due for a turn waits for stamps on a crowded host."""
 LOOP_DUE_FRAMES = 2e-3
 """The same for a call that looks for frames, if nothing else was done in that turn of the loop.
 
@@ -351,27 +354,30 @@ class Progress(CorePace):
     def watch(self, board: Stamps, peers: Sequence[Any], stamp: int, *, crowded: bool) -> bool:
         """Poll until all of `peers` have reached `stamp`. Returns False once the budget is used
         up."""
-        if self.is_due():
-            if crowded:
-                return False
+        if self.is_due() and not crowded:
             return self._spin(board.met, peers, stamp, SPINS, crowded=False, due=math.inf) is True
+        until = self._due + HELD if crowded else self._due
         near = not board.apart(peers, stamp)  # one that is missing may need this core
         dozes = board.can_doze and self.polls
         if dozes and neighbours.seen and neighbours.compute(_clock()):
-            return self._doze(board, peers, stamp)
+            return self._doze(board, peers, stamp, until, crowded=crowded)
         if crowded or near:
             hogged = OTHERS if board.can_doze else HOGGED
-            alone = 0.0 if near else APART
-            found = self._spin(board.met, peers, stamp, 1, crowded=True, alone=alone, hogged=hogged)
+            found = self._spin(
+                board.met, peers, stamp, 1,
+                crowded=True, alone=0.0 if near else APART, hogged=hogged, due=until,
+            )  # fmt: skip
         else:
             found = self._spin(board.met, peers, stamp, SPINS, crowded=False)
-        return found is True or (dozes and self._doze(board, peers, stamp))
+        return found is True or (dozes and self._doze(board, peers, stamp, until, crowded=crowded))
 
-    def _doze(self, board: Stamps, peers: Sequence[Any], stamp: int) -> bool:
+    def _doze(
+        self, board: Stamps, peers: Sequence[Any], stamp: int, due: float, *, crowded: bool
+    ) -> bool:
         """Sleep within the call until all of `peers` have reached `stamp`. Returns False after the
-        budget."""
+        budget, or when the loop is `due` for a turn."""
         now = _clock()
-        until = min(now + DOZE * self._patience(self._dozed_in_vain), self._due)
+        until = due if crowded else min(now + DOZE * self._patience(self._dozed_in_vain), due)
         while now < until:
             if board.doze(peers, stamp, until - now):
                 self._dozed_in_vain = 0

@@ -316,7 +316,7 @@ async def test_a_doze_ends_when_the_loop_is_due(clock: Clock) -> None:
 
 
 async def test_while_the_loop_is_due_ranks_are_looked_for_once_more(clock: Clock) -> None:
-    """As long as ever, but nobody dozes; and not where others may need this core."""
+    """As long as ever, but nobody dozes. On a crowded host a rank dozes, but not for long."""
     polling = Progress(asyncio.get_running_loop())
     assert not polling.is_due()
     clock.now += progress.LOOP_DUE
@@ -327,9 +327,14 @@ async def test_while_the_loop_is_due_ranks_are_looked_for_once_more(clock: Clock
         assert not polling.watch(missing, [1], 1, crowded=False)
         assert clock.now - since == pytest.approx(LONGEST / 2**k, rel=0.2)
         assert not missing.dozed
-    crowded = Peer(clock, math.inf)
-    assert not polling.watch(crowded, [1], 1, crowded=True)
-    assert not crowded.looks
+    polling._in_vain = 0
+    crowded = Peer(clock, math.inf, dozes=0)
+    assert polling.watch(crowded, [1], 1, crowded=True)
+    clock.now = polling._due + progress.HELD
+    missing = Peer(clock, math.inf)
+    assert not polling.watch(missing, [1], 1, crowded=True)
+    assert not missing.looks
+    assert not missing.dozed
     assert polling.is_due()
 
 
@@ -350,11 +355,14 @@ async def test_of_many_ranks_who_yielded_in_vain_dozes(
     polling._turned()
     assert polling.watch(peer, [1], 1, crowded=True)
     assert len(yields) == peer.looks == len(peer.dozed) == 1
+    assert peer.dozed == [pytest.approx(progress.LOOP_DUE + progress.HELD, rel=0.1)]
+    polling._turned()
     brought = Peer(clock, 0)
     assert polling.watch(brought, [1], 1, crowded=True)
     assert not brought.dozed
     # Who cannot doze yields on: the other way to wait takes longer.
     yields.clear()
+    polling._turned()
     sleepless = Peer(clock, 3)
     sleepless.can_doze = sleepless.is_apart = False
     assert polling.watch(sleepless, [1], 1, crowded=True)
