@@ -813,10 +813,9 @@ static int watch(Tape *tape, long long stamp, long long count) {
         if ((!core || core == at) && is_missing(tape, peer, stamp)) near = 1;
     }
     const double until = tape->progress->due + (tape->crowded ? HELD : 0);
-    if (can_doze && others_compute(tape, now())) return doze(tape, stamp, until);
     if (near || tape->crowded) {
         if (spin(tape, stamp, 1, near ? 0 : APART, can_doze ? OTHERS : HOGGED, until)) return 1;
-    } else if (spin(tape, stamp, 0, 0, HOGGED, until)) {
+    } else if (!(can_doze && others_compute(tape, now())) && spin(tape, stamp, 0, 0, HOGGED, until)) {
         return 1;
     }
     return can_doze ? doze(tape, stamp, until) : 0;

@@ -16,14 +16,16 @@ link. The loop `Progress._spin` does this. How long it lasts depends on who else
   as waiting. One that took longer than `HOGGED` was a whole time slice of a program that computes,
   and more will follow. The scheduler prefers a thread that has slept to one that yields. So for
   `A_WHILE` this process does not yield: a wait for a stamp dozes at once, and a wait for a link
-  sleeps soon. The thread also asks for short time slices from then on (`slices`), because a thread
-  that wakes waits for the slice of another one otherwise.
+  sleeps soon. On crowded hosts a wait for a stamp yields once all the same, because most neighbours
+  are ranks there. The thread also asks for short time slices from then on (`slices`). Otherwise it
+  would wait for the end of another one's slice when it wakes, and a yield would give a whole slice
+  away.
 - **Dozing.** After polling for a stamp or a post in vain, a rank sleeps within the call
   (`Stamps.doze`), if the system can wake it for a word in memory. That takes a few microseconds,
   and a frame through two event loops takes a hundred. A doze lasts `DOZE` times as long as a poll,
   because it takes no processor time. It gets shorter after dozes in vain, because it holds up the
-  loop. On crowded hosts it lasts until the loop has waited for long enough (`HELD`): there the
-  awaited ranks first need this core, and a wait by the loop would give them more to do.
+  loop. On crowded hosts it lasts until the loop has waited for long enough (`HELD`). The
+  awaited ranks need this core first there, and a wait by the loop would give them more to do.
 - **The loop's own turn.** Operations that complete within their calls never let the loop run. If it
   had no turn for `LOOP_DUE`, or for `LOOP_DUE_FRAMES` while looking for frames, it is due. Results
   then come with the next turn, and a rank does not poll for links. For stamps and posts there is
@@ -359,14 +361,14 @@ class Progress(CorePace):
         until = self._due + HELD if crowded else self._due
         near = not board.apart(peers, stamp)  # one that is missing may need this core
         dozes = board.can_doze and self.polls
-        if dozes and neighbours.seen and neighbours.compute(_clock()):
-            return self._doze(board, peers, stamp, until, crowded=crowded)
         if crowded or near:
             hogged = OTHERS if board.can_doze else HOGGED
             found = self._spin(
                 board.met, peers, stamp, 1,
                 crowded=True, alone=0.0 if near else APART, hogged=hogged, due=until,
             )  # fmt: skip
+        elif dozes and neighbours.seen and neighbours.compute(_clock()):
+            found = None
         else:
             found = self._spin(board.met, peers, stamp, SPINS, crowded=False)
         return found is True or (dozes and self._doze(board, peers, stamp, until, crowded=crowded))

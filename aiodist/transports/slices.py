@@ -1,9 +1,10 @@
 """Short time slices: a thread that is woken runs at once, although other programs compute.
 
 Linux gives a thread that computes its core for a slice of about 3 ms. A thread that wakes up waits
-until that slice is over, and a collective in which each rank wakes once waits for several of them.
-From Linux 6.12 on, a thread may ask for a shorter slice of its own. When it wakes, it then takes
-the core from threads with longer ones. Over time it gets as much of the processor as before.
+until that slice is over, and one that yields gives a slice of its own away. A collective in which
+each rank wakes or yields once waits for several of them. From Linux 6.12 on, a thread may ask for a
+shorter slice of its own. When it wakes, it then takes the core from threads with longer ones. Over
+time it gets as much of the processor as before.
 
 Threads and processes that the thread starts later have short slices, too.
 """
