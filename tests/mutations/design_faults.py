@@ -246,7 +246,7 @@ FAULTS = (
     DesignFault(
         "a connection takes over though frames were lost between the two",
         "aiodist/links/peer.py",
-        "            and old.can_go_on(theirs.came)",
+        " and old.can_go_on(theirs.came)",
         "",
         ("tests/simulation/test_broken_links.py", *_unit("links"), PROGRAMS),
     ),
