@@ -13,7 +13,13 @@ from types import CodeType, FrameType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 from weakref import WeakSet
 
-from aiodist.errors import AiodistError, GroupClosedError, GroupRevokedError, PeerLostError
+from aiodist.errors import (
+    AiodistError,
+    GroupClosedError,
+    GroupRevokedError,
+    PeerLostError,
+    in_words,
+)
 from aiodist.trace import Trace
 from aiodist.transports.surroundings import is_virtual
 
@@ -551,3 +557,15 @@ def _ended(work: Work[T], task: asyncio.Task[T]) -> None:
         work.cancel()
     elif (error := task.exception()) is not None:
         work.fail(error)
+
+
+def failure_of(task: asyncio.Task[Any], owner: str) -> AiodistError | None:
+    """Return the error with which `owner` fails, because a task of its own has ended; None: it goes
+    on. An error that is not expected is reported to the loop first."""
+    if task.cancelled() or (error := task.exception()) is None:
+        return None
+    if isinstance(error, AiodistError):
+        return error
+    said = {"message": f"{task.get_name()} failed", "exception": error}
+    task.get_loop().call_exception_handler(said)
+    return GroupClosedError(f"{owner} failed here: {in_words(error)}")

@@ -18,7 +18,6 @@ from aiodist.errors import (
     CoordinatorLostError,
     GroupClosedError,
     JoinTimeoutError,
-    in_words,
 )
 from aiodist.group import Group
 from aiodist.rank.context import Context
@@ -28,6 +27,7 @@ from aiodist.transports.surroundings import chooser_on
 from aiodist.wire import averaging as wire
 from aiodist.wire.frames import pack_fields
 from aiodist.wire.messages import MemberInfo, Message
+from aiodist.work import failure_of
 
 log = logging.getLogger("aiodist.averaging")
 
@@ -224,13 +224,9 @@ class MemberConnection:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
-        if task.cancelled() or (error := task.exception()) is None:
-            return
-        if not isinstance(error, AiodistError):
-            message = f"{task.get_name()} failed"
-            self._loop.call_exception_handler({"message": message, "exception": error})
-            error = GroupClosedError(f"the averager failed here: {in_words(error)}")
-        self._fail(error)
+        error = failure_of(task, "the averager")
+        if error is not None:
+            self._fail(error)
 
     def _fail(self, error: AiodistError) -> None:
         if self.error is None:

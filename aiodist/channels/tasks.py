@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from aiodist.errors import AiodistError, GroupClosedError, in_words
+from aiodist.errors import AiodistError, GroupClosedError
+from aiodist.work import failure_of
 
 T = TypeVar("T")
 
@@ -84,12 +85,6 @@ class ChannelTasks:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
-        if task.cancelled() or (error := task.exception()) is None:
-            return
-        if not isinstance(error, AiodistError):
-            message = f"{task.get_name()} failed"
-            handle = asyncio.get_running_loop().call_exception_handler
-            handle({"message": message, "exception": error})
-            channel = self._channel
-            error = GroupClosedError(f"the channel {channel!r} failed here: {in_words(error)}")
-        self.fail(error)
+        error = failure_of(task, f"the channel {self._channel!r}")
+        if error is not None:
+            self.fail(error)

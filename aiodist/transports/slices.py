@@ -1,6 +1,6 @@
 """Short time slices: a thread that is woken runs at once, although other programs compute.
 
-Linux gives a thread that computes its core for a slice of about 3 ms. A thread that wakes up waits
+Linux gives a thread that computes its core for a slice of 1 to 4 ms. A thread that wakes up waits
 until that slice is over, and one that yields gives a slice of its own away. A collective in which
 each rank wakes or yields once waits for several of them. From Linux 6.12 on, a thread may ask for a
 shorter slice of its own. When it wakes, it then takes the core from threads with longer ones. Over
@@ -19,8 +19,8 @@ from typing import Any, Final
 SLICE = 100_000
 """Nanoseconds: the shortest slice that Linux gives."""
 
-_CALLS: Final = {"x86_64": (314, 315), "aarch64": (274, 275)}
-"""The numbers of the system calls `sched_setattr` and `sched_getattr`, by machine."""
+_SET: Final = {"x86_64": 314, "aarch64": 274}
+"""The number of the system call `sched_setattr`, by machine. That of `sched_getattr` is next."""
 _OTHER: Final = 0  # the policy of threads for which no other one was chosen
 
 
@@ -42,9 +42,8 @@ class Attributes(ctypes.Structure):
 def attributes() -> Attributes | None:
     """Return how this thread is scheduled; None if the system does not say."""
     found = Attributes()
-    if not _call(1, ctypes.byref(found), ctypes.sizeof(found), 0):
-        return None
-    return found
+    is_known = _call(1, ctypes.byref(found), ctypes.sizeof(found), 0)
+    return found if is_known else None
 
 
 def shorten() -> bool:
@@ -62,10 +61,11 @@ def shorten() -> bool:
     return _call(0, ctypes.byref(found), 0)
 
 
-def _call(which: int, *args: Any) -> bool:
-    """Make one of the two calls, for this thread. Returns whether it succeeded."""
-    numbers = _CALLS.get(platform.machine())
-    if sys.platform != "linux" or numbers is None:
+def _call(offset: int, *args: Any) -> bool:
+    """Make the call `offset` behind `sched_setattr`, for this thread. Returns whether it
+    succeeded."""
+    number = _SET.get(platform.machine())
+    if sys.platform != "linux" or number is None:
         return False
-    done: int = ctypes.CDLL(None).syscall(numbers[which], 0, *args)
+    done: int = ctypes.CDLL(None).syscall(number + offset, 0, *args)
     return done == 0

@@ -24,7 +24,7 @@ import asyncio
 import logging
 import os
 import random
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -89,7 +89,7 @@ class Run:
     calm: bool
     way: Callable[[Run, str, Life], Awaitable[None]]
     fragments: int = 1
-    steps: Counter[object] = field(default_factory=Counter)
+    steps: defaultdict[object, float] = field(default_factory=lambda: defaultdict(float))
 
     def go(self, seconds: float) -> float:
         """Return the steps as a share of those of members that never wait."""
@@ -112,7 +112,7 @@ class Run:
 
 async def by_diloco(run: Run, address: str, life: Life) -> None:
     def count(own: float) -> None:
-        run.steps[life] += own  # type: ignore[assignment]
+        run.steps[life] += own
 
     given = argparse.Namespace(
         address=address, name=f"{life.number} of {life.begins:g} s", join=life.begins > 0,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,20 +9,14 @@ from typing import Any
 import pytest
 from chaos_averaging import Fleet
 from chaos_weights import World
+from fault_programs import ran
 
 
 @pytest.mark.long
 @pytest.mark.timeout(420)
 def test_rounds_go_on_after_every_fault() -> None:
-    program = Path(__file__).with_name("chaos_averaging.py")
-    done = subprocess.run(
-        [sys.executable, program, "-n", "12", "--seed", "4", "--channels", "1"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert '"versions"' in done.stdout
+    said = ran("chaos_averaging.py", "-n", 12, "--seed", 4, "--channels", 1)
+    assert '"versions"' in said
 
 
 def result(**fields: Any) -> dict[str, Any]:

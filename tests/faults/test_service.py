@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
 import pytest
+from fault_programs import ran
 from service import Service, Worker
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked")
 @pytest.mark.timeout(300)
 def test_no_request_fails_but_those_of_killed_workers() -> None:
-    program = Path(__file__).with_name("service.py")
-    options = ["--rounds", "1", "--seconds", "1.5", "--every", "0.5", "--rate", "30", "--seed", "3"]
-    done = subprocess.run(
-        [sys.executable, program, *options], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.partition("\n")[2])
+    options = ["--rounds", 1, "--seconds", 1.5, "--every", 0.5, "--rate", 30, "--seed", 3]
+    said = ran("service.py", *options)
+    found = json.loads(said.partition("\n")[2])
     assert found["kills"] > 1
     assert found["undisturbed"]["answers"] == 45
     assert found["with kills"]["answers"] > 20

@@ -1,4 +1,4 @@
-"""A reader who searches the library for the name of a class finds one class."""
+"""Each name of a class in the library stands for one class, so that a search finds it."""
 
 from __future__ import annotations
 

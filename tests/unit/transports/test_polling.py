@@ -316,7 +316,8 @@ async def test_a_doze_ends_when_the_loop_is_due(clock: Clock) -> None:
 
 
 async def test_while_the_loop_is_due_ranks_are_looked_for_once_more(clock: Clock) -> None:
-    """As long as ever, but nobody dozes. On a crowded host a rank dozes, but not for long."""
+    """A rank looks as long as ever, but does not doze. On a crowded host it dozes, for a short
+    time."""
     polling = Progress(asyncio.get_running_loop())
     assert not polling.is_due()
     clock.now += progress.LOOP_DUE
