@@ -351,6 +351,7 @@ def _warn(work: Work[Any], what: str) -> None:
     loop = work.get_loop()
     if is_virtual(loop):  # so that the simulation fails
         loop.call_exception_handler({"message": f"{file}:{line}: {text}"})
+        return
     # With its line, as for a coroutine that was never awaited. So the warning comes once for each
     # line.
     warnings.warn_explicit(text, RuntimeWarning, file, line, registry=_told.setdefault(file, {}))
@@ -448,7 +449,7 @@ class CoroutineRest(Coroutine[Any, Any, T]):
         # Coroutines have it, and reports of hangs show it.
         self.__qualname__: str = getattr(coroutine, "__qualname__", "")
         self.work: Work[T]
-        self._coroutine = coroutine
+        self.coroutine = coroutine
         self._awaited: list[Any] = [awaited]  # until its task has taken it
         self._error: BaseException | None = None  # if it has ended before that
 
@@ -456,7 +457,7 @@ class CoroutineRest(Coroutine[Any, Any, T]):
         if self._error is not None:
             raise self._error
         if not self._awaited:
-            return self._step(self._coroutine.send, value)
+            return self._step(self.coroutine.send, value)
         awaited = self._awaited.pop()
         if awaited is not None:
             # As if it were awaited now, because another task may have awaited it meanwhile.
@@ -467,7 +468,7 @@ class CoroutineRest(Coroutine[Any, Any, T]):
         if self._error is not None or self.cancel():
             return self.send(None)
         self._awaited.clear()
-        return self._step(self._coroutine.throw, *error)
+        return self._step(self.coroutine.throw, *error)
 
     def cancel(self) -> bool:
         """Cancel what it waits for, as a task does, and let it handle that now.
@@ -478,13 +479,13 @@ class CoroutineRest(Coroutine[Any, Any, T]):
             return False
         self._awaited.clear()
         try:
-            self._awaited.append(self._step(self._coroutine.send, None))
+            self._awaited.append(self._step(self.coroutine.send, None))
         except BaseException as error:
             self._error = error
         return True
 
     def close(self) -> None:
-        self._coroutine.close()
+        self.coroutine.close()
 
     def __await__(self) -> Generator[Any, Any, T]:
         raise NotImplementedError("only one task can await the rest of a coroutine")

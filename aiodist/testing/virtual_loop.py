@@ -21,6 +21,7 @@ from random import Random
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 from aiodist.rank.whereabouts import of_task
+from aiodist.work import CoroutineRest
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -281,6 +282,8 @@ def abandon(task: Any) -> None:
 def _chain(coroutine: Any) -> list[Any]:
     """Return a coroutine and those that it waits for, outermost first."""
     found = []
+    if isinstance(coroutine, CoroutineRest):
+        coroutine = coroutine.coroutine
     while inspect.iscoroutine(coroutine):
         found.append(coroutine)
         coroutine = coroutine.cr_await

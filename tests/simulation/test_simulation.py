@@ -23,6 +23,7 @@ from aiodist.testing.__main__ import main, play
 from aiodist.testing.scenario import scenario
 from aiodist.testing.workload import Run
 from aiodist.transports import bundle
+from aiodist.work import Unseen, started
 
 
 async def add(group: aiodist.Group, length: int = 1000) -> float:
@@ -327,6 +328,32 @@ def test_a_rank_that_is_killed_has_not_forgotten_an_await():
 def test_random_programs_hold_the_invariants(seed):
     problems = play(Run(scenario(seed)))
     assert not problems, f"replay: python -m aiodist.testing simulate --seeds {seed} -v\n{problems}"
+
+
+def test_an_operation_of_a_killed_rank_ends_while_the_loop_is_there():
+    """Also one that a task goes on with, though its Work is kept."""
+    ended, kept = [], []
+
+    class Waiter:
+        _unseen = Unseen()
+
+        @started
+        async def wait(self):
+            loop = asyncio.get_running_loop()
+            try:
+                await loop.create_future()
+            finally:
+                ended.append(loop.is_closed())
+
+    async def program(group):
+        if group.rank == 1:
+            kept.append(Waiter().wait())
+            sim.nodes[1].kill()
+        await asyncio.sleep(1)
+
+    sim = Simulation(2)
+    sim.run(program)
+    assert ended == [False]
 
 
 @pytest.mark.parametrize("seed", seeds(6, 12))
