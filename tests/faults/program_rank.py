@@ -15,13 +15,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
-import json
-import logging
 import mmap
 import os
 import random
 import signal
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -539,7 +536,8 @@ def mapped() -> list[str]:
         return [line for line in file if "aiodist" in line and "/memfd:" in line]
 
 
-async def main(plan: dict[str, Any], address: str, rank: int) -> None:
+async def main(plan: dict[str, Any], address: str, rank: int) -> dict[str, Any]:
+    """Run a rank of the program `plan`. Returns what it did, and what it left."""
     torch = importlib.import_module("torch") if plan["torch"] else None
     seed, size = plan["seed"], plan["size"]
     before = files()
@@ -571,16 +569,10 @@ async def main(plan: dict[str, Any], address: str, rank: int) -> None:
     await asyncio.sleep(0.05)
     gc.collect()
     left = [name for number, name in files().items() if number not in before]
-    over = {
+    return {
         "counts": ways.counts,
         "tasks": [*map(str, tasks)],
         "mapped": mapped(),
         "files": left,
         "memory": memory(),
     }
-    print(json.dumps(over), flush=True)
-
-
-if __name__ == "__main__":
-    logging.getLogger("aiodist").setLevel(logging.CRITICAL)
-    asyncio.run(main(json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])))

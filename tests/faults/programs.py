@@ -11,20 +11,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import multiprocessing
 import os
 import random
 import signal
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
+from importlib.util import find_spec
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from program_start import start
+
 import aiodist
 
-RANK = Path(__file__).with_name("program_rank.py")
 PATIENCE = 30.0
 """Seconds that an operation may take: far more than any does."""
 MOST_SECONDS = 240.0
@@ -61,49 +64,53 @@ def plan(seed: int, batches: int, **fixed: Any) -> dict[str, Any]:
 
 async def run(it: dict[str, Any]) -> Counter[str]:
     """Run it: what its ranks counted. Raises AssertionError for whatever must not happen."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("AIODIST_")}
-    ranks: list[asyncio.subprocess.Process] = []
+    context = multiprocessing.get_context("forkserver")
+    ranks: list[ForkServerProcess] = []
+    ends: list[Connection] = []
     try:
         async with aiodist.Coordinator("tcp://127.0.0.1:0", token="secret") as coordinator:
             for rank in range(it["size"]):
-                process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, RANK, json.dumps(it), coordinator.address, str(rank)),
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.PIPE,
-                    start_new_session=True,
-                    env=clean | ({"AIODIST_CORE": "python"} if rank in it["python"] else {}),
-                )
+                end, says = context.Pipe(duplex=False)
+                process = context.Process(target=start, args=(it, coordinator.address, rank, says))
+                process.start()
+                says.close()
                 ranks.append(process)
-            said = await ended(ranks)
+                ends.append(end)
+            said = await asyncio.to_thread(heard, ends)
+            for process in ranks:
+                await asyncio.to_thread(process.join, PATIENCE if None not in said else 0)
+            hangs = [rank for rank, process in enumerate(ranks) if process.is_alive()]
     finally:
         for process in ranks:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.communicate()
+            process.kill()
+            process.join()
     victims = sum(victim is not None for victim in it["victims"])
-    codes = sorted(process.returncode or 0 for process in ranks)
-    errors = "".join(error for _, error in said)
-    assert codes == [-signal.SIGKILL] * victims + [0] * (len(ranks) - victims), (codes, errors)
+    codes = sorted(process.exitcode or 0 for process in ranks)
+    assert not hangs, ("still running", hangs, said)
+    assert codes == [-signal.SIGKILL] * victims + [0] * (len(ranks) - victims), (codes, said)
     counts: Counter[str] = Counter()
-    for out, _ in said:
-        if out:
-            over = json.loads(out)
+    for over in said:
+        if over is not None:
             assert not (over["tasks"] or over["mapped"] or over["files"]), f"left: {over}"
             assert over["memory"] < MOST_MEMORY, over
             counts.update(over["counts"])
     return counts
 
 
-async def ended(ranks: list[asyncio.subprocess.Process]) -> list[tuple[str, str]]:
-    """What they wrote. One that fails ends them all soon; who hangs is asked where it is."""
-    reading = [asyncio.create_task(process.communicate()) for process in ranks]
-    _, late = await asyncio.wait(reading, timeout=MOST_SECONDS)
-    for task, process in zip(reading, ranks, strict=True):
-        if task in late:
-            process.kill()
-    texts = [await task for task in reading]
-    assert not late, ("still running", [error.decode() for _, error in texts])
-    return [(out.decode(), error.decode()) for out, error in texts]
+def heard(ends: list[Connection]) -> list[Any]:
+    """Return what each rank says before it ends, None for one that is killed. Returns when all have
+    ended, or after MOST_SECONDS."""
+    said = dict.fromkeys(ends)
+    reading, until = set(ends), time.monotonic() + MOST_SECONDS
+    while reading and (ready := wait(reading, until - time.monotonic())):
+        for end in ready:
+            assert isinstance(end, Connection)
+            try:
+                said[end] = end.recv()
+            except EOFError:
+                reading.remove(end)
+                end.close()
+    return list(said.values())
 
 
 def left_over() -> set[str]:
@@ -123,10 +130,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after")
     given = parser.parse_args()
     fixed = {name: getattr(given, name) for name in ("size", "transports", "troubles")}
+    # For the warm process that forks ranks: to import these takes longer than most programs.
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("AIODIST_")}
+    os.environ.clear()
+    os.environ.update(clean, PYTHONPATH=str(Path(__file__).parent))
+    warm = [name for name in ("numpy", "msgpack", "torch") if find_spec(name)]
+    multiprocessing.get_context("forkserver").set_forkserver_preload(warm)
     counts: Counter[str] = Counter()
-    failed, start, before = [], time.monotonic(), left_over()
+    failed, began, before = [], time.monotonic(), left_over()
     for seed in range(given.seed, given.seed + given.n):
-        if time.monotonic() - start > given.seconds:
+        if time.monotonic() - began > given.seconds:
             break
         it = plan(seed, given.batches, **fixed)
         counts["programs"] += 1
