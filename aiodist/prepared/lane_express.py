@@ -338,6 +338,6 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
     ) -> LaneRecipe | lane_values.ValueRecipe | None:
         context = self._context
         found = lane_values.learn(lane_values.ValueRecipe, context, op, make, args)
-        if found is None and op in lane_reductions.OPS:
+        if found is None and (op in lane_reductions.OPS or op == "scan"):
             return lane_reductions.learn(context, op, make, args)
         return found

@@ -94,7 +94,7 @@ def tape_of(what: Taped, phase: Phase, lane: Lane, area: int, run: Run) -> Run |
         if isinstance(step, Copy):
             buffer, start, stop = step.into
             steps.append((_COPY, stop - start, (buffer, start), [step.source[:2]]))
-        elif isinstance(step, Reduce):
+        elif isinstance(step, Reduce) and len(step.operands) > 1:
             buffer, start, stop = step.into
             operands = [operand[:2] for operand in step.operands]
             steps.append((_REDUCE, stop - start, (buffer, start), operands))

@@ -201,7 +201,7 @@ class Berth(Lane):
         if self.moored:
             self.waiting.woken()
             self._end(failed=failed)
-            self._next()
+            self.finish_turn()
 
     def _end(self, *, failed: bool) -> None:
         """End the operation. This rank reads nothing more of the others, or its result is void."""

@@ -222,14 +222,14 @@ class Lane(LaneRow):
             if failed:
                 self.board.abort(rider.seq)
             self.waiting.woken()
-            self._next()
+            self.finish_turn()
             return
-            # Its turn has not come. The others must hear that it is passed over, unless a rank is
-            # lost, because then no rank waits for it.
+        # Its turn has not come. The others must hear that it is passed over, unless a rank is lost,
+        # because then no rank waits for it.
         skipped = None if self.is_broken else SkippedCall(self.pass_over, rider.seq)
         self.turns.replace(rider, skipped)
 
-    def _next(self) -> None:
+    def finish_turn(self) -> None:
         """End the current operation, and begin the next."""
         self._entered = self._agreed = False
         self._phase = -1
@@ -289,7 +289,7 @@ class Lane(LaneRow):
             return False
         self.board.abort(seq)
         self._write(stamp_of(seq))
-        self._next()
+        self.finish_turn()
         return True
 
     def try_enter(
@@ -303,7 +303,7 @@ class Lane(LaneRow):
     ) -> bool:
         """Enter operation `seq` if this takes no more than a moment. False: nothing was done.
 
-        Afterwards call `finish_inline`, `finish_turn`, or `add` of an operation that goes on.
+        Afterwards call `finish_inline`, `finish_turn`, or `turns.add` of an operation that goes on.
 
         Args:
             seq: The number of the operation.
@@ -357,10 +357,6 @@ class Lane(LaneRow):
         """End an operation that `try_enter` has entered, and that is done within its call."""
         self._entered = self._agreed = False
         self._phase = -1
-
-    def finish_turn(self) -> None:
-        """End an operation that `try_enter` has entered in its turn."""
-        self._next()
 
     def entered(self, seq: int) -> list[int]:
         """Return the other ranks that have entered operation `seq`."""

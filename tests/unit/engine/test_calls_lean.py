@@ -65,8 +65,8 @@ def all_reduce(length: int) -> Call:
     return lambda group: group.all_reduce(np.ones(length))
 
 
-def scan(length: int, **options: Any) -> Call:
-    return lambda group: group.scan(np.ones(length), **options)
+def exscan(length: int, **options: Any) -> Call:
+    return lambda group: group.exscan(np.ones(length), **options)
 
 
 @pytest.mark.parametrize(("first", "limit"), [(False, 120), (True, 148)])
@@ -89,7 +89,7 @@ async def test_a_later_call_that_waits() -> None:
 @pytest.mark.parametrize(("tag", "limit"), [(None, 122), ("a", 110)])
 async def test_a_later_call_without_a_recipe(tag: str | None, limit: int) -> None:
     async with sharing(2) as ranks:
-        call = scan(next(LENGTHS), tag=tag)
+        call = exscan(next(LENGTHS), tag=tag)
         for _ in range(2):
             await everyone(ranks, call)
         assert await functions_of_rank_0(ranks, call) <= limit
@@ -97,7 +97,7 @@ async def test_a_later_call_without_a_recipe(tag: str | None, limit: int) -> Non
 
 async def test_a_call_that_waits_for_its_turn() -> None:
     async with sharing(2) as ranks:
-        call = scan(next(LENGTHS))
+        call = exscan(next(LENGTHS))
         for _ in range(2):
             await everyone(ranks, call)
         before = call(ranks[0])
