@@ -680,13 +680,14 @@ class Operations(ABC):
                         work.of_prepared_call(context.records.unseen)
                     return work
             try:
-                timeouts.check_timeout(timeout)
+                if timeout is not None:
+                    timeouts.check_timeout(timeout)
                 call = make(context, *args)
             except BaseException as error:
                 context.calls.forgo(op, tag, error)
                 raise
             # Encoding the user's values may run their code, which may have ended the group.
-            if express is not None and not self.closed:
+            if express is not None and context.ended is None:
                 work = express.begin(call, args, seconds, tag)
                 if work is not None:
                     return work.for_user(context.records.unseen)

@@ -223,13 +223,6 @@ class Recorder:
         for records in self.all:
             records.add = self.add
 
-    def begin(
-        self, scope: Scope, work: Work[Any], call: bytes = b"", peer: int | None = None
-    ) -> None:
-        """Note that `work` has started. It tells its end itself."""
-        work.record = record = Record(self, scope, work, call, peer)
-        self._ring.append(record)
-
     def entries(
         self, now: float, pending: Iterable[Work[Any]] = (), most: int = KEPT
     ) -> Iterator[Entry]:
@@ -302,8 +295,10 @@ class Records:
 
     def begin(self, work: Work[Any], call: bytes = b"", peer: int | None = None) -> None:
         """Note that `work` has started. It tells its end itself."""
-        self._recorder.begin(self.scope, work, call, peer)
-        self.started(work)
+        work.record = record = Record(self._recorder, self.scope, work, call, peer)
+        self._recorder._ring.append(record)
+        if self.trace is not None:
+            self.started(work)
 
     def waits(self, work: Work[Any], call: bytes) -> None:
         """Note that `work` waits, if there is an observer.

@@ -11,7 +11,7 @@ One kind of sharing is common and costs nothing: a value that lies at its own pl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,8 @@ from aiodist.buffers.tokens import MAX_DEPTH, TOO_DEEP
 Memory = NDArray[Any]
 
 
-def leaves_of(value: Any, depth: int = 0) -> Iterator[Any]:
-    """Yield the leaves of a tree. Raises ValueError if it is too deep.
+def leaves_of(value: Any, depth: int = 0) -> list[Any]:
+    """Return the leaves of a tree. Raises ValueError if it is too deep.
 
     A tree that contains itself would never end.
     """
@@ -35,10 +35,8 @@ def leaves_of(value: Any, depth: int = 0) -> Iterator[Any]:
     if isinstance(value, (list, tuple)):
         if depth > MAX_DEPTH:
             raise ValueError(TOO_DEEP)
-        for item in value:
-            yield from leaves_of(item, depth + 1)
-    elif value is not None:
-        yield value
+        return [leaf for item in value for leaf in leaves_of(item, depth + 1)]
+    return [] if value is None else [value]
 
 
 def check(places: Sequence[Any], name: str) -> None:

@@ -47,10 +47,11 @@ class Operand:
 
     `kind` is "arrays", to be reduced `groups` by group; "scalar", a number in `value`; or
     "scalars", a list of numbers in `value`, one for each slot. `signature` is what must be the same
-    on all ranks, fit for texts. `finish()` returns the result when `groups[…].out` is filled.
+    on all ranks, fit for texts. `nbytes` are the bytes of the arrays, or 8. `finish()` returns the
+    result when `groups[…].out` is filled.
     """
 
-    __slots__ = ("_given", "_listed", "_own", "groups", "kind", "signature", "value")
+    __slots__ = ("_given", "_listed", "_own", "groups", "kind", "nbytes", "signature", "value")
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class Operand:
         self.kind = kind
         self.signature = signature
         self.value = value
+        self.nbytes = 8
         self.groups: list[DtypeGroup] = []
         self._own: list[_InputPart] = []  # the arrays whose result this rank gets
         self._given: Any = None  # what `finish` returns, if that is the user's own
@@ -140,17 +142,18 @@ class Operand:
     @staticmethod
     def _of_one_flat(x: object, op: ReduceOp) -> Operand | None:
         """Make the operand of the common case: one array, in place, as it is."""
-        item = None if _is_list(x) else view(x, "x")
+        item = view(x, "x")
         if item is None or not item.is_flat or item.kind not in ("numpy", "torch"):
             return None
         check_writable(item, "x")
-        flat = item.read()
+        flat = item.base.reshape(-1)
         vector = Vector.of(flat)
         operand = Operand("arrays", str(item))
         kernel = Kernel.of(op, item.name)
         operand.groups.append(DtypeGroup(item.name, kernel, vector, vector, [0, vector.length]))
         operand._own.append(_InputPart(0, item, flat))
         operand._given = x
+        operand.nbytes = vector.nbytes
         return operand
 
     def _build(
@@ -170,6 +173,8 @@ class Operand:
         for name in dict.fromkeys([part.item.name for part in parts]):
             named = [part for part in parts if part.item.name == name]
             self.groups.append(_group(op, name, named, own, len(slots)))
+        if parts:
+            self.nbytes = sum([group.x.nbytes for group in self.groups])
 
     def _expect(self, x: Any, out: Any) -> None:
         """Note what `finish` returns: `out`, `x` if all of it is written in place, or new

@@ -22,11 +22,11 @@ Flat = NDArray[Any]
 class Vector:
     """The concatenation of one-dimensional contiguous arrays of one dtype.
 
-    `length` counts elements. `itemsize` is the bytes of one. `arrays` are the parts, without empty
-    ones. Nothing is copied. A memoryview counts as an array of its bytes.
+    `length` counts elements. `itemsize` is the bytes of one, and `nbytes` of all. `arrays` are the
+    parts, without empty ones. Nothing is copied. A memoryview counts as an array of its bytes.
     """
 
-    __slots__ = ("_bytes", "_offsets", "arrays", "dtype", "itemsize", "length")
+    __slots__ = ("_bytes", "_offsets", "arrays", "dtype", "itemsize", "length", "nbytes")
 
     def __init__(self, parts: Sequence[Flat | memoryview], dtype: Any = None) -> None:
         """`dtype` is that of the parts. It is needed if there may be no part."""
@@ -46,6 +46,7 @@ class Vector:
         self._offsets = [0, *accumulate([len(array) for array in self.arrays])]
         self._bytes: list[memoryview] | None = None  # of `arrays`, made on demand
         self.length = self._offsets[-1]
+        self.nbytes = self.length * self.itemsize
 
     @classmethod
     def of(cls, array: Flat) -> Vector:
@@ -58,6 +59,7 @@ class Vector:
         vector.dtype = array.dtype
         vector.itemsize = array.itemsize
         vector.length = len(array)
+        vector.nbytes = array.nbytes
         vector.arrays = [array] if vector.length else []
         vector._offsets = [0, vector.length]
         vector._bytes = None
@@ -74,10 +76,6 @@ class Vector:
 
     def __len__(self) -> int:
         return self.length
-
-    @property
-    def nbytes(self) -> int:
-        return self.length * self.itemsize
 
     def views(self, start: int, stop: int) -> list[memoryview]:
         """Return the bytes of elements `start` to `stop`, in order: contiguous views, none

@@ -23,7 +23,7 @@ from aiodist.devices.values import device_among
 from aiodist.engine.phase import Phase, prepared
 from aiodist.errors import MismatchError, ProtocolError
 from aiodist.phases import berths, lanes, pulls
-from aiodist.phases.base import MAX_RANKS_IN_SMALL_AREA, Part, Place, may_post, share
+from aiodist.phases.base import MAX_RANKS_IN_SMALL_AREA, Part, Place, share
 from aiodist.phases.memories import Regions
 from aiodist.schedules import direct_exchange
 from aiodist.schedules.choose_values import choose_all_to_all, choose_broadcast
@@ -93,7 +93,7 @@ def share_offers(
     room = _room_for(place, senders, on_lane, for_all)
     words = pack_offers(place, transfer, own, room) if own else b""
     berth = None
-    may_meet = not on_lane and may_post(place)
+    may_meet = not on_lane and place.may_post
     if may_meet and place.berths is not None and sum([value.nbytes for value in own]) > room:
         # A rank without large data need not know yet that others have some.
         berth = place.berths.offer()

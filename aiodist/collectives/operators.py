@@ -22,7 +22,8 @@ def operator(op: Op) -> ReduceOp:
     A function of the user raises nothing but OperatorError then, and runs in the context of the
     call.
     """
-    op = ReduceOp.of(op)
+    if not isinstance(op, ReduceOp):
+        op = ReduceOp.of(op)
     function = op.function
     if function is None:
         return op

@@ -26,7 +26,7 @@ from aiodist.engine.operation import NoResult, Program, Start
 from aiodist.engine.phase import Phase, prepared
 from aiodist.errors import ProtocolError
 from aiodist.phases import berths, lanes
-from aiodist.phases.base import Call, Part, Place, may_post, share
+from aiodist.phases.base import Call, Part, Place, share
 from aiodist.phases.memories import Partials, Reductions, SmallReductions
 from aiodist.schedules import direct_exchange, recursive_doubling
 from aiodist.schedules.choose_reductions import (
@@ -65,7 +65,10 @@ def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
             total = _folded([value[0] for value in values], op)
             yield from confirm(place, op, on_lane)
             return total
-        yield from phases_of_all_reduce(place, operand.groups, on_lane)
+        groups = operand.groups
+        if goes_on_berths(place, groups, on_lane):
+            on_lane = yield from berths.meet(place)
+        yield from all_reduce_where(place, groups, on_lane)
         yield from confirm(place, op, on_lane)
         return operand.finish()
 
@@ -75,37 +78,38 @@ def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
     )
 
 
-def phases_of_all_reduce(place: Place, groups: Sequence[DtypeGroup], on_lane: bool) -> Part[None]:
-    """Do an all_reduce. All choices how to do it are made here."""
-    if goes_on_berths(place, groups, on_lane):
-        on_lane = yield from berths.meet(place)
-    yield from all_reduce_where(place, groups, on_lane)
-
-
 def all_reduce_where(place: Place, groups: Sequence[DtypeGroup], on_lane: bool) -> Part[None]:
-    """Do an all_reduce after it is decided whether it has a lane."""
+    """Do an all_reduce, after it is decided whether it has a lane. All other choices how to do it
+    are made here."""
     if on_lane and groups and lanes.can_reduce(place, groups):
         yield from lanes.all_reduce(place, groups)
         return
-    yield from _over_links(
-        place, groups, on_lane, lambda shape: choose_all_reduce(shape, place.size, place.costs)
-    )
+    yield from _over_links(place, groups, on_lane, choose_all_reduce)
 
 
 def _over_links(
-    place: Place, groups: Sequence[DtypeGroup], on_lane: bool, choose: Callable[[Shape], Choice]
+    place: Place,
+    groups: Sequence[DtypeGroup],
+    on_lane: bool,
+    choose: Callable[..., Choice],
+    *dst: int,
 ) -> Part[None]:
     """Reduce over links to all ranks or to one.
 
     Ranks that share memory also do this if they have no plan for such arrays and operators there.
-    `choose` returns the plan for arrays that are cut into slices.
+    `choose` returns the plan for arrays that are cut into slices. `dst`: the rank that gets the
+    result, if it is one.
     """
     if not on_lane and is_posted(place, groups):
         yield _small(place, groups, direct_exchange.all_reduce)
-    elif goes_whole(_nbytes(groups), place.size, _sliceable(groups), place.costs):
+        return
+    size, costs = place.size, place.costs
+    sliceable = all(group.kernel.sliceable for group in groups)
+    if goes_whole(_nbytes(groups), size, sliceable, costs):
         yield _small(place, groups)
     else:
-        yield from _run(place, groups, [choose(_shape(group)) for group in groups], on_lane)
+        chosen = [choose(_shape(group), size, *dst, costs) for group in groups]
+        yield from _run(place, groups, chosen, on_lane)
 
 
 def is_posted(place: Place, groups: Sequence[DtypeGroup]) -> bool:
@@ -114,7 +118,7 @@ def is_posted(place: Place, groups: Sequence[DtypeGroup]) -> bool:
     This is only asked for reductions without a lane. Some ranks may post (see `post_express`) while
     others send frames.
     """
-    if not may_post(place) or len(groups) != 1:
+    if not place.may_post or len(groups) != 1:
         return False
     (group,) = groups
     kernel = group.kernel
@@ -124,7 +128,7 @@ def is_posted(place: Place, groups: Sequence[DtypeGroup]) -> bool:
 
 def shows_slots(place: Place, kernel: Kernel | CustomKernel, bounds: Sequence[int]) -> bool:
     """Whether a reduce_scatter of slots with these bounds can be posted: see `is_posted`."""
-    if not (may_post(place) and isinstance(kernel, Kernel) and not kernel.loads and bounds[-1]):
+    if not (place.may_post and isinstance(kernel, Kernel) and not kernel.loads and bounds[-1]):
         return False
     if place.size == 2:
         one, other = (b - a for a, b in itertools.pairwise(bounds))
@@ -151,7 +155,7 @@ def has_berths(
 
     `can` says whether there are plans for it on a lane.
     """
-    if on_lane or not may_post(place):
+    if on_lane or not place.may_post:
         return False
     return sum([group.x.nbytes for group in groups]) > EAGER_LIMIT and can(place, groups)
 
@@ -201,9 +205,7 @@ def reduce_where(
     if on_lane and groups and lanes.can_reduce(place, groups):
         yield from lanes.reduce(place, groups, dst)
         return
-    yield from _over_links(
-        place, groups, on_lane, lambda shape: choose_reduce(shape, place.size, dst, place.costs)
-    )
+    yield from _over_links(place, groups, on_lane, choose_reduce, dst)
 
 
 def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
@@ -297,9 +299,8 @@ def _call(
     place: Place, op: str, arguments: str, start: Start, operand: Operand, *, gathers: bool = False
 ) -> Call:
     """Make a call. `gathers`: it begins by sharing bytes if it has no lane."""
-    nbytes = sum([group.x.nbytes for group in operand.groups]) if operand.groups else 8
-    shares_first = may_post(place) and (gathers or operand.kind in ("scalar", "scalars"))
-    return Call(op, f"{op}({arguments})", start, nbytes, shares_first=shares_first)
+    shares_first = place.may_post and (gathers or operand.kind in ("scalar", "scalars"))
+    return Call(op, f"{op}({arguments})", start, operand.nbytes, shares_first=shares_first)
 
 
 def _place_of(place: Place, operand: Operand) -> int:
@@ -311,10 +312,6 @@ def _place_of(place: Place, operand: Operand) -> int:
 def _nbytes(groups: Sequence[DtypeGroup]) -> int:
     """Return the bytes of the partial results that a small reduction sends."""
     return sum([group.x.length * group.kernel.wire_dtype.itemsize for group in groups])
-
-
-def _sliceable(groups: Sequence[DtypeGroup]) -> bool:
-    return all(group.kernel.sliceable for group in groups)
 
 
 def _run(

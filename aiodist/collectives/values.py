@@ -31,7 +31,7 @@ from aiodist.collectives.exchange import (
 from aiodist.collectives.offers import Offer
 from aiodist.engine.operation import Program
 from aiodist.errors import MismatchError
-from aiodist.phases.base import Call, Place, as_rank, may_post
+from aiodist.phases.base import Call, Place, as_rank
 from aiodist.schedules.choose_values import (
     choose_all_gather,
     choose_all_to_all,
@@ -83,7 +83,7 @@ def broadcast(place: Place, x: Any, src: int) -> Call:
         f"broadcast(src={src})",
         transfer.guard(program),
         nbytes,
-        shares_first=may_post(place),
+        shares_first=place.may_post,
     )
 
 
@@ -145,7 +145,7 @@ def _gathered(place: Place, op: str, text: str, x: Any, dst: int | None, out: An
         return out if out is not None else [values[rank] for rank in range(place.size)]
 
     return Call(
-        op, text, transfer.guard(program), own.nbytes + own.elsewhere, shares_first=may_post(place)
+        op, text, transfer.guard(program), own.nbytes + own.elsewhere, shares_first=place.may_post
     )
 
 
@@ -192,7 +192,7 @@ def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
         f"scatter(src={src})",
         transfer.guard(program),
         nbytes,
-        shares_first=may_post(place),
+        shares_first=place.may_post,
     )
 
 
@@ -239,7 +239,7 @@ def all_to_all(place: Place, xs: Any, out: Any, *, apart: bool = False) -> Call:
 
     nbytes = sum(slot.nbytes + slot.elsewhere for slot in own)
     return Call(
-        "all_to_all", "all_to_all()", transfer.guard(program), nbytes, shares_first=may_post(place)
+        "all_to_all", "all_to_all()", transfer.guard(program), nbytes, shares_first=place.may_post
     )
 
 

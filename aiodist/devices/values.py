@@ -46,10 +46,16 @@ def device_among(*values: Any) -> Device | None:
 
     Raises TypeError if they are on several devices, and ValueError if a value is too deep.
     """
-    found = {id(d): d for value in values for leaf in leaves_of(value) if (d := device_of(leaf))}
-    if len(found) > 1:
-        raise several()
-    return next(iter(found.values())) if found else None
+    among: Device | None = None
+    for value in values:
+        for leaf in () if value is None else leaves_of(value):
+            device = device_of(leaf)
+            if device is None:
+                continue
+            if among is not None and among is not device:
+                raise several()
+            among = device
+    return among
 
 
 def several() -> TypeError:

@@ -102,7 +102,7 @@ class Arrivals:
         verdict = self.verdicts.pop(key, None)
         if verdict is not None:
             self._verdict_bytes -= _size(key, verdict)
-        return verdict, self._drop(key)
+        return verdict, self._drop(key) if key in self.early else None
 
     def take_early(self, key: Key, src: int, call: bytes, into: memoryview) -> bool:
         """Copy the one early frame of `src` to `into`. False: there is no such frame."""

@@ -9,7 +9,6 @@ on forgetting the tag.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -26,9 +25,8 @@ from aiodist.errors import AiodistError, CollectiveAbortedError
 from aiodist.links.party import Party
 from aiodist.recorder import Records
 from aiodist.schedules.teams import Teams, spans_hosts
-from aiodist.shared_memory.board import digest_of
 from aiodist.shared_memory.lane import Lane
-from aiodist.transports.base import Link, deliver
+from aiodist.transports.base import deliver
 from aiodist.wire import kinds
 from aiodist.work import Work
 
@@ -128,9 +126,11 @@ class Calls:
         party = self.party
         if self.setup is not None and not isinstance(tag, bytes):  # not for aiodist's own
             self.setup.begin()
-        if not self._goes_on_lane(tag):
+        lane = self.lane
+        alone = tag is None and not spans_hosts(self.teams)
+        if not alone or lane is None or self.tags.upcoming(None) < lane.first:
             # If a peer has given this collective up, its verdict may have arrived behind its
-            # contribution.
+            # contribution. In shared memory alone, all ranks see the abort word.
             party.endpoint.poll()
         party.check_open()
         work: Work[Any] = Work.begin(party.loop, op, tag, None, nbytes)
@@ -145,12 +145,13 @@ class Calls:
                 self.ends.review(operation)
             if tag is not None and self.posting is not None and not operation.done:
                 self.posting.rest()  # missing data may be posted
-            if not operation.done:
+            if not operation.done and operation.waiting_for is not None:
                 party.endpoint.progress.inline(
-                    lambda: operation.done, lambda: self._link_of(operation.waiting_for)
+                    lambda: operation.done,
+                    lambda: None if (peer := operation.waiting_for) is None else party.link(peer),
                 )
         # Most small collectives are done by now, and need no timer. So this comes last.
-        self._arm(operation, self._op_timeout if timeout is None else timeout)
+        deadlines.arm(self, operation, self._op_timeout if timeout is None else timeout)
         return work
 
     def forgo(self, op: str, tag: object, error: BaseException) -> None:
@@ -224,7 +225,7 @@ class Calls:
             operation.lane = lane
             operation.heard.update(lane.others)  # all have entered it there
         if work.record is None:
-            self._begun(operation)
+            self.records.begin(work, call)
         if self.party.ended is not None:  # by a frame that came while we looked for another one
             if lane is not None:
                 lane.leave(operation, failed=True)
@@ -233,9 +234,6 @@ class Calls:
         work._on_cancel = partial(self.ends.cancelled, operation)
         if executor is not None:
             operation.carry_on(executor)
-            for peer, nbytes in executor.sent():
-                if peer not in operation.heard:
-                    self.goes_unasked(operation, peer, nbytes)
         for src, data in (came or {}).items():
             deliver(operation.message(src, 0, len(data)), (data,), len(data))
         if self._enter(operation, has_number=came is not None):
@@ -244,13 +242,9 @@ class Calls:
             # it. That loss makes it an operation, and `rank_lost` checks it.
             if came is None:
                 self.ends.review(operation)
-        self._arm(operation, seconds, 0.0 if came is None else work.elapsed)
+        deadlines.arm(self, operation, seconds, 0.0 if came is None else work.elapsed)
         work.for_user(self.records.unseen)
         return operation
-
-    def _arm(self, operation: Operation, seconds: float, passed: float = 0.0) -> None:
-        if not operation.done and seconds != math.inf:
-            deadlines.arm(self, operation, seconds, passed)
 
     def _begun(self, op: Operation) -> None:
         if op.tag != SETUP_TAG:
@@ -258,18 +252,7 @@ class Calls:
         else:  # aiodist's own, which the user does not know
             self.records.started(op.work)
 
-    def _link_of(self, peer: int | None) -> Link | None:
-        return None if peer is None else self.party.link(peer)
-
     # -- numbers ----------------------------------------------------------------------------------
-
-    def _goes_on_lane(self, tag: object) -> bool:
-        """Return whether the next call with `tag` runs in shared memory alone. All ranks see the
-        abort word there. Calls that came while ranks agreed on that memory run over links."""
-        lane = self.lane
-        if tag is not None or lane is None or spans_hosts(self.teams):
-            return False
-        return self.tags.upcoming(None) >= lane.first
 
     def is_frozen(self, tag: object) -> bool:
         """Return whether a call with `tag` has to wait for its number."""
@@ -298,7 +281,6 @@ class Calls:
         lane = self.lane
         if lane is not None and tag is None and seq >= lane.first:
             operation.lane = lane
-            operation.digest = digest_of(operation.call)
         verdict, early = self.arrivals.take(key)
         if verdict is not None:
             self.ends.end(operation, verdict)
@@ -316,7 +298,7 @@ class Calls:
         if operation.lane is None:
             operation.start()
             return True
-        operation.lane.add(operation)
+        operation.lane.turns.add(operation)
         if operation.lane.is_broken and not operation.done:
             error = self.party.why_broken()
             assert error is not None

@@ -64,7 +64,10 @@ class Failing(Protocol):
 
 
 def arm(calls: Collectives, op: Operation, seconds: float, passed: float = 0.0) -> None:
-    """Make `op` fail `seconds` after its call. `passed` seconds are over already."""
+    """Make `op` fail `seconds` after its call, unless it is done. `passed` seconds are over
+    already."""
+    if op.done or seconds == math.inf:
+        return
     ask = _ask_after(seconds)
     after = max(0.0, ask - passed)
     op.timer = calls.party.loop.call_later(after, _ask, calls, op, seconds - ask, seconds)

@@ -90,12 +90,13 @@ class Exchange(Generic[Op]):
     __slots__ = (
         "_allowed", "_arrived", "_base", "_eager", "_early", "_granted", "_host", "_inflows",
         "_memory", "_op", "_party", "_pushed", "_receives", "_sent", "_taken", "_to", "_unsent",
-        "urgent",
+        "urgent", "why_lost",
     )  # fmt: skip
 
     def __init__(self, host: Host[Op], op: Op, size: int) -> None:
         self._host = host
         self._party = host.party
+        self.why_lost = host.party.why_lost
         self._op: Op | None = op  # None: it has ended, and must not wait for the garbage collector
         self._unsent = [0] * size  # frames that have not left yet
         self._to: set[int] = set()  # the peers that got a frame in this phase
@@ -129,7 +130,7 @@ class Exchange(Generic[Op]):
         if not plan.eager:
             self.urgent = False
             # Slots and grants are counted over the whole operation.
-            self._allowed = [max(a, b) for a, b in zip(self._allowed, self._base, strict=True)]
+            self._allowed = [*map(max, self._allowed, self._base)]
 
     def catch_up(self, steps: Iterable[Step]) -> None:
         """Count the frames of the first steps, which were done before there was an operation."""
@@ -225,7 +226,9 @@ class Exchange(Generic[Op]):
             op, peer, sum([view.nbytes for view in views])
         ):
             return False
-        self.check(peer)
+        lost = self.why_lost(peer)
+        if lost is not None:
+            raise lost
         self._sent[peer] = slot + 1
         self._unsent[peer] += 1
         self._to.add(peer)
@@ -257,11 +260,6 @@ class Exchange(Generic[Op]):
         (to.link or to).send(header, urgent=True)
         if peer in self._early:
             self._deliver_early(peer)
-
-    def check(self, peer: int) -> None:
-        lost = self._party.why_lost(peer)
-        if lost is not None:
-            raise lost
 
     # -- what the links bring ---------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from aiodist.engine.phase import Phase, Spans
+from aiodist.errors import PeerLostError
 from aiodist.schedules.plan import Await, Copy, Grant, Publish, Recv, Reduce, Send, Step
 from aiodist.schedules.script import Pages, ahead
 from aiodist.shared_memory.board import A_PHASE, AREAS, SMALL
@@ -43,8 +44,8 @@ class Links(Protocol):
         """Lets `peer` send `count` more frames."""
         ...
 
-    def check(self, peer: int) -> None:
-        """Raises PeerLostError if `peer` is lost, because then no frame will come."""
+    def why_lost(self, peer: int, /) -> PeerLostError | None:
+        """Returns the error if `peer` is lost, because then no frame will come."""
         ...
 
     def waiting(self, peer: int) -> int:
@@ -146,7 +147,7 @@ class Executor:
         """
         self.waiting_for = None
         area = self._area
-        if area is not None and not self._bound and not (self._choose() and self._bind(area)):
+        if area is not None and not self._bound and not self._begin(area):
             return self._rest(self._lane.others)
         plan = self.phase.prepared.plan
         steps: Any = plan.steps
@@ -169,9 +170,7 @@ class Executor:
             elif kind is Await:
                 if not wait_for(step.peers, step.count):
                     self._pc = pc
-                    return self._rest(
-                        [peer for peer in step.peers if not lane.has_published(peer, step.count)]
-                    )
+                    return self._rest(step.peers, step.count)
             else:
                 if kind is Publish:
                     lane.publish()
@@ -196,31 +195,27 @@ class Executor:
         if area is not None:
             if not lane.end(area):
                 return False
-            _, _, shown, taken = self.phase.prepared
+            _, _, shown, taken, _ = self.phase.prepared
             itemsize = self.phase.itemsize
             lane.moved.add(shown * itemsize, taken * itemsize)
         return True
 
-    def _choose(self) -> bool:
-        """Choose the plan that all ranks will choose. False: wait."""
-        if self._chosen:
-            return True
+    def _begin(self, area: int) -> bool:
+        """Choose the plan that all ranks will choose, and claim this rank's area for it. False:
+        wait."""
         lane = self._lane
-        if not self._wait_for(lane.others, 0):
+        if not self._chosen:
+            if not self._wait_for(lane.others, 0):
+                return False
+            # All ranks have entered, so the board has the places of all. Every rank finds the same
+            # there, and chooses the same plan without a message.
+            places = lane.places()
+            if places is not None and self.phase.direct is not None:
+                self.phase = self.phase._replace(prepared=self.phase.direct(places))
+            self._chosen = True
+        if not lane.begin(area):
             return False
-        # All ranks have entered, so the board has the places of all. Every rank finds the same
-        # there, and chooses the same plan without a message.
-        places = lane.places()
-        if places is not None and self.phase.direct is not None:
-            self.phase = self.phase._replace(prepared=self.phase.direct(places))
-        self._chosen = True
-        return True
-
-    def _bind(self, area: int) -> bool:
-        """Claim this rank's area for this phase. False: wait."""
-        if not self._lane.begin(area):
-            return False
-        self._memory.bind(self._lane, area)
+        self._memory.bind(lane, area)
         self._bound = True
         return True
 
@@ -229,13 +224,18 @@ class Executor:
         self.waiting_for = peer
         return self._rest((peer,))
 
-    def _rest(self, peers: Sequence[int]) -> bool:
-        """Return False, to wait for `peers`. Raises PeerLostError if one of them is lost."""
+    def _rest(self, peers: Sequence[int], count: int = 0) -> bool:
+        """Return False, to wait for `peers`, of which some may have published `count` times.
+
+        Raises PeerLostError if another one of them is lost.
+        """
         # A loss matters only if this phase has to wait. What a lost peer sent before is still good,
         # and steps that need nothing more of it are done.
         if self.links is not None:
             for peer in peers:
-                self.links.check(peer)
+                lost = self.links.why_lost(peer)
+                if lost is not None and not (count and self._lane.has_published(peer, count)):
+                    raise lost
         return False
 
     def hand_over(self, links: Links) -> None:
@@ -303,7 +303,7 @@ def all_at_once(phase: Phase, lane: Lane, area: int) -> Callable[[Any], int]:
     assert isinstance(reduction, Reduce)
     _, start, stop = reduction.operands[0]
     own, reduce = memory.everyone(lane, area, start, stop)
-    _, _, shown, taken = phase.prepared
+    _, _, shown, taken, _ = phase.prepared
     shown, taken = shown * phase.itemsize, taken * phase.itemsize
     moved = lane.moved
     # A few bytes are copied faster by a Python object than by numpy, because numpy looks at shapes
@@ -379,7 +379,7 @@ def _in_steps(
     views_of, moves = memory.in_views(steps, lane, area)
     counts = [step.count if isinstance(step, Await) else 0 for step in steps]
     every = list(zip(range(len(steps)), moves, counts, strict=True))
-    _, _, shown, taken = phase.prepared
+    _, _, shown, taken, _ = phase.prepared
     shown, taken = shown * phase.itemsize, taken * phase.itemsize
     moved = lane.moved
 

@@ -30,6 +30,10 @@ class Host(Protocol[Op]):
         later."""
         ...
 
+    def goes_unasked(self, op: Op, peer: int, nbytes: int) -> None:
+        """Counts `nbytes` that have gone to `peer`, although it may not have entered `op`."""
+        ...
+
     def refund(self, op: Op, peer: int) -> None:
         """Notes that `peer` has entered `op`, and has granted everything that went to it."""
         ...

@@ -90,7 +90,7 @@ class Operation:
     """A collective that has been called, until it ends."""
 
     __slots__ = (
-        "_draining", "_host", "_phase", "_program", "_running", "_start", "call", "digest", "done",
+        "_draining", "_host", "_phase", "_program", "_running", "_start", "call", "done",
         "exchange", "heard", "knocked", "lane", "place", "roll", "seen", "seq", "tag", "timer",
         "unsolicited", "work",
     )  # fmt: skip
@@ -109,7 +109,6 @@ class Operation:
         self.tag = tag
         self.seq = -1  # its number among the collectives of its tag; -1: none yet
         self.call = call  # what was called, in words: all ranks must agree
-        self.digest = 0  # on a lane: that of `call`, to compare with the others'
         self.place = place  # that of its array in memory that all ranks see
         # Which other ranks have arrays on devices, as far as is known. None: this rank's array is
         # on the host, so it need not know (`aiodist.engine.roll_call`).
@@ -133,23 +132,25 @@ class Operation:
     # -- entered by the context ---------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin the first phase. `advance` runs it."""
+        """Make the program. `advance` runs it."""
         self._program = self._start(self.lane is not None)
-        if self._phase is None:
-            self._begin()
-            return
-        try:
-            self._tell_phase()
-        except Exception as error:
-            self._host.failed(self, error)
+        if self._phase is not None and self.work.trace is not None:
+            try:
+                self.work.trace("phase", self.work, None)
+            except Exception as error:
+                self._host.failed(self, error)
 
     def carry_on(self, executor: Executor) -> None:
         """Take over a first phase that is already under way, before `start`. The program has the
         phases after it."""
         self._phase = executor
-        self._note_plan(executor.phase)
-        self.exchange.begin(executor.phase)
-        self.exchange.catch_up(executor.done)
+        self._begin_plan(executor.phase)
+        # Within a call, a phase that uses shared memory has no other way.
+        if executor.links is not None or executor.phase.shared is None:
+            self.exchange.catch_up(executor.done)
+            for peer, nbytes in executor.sent():
+                if peer not in self.heard:
+                    self._host.goes_unasked(self, peer, nbytes)
         executor.hand_over(self.exchange)
 
     def called_with(self, src: int, *, on_device: bool) -> None:
@@ -207,7 +208,7 @@ class Operation:
         self.exchange.left(peer)
         if self._draining and not self.done and self.exchange.is_drained:
             self._draining = False
-            self._begin()
+            self._end_phase()
             self.advance()
 
     def needs(self, peer: int) -> bool:
@@ -238,15 +239,15 @@ class Operation:
         self._running = True
         try:
             while not self.done:
-                phase = self._phase
-                assert phase is not None
-                if not phase.run() or self.done:
-                    return
-                # Links still read the memory of this phase for frames that have not left. The next
-                # phase may write there, and the user may do so after the end.
-                if not self.exchange.is_drained:
-                    self._draining = True
-                    return
+                if self._phase is not None:
+                    if not self._phase.run() or self.done:
+                        return
+                    # Links still read the memory of this phase for frames that have not left. The
+                    # next phase may write there, and the user may do so after the end.
+                    if not self.exchange.is_drained:
+                        self._draining = True
+                        return
+                    self._end_phase()
                 self._next_phase()
         except DifferentCallsError as error:
             self._host.differ(self, error.calls)
@@ -254,7 +255,7 @@ class Operation:
             # If a rank gave the operation up, it has told the others. Its memory may have held
             # anything, so an error made of that means nothing.
             lane = self.lane
-            if lane is None or lane.current is not self or not lane.is_void():
+            if lane is None or lane.turns.current is not self or not lane.is_void():
                 self._host.failed(self, error)
         finally:
             self._running = False
@@ -266,22 +267,11 @@ class Operation:
     memory = None
     landed = advance
 
-    def _begin(self) -> None:
-        self._running = True
-        try:
-            self._next_phase()
-        except Exception as error:
-            self._host.failed(self, error)
-        finally:
-            self._running = False
-        if self.done:
-            self._release()
-
     def _next_phase(self) -> None:
-        self._end_phase()
         assert self._program is not None
         try:
-            self._tell_phase()
+            if self.work.trace is not None:
+                self.work.trace("phase", self.work, None)
             phase = next(self._program)
             if isinstance(phase, Phase):
                 area = begin_area(phase, self.lane, self.seq)
@@ -298,18 +288,14 @@ class Operation:
             self._host.failed(self, error)
             return
         if isinstance(phase, Phase):
-            self._note_plan(phase)
-            self.exchange.begin(phase)
+            self._begin_plan(phase)
             if (blamed := self.exchange.deliver_early()) is not None:
                 self._host.blame(self, *blamed)
 
-    def _note_plan(self, phase: Phase) -> None:
+    def _begin_plan(self, phase: Phase) -> None:
         if self.work.record is not None:
             self.work.record.plans += (phase.prepared.plan.name,)
-
-    def _tell_phase(self) -> None:
-        if self.work.trace is not None:
-            self.work.trace("phase", self.work, None)
+        self.exchange.begin(phase)
 
     def _end_phase(self) -> None:
         self.exchange.end()

@@ -7,6 +7,7 @@ what they need. `aiodist.engine.executor` runs phases.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from aiodist.buffers.vector import Vector
@@ -55,24 +56,26 @@ class Prepared(NamedTuple):
     """A plan, and what is computed from it once.
 
     `receives`: its receives by peer, in order. `shown` and `taken`: how many units this rank shows
-    to others in shared memory, and takes from them.
+    to others in shared memory, and takes from them. `weight`: how many steps are in memory.
     """
 
     plan: Plan
     receives: dict[int, Sequence[Recv]]
     shown: int
     taken: int
-
-    def weight(self) -> int:
-        return 1 + written_down(self.plan.steps)
+    weight: int
 
 
-@cached_by_weight(MOST_PLAN_STEPS, Prepared.weight)
+_weight: Callable[[Prepared], int] = attrgetter("weight")
+
+
+@cached_by_weight(MOST_PLAN_STEPS, _weight)
 def prepared(algorithm: Callable[..., Plan], *args: Any) -> Prepared:
     """Return the plan ``algorithm(*args)``. It is cached, because programs tend to use the same
     shapes again."""
     plan = algorithm(*args)
-    return Prepared(plan, receives_of(plan.steps), *moved(plan))
+    steps = plan.steps
+    return Prepared(plan, receives_of(steps), *moved(plan), weight=1 + written_down(steps))
 
 
 class Phase(NamedTuple):

@@ -76,8 +76,9 @@ class Place(Protocol):
     residuals: dict[Tag, Residuals]
     """What codecs have lost, by tag."""
 
-    shares_memory: bool
-    """Whether all ranks are on one host and will share memory, once they agree on it."""
+    may_post: bool
+    """Whether ranks may post what they send to all others. Over links, that takes one round, too:
+    see `aiodist.prepared.post_express`."""
 
     shows: bool
     """Whether the first phase of a program that is made now will surely be posted. Then it holds as
@@ -120,15 +121,9 @@ class Call(NamedTuple):
     before."""
 
 
-def may_post(place: Place) -> bool:
-    """Return whether ranks may post what they send to all others. Over links, that takes one round,
-    too: see `aiodist.prepared.post_express`."""
-    return place.shares_memory and 1 < place.size <= MAX_RANKS_POSTING
-
-
 def share_over_links(place: Place, *, first: bool, of_one: bool = False) -> Prepared:
     """Return the plan of `share` over links."""
-    if first and may_post(place):
+    if first and place.may_post:
         algorithm = direct_exchange.share
     elif of_one or place.costs.trip:
         algorithm = choose_share(place.size, place.costs).algorithm
@@ -175,7 +170,7 @@ def barrier(place: Place) -> Call:
     def program(on_lane: bool) -> Program:
         yield from share(place, b"", on_lane, first=True, of_one=True)
 
-    return Call("barrier", "barrier()", program, 0, shares_first=may_post(place))
+    return Call("barrier", "barrier()", program, 0, shares_first=place.may_post)
 
 
 def as_rank(value: Any, size: int, name: str) -> int:

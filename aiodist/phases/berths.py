@@ -61,7 +61,7 @@ class Mooring(Pause):
     def belong(self, operation: Operation) -> None:
         super().belong(operation)
         operation.lane = self._offer.moor(self._offers, operation.place)
-        operation.lane.add(operation)
+        operation.lane.turns.add(operation)
 
     def run(self) -> bool:
         return True

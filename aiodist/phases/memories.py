@@ -83,7 +83,7 @@ class Blobs:
             raise ProtocolError("a frame of blobs has more bytes than its blobs")
 
     def bind(self, lane: Lane, area: int) -> None:
-        self._areas = {rank: lane.area(rank, area) for rank in (self._rank, *lane.others)}
+        self._areas = {rank: lane.board.area(rank, area) for rank in (self._rank, *lane.others)}
 
     def unbind(self) -> None:
         self._areas.clear()
@@ -123,7 +123,7 @@ class Regions:
     """
 
     def __init__(self, x: Vector, out: Vector, scratch: int = 0) -> None:
-        self._vectors = [x, out, Vector([np.empty(scratch, x.dtype)], x.dtype)]
+        self.vectors = [x, out, Vector.of(np.empty(scratch, x.dtype))]
         self._shown: Sequence[Vector] = ()
         self._inbox: dict[Spans, bytearray] = {}
 
@@ -132,10 +132,10 @@ class Regions:
         self._shown = arrays
 
     def bind(self, lane: Lane, area: int) -> None:
-        self._vectors[SHARED:] = self._shown or lane.vectors(area, self._vectors[0].dtype)
+        self.vectors[SHARED:] = self._shown or lane.areas.vectors(area, self.vectors[0].dtype)
 
     def unbind(self) -> None:
-        del self._vectors[SHARED:]
+        del self.vectors[SHARED:]
         self._shown = ()
 
     @classmethod
@@ -148,8 +148,8 @@ class Regions:
     def outgoing(self, spans: Spans) -> Sequence[memoryview]:
         if len(spans) == 1:
             buffer, start, stop = spans[0]
-            return self._vectors[buffer].views(start, stop)
-        return [view for span in spans for view in self._vectors[span.buffer].views(*span[1:])]
+            return self.vectors[buffer].views(start, stop)
+        return [view for span in spans for view in self.vectors[span.buffer].views(*span[1:])]
 
     def incoming(self, spans: Spans, nbytes: int) -> memoryview:
         due = self._due(spans)
@@ -167,7 +167,7 @@ class Regions:
         return self.incoming(spans, self._due(spans))
 
     def _due(self, spans: Spans) -> int:
-        vectors = self._vectors
+        vectors = self.vectors
         return sum([(stop - start) * vectors[buffer].itemsize for buffer, start, stop in spans])
 
     def arrived(self, spans: Spans) -> None:
@@ -180,7 +180,7 @@ class Regions:
 
     def copy(self, step: Copy) -> None:
         into, source = step
-        one, two = self._vectors[into.buffer].arrays, self._vectors[source.buffer].arrays
+        one, two = self.vectors[into.buffer].arrays, self.vectors[source.buffer].arrays
         if len(one) == 1 == len(two):  # true for most, and large arrays take many steps
             pairs: Iterable[Sequence[Array]] = (
                 (one[0][into.start : into.stop], two[0][source.start : source.stop]),
@@ -196,7 +196,7 @@ class Regions:
     def _aligned(self, *spans: Span) -> Iterator[list[Array]]:
         """Yield arrays of spans of equal length, cut so that all arrays of a row have one
         length."""
-        return align([self._vectors[span.buffer].pieces(span.start, span.stop) for span in spans])
+        return align([self.vectors[span.buffer].pieces(span.start, span.stop) for span in spans])
 
 
 def _copying(into: Array | int, source: Array | int) -> Moves:
@@ -232,13 +232,8 @@ class Reductions(Regions):
             self._reduce = kernel.reduce
         # One numpy function that reduces two operands of two or more elements, if there is one.
         self._plain = kernel.plain(2) if isinstance(kernel, Kernel) else None
-        self._kernel = kernel
-        self._size = size
-
-    @property
-    def parts(self) -> tuple[Vector, Vector, AnyKernel, int]:
-        """The input, the result, the kernel, and the number of ranks."""
-        return self._vectors[X], self._vectors[OUT], self._kernel, self._size
+        self.kernel = kernel
+        self.size = size
 
     def everyone(
         self, lane: Lane, area: int, start: int, stop: int
@@ -248,12 +243,13 @@ class Reductions(Regions):
         For `executor.all_at_once`. The function reduces elements `start` to `stop` of what all
         ranks show.
         """
-        x, kernel = self._vectors[X], self._kernel
+        x, kernel = self.vectors[X], self.kernel
         assert isinstance(kernel, Kernel)
-        every = [shown.arrays[0] for shown in lane.vectors(area, x.dtype)]
-        function, operands, more = kernel.reduction_of([shown[start:stop] for shown in every])
+        every = lane.areas.vectors(area, x.dtype)
+        shown = [vector.arrays[0][start:stop] for vector in every]
+        function, operands, more = kernel.reduction_of(shown)
         reduce = functools.partial(self._quietly, function, *operands, **more)
-        return every[lane.board.rank][: x.length], reduce
+        return every[lane.board.rank].arrays[0][: x.length], reduce
 
     def in_views(
         self, steps: Sequence[Step], lane: Lane, area: int
@@ -264,8 +260,8 @@ class Reductions(Regions):
         and OUT as a pair, if these are two). The list has a function for each Copy and Reduce step,
         which takes these slices, and None for each other step.
         """
-        x, out = self._vectors[X], self._vectors[OUT]
-        shown = lane.vectors(area, x.dtype)
+        x, out = self.vectors[X], self.vectors[OUT]
+        shown = lane.areas.vectors(area, x.dtype)
         cuts: dict[tuple[int, int, int], int] = {}
 
         def find(span: Span) -> Array | int:
@@ -298,7 +294,7 @@ class Reductions(Regions):
         ), moves
 
     def _reducing(self, into: Array | int, operands: Sequence[Array | int], length: int) -> Moves:
-        size, kernel = self._size, self._kernel
+        size, kernel = self.size, self.kernel
         plain = kernel.plain(length) if isinstance(kernel, Kernel) else None
         if plain is not None and len(operands) == 2:
             quietly = self._quietly
@@ -318,7 +314,7 @@ class Reductions(Regions):
         return reduce
 
     def reduce(self, step: Reduce) -> None:
-        vectors = self._vectors
+        vectors = self.vectors
         buffer, start, stop = step.into
         if self._plain is not None and len(step.operands) == 2 and stop - start > 1:
             # Two operands in one array each: most steps of large arrays are like this.
@@ -335,10 +331,10 @@ class Reductions(Regions):
             if piece is None:
                 break
         else:
-            self._reduce(operands, into, self._size)
+            self._reduce(operands, into, self.size)
             return
         for part, *others in self._aligned(step.into, *step.operands):
-            self._reduce(others, part, self._size)
+            self._reduce(others, part, self.size)
 
 
 class Partials(Reductions):
@@ -348,10 +344,10 @@ class Partials(Reductions):
     def __init__(self, x: Vector, out: Vector, scratch: int, kernel: AnyKernel, size: int) -> None:
         super().__init__(x, out, 0, kernel, size)
         # The accumulator dtype, so that a partial result is not rounded at each rank.
-        self._vectors[TMP] = Vector([np.empty(scratch, kernel.wire_dtype)], kernel.wire_dtype)
+        self.vectors[TMP] = Vector.of(np.empty(scratch, kernel.wire_dtype))
 
     def reduce(self, step: Reduce) -> None:
-        if not (self._kernel.loads or self._kernel.stores):
+        if not (self.kernel.loads or self.kernel.stores):
             super().reduce(step)
             return
         spans = (step.into, *step.operands)
@@ -359,7 +355,7 @@ class Partials(Reductions):
             self._accumulate(into, operands, spans)
 
     def _accumulate(self, into: Array, operands: list[Array], spans: Spans) -> None:
-        kernel = self._kernel
+        kernel = self.kernel
         partial, *others = [
             piece if span.buffer == TMP or not kernel.loads else kernel.load(piece)
             for piece, span in zip(operands, spans[1:], strict=True)
@@ -373,14 +369,14 @@ class Partials(Reductions):
         if spans[0].buffer == TMP:
             np.copyto(into, partial)
         else:
-            kernel.store(partial, into, self._size)
+            kernel.store(partial, into, self.size)
 
     def copy(self, step: Copy) -> None:
         if step.into.buffer != TMP or step.source.buffer == TMP:
             super().copy(step)
             return
         for into, source in self._aligned(step.into, step.source):
-            np.copyto(into, self._kernel.load(source))
+            np.copyto(into, self.kernel.load(source))
 
 
 class _Cells(dict[int, tuple[memoryview, list[Array]]]):

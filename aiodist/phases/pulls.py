@@ -70,12 +70,17 @@ def _slice_piece(place: Place, group: DtypeGroup, longest: int) -> tuple[int, in
 
 
 def _reduction(
-    place: Place, group: DtypeGroup, plan: Prepared, direct: tuple[Any, ...] | None = None
+    place: Place,
+    group: DtypeGroup,
+    plan: Prepared,
+    direct: tuple[Any, ...] | None = None,
+    *,
+    whole: bool = False,
 ) -> Phase:
     """Make the phase of a reduction.
 
     `direct`: the algorithm and its arguments to use instead, if all arrays are in memory that all
-    ranks see.
+    ranks see. `whole`: see `Phase`.
     """
     x = group.x
     memory = Reductions(x, group.out, 0, group.kernel, place.size)
@@ -90,7 +95,7 @@ def _reduction(
         return prepared(algorithm, place.rank, place.size, *args)
 
     shared = plan.plan.shared * x.itemsize
-    return Phase(plan, memory, x.itemsize, shared, None if direct is None else choose)
+    return Phase(plan, memory, x.itemsize, shared, None if direct is None else choose, whole)
 
 
 def _reduces_whole(group: DtypeGroup) -> bool:
@@ -136,7 +141,7 @@ def all_reduce(place: Place, group: DtypeGroup) -> Phase:
     length = group.x.length
     if _reduces_whole(group):
         plan = prepared(pull_whole.all_reduce, place.rank, place.size, length)
-        return _reduction(place, group, plan)._replace(whole=length > 0)
+        return _reduction(place, group, plan, whole=length > 0)
     longest = -(-length // place.size)
     if _shows_whole(place, group):
         room, depth = BULK // group.x.itemsize, DEPTH
@@ -185,7 +190,7 @@ def reduce_scatter(place: Place, group: DtypeGroup) -> Phase:
     if group.x.nbytes <= WHOLE_SLOTS:
         plan = prepared(pull_whole.reduce_scatter, place.rank, place.size, bounds)
         whole = bounds[place.rank] < bounds[place.rank + 1]
-        return _reduction(place, group, plan)._replace(whole=whole)
+        return _reduction(place, group, plan, whole=whole)
     longest = max(b - a for a, b in itertools.pairwise(bounds))
     piece, depth = _slice_piece(place, group, longest)
     plan = prepared(pull_slices.reduce_scatter, place.rank, place.size, bounds, piece, depth)

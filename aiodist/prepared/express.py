@@ -65,7 +65,7 @@ from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import DtypeGroup
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.forms import WORDS, Form, said
-from aiodist.collectives.reductions import goes_on_berths, phases_of_all_reduce
+from aiodist.collectives.reductions import all_reduce_where, goes_on_berths
 from aiodist.compiled import core
 from aiodist.engine import tags
 from aiodist.engine.calls import Calls
@@ -73,7 +73,6 @@ from aiodist.engine.operation import Program, Running
 from aiodist.engine.phase import Phase
 from aiodist.links.endpoint import Endpoint
 from aiodist.phases.base import Call, Place
-from aiodist.schedules.script import written_down
 from aiodist.shared_memory.board import ON_DEVICE, digest_of
 from aiodist.transports.surroundings import is_virtual
 from aiodist.types import ReduceOp
@@ -112,7 +111,7 @@ class Recipe:
         vector.lend(None)
         self.nbytes = vector.nbytes  # bytes of the array
         # How many steps of its plan are kept in memory.
-        self.weight = written_down(phase.prepared.plan.steps)
+        self.weight = phase.prepared.weight
         self.keeps = keeps  # keeps this object alive, because recipes are found by its id
         self.returns = True  # whether this rank has a result
         # What the compiled part runs, for calls with even and with odd numbers.
@@ -255,16 +254,16 @@ class Express(ABC, Generic[G, R]):
         except RuntimeError:  # a nested tensor has no shape
             return None  # the ordinary way refuses it
         try:
-            recipe = self._recipes[key]
+            recipe, is_new = self._recipes[key], False
         except KeyError:
             if arrays.plain(x) is None:
                 return None
-            self._keep(key, self._learn(x, op))
-            return self._watched(self.all_reduce(x, op, seconds, tag))
-        if recipe is None:
+            recipe, is_new = self._learn(x, op), True
+            self._keep(key, recipe)
+        if recipe is None or (flat := flat_of(recipe, x)) is None:
             return None
-        flat = flat_of(recipe, x)
-        return None if flat is None else self._run(recipe, x, flat, seconds, tag)
+        work = self._run(recipe, x, flat, seconds, tag)
+        return work.for_user(self._records.unseen) if is_new and work is not None else work
 
     def _learn(self, x: Any, op: Any) -> R | None:
         """Make the recipe of an all_reduce of arrays like `x`, if that is one phase."""
@@ -283,7 +282,7 @@ class Express(ABC, Generic[G, R]):
         if goes_on_berths(self._context, [group], self._on_lane):
             recipe = self._prepare_large(call, group, op)
         else:
-            phases = list(phases_of_all_reduce(self._context, [group], self._on_lane))
+            phases = list(all_reduce_where(self._context, [group], self._on_lane))
             if len(phases) != 1 or not isinstance(phase := phases[0], Phase):
                 return None
             recipe = self._prepare("all_reduce", call, phase, vector, op)
@@ -316,7 +315,8 @@ class Express(ABC, Generic[G, R]):
             recipe = self._recipes[key]
         except KeyError:
             self._keep(key, self._learn_other(op, make, args))
-            return self._watched(self.start(op, make, args, seconds, tag))
+            work = self.start(op, make, args, seconds, tag)
+            return None if work is None else work.for_user(self._records.unseen)
         if recipe is None:
             return None
         laid = recipe.lay_out(args, flats, words)
@@ -349,18 +349,14 @@ class Express(ABC, Generic[G, R]):
 
         Such code could call the next collective before this one has taken its number.
         """
-        if call.place == ON_DEVICE or self._runs_others():
-            return False
-        return not any(map(_is_function, args))
+        for x in args:
+            if x.function is not None if type(x) is ReduceOp else callable(x):
+                return False
+        return call.place != ON_DEVICE and not self._runs_others()
 
     def _runs_others(self) -> bool:
         """Say whether any program may run code of the user: pickles, or hooks."""
         return self._context.allow_pickle or self._records.trace is not None
-
-    def _watched(self, work: Work[Any] | None) -> Work[Any] | None:
-        """Return `work`, the first of its kind, and note its line in case the program never awaits
-        it."""
-        return None if work is None else work.for_user(self._records.unseen)
 
     def _keep(self, key: tuple[Any, ...], recipe: R | None) -> None:
         # The key has the id of an operator. A recipe keeps its operator alive, so no other one gets
@@ -474,14 +470,9 @@ def failing(error: Exception) -> Program:
     raise error
 
 
-def _is_function(x: Any) -> bool:
-    """Say whether `x` is, or contains, a function of the user."""
-    return x.function is not None if type(x) is ReduceOp else callable(x)
-
-
 def _weight(key: tuple[Any, ...], recipe: Recipe | None) -> int:
     """Return the bytes of a recipe and of its key."""
-    kinds = sum(len(kind) for kind in key if type(kind) is tuple)
+    kinds = sum([len(kind) for kind in key if type(kind) is tuple])
     return A_STEP * (1 + kinds) if recipe is None else A_RECIPE + A_STEP * (recipe.weight + kinds)
 
 

@@ -73,10 +73,6 @@ class QueuedCall:
     def call(self) -> bytes:
         return self.recipe.call
 
-    @property
-    def digest(self) -> int:
-        return self.recipe.digest
-
     def resume(self) -> None:
         """Do the call, because its turn has come."""
         self.express.at_turn(self)
@@ -94,7 +90,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
     def __init__(self, context: ExpressGroup, lane: Lane) -> None:
         super().__init__(context)
         self._lane = lane
-        turns, *_ = lane.inner()
+        turns = lane.turns
         self._use_compiled(
             (turns.queue,),
             ((turns, "current"), (lane, "is_broken")),
@@ -239,13 +235,13 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         calls.tags.take(None)
         calls.waiting.by_key[call.key] = call
         calls.waiting.wait(call)
-        lane.add(call)
-        return work.for_user(self._records.unseen)
+        lane.turns.add(call)
+        return work
 
     def at_turn(self, call: QueuedCall) -> None:
         """Do `call` in its turn, or let an operation continue it."""
         lane, calls = self._lane, self._calls
-        if lane.gives_way():
+        if lane.waiting.gives_way():
             return
         del calls.waiting.by_key[call.key]
         recipe, seq, work, x = call.recipe, call.seq, call.work, call.x
@@ -342,6 +338,6 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
     ) -> LaneRecipe | lane_values.ValueRecipe | None:
         context = self._context
         found = lane_values.learn(lane_values.ValueRecipe, context, op, make, args)
-        if found is None and op in lane_reductions.OPS:
+        if found is None and (op in lane_reductions.OPS or op == "scan"):
             return lane_reductions.learn(context, op, make, args)
         return found

@@ -1,4 +1,4 @@
-"""Prepared reductions of ranks that share memory: all_reduce, reduce and reduce_scatter of arrays.
+"""Prepared reductions of ranks that share memory: all_reduce, reduce, reduce_scatter and scan.
 
 A reduction is one phase on two vectors, for the input and the result, or on one vector that is
 both. The choice of the phase depends on dtype, lengths and operator alone. So the recipe keeps it,
@@ -226,7 +226,7 @@ def _maker(like: arrays.UserArray) -> Makes:
 def learn(
     context: ExpressGroup, op: str, make: Callable[..., Call], args: tuple[Any, ...]
 ) -> LaneRecipe | None:
-    """Make the recipe of one of `OPS` with arrays. None: it cannot be prepared."""
+    """Make the recipe of one of `OPS`, or of a scan, of arrays. None: it cannot be prepared."""
     found = learn_of(context, op, make, args)
     return None if found is None else found[0]
 
@@ -262,6 +262,10 @@ def _learn(
         phase = pulls.reduce_scatter(context, group)
     elif op == "all_reduce":
         phase = pulls.all_reduce(context, group)
+    elif op == "scan":
+        if not pulls.can_scan(group):
+            return None
+        phase = pulls.scan(context, group, False)
     else:
         phase = pulls.reduce(context, group, more[0])
     if listed or is_small or not scatters:

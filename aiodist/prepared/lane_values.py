@@ -251,17 +251,18 @@ class ValueRecipe(Recipe):
         """Return the function that does a call in `area`, as `executor.all_at_once` does for
         others."""
         template = self._own
-        own = Reading(template, lane.area(self._context.rank, area))
+        own = Reading(template, lane.board.area(self._context.rank, area))
         gaps = [data.flat for data in own.data]
         shows = [at for at in range(len(gaps)) if at != self._unshown()]
-        blob = lane.area(self._context.rank, area)[: template.length]
+        blob = lane.board.area(self._context.rank, area)[: template.length]
+        areas = {peer: lane.board.area(peer, area) for peer in lane.others}
         known = [
-            (peer, [Reading(template, lane.area(peer, area)) for template in self._known[peer]])
+            (peer, [Reading(template, areas[peer]) for template in self._known[peer]])
             for peer in lane.others
         ]
         found: list[Reading] = [own] * self._context.size
         takes: dict[tuple[Reading, ...], Take | None] = {}  # by the blobs of all ranks
-        _, _, shown, taken = phase.prepared
+        _, _, shown, taken, _ = phase.prepared
         shown, taken = shown * phase.itemsize, taken * phase.itemsize
         moved = lane.moved
         steps = len(phase.prepared.plan.steps)

@@ -207,7 +207,7 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
                         self._finish(work, recipe.op, recipe.call, recipe.nbytes, moving.result)
                         return work
                     if moving.waits:
-                        return work.for_user(self._records.unseen)
+                        return work
                 elif recipe.complete(x, flat):
                     if executor is not None:
                         executor.close()
@@ -215,7 +215,7 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
                     return work
             # It has to wait, or another rank has given up.
             elif moving is not None and is_quiet and moving.begin_with(done):
-                return work.for_user(self._records.unseen)
+                return work
             if executor is None:
                 executor, rest = recipe.go_on(x, flat, done)
             else:

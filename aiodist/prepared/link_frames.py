@@ -157,8 +157,8 @@ class Frames:
     def grant(self, peer: int, count: int) -> None:
         raise AssertionError("an eager plan grants nothing")
 
-    def check(self, peer: int) -> None:
-        """Do nothing, because the call becomes an operation if a rank is lost, and that checks."""
+    def why_lost(self, peer: int) -> None:
+        """Do nothing, because the call becomes an operation if a rank is lost, and that asks."""
 
     def waiting(self, peer: int) -> int:
         return 0

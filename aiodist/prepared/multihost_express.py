@@ -117,7 +117,7 @@ class MultihostExpress(Express[LinkGroup, MultihostRecipe | MultihostValues]):
                 # In the first calls of a kind, the lengths of frames are not known.
                 is_known = type(executor.phase.memory) is not Blobs
                 if is_known and self._records.trace is None and call.begin():
-                    return work.for_user(self._records.unseen)
+                    return work
             # The call has read links, so a verdict may have come for its number.
             elif calls.arrivals.is_quiet((None, seq)) and recipe.is_done(executor, flat):
                 executor.close()

@@ -204,7 +204,7 @@ class MultihostValues(LinkValues):
             templates = [
                 self._own if peer == rank else known[0] for peer, known in enumerate(self._known)
             ]
-            areas = {peer: lane.area(peer, area) for peer in (rank, *lane.others)}
+            areas = {peer: lane.board.area(peer, area) for peer in (rank, *lane.others)}
             if sum(template.length for template in templates) <= len(areas[rank]):
                 places = BlobPlaces(rank, self._leader, templates, areas, gathers=self._gathers)
                 places.take = self._taking(places.shown)

@@ -29,7 +29,6 @@ class Waited(Protocol):
     """A recipe, with the text of its calls and its frames."""
 
     call: bytes
-    digest: int
     frames: LendingFrames
 
 
@@ -68,7 +67,6 @@ class MultihostCall:
         self.seq = work.seq
         self.key: Key = (None, work.seq)
         self.call = recipe.call
-        self.digest = recipe.digest
         self.seconds = seconds  # time limit at the call
 
     def begin(self) -> bool:
@@ -82,7 +80,7 @@ class MultihostCall:
         calls.waiting.wait(self)
         self._executor.hand_over(self)
         if self._takes_what_came():
-            self._lane.add(self)
+            self._lane.turns.add(self)
         else:
             self.to_operation()
         return True
@@ -146,7 +144,7 @@ class MultihostCall:
     def grant(self, peer: int, count: int) -> None:
         raise AssertionError("an eager plan grants nothing")
 
-    def check(self, peer: int) -> None:
+    def why_lost(self, peer: int) -> None:
         """Do nothing, because the call becomes an operation if a rank is lost."""
 
     def waiting(self, peer: int) -> int:
@@ -201,5 +199,5 @@ class MultihostCall:
                     into[:] = coming.view  # mostly the same memory
                 if coming.is_here:
                     coming.inflow.landed()
-            self._lane.resume_soon()
+            self._lane.turns.resume_soon()
         return operation

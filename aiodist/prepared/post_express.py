@@ -8,7 +8,7 @@ rank to all: `direct_exchange.all_reduce` or `share`. `posted` says what becomes
 **A post is a frame in memory.** In these plans each rank sends one frame to all others, and a post
 replaces it. Each rank decides for each call whether it posts or sends. For example, it sends if its
 program has hooks, or if its ring is full. The receiver hands either to the same waiting call. So
-ranks need to agree on the plan alone, which follows from the arguments (`base.may_post`,
+ranks need to agree on the plan alone, which follows from the arguments (`Place.may_post`,
 `reductions.is_posted`). All rules for frames hold for posts:
 
 * A rank that gives up says so over links. It also writes a word in memory, for ranks that call
@@ -518,7 +518,6 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     def _wait(self, call: PostedCall) -> None:
         self._calls.waiting.wait(call)
         self.rest()
-        call.work.for_user(self._records.unseen)
 
     def _leave(self, call: PostedCall) -> None:
         call.over = True

@@ -19,7 +19,7 @@ from aiodist.compiled import core
 from aiodist.engine.phase import Phase
 from aiodist.links.moved import Moved
 from aiodist.phases.memories import Reductions
-from aiodist.schedules.plan import OUT, SHARED, Await, Copy, Publish, Reduce, Span, X
+from aiodist.schedules.plan import Await, Copy, Publish, Reduce
 from aiodist.shared_memory.lane import Lane
 from aiodist.shared_memory.posts import Posts
 from aiodist.transports import polling
@@ -86,16 +86,18 @@ def tape_of(what: Taped, phase: Phase, lane: Lane, area: int, run: Run) -> Run |
         return None
     if plan.size > MOST_RANKS:
         return None
-    x, out, kernel, size = memory.parts
+    (x, out, *_), kernel = memory.vectors, memory.kernel
     if not isinstance(kernel, Kernel) or kernel.compiled is None or len(plan.steps) > MOST_STEPS:
         return None
     steps: list[tuple[int, int, Any, list[Any]]] = []
     for step in plan.steps:
         if isinstance(step, Copy):
-            steps.append((_COPY, step.into.length, _place(step.into), [_place(step.source)]))
-        elif isinstance(step, Reduce):
-            operands = [_place(operand) for operand in step.operands]
-            steps.append((_REDUCE, step.into.length, _place(step.into), operands))
+            buffer, start, stop = step.into
+            steps.append((_COPY, stop - start, (buffer, start), [step.source[:2]]))
+        elif isinstance(step, Reduce) and len(step.operands) > 1:
+            buffer, start, stop = step.into
+            operands = [operand[:2] for operand in step.operands]
+            steps.append((_REDUCE, stop - start, (buffer, start), operands))
         elif isinstance(step, Publish):
             steps.append((_PUBLISH, 0, None, []))
         elif isinstance(step, Await) and len(step.peers) == len(lane.others):
@@ -106,7 +108,7 @@ def tape_of(what: Taped, phase: Phase, lane: Lane, area: int, run: Run) -> Run |
     areas = [board.area(rank, area) for rank in range(plan.size)]
     return _made(
         what, phase, lane, area, steps, areas,
-        fallback=run, dtype=x.dtype, lengths=lengths, kernel=kernel.compiled, size=size,
+        fallback=run, dtype=x.dtype, lengths=lengths, kernel=kernel.compiled, size=memory.size,
         unended=len(steps),
     )  # fmt: skip
 
@@ -207,16 +209,15 @@ def _made(
     **more: Any,
 ) -> Run:
     assert core is not None
-    _, free, waiting = lane.inner()
-    board = lane.board
-    _, _, shown, taken = phase.prepared
+    board, waiting = lane.board, lane.waiting
+    _, _, shown, taken, _ = phase.prepared
     made: Run = core.Tape(
         lane=lane,
         progress=waiting.progress,
         naps=board,
         neighbours=polling.neighbours,
         moved=lane.moved,
-        free=free,
+        free=lane.areas.free,
         shown=shown * phase.itemsize,
         taken=taken * phase.itemsize,
         words=board.pages,
@@ -235,9 +236,3 @@ def _made(
         **more,
     )
     return made
-
-
-def _place(span: Span) -> tuple[int, int]:
-    """Return the buffer of `span`, and the number of elements before it there."""
-    assert span.buffer in (X, OUT) or span.buffer >= SHARED
-    return span.buffer, span.start

@@ -22,6 +22,7 @@ from aiodist.links.party import Party
 from aiodist.p2p.express import P2PExpress
 from aiodist.p2p.point_to_point import PointToPoint
 from aiodist.p2p.shared import MessageMemory
+from aiodist.phases.base import MAX_RANKS_POSTING
 from aiodist.prepared.express import Express
 from aiodist.prepared.lane_express import LaneExpress
 from aiodist.prepared.lane_setup import LaneSetup
@@ -81,7 +82,8 @@ class Context(Party):
         # The ranks of each host; the costs for plans; which hosts these are.
         sharing, self.teams, self.costs, self.hosts = layout
         # Whether all ranks are on one host, and share memory once they have agreed on that.
-        self.shares_memory = sharing is not Sharing.NONE and not spans_hosts(self.teams)
+        shares = sharing is not Sharing.NONE and not spans_hosts(self.teams)
+        self.may_post = shares and 1 < self.size <= MAX_RANKS_POSTING
         # Its collectives.
         self.calls = Calls(
             self,
@@ -97,7 +99,7 @@ class Context(Party):
         self.shows = False  # calls are posted from now on
         self.device_memory = DeviceMemory(self)  # arrays on devices, and what peers have open
         # Arrays in memory that all ranks see.
-        self.heap = Heap(self, shares=self.shares_memory)
+        self.heap = Heap(self, shares=shares)
         # Its messages.
         helper = SECOND_THREAD if self.size <= cores() else None
         shared = MessageMemory(

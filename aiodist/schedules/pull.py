@@ -21,16 +21,18 @@ Part = Callable[[int], list[Step]]
 
 def others(rank: int, size: int) -> tuple[int, ...]:
     """The other ranks, from the next one on, so that not all ranks begin with the same one."""
-    return tuple((rank + distance) % size for distance in range(1, size))
+    return (*range(rank + 1, size), *range(rank))
 
 
 def joined(steps: Iterable[Step]) -> tuple[Step, ...]:
     """`steps` without those of no units, with adjacent copies joined into one."""
     result: list[Step] = []
     for step in steps:
-        if isinstance(step, Copy | Reduce) and not step.into.length:
-            continue
-        if isinstance(step, Copy) and result and isinstance(last := result[-1], Copy):
+        if type(step) is Copy or type(step) is Reduce:
+            _, start, stop = step.into
+            if start == stop:
+                continue
+        if type(step) is Copy and result and type(last := result[-1]) is Copy:
             ends = list(zip(last, step, strict=True))
             if all(a.buffer == b.buffer and a.stop == b.start for a, b in ends):
                 step = Copy(*(a._replace(stop=b.stop) for a, b in ends))
@@ -45,10 +47,12 @@ def moved(plan: Plan) -> tuple[int, int]:
     shown = taken = 0
     for step, times in ahead(plan.steps):
         if isinstance(step, Copy | Reduce):
-            sources = step.operands if isinstance(step, Reduce) else (step.source,)
-            seen = (span for span in sources if span.buffer >= SHARED and span.buffer != own)
-            taken += times * sum(span.length for span in seen)
-            shown += times * step.into.length * (step.into.buffer == own)
+            buffer, start, stop = step.into
+            if buffer == own:
+                shown += times * (stop - start)
+            for buffer, start, stop in step.operands if isinstance(step, Reduce) else step[1:]:
+                if buffer >= SHARED and buffer != own:
+                    taken += times * (stop - start)
     return shown, taken
 
 

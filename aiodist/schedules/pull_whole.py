@@ -111,7 +111,7 @@ def _reduction(
 ) -> Plan:
     """The plan in which this rank reduces the arrays of `ranks`. `shown`: other ranks reduce its
     array."""
-    operands = tuple(Span(X if q == rank else SHARED + q, 0, length) for q in ranks)
+    operands = tuple([Span(X if q == rank else SHARED + q, 0, length) for q in ranks])
     reduction = [Reduce(Span(OUT, 0, length), operands)] if ranks else []
     return _after_showing(name, rank, size, length, reduction, shown=shown)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate, islice, repeat
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from aiodist.schedules.plan import Await, Copy, Recv, Reduce, Span, Step
@@ -128,14 +128,14 @@ class Pages(Generic[S]):
 def ahead(steps: Sequence[S], first: int = 0) -> Iterator[tuple[S, int]]:
     """Each step from number `first` on, and how often it is still to come. Of steps that are alike,
     it is the last one."""
-    if isinstance(steps, Steps):
+    if type(steps) is Steps:
         return steps.ahead(first)
-    return ((steps[number], 1) for number in range(first, len(steps)))
+    return zip(steps[first:], repeat(1), strict=False)
 
 
 def written_down(steps: Sequence[Step]) -> int:
     """How many steps are in memory."""
-    if isinstance(steps, Steps):
+    if type(steps) is Steps:
         # Steps that are the same each time are one object.
         return sum(len({*map(id, one), *map(id, two)}) for one, two, _ in steps.stretches)
     return len(steps)
@@ -143,7 +143,7 @@ def written_down(steps: Sequence[Step]) -> int:
 
 def receives_of(steps: Sequence[Step]) -> dict[int, Sequence[Recv]]:
     """The receives among `steps`, by peer, in their order."""
-    if not isinstance(steps, Steps):
+    if type(steps) is not Steps:
         listed: dict[int, list[Recv]] = {}
         for step in steps:
             if isinstance(step, Recv):

@@ -27,7 +27,7 @@ class Areas:
         if found is None:
             board = self._board
             count = AREAS[index][1] // dtype.itemsize
-            found = [Vector([], dtype)] * self._size
+            found = [Vector.of(np.empty(0, dtype))] * self._size
             for rank in (board.rank, *board.words):
                 found[rank] = Vector.of(np.frombuffer(board.area(rank, index), dtype, count))
             self._vectors[index, dtype] = found

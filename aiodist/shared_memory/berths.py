@@ -174,12 +174,12 @@ class Berth(Lane):
         if along != self.along:
             memories = self._berths.memories
             board.see({peer: memories[peer][along[peer]] for peer in self.others})
-            self._areas.forget()
+            self.areas.forget()
             self.along = along
         board.offers = offers
         number = max([offer.number for offer in offers])
         self._number = number + 1
-        self._areas.free = [0] * len(AREAS)  # the operation before is over at all ranks
+        self.areas.free = [0] * len(AREAS)  # the operation before is over at all ranks
         self._enter(number, stamp_of(number), 0, b"", place)
         self._agreed = True
         self._phase = 0 if within else -1
@@ -199,9 +199,9 @@ class Berth(Lane):
 
     def leave(self, rider: Rider, *, failed: bool) -> None:
         if self.moored:
-            self._waiting.woken()
+            self.waiting.woken()
             self._end(failed=failed)
-            self._next()
+            self.finish_turn()
 
     def _end(self, *, failed: bool) -> None:
         """End the operation. This rank reads nothing more of the others, or its result is void."""
@@ -303,7 +303,7 @@ class Berths:
         # up the others.
         looks = self._polls and len(self._moored) == 1
         for each in self._moored:
-            each.look(looks)
+            each.waiting.polls = looks
 
     def kicked(self) -> None:
         """Go on, because another rank has come as far as this one waited for."""

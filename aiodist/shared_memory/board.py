@@ -121,7 +121,9 @@ _PLACE: Final = 5  # and 6, by parity: the location of the array in shared memor
 CORE: Final = 7  # 1 + the core on which the rank last waited; 0: unknown
 SLEEP: Final = 8
 WANTED: Final = 9
-_HOW: Final = 10  # how the rank sleeps, see `_how`
+# How the rank sleeps. The upper half is 1 + the rank that it waits for, or 0 if it waits for all
+# others. The lower half is the `dozes` of `Board.sleep`.
+_HOW: Final = 10
 _TEXT: Final = 1024  # in bytes; and 1024 bytes further, by parity: the call in words
 # The words from byte 3072 on belong to `aiodist.shared_memory.posts`.
 _TEXT_ROOM: Final = 1016
@@ -230,19 +232,16 @@ class Board(CoreNaps):
         self._own_bytes[at + 8 : at + 8 + len(shown)] = shown
         self.own[_CALL + parity] = digest
 
-    def different(self, peers: Iterable[int], operation: int, digest: int) -> dict[int, bytes]:
-        """Return the calls of those `peers` that called something else than `digest` stands for.
-
-        All of `peers` must have entered `operation`.
-        """
-        parity = operation & 1
-        differing = [
-            peer
-            for peer in peers
-            if self.words[peer][_CALL + parity] != digest
-            and self.words[peer][_ABORTED + parity] != operation + 1  # passed over, so not called
-        ]
-        return {peer: self._text(peer, operation) for peer in differing}
+    def different(self, operation: int, digest: int) -> dict[int, bytes]:
+        """Return the calls of the ranks that have entered `operation`, and called something else
+        than `digest` stands for."""
+        parity, entered = operation & 1, (operation + 1) * AN_OPERATION
+        found = {}
+        for peer, words in self._words:
+            is_other = words[STAMP] >= entered and words[_CALL + parity] != digest
+            if is_other and words[_ABORTED + parity] != operation + 1:  # else it was passed over
+                found[peer] = self._text(peer, operation)
+        return found
 
     def places(self, operation: int) -> dict[int, int] | None:
         """Return the locations of the other ranks' arrays, by rank. All others must have entered.
@@ -366,20 +365,21 @@ class Board(CoreNaps):
     def sleep(self, peers: Sequence[int], wanted: int, dozes: int = 0) -> None:
         """Ask to be woken once all of `peers` have reached the stamp `wanted`.
 
-        Check once more whether they have before you wait, and check again when woken. `dozes`: see
-        `_how`.
+        Check once more whether they have before you wait, and check again when woken. `dozes`: 1 +
+        the rank at whose stamp it sleeps, or 0 if a frame wakes it.
         """
         self._nap += 1
         # If this rank needs only some of the others, it names the first one that is missing. After
         # the wake-up it looks for the next one.
         everyone = len(peers) == len(self._words)
-        how = _how(0 if everyone else 1 + self._missing(peers, wanted), dozes)
+        how = (0 if everyone else 1 + self._missing(peers, wanted)) << 32 | dozes
         own = self.own
         own[WANTED] = wanted
         if how != self._slept:
             self._slept = own[_HOW] = how
         own[SLEEP] = self._nap
-        fence()
+        _acquire()
+        _release()
 
     def awake(self) -> None:
         """Take the request back: this rank need not be woken."""
@@ -460,16 +460,6 @@ class Board(CoreNaps):
         if needs:
             return needs == self.rank + 1
         return all(words[STAMP] >= wanted for peer, words in self._words if peer != sleeper)
-
-
-def _how(needs: int, dozes: int) -> int:
-    """Encode how a rank sleeps.
-
-    Args:
-        needs: 1 + the rank that it waits for, or 0 if it waits for all others.
-        dozes: 1 + the rank at whose stamp it sleeps, or 0 if a frame wakes it.
-    """
-    return needs << 32 | dozes
 
 
 def digest_of(call: bytes) -> int:

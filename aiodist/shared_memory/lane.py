@@ -69,11 +69,8 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-import numpy as np
-
-from aiodist.buffers.vector import Vector
 from aiodist.compiled import core
 from aiodist.links.moved import Moved
 from aiodist.schedules.costs import ONE_HOST_TCP, Costs
@@ -88,6 +85,7 @@ from aiodist.shared_memory.board import (
     SMALL,
     STAMP,
     Board,
+    digest_of,
     stamp_of,
 )
 from aiodist.shared_memory.turns import Rider, SkippedCall, Turns
@@ -190,20 +188,20 @@ class Lane(LaneRow):
         self.by_turns = CROWDED_SMALL if crowded else SMALL
         self.polls = polls  # whether a wait begins with polling of memory
         self._kick = kick  # wakes a rank that sleeps
-        self._turns = Turns(loop)  # the order of operations
+        self.turns = Turns(loop)  # the order of operations
         here = len(self.others) + 1
         self._spans = size > here  # whether the group spans hosts
         self._dozes = board.can_doze  # whether this rank may sleep within a call
         # Waits look for a while, then sleep.
-        self._waiting = LaneWaiting(
+        self.waiting = LaneWaiting(
             board,
             progress,
-            self._turns.resume_soon,
+            self.turns.resume_soon,
             polls=polls,
             # Waits for other hosts are long anyway, so a yield of the core costs little there.
             crowded=crowded or self._spans,
         )
-        self._areas = Areas(board, size)  # staging memory
+        self.areas = Areas(board, size)  # staging memory
         self._entered = self._agreed = False
         self._seq = self._phase = -1
         self._digest = self._base = self._publishes = self._known = 0
@@ -211,84 +209,57 @@ class Lane(LaneRow):
     # -- the order of operations ------------------------------------------------------------------
 
     @property
-    def current(self) -> Rider | SkippedCall | None:
-        """The operation that has its turn."""
-        return self._turns.current
-
-    @property
     def idle(self) -> bool:
         """Whether an operation could run at once."""
-        return self._turns.current is None and not self._turns.queue
-
-    def add(self, rider: Rider | SkippedCall) -> None:
-        """Run `rider` when its turn comes, perhaps at once."""
-        self._turns.add(rider)
+        return self.turns.current is None and not self.turns.queue
 
     def leave(self, rider: Rider, *, failed: bool) -> None:
         """End the turn of `rider`, or take it out of the queue.
 
         If it failed, no other rank completes with data that this rank writes from now on.
         """
-        if rider is self._turns.current and self._entered:
+        if rider is self.turns.current and self._entered:
             if failed:
                 self.board.abort(rider.seq)
-            self._waiting.woken()
-            self._next()
+            self.waiting.woken()
+            self.finish_turn()
             return
-            # Its turn has not come. The others must hear that it is passed over, unless a rank is
-            # lost, because then no rank waits for it.
+        # Its turn has not come. The others must hear that it is passed over, unless a rank is lost,
+        # because then no rank waits for it.
         skipped = None if self.is_broken else SkippedCall(self.pass_over, rider.seq)
-        self._turns.replace(rider, skipped)
+        self.turns.replace(rider, skipped)
 
-    def _next(self) -> None:
+    def finish_turn(self) -> None:
         """End the current operation, and begin the next."""
         self._entered = self._agreed = False
         self._phase = -1
-        self._turns.next()
+        self.turns.next()
 
     def kicked(self) -> None:
         """Go on, because another rank has come as far as this one waited for."""
-        if self._waiting.woken():
-            self._turns.resume()
-
-    def resume_soon(self) -> None:
-        """Go on with the current operation in the next turn of the loop."""
-        self._turns.resume_soon()
+        if self.waiting.woken():
+            self.turns.resume()
 
     def hurry(self) -> None:
         """Go on as far as possible without a wait, because another rank is gone."""
-        self._waiting.hurries = True
+        self.waiting.hurries = True
         try:
-            while self._turns.resume():
+            while self.turns.resume():
                 pass
         finally:
-            self._waiting.hurries = False
+            self.waiting.hurries = False
 
     def break_off(self) -> None:
         """Drop all that is queued: a rank is lost, so no later operation can be done."""
         self.is_broken = True
-        self._turns.clear()
+        self.turns.clear()
 
     def close(self) -> None:
         """Release all memory, because the group has ended."""
-        self._turns.clear()
-        self._turns.current = None
-        self._waiting.close()
-        self._areas.close()
-
-    def look(self, looks: bool) -> None:
-        """Set whether a wait begins with polling of memory."""
-        self._waiting.polls = looks
-
-    # -- memory -----------------------------------------------------------------------------------
-
-    def area(self, rank: int, index: int) -> memoryview:
-        """Return the bytes of an area of `rank`. Those of other ranks are read-only."""
-        return self.board.area(rank, index)
-
-    def vectors(self, index: int, dtype: np.dtype[Any]) -> list[Vector]:
-        """See `Areas.vectors`."""
-        return self._areas.vectors(index, dtype)
+        self.turns.clear()
+        self.turns.current = None
+        self.waiting.close()
+        self.areas.close()
 
     # -- what the current operation does ----------------------------------------------------------
 
@@ -296,11 +267,12 @@ class Lane(LaneRow):
         """Tell the others that `rider` was called here. If False, wait for the next `resume`."""
         if self._entered:
             return True
-        if self._waiting.gives_way():
+        if self.waiting.gives_way():
             return False
-        if not self._waiting.wait(self.others, self._before(rider.seq)):
+        if not self.waiting.wait(self.others, self._before(rider.seq)):
             return False
-        self._enter(rider.seq, stamp_of(rider.seq), rider.digest, rider.call, rider.place)
+        seq, call = rider.seq, rider.call
+        self._enter(seq, stamp_of(seq), digest_of(call), call, rider.place)
         self._write(self._base)
         return True
 
@@ -313,11 +285,11 @@ class Lane(LaneRow):
 
     def pass_over(self, seq: int) -> bool:
         """Tell the others that `seq` was given up before its turn. If False, call this again."""
-        if not self._waiting.wait(self.others, self._before(seq)):
+        if not self.waiting.wait(self.others, self._before(seq)):
             return False
         self.board.abort(seq)
         self._write(stamp_of(seq))
-        self._next()
+        self.finish_turn()
         return True
 
     def try_enter(
@@ -331,7 +303,7 @@ class Lane(LaneRow):
     ) -> bool:
         """Enter operation `seq` if this takes no more than a moment. False: nothing was done.
 
-        Afterwards call `finish_inline`, `finish_turn`, or `add` of an operation that goes on.
+        Afterwards call `finish_inline`, `finish_turn`, or `turns.add` of an operation that goes on.
 
         Args:
             seq: The number of the operation.
@@ -341,21 +313,21 @@ class Lane(LaneRow):
             place: The location of its array, see `Board.announce`.
             rider: The operation if it has its turn, None if it is called now.
         """
-        turns = self._turns
+        turns = self.turns
         if turns.current is not rider or self.is_broken or seq < self.first:
             return False
         if turns.queue and rider is None:
             return False
         base = (seq + 1) * AN_OPERATION
         before = base - AN_OPERATION if seq > self.first else 0  # the same as `_before`
-        free = self._areas.free[area]
+        free = self.areas.free[area]
         known = self._known
         if known < before or known < free:
             needed = max(before, free)
             # The others may still read the data of the operation before. They are nearly done, so
             # a wait here is shorter than a wait in the loop.
             there = self.board.reached(self.others, needed)
-            if not (there or self._waiting.poll(self.others, needed)):
+            if not (there or self.waiting.poll(self.others, needed)):
                 return False
         self._enter(seq, base, digest, call, place)
         self._phase = 0
@@ -386,14 +358,6 @@ class Lane(LaneRow):
         self._entered = self._agreed = False
         self._phase = -1
 
-    def finish_turn(self) -> None:
-        """End an operation that `try_enter` has entered in its turn."""
-        self._next()
-
-    def gives_way(self) -> bool:
-        """Whether the loop is due for a turn. The current operation then goes on in that turn."""
-        return self._waiting.gives_way()
-
     def entered(self, seq: int) -> list[int]:
         """Return the other ranks that have entered operation `seq`."""
         return [peer for peer in self.others if self.board.words[peer][STAMP] >= stamp_of(seq)]
@@ -417,7 +381,7 @@ class Lane(LaneRow):
         if self._spans:
             # Large data comes from other hosts in pieces, and only the loop can receive them.
             self.board.can_doze = self._dozes and area != len(AREAS) - 1
-        return self._waiting.wait(self.others, self._areas.free[area])
+        return self.waiting.wait(self.others, self.areas.free[area])
 
     def places(self) -> dict[int, int] | None:
         """Return the locations of the others' arrays, see `Board.places`."""
@@ -435,10 +399,10 @@ class Lane(LaneRow):
 
         Raises DifferentCallsError.
         """
-        if (publishes > 1 or not peers) and self._waiting.gives_way():
+        if (publishes > 1 or not peers) and self.waiting.gives_way():
             # Give way even if the next piece is there, because a large array has many pieces.
             return False
-        there = self._waiting.wait(peers, self._base + publishes)
+        there = self.waiting.wait(peers, self._base + publishes)
         if not self._agreed:
             calls = self._compare()
             if calls:
@@ -447,11 +411,11 @@ class Lane(LaneRow):
 
     def watch(self, peers: Sequence[int], publishes: int) -> bool:
         """Do the same for a moment only. Also returns False if `wait_for` would raise."""
-        if publishes > 1 and self._waiting.is_due():
+        if publishes > 1 and self.waiting.is_due():
             return False
         stamp = self._base + publishes
         board = self.board
-        waiting = self._waiting
+        waiting = self.waiting
         if not (board.reached(peers, stamp) or waiting.poll(peers, stamp)):
             return False
         if len(peers) == len(self.others):
@@ -462,10 +426,11 @@ class Lane(LaneRow):
         return True
 
     def _compare(self) -> dict[int, bytes]:
-        """Return the calls of the ranks that have called something else."""
-        entered = self.entered(self._seq)
-        calls = self.board.different(entered, self._seq, self._digest)
-        self._agreed = not calls and len(entered) == len(self.others)
+        """Return the calls of the ranks that have entered, and have called something else."""
+        # First, because a rank may enter meanwhile.
+        all_entered = self.board.reached(self.others, (self._seq + 1) * AN_OPERATION)
+        calls = self.board.different(self._seq, self._digest)
+        self._agreed = all_entered and not calls
         return calls
 
     def has_published(self, peer: int, publishes: int) -> bool:
@@ -485,7 +450,7 @@ class Lane(LaneRow):
         if (not self._agreed and self._compare()) or self.board.is_void(self._seq):
             return False
         over = self._base + A_PHASE
-        self._areas.free[area] = over
+        self.areas.free[area] = over
         if self.is_shared_by_all(area):
             # Every operation uses this area. Let the others go on before our next call.
             self._write(over)
@@ -506,7 +471,3 @@ class Lane(LaneRow):
     def is_shared_by_all(area: int) -> bool:
         """Whether all operations use `area`, so that the others wait for the end of each phase."""
         return area == len(AREAS) - 1
-
-    def inner(self) -> tuple[Turns, list[int], LaneWaiting]:
-        """Return the turns, the stamps that free areas, and how this rank waits."""
-        return self._turns, self._areas.free, self._waiting

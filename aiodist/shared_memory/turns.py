@@ -28,9 +28,6 @@ class Rider(Protocol):
     """The location of its array, see `Board.announce`."""
 
     @property
-    def digest(self) -> int: ...
-
-    @property
     def call(self) -> bytes: ...
 
     def resume(self) -> None:

@@ -74,10 +74,10 @@ class LaneWaiting:
 
     def gives_way(self) -> bool:
         """Whether the loop is due for a turn. The current operation then goes on in that turn."""
-        due = self.is_due()
-        if due:
-            self._resume_soon()
-        return due
+        if self.hurries or not self.progress.is_due():
+            return False
+        self._resume_soon()
+        return True
 
     def woken(self) -> bool:
         """Stop sleeping, and return whether this rank slept."""

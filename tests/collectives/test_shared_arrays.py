@@ -49,7 +49,7 @@ def turn():
 def untouched(group):
     """Whether nothing large was ever staged. Offers are small; whole elements are looked at, for
     the first bytes of 1.0 are zero."""
-    areas = [group._context.lane.area(group.rank, index) for index in range(len(AREAS))]
+    areas = [group._context.lane.board.area(group.rank, index) for index in range(len(AREAS))]
     return not any(any(area[16384 + byte :: 4096]) for area in areas for byte in range(4))
 
 

@@ -38,7 +38,7 @@ class Sharing:
         self.areas: list[Any] = []
 
     def bind(self, lane: Lane, area: int) -> None:
-        self.areas = [lane.area(rank, area) for rank in range(len(self.found))]
+        self.areas = [lane.board.area(rank, area) for rank in range(len(self.found))]
 
     def unbind(self) -> None:
         self.areas = []
@@ -54,7 +54,7 @@ class Sharing:
 class Links:
     """Where nobody is lost."""
 
-    def check(self, peer: int) -> None: ...
+    def why_lost(self, peer: int) -> None: ...
 
 
 class Numbers(Protocol):
@@ -74,7 +74,6 @@ class Rider:
         self.lane = lane
         self.seq = seq
         self.call = b"share"
-        self.digest = 77
         self.outcome = ""
         self.rows: list[list[int]] = []
         self._user = user

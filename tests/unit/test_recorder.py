@@ -42,7 +42,7 @@ def clock() -> Clock:
 
 def begin(clock: Any, recorder: Recorder, op: str = "all_reduce", seq: int = 0) -> Work[Any]:
     work: Work[Any] = Work.begin(clock, op, None, seq, 8)
-    recorder.begin(WORLD, work, b"all_reduce(SUM, float64[1])")
+    Records(recorder, WORLD).begin(work, b"all_reduce(SUM, float64[1])")
     return work
 
 
@@ -90,7 +90,7 @@ def test_failures_and_cancellations_are_told_apart(clock: Clock) -> None:
 def test_a_long_text_is_cut(clock: Clock) -> None:
     recorder = Recorder()
     work: Work[Any] = Work.begin(cast(Any, clock), "all_reduce", None, 0, 8)
-    recorder.begin(WORLD, work, b"all_reduce(" + b"x" * 500 + b")")
+    Records(recorder, WORLD).begin(work, b"all_reduce(" + b"x" * 500 + b")")
     work.fail(ValueError("y" * 500))
     work.exception()
     [entry] = entries(recorder, clock)
@@ -185,7 +185,7 @@ def test_messages_say_with_whom(clock: Clock) -> None:
     recorder = Recorder()
     loop: Any = clock
     work: Work[Any] = Work.begin(loop, "recv", "t")
-    recorder.begin(WORLD, work)
+    Records(recorder, WORLD).begin(work)
     assert [entry.name for entry in entries(recorder, clock)] == ["recv tag 't' from any rank"]
     work.source = 3
     work.finish(None)

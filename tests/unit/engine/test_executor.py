@@ -76,7 +76,7 @@ class Memory:
 class Links:
     """Where nobody is lost."""
 
-    def check(self, peer: int) -> None: ...
+    def why_lost(self, peer: int) -> None: ...
 
 
 def executor_of(lane: Any, phase: Phase, *, seq: int = 0, place: int = 0) -> Executor:

@@ -99,7 +99,7 @@ def test_steps_in_memory_and_scratch_do_not_grow_with_the_array(size: int) -> No
         made = prepared(algorithm, *args)
         name = made.plan.name
         assert len(made.plan.steps) > 10 * LISTED, name
-        assert made.weight() <= LISTED + 1, name
+        assert made.weight <= LISTED + 1, name
         assert name.endswith("whole") or 4 * made.plan.scratch <= SCRATCH_LIMIT, name
 
 

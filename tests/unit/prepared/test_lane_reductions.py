@@ -62,6 +62,8 @@ CALLS = {
         [xs[0]] * g.size, out=outs[0], tag=tag
     ),
     "reduce_scatter to a new array": lambda g, xs, outs, tag: g.reduce_scatter(xs[0], tag=tag),
+    "scan": lambda g, xs, outs, tag: g.scan(xs[0], ReduceOp.PRODUCT, out=outs[0], tag=tag),
+    "scan of a list": lambda g, xs, outs, tag: g.scan(xs, tag=tag),
 }
 
 

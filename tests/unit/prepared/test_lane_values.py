@@ -470,7 +470,7 @@ def test_what_a_rank_has_for_itself_is_not_shown(run, inline):
             assert inline[-1] == ALL
             for g in ranks:
                 lane = g._context.lane
-                areas = [bytes(lane.area(g.rank, area)) for area in (0, 1)]
+                areas = [bytes(lane.board.area(g.rank, area)) for area in (0, 1)]
                 for dst, row in enumerate(rows[g.rank]):
                     assert any(row.tobytes() in area for area in areas) == (dst != g.rank)
 

@@ -141,8 +141,8 @@ async def test_a_tape_refuses_steps_beyond_its_memory() -> None:
             await everyone(ranks, lambda g: g.all_reduce(np.ones(4)))
         lane = ranks[0]._context.lane
         assert lane is not None
-        areas = [lane.area(rank, 0) for rank in range(2)]
-        _, free, waiting = lane.inner()
+        areas = [lane.board.area(rank, 0) for rank in range(2)]
+        free, waiting = lane.areas.free, lane.waiting
         made = {
             "lane": lane, "progress": waiting.progress, "naps": lane.board, "neighbours": None,
             "moved": lane.moved, "ranks": [0, 1], "polls": True, "crowded": False,

@@ -47,7 +47,7 @@ class Voyage:
         offers = [words[rank] for rank in range(self.user.size)]
         berth = self.offer.moor(offers, 0)
         self.rider = Rider(self.user, berth, self.seq, self.phases, self.user.size)
-        berth.add(self.rider)
+        berth.turns.add(self.rider)
 
     def finish(self, outcome: str) -> None:
         if self.outcome or (self.rider is not None and self.rider.outcome):
@@ -181,7 +181,7 @@ def world(lanes, monkeypatch):
     monkeypatch.setattr(reductions, "POSTED_OF_TWO", reductions.EAGER_LIMIT)
     world = lanes.World(2, lanes.Chance(0))
     for context in world.contexts:
-        context.shares_memory = True
+        context.may_post = True
     return world
 
 

@@ -120,10 +120,13 @@ def test_what_was_called():
             board.announce(seq, digest_of(text.encode()), text.encode())
     # The last two operations are told apart by parity; one before is gone.
     assert one.agree(1, digest_of(b"b")) is False
-    assert one.different([1, 2], 1, digest_of(b"b")) == {2: b"c"}
-    assert one.different([1, 2], 2, digest_of(b"a")) == {1: b"d"}
-    assert two.different([0, 2], 2, digest_of(b"d")) == {0: b"a", 2: b"a"}
-    assert one.different([2], 2, digest_of(b"a")) == {}
+    for board in (one, two, three):
+        board.reach(stamp_of(1 if board is two else 2))
+    assert one.different(1, digest_of(b"b")) == {2: b"c"}
+    assert one.different(2, digest_of(b"a")) == {}  # rank 1 has not entered it
+    two.reach(stamp_of(2))
+    assert one.different(2, digest_of(b"a")) == {1: b"d"}
+    assert two.different(2, digest_of(b"d")) == {0: b"a", 2: b"a"}
 
 
 def test_long_texts_are_cut():
@@ -131,27 +134,30 @@ def test_long_texts_are_cut():
     text = bytes(range(256)) * 20
     one.announce(5, digest_of(text), text)
     one.announce(6, digest_of(b"next"), b"next")
-    (shown,) = two.different([0], 5, 1).values()
+    one.reach(stamp_of(6))
+    (shown,) = two.different(5, 1).values()
     assert len(shown) > 900
     assert text.startswith(shown)
-    assert two.different([0], 6, 1) == {0: b"next"}
+    assert two.different(6, 1) == {0: b"next"}
 
 
 def test_a_hostile_length_of_a_text_reads_no_further():
     one, two = boards(2)
     one.announce(0, 1, b"x")
     one.own[1024 // 8] = 1 << 60
-    (shown,) = two.different([0], 0, 2).values()
+    one.reach(stamp_of(0))
+    (shown,) = two.different(0, 2).values()
     assert len(shown) < 1024
 
 
 def test_who_passed_an_operation_over_called_nothing_else():
     one, two = boards(2)
     one.announce(4, 1, b"four")
-    assert two.different([0], 6, 1) == {}
-    assert two.different([0], 6, 2) == {0: b"four"}
+    one.reach(stamp_of(6))
+    assert two.different(6, 1) == {}
+    assert two.different(6, 2) == {0: b"four"}
     one.abort(6)
-    assert two.different([0], 6, 2) == {}
+    assert two.different(6, 2) == {}
     assert two.is_void(6)
     assert not two.is_void(4)
     assert not two.is_void(5)

@@ -94,7 +94,7 @@ def test_skipped_calls_keep_the_order_of_numbers(lanes):
     stamps = []
     lane.board.reach = lambda stamp: stamps.append(stamp >> 24) or []
     for seq in range(2):
-        lane.add(SkippedCall(lane.pass_over, seq))
+        lane.turns.add(SkippedCall(lane.pass_over, seq))
     # The first passes at once; the second has to wait for rank 1 to be as far.
     world.settle()
     assert stamps == [1]

@@ -57,7 +57,7 @@ class User:
             return
         if seq in self.gives_up:
             self.cancels.append(lambda: self.cancel(seq))
-        self.lane.add(rider)
+        self.lane.turns.add(rider)
 
     def cancel(self, seq: int) -> None:
         if not self.riders[seq].outcome:

@@ -285,7 +285,7 @@ def test_what_is_read_while_others_are_woken(lanes, monkeypatch):
         return world.contexts[rank].post_express.all_reduce(arrays[rank], SUM, math.inf, "a")
 
     for context in world.contexts:
-        context.shares_memory = True
+        context.may_post = True
     for rank in (1, 2):
         call(rank)
     world.kill(2)

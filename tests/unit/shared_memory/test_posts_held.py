@@ -60,7 +60,7 @@ def three(lanes):
     """Three ranks to whom such calls are known."""
     world = lanes.World(3, lanes.Chance(0), polls=True)
     for context in world.contexts:
-        context.shares_memory = True
+        context.may_post = True
     for number in range(3):
         known = Gathered(number, "a")
         for context in world.contexts:

@@ -140,7 +140,7 @@ def posting(request, lanes, monkeypatch):
     def make(size, seed, **how):
         world = lanes.World(size, lanes.Chance(seed), **how)
         for context in world.contexts:
-            context.shares_memory = True
+            context.may_post = True
         return world
 
     return make
@@ -433,7 +433,7 @@ def test_large_arrays_are_in_posts(lanes, kind, full, monkeypatch):
     there is no berth either; and the same."""
     world = lanes.World(2, lanes.Chance(0))
     for context in world.contexts:
-        context.shares_memory = True
+        context.may_post = True
     for number in range(9):
         for rank in full if number == 6 else ():
             world.contexts[rank].post_express.berths.break_off()
@@ -460,7 +460,7 @@ def test_who_waits_for_its_number_is_not_overtaken(lanes, posts):
     """A contribution may free a tag before the word comes that lets those go on that wait."""
     world = lanes.World(2, lanes.Chance(0))
     for context in world.contexts:
-        context.shares_memory = True
+        context.may_post = True
     calls = [Tagged(number, "t", 3) for number in range(2)]
     calls[0].start(world.contexts[0], posts=True)
     calls[1].start(world.contexts[0], posts=True)
@@ -482,7 +482,7 @@ def test_what_is_too_large_for_a_frame(lanes, why, has_berths, monkeypatch):
     world = lanes.World(2, lanes.Chance(0))
     works = []
     for context in world.contexts:
-        context.shares_memory = True
+        context.may_post = True
         if not has_berths:
             context.post_express.berths.break_off()
         for tag in range(14 if why == "the ring is full" else 1):
