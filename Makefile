@@ -215,7 +215,7 @@ mutations-protocol: $(READY)  ## leave out one rule of a protocol at a time, and
 histories: $(READY)  ## N histories of the store, in the format of Knossos; Spin judges them, if it is installed
 	$(BIN)/python tests/histories -n $(N)
 
-models: $(READY)  ## the membership protocol as a model, judged by Spin, with and without each of its rules
+models: $(READY)  ## the membership protocol and channels as models, judged by Spin, with and without each of their rules
 	$(BIN)/python tests/models
 
 FRAMES := 1000000
