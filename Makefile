@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ci test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations mutations-protocol histories models goodput service long-life bench-weights bench-codecs bench-deltas bench-fleet bench-coded kill-times members restarts chaos programs chaos-weights chaos-averaging fuzz crowd scale clean
+.PHONY: help setup demo test test-ci test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations mutations-protocol histories models goodput service long-life bench-weights bench-codecs bench-deltas bench-fleet bench-coded kill-times pins sbom members restarts chaos programs chaos-weights chaos-averaging fuzz crowd scale clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -129,6 +129,30 @@ LAUNCHERS_READY := $(PEERS_READY) $(VENV)/peers/mpich/.ready $(VENV)/peers/kuber
 launchers: $(READY) $(LAUNCHERS_READY)  ## tests with Slurm, mpirun, torchrun, and of deploy/
 	$(BIN)/python -m pytest -m launchers tests/launchers
 
+SUPPLY := $(VENV)/supply
+
+$(SUPPLY)/.ready: deploy/tools.txt constraints.txt
+	@echo "setting up $(@D) (once) …"
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r $<
+	@touch $@
+
+# For the Python of the image, on every processor: the hashes are those of all files of a version.
+PIN = $(SUPPLY)/bin/uv pip compile --quiet --no-python-downloads --python-version 3.13 \
+  --python-platform linux --only-binary :all: --emit-build-options --generate-hashes \
+  --constraints constraints.txt --custom-compile-command "make pins"
+
+pins: $(SUPPLY)/.ready  ## the packages of the image by version and hash, in deploy/*requirements.txt
+	$(PIN) --extra cli --extra server --output-file deploy/requirements.txt pyproject.toml
+	echo hatchling | $(PIN) --output-file deploy/build-requirements.txt -
+
+# The warning left out is that a list of packages does not say which of them needs which.
+sbom: $(SUPPLY)/.ready  ## what the image has from PyPI, as CycloneDX: dist/sbom.cdx.json
+	@mkdir -p dist
+	PYTHONWARNINGS=ignore::UserWarning $(SUPPLY)/bin/cyclonedx-py requirements --pyproject pyproject.toml \
+	  --output-reproducible --output-file dist/sbom.cdx.json deploy/requirements.txt
+	@echo dist/sbom.cdx.json
+
 bench: $(READY) $(PEERS_READY)  ## measure all_reduce beside Gloo and MPI in one run
 	$(BIN)/python -m benchmarks
 
@@ -191,7 +215,7 @@ mutations-protocol: $(READY)  ## leave out one rule of a protocol at a time, and
 histories: $(READY)  ## N histories of the store, in the format of Knossos; Spin judges them, if it is installed
 	$(BIN)/python tests/histories -n $(N)
 
-models: $(READY)  ## the membership protocol as a model, judged by Spin, with and without each of its rules
+models: $(READY)  ## the membership protocol and channels as models, judged by Spin, with and without each of their rules
 	$(BIN)/python tests/models
 
 FRAMES := 1000000

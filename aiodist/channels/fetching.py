@@ -40,6 +40,7 @@ class Fetching:
         self._participant = participant
         self._turns: dict[int, asyncio.Lock] = {}
         self._unlisted: set[int] = set()  # versions that are here, but not listed in their line
+        self._start: tuple[str, int] | None = None  # of the coordinator that has the lines
         self._feeding = Feeding(participant)
         self.slicing = Slicing(participant, self._feeding)
 
@@ -222,16 +223,23 @@ class Fetching:
 
     async def stay(self) -> None:
         """List versions that were mapped from the publisher, so that others find them if it dies.
+        List all versions again if the coordinator was restarted, because it has forgotten the
+        lines.
 
         This waits for the next sign of life, because all that mapped it write to one record, and
         the publisher is surely alive at first.
         """
+        participant, holdings = self._participant, self._participant.stock.holdings
+        start = participant.store.start
+        if start != self._start:
+            self._unlisted |= {one.version for one in holdings.values() if one.is_whole}
         await self.slicing.stay()
         for version in sorted(self._unlisted):
-            there = {one.version for one in self._participant.releases}
-            if version in self._participant.stock.holdings.keys() & there:
+            held = holdings.get(version)
+            if held is not None and not directory.is_gone(participant.releases, (held.release,)):
                 await self._stand_in_line(version)
             self._unlisted.discard(version)
+        self._start = start
 
     async def _take(self, source: LinePlace, holding: Holding) -> None:
         participant = self._participant

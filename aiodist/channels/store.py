@@ -182,6 +182,12 @@ class ChannelStore:
         assert self._group is not None
         return self._is_lost or self._group._actor.control.incarnation > 1
 
+    @property
+    def start(self) -> tuple[str, int]:
+        """Which start of which coordinator has these records: another one has forgotten them."""
+        assert self._group is not None
+        return self._group._actor.control.start
+
     # The records of the channel.
 
     async def look(self) -> list[Release]:

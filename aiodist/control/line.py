@@ -168,6 +168,12 @@ class Line:
         return self._welcome.incarnation
 
     @property
+    def start(self) -> tuple[str, int]:
+        """The coordinator, and the number of its starts with its state file. Another one has
+        forgotten what is in no state file."""
+        return self._welcome.coordinator, self._welcome.incarnation
+
+    @property
     def is_away(self) -> bool:
         """Whether the coordinator is away and this member looks for it."""
         return self._coming_back is not None
