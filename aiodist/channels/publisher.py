@@ -365,7 +365,8 @@ class Publisher:
                 continue
             if not rivals and me in seats:
                 return
-            alive = [one for one in rivals if await participant.store.is_there(one.id)]
+            heard = await participant.heard_of(one.place for one in rivals)
+            alive = [one for one in rivals if one.id in heard]
             if not alive:
                 taking = partial(directory.seated, me=me, gone=rivals)
                 if me in await participant.store.change(directory.PUBLISHER, Seat, taking):
