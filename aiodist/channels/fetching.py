@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 
 from aiodist.channels import chains, directory, transfers
@@ -211,9 +212,9 @@ class Fetching:
     ) -> LinePlace | None:
         """The next participant to ask, which has the version, or will get it from another one.
 
-        None: no living one has more of it than this participant. `refused`: one of those that
-        `failed` had nothing to give. Then those that have said that they have some are asked
-        first, because each refusal takes some round trips.
+        None: no living one has all of it. `refused`: one of those that `failed` had nothing to
+        give. Then those that have said that they have some are asked first, because each refusal
+        takes some round trips.
         """
         participant, release = self._participant, holding.release
         me = participant.store.place
@@ -224,18 +225,22 @@ class Fetching:
         publishers = [one.place for one in seats]
         known = directory.sources(places, me, publishers, maps=not release.lent)
         left = [one for one in known if one.id not in failed]
-        # Usually the first one has some of it, or gets it from the publisher. Only otherwise is
-        # it worthwhile to look up all of them.
+
+        def can_end(heard: Mapping[str, channels.Said | None]) -> bool:
+            """Whether one of these may have all of it. Otherwise no participant ever gets it."""
+            return bool(channels.that_may_have(heard, release.version, release.nbytes - 1))
+
+        # Usually the first one gets it from the publisher. Only otherwise is it worthwhile to look
+        # up all of them.
         heard = await participant.heard_of(
             [*left[:1], *(one for one in publishers if one in known)]
         )
-        rich = channels.that_may_have(heard, release.version, holding.here)
-        if refused or not rich or not {one.id for one in left[:1]} <= heard.keys():
+        if refused or not can_end(heard) or not {one.id for one in left[:1]} <= heard.keys():
             heard = await participant.heard_of(known)
-            rich = channels.that_may_have(heard, release.version, holding.here)
-            if not rich:
+            if not can_end(heard):
                 return None
         if refused:
+            rich = channels.that_may_have(heard, release.version, holding.here)
             left.sort(key=lambda one: one.id not in rich)
         return next((one for one in left if one.id in heard), None)
 

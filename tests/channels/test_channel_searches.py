@@ -102,6 +102,40 @@ def test_a_version_that_no_participant_has_takes_as_long_for_any_number_of_them(
     assert abs(few - many) < TRIP
 
 
+def test_a_version_that_is_published_again_is_found_at_once():
+    """The new trainer had said before that it does not have the version."""
+    stage = Searching(2)
+    clock = stage.sim.loop.time
+
+    async def train_again():
+        await stage.killed.wait()
+        async with stage.publisher() as out:
+            await asyncio.sleep(4)  # all have stopped waiting for the one that died
+            begin = clock()
+            await out.publish(array(3), version=3)
+            await stage.done.wait()
+            return begin
+
+    async def serve(number):
+        async with stage.subscriber() as weights:
+            for version in (1, 2):
+                await stage.latest(weights, number, version - 1)
+                stage.have[version] += 1
+                async with stage.news:
+                    stage.news.notify_all()
+            assert await stage.latest(weights, number, 2) == 3
+            end = clock()
+            stage.have[3] += 1
+            if stage.have[3] == stage.servers:
+                stage.done.set()
+            await stage.done.wait()
+            return end
+
+    mains = {0: serve(0), 1: serve(1), 2: stage.train(), 3: train_again()}
+    *ends, _, begin = stage.play(mains)
+    assert max(ends) - begin < 17 * TRIP
+
+
 class Idle(ChannelStage):
     """`servers` have given up on a version, each with its first part or two. Another one comes."""
 
