@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 
 from aiodist.channels import chains, directory, transfers
@@ -19,6 +20,7 @@ from aiodist.channels.slicing import FAILURES, NobodyError, Shares, Slicing
 from aiodist.channels.store import AWAY
 from aiodist.errors import ProtocolError
 from aiodist.group import Group
+from aiodist.wire import channels
 
 log = logging.getLogger("aiodist.channels")
 
@@ -148,7 +150,7 @@ class Fetching:
                 log.debug("channel %r: %s", participant.channel, error)
         if await self._fed(holding):
             return
-        failed: set[str] = set()
+        failed, refused = set[str](), False
         while not holding.is_whole and holding.wanted:
             if directory.is_gone(participant.releases, (release,)):
                 # Most participants have newer versions and no longer this one. Asking them one
@@ -156,7 +158,7 @@ class Fetching:
                 holding.starve()
                 raise NobodyError
             try:
-                source = await self._source(release, failed)
+                source = await self._source(holding, failed, refused=refused)
                 if source is None:
                     if await participant.gone_behind(participant.store.place, holding, failed):
                         continue
@@ -178,7 +180,10 @@ class Fetching:
                     error or "it is not there any more",
                 )
                 failed.add(source.id)
+                refused = refused or isinstance(error, transfers.NotThereError)
                 holding.stir()
+        if holding.is_whole:
+            participant.say()
 
     async def _fed(self, holding: Holding) -> bool:
         """Take a version from the source of the last version, because finding a source takes round
@@ -203,16 +208,42 @@ class Fetching:
             self._unlisted.add(holding.version)
         return holding.is_whole or not holding.wanted
 
-    async def _source(self, release: Release, failed: set[str]) -> LinePlace | None:
-        participant = self._participant
+    async def _source(
+        self, holding: Holding, failed: set[str], *, refused: bool
+    ) -> LinePlace | None:
+        """The next participant to ask, which has the version, or will get it from another one.
+
+        None: no living one has all of it. `refused`: one of those that `failed` had nothing to
+        give. Then those that have said that they have some are asked first, because each refusal
+        takes some round trips.
+        """
+        participant, release = self._participant, holding.release
         me = participant.store.place
         # Ask again each time, because a restarted coordinator has forgotten the line.
-        places = await self._stand_in_line(release.version)
-        publishers = [one.place for one in await participant.store.seats()]
-        for one in directory.sources(places, me, publishers, maps=not release.lent):
-            if one.id not in failed and await participant.store.is_there(one.id):
-                return one
-        return None
+        places, seats = await asyncio.gather(
+            self._stand_in_line(release.version), participant.store.seats()
+        )
+        publishers = [one.place for one in seats]
+        known = directory.sources(places, me, publishers, maps=not release.lent)
+        left = [one for one in known if one.id not in failed]
+
+        def can_end(heard: Mapping[str, channels.Said | None]) -> bool:
+            """Whether one of these may have all of it. Otherwise no participant ever gets it."""
+            return bool(channels.that_may_have(heard, release.version, release.nbytes - 1))
+
+        # Usually the first one gets it from the publisher. Only otherwise is it worthwhile to look
+        # up all of them.
+        heard = await participant.heard_of(
+            [*left[:1], *(one for one in publishers if one in known)]
+        )
+        if refused or not can_end(heard) or not {one.id for one in left[:1]} <= heard.keys():
+            heard = await participant.heard_of(known)
+            if not can_end(heard):
+                return None
+        if refused:
+            rich = channels.that_may_have(heard, release.version, holding.here)
+            left.sort(key=lambda one: one.id not in rich)
+        return next((one for one in left if one.id in heard), None)
 
     async def _stand_in_line(self, version: int) -> list[LinePlace]:
         """Tell others that a version is here or wanted, and return its line."""

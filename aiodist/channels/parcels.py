@@ -26,6 +26,7 @@ from aiodist.channels.lots import Lot
 from aiodist.channels.meetings import GIVES, TAKES
 from aiodist.channels.memory import VersionMemory
 from aiodist.channels.slices import CodedParcel, Parcel, Piece, Source
+from aiodist.channels.tasks import OneBeside
 from aiodist.channels.transfers import (
     CODES_AHEAD,
     END,
@@ -167,7 +168,6 @@ async def take(
     asked = [[(piece.key, piece.box) for piece in parcel] for parcel in parcels]
     await pair.send((lot.version, wants, asked, mirror is not None, who, b""), GIVES, tag=PARTS)
     left = dict(enumerate(parcels))
-    checking: asyncio.Task[None] | None = None  # of the parcel before this one
     mapped: VersionMemory | None = None
     source: Source | None = None
 
@@ -190,29 +190,24 @@ async def take(
                 source = mirror.over(mapped)
         elif lot.memory is None:
             await lot.make_own(shared=True)
-        for _ in asked:
-            if not lot.wanted:
-                raise UnwantedError
-            match await word(pair, lot, patience):
-                case (int(number), int(crc)) if number in left:
-                    pass
-                case nonsense:
-                    raise ProtocolError(f"{nonsense!r} came instead of a parcel")
-            if mapped is not None:
-                if source is not None:
-                    await in_thread(partial(lots.copy, source, lot, left[number]))
-                landed(number)
-                continue
-            data = lots.room_for(lot, left[number])
-            await pair.recv(src=GIVES, tag=PARTS, out=data, timeout=patience)
-            if checking is not None:
-                await checking
-            checking = asyncio.ensure_future(check(number, data, crc))
-        if checking is not None:
-            await checking
+        async with OneBeside() as beside:
+            for _ in asked:
+                if not lot.wanted:
+                    raise UnwantedError
+                match await word(pair, lot, patience):
+                    case (int(number), int(crc)) if number in left:
+                        pass
+                    case nonsense:
+                        raise ProtocolError(f"{nonsense!r} came instead of a parcel")
+                if mapped is not None:
+                    if source is not None:
+                        await in_thread(partial(lots.copy, source, lot, left[number]))
+                    landed(number)
+                    continue
+                data = lots.room_for(lot, left[number])
+                await pair.recv(src=GIVES, tag=PARTS, out=data, timeout=patience)
+                await beside.begin(check(number, data, crc))
     finally:
-        if checking is not None:
-            await asyncio.gather(checking, return_exceptions=True)
         if mapped is not None and mapped is not lot.memory:
             mapped.close()
         parcels[:] = left.values()
@@ -236,7 +231,6 @@ async def take_differences(
     await pair.send((lot.version, wants, asked, False, who, base.id), GIVES, tag=PARTS)
     left, known = dict(enumerate(parcels)), base.known
     begun = set[int]()
-    decoding: asyncio.Task[None] | None = None  # of the parcel before this one
 
     async def decode(number: int, code: bytes, check: int) -> None:
         parcel = left[number]
@@ -252,28 +246,23 @@ async def take_differences(
         lot.tell()
 
     try:
-        while len(begun) < len(asked):
-            if not lot.wanted:
-                raise UnwantedError
-            match await word(pair, lot, patience):
-                case None:
-                    break
-                case (int(number), int(check), int(size)) if number in left.keys() - begun:
-                    pass
-                case nonsense:
-                    raise ProtocolError(f"{nonsense!r} came instead of a difference")
-            if not 0 <= size <= lot.nbytes_of(left[number]) + OVERHEAD:
-                raise ProtocolError(f"a difference of {size} bytes is to come")
-            code = await take_codes(pair, lot, size, patience)
-            begun.add(number)
-            if decoding is not None:
-                await decoding
-            decoding = asyncio.ensure_future(decode(number, code, check))
-        if decoding is not None:
-            await decoding
+        async with OneBeside() as beside:
+            while len(begun) < len(asked):
+                if not lot.wanted:
+                    raise UnwantedError
+                match await word(pair, lot, patience):
+                    case None:
+                        break
+                    case (int(number), int(check), int(size)) if number in left.keys() - begun:
+                        pass
+                    case nonsense:
+                        raise ProtocolError(f"{nonsense!r} came instead of a difference")
+                if not 0 <= size <= lot.nbytes_of(left[number]) + OVERHEAD:
+                    raise ProtocolError(f"a difference of {size} bytes is to come")
+                code = await take_codes(pair, lot, size, patience)
+                begun.add(number)
+                await beside.begin(decode(number, code, check))
     finally:
-        if decoding is not None:
-            await asyncio.gather(decoding, return_exceptions=True)
         parcels[:] = left.values()
 
 

@@ -4,7 +4,15 @@ life."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Mapping
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Container,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +84,7 @@ class Participant:
         self.stock = Stock()
         self.releases: list[Release] = []
         self.beaten = 0.0
-        self._forgotten = asyncio.Event()  # what this participant has said
+        self._has_news = asyncio.Event()  # others must hear of this participant at once
         self._lag = Lag()
         self._closing: asyncio.Task[None] | None = None  # leaves; None: this takes part
 
@@ -96,7 +104,7 @@ class Participant:
             await store.entering(lambda: asyncio.gather(*(tasks.until(event) for event in ready)))
             # Only now, because others call at the door of a participant that they see in the store.
             await store.entering(lambda: store.ask(self._beat))
-            self._forgotten.clear()
+            self._has_news.clear()
             tasks.spawn(store.again(self._live), "beat")
         except BaseException:
             await self.close()
@@ -114,6 +122,11 @@ class Participant:
         await self.meetings.close()
         self.stock.close()
         await self.store.close()
+
+    def say(self) -> None:
+        """Give the next sign of life at once, because others look there for the version that is
+        here now."""
+        self._has_news.set()
 
     @contextmanager
     def at_door(self) -> Iterator[None]:
@@ -143,7 +156,7 @@ class Participant:
     def _know(self, value: bytes | None) -> None:
         self.releases = directory.unpacked(Release, value)
         if value is None:  # tell a restarted coordinator at once what it has forgotten
-            self._forgotten.set()
+            self.say()
         there = [releases[0].version for releases in directory.versions(self.releases)]
         self._lag.hear(there, asyncio.get_running_loop().time())
         self.changed.set()
@@ -152,8 +165,8 @@ class Participant:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(BEAT):
-                    await self._forgotten.wait()
-            self._forgotten.clear()
+                    await self._has_news.wait()
+            self._has_news.clear()
             await self._beat(store)
 
     async def _beat(self, store: Store) -> None:
@@ -196,12 +209,24 @@ class Participant:
             fallbacks=differences.fallbacks,
         )
 
-    async def has_of(self, who: str, version: int) -> int | None:
-        """How many bytes of a version a participant has, by its last sign of life; None without
-        one."""
-        said = channels.said_in(await self.store.said(who))
+    async def heard_of(self, places: Iterable[LinePlace]) -> dict[str, channels.Said | None]:
+        """What these participants have said with their last signs of life, by id.
+
+        A participant without a sign of life is left out. All are looked up at once, because one
+        after the other would take a round trip each. None: it cannot be read.
+        """
+        ids = list(dict.fromkeys(one.id for one in places))
+        found = await asyncio.gather(*map(self.store.said, ids))
+        return {
+            who: channels.said_in(said)
+            for who, said in zip(ids, found, strict=True)
+            if said is not None
+        }
+
+    def _has_of(self, said: channels.Said | None, version: int) -> int:
+        """How many bytes of a version a participant has for sure that has said this."""
         if said is None:
-            return None
+            return 0
         if said.newest == version:
             return said.here
         # It says only of the newest version how much it has, but its program has all of this one.
@@ -218,8 +243,8 @@ class Participant:
             for one in await self.store.line(version)
             if one.id != self.store.id and not one.wants
         ]
-        found = [await self.has_of(one.id, version) for one in line]
-        return [here for here in found if here is not None]
+        heard = await self.heard_of(line)
+        return [self._has_of(said, version) for said in heard.values()]
 
     async def gone_behind(
         self, me: LinePlace, coming: ComingVersion, failed: Container[str]
@@ -231,9 +256,10 @@ class Participant:
         """
         coming.starve()
         version = coming.version
-        for one in directory.behind(await self.store.line(version), me):
-            if one.id not in failed and (await self.has_of(one.id, version) or 0) > coming.here:
-                key = directory.line(version)
-                await self.store.change(key, LinePlace, lambda before: directory.at_end(before, me))
-                return True
-        return False
+        behind = directory.behind(await self.store.line(version), me)
+        heard = await self.heard_of(one for one in behind if one.id not in failed)
+        if all(self._has_of(said, version) <= coming.here for said in heard.values()):
+            return False
+        key = directory.line(version)
+        await self.store.change(key, LinePlace, lambda before: directory.at_end(before, me))
+        return True

@@ -325,6 +325,7 @@ class Publisher:
         self._lent = {old: one for old, one in self._lent.items() if not one.gone.is_set()}
         if release.lent:
             self._lent[release.version] = holding
+        is_again = directory.may_be_again(participant.releases, release.version, self._share)
         adding = partial(directory.with_release, new=release, keep=self._keep, before=self._before)
         try:
             known = await participant.store.until_done(
@@ -337,6 +338,8 @@ class Publisher:
             participant.stock.holdings.pop(release.version).retire()
             await self.take_back(release.version)
             raise
+        if is_again:
+            participant.say()  # it may have said that it does not have the version
         if is_encoded:
             self._encoding.published(holding)
         kept = {one.version for one in known}
@@ -365,7 +368,8 @@ class Publisher:
                 continue
             if not rivals and me in seats:
                 return
-            alive = [one for one in rivals if await participant.store.is_there(one.id)]
+            heard = await participant.heard_of(one.place for one in rivals)
+            alive = [one for one in rivals if one.id in heard]
             if not alive:
                 taking = partial(directory.seated, me=me, gone=rivals)
                 if me in await participant.store.change(directory.PUBLISHER, Seat, taking):

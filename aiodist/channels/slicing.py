@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 from aiodist.channels import directory, lots, parcels, slices
 from aiodist.channels.changes import pays
 from aiodist.channels.checks import crc32
-from aiodist.channels.directory import LinePlace, Release
+from aiodist.channels.directory import LinePlace, Release, Seat
 from aiodist.channels.feeding import Feeding
 from aiodist.channels.holding import Holding
 from aiodist.channels.into import VersionReading
@@ -22,6 +24,7 @@ from aiodist.channels.slices import Arrays, Piece, Want, WholeVersion
 from aiodist.channels.store import AWAY
 from aiodist.channels.transfers import NotThereError, UnwantedError
 from aiodist.errors import AiodistError
+from aiodist.wire import channels
 
 log = logging.getLogger("aiodist.channels")
 
@@ -130,34 +133,50 @@ class Slicing:
         participant = self._participant
         version = releases[0].version
         found: dict[int, bytes] = {}
-        for place in [
-            *reversed(await participant.store.line(version)),
-            *await self._publishers(releases),
-        ]:
-            if len(found) == len(releases):
-                break
-            if place.id in {participant.store.id, *failed} or not await participant.store.is_there(
-                place.id
-            ):
-                continue
-            try:
-                async with await participant.meetings.called(place.id) as pair:
-                    said = await parcels.take_manifests(pair, version, participant.patience)
-            except NotThereError:
-                continue  # it waits for them itself
-            except FAILURES as error:
-                self._lose(version, place, failed, error)
-                continue
-            for packed in said:
+
+        async def look(places: Iterable[LinePlace]) -> None:
+            """Ask all of these at once."""
+            said = await asyncio.gather(*(self._manifests(version, one, failed) for one in places))
+            for packed in chain.from_iterable(said):
                 check = crc32(packed)
-                found |= {one.share: packed for one in releases if one.check == check}
+                found.update({one.share: packed for one in releases if one.check == check})
+
+        out = {participant.store.id, *failed}
+        places, seats = await asyncio.gather(
+            participant.store.line(version), participant.store.seats()
+        )
+        line = [one for one in reversed(places) if one.id not in out]
+        publishers = [one.place for one in _of(seats, releases) if one.id not in out]
+        # One subscriber has the manifests of all shares, and each publisher has one of them.
+        for places in (line[:1], publishers):
+            if len(found) < len(releases):
+                await look(await self._that_may_have(version, places))
         if len(found) < len(releases):
-            raise NobodyError
+            for one in await self._that_may_have(version, line[1:]):
+                await look([one])
+                if len(found) == len(releases):
+                    break
+            else:
+                raise NobodyError
         return Arrays(releases, [found[share] for share in range(len(releases))])
 
-    async def _publishers(self, releases: Shares) -> list[LinePlace]:
-        seats = await self._participant.store.seats()
-        return [one.place for one in seats if one.shares == len(releases)]
+    async def _that_may_have(self, version: int, places: Sequence[LinePlace]) -> list[LinePlace]:
+        """Those of these participants that may have some of a version, by what they have said."""
+        heard = await self._participant.heard_of(places)
+        rich = channels.that_may_have(heard, version)
+        return [one for one in places if one.id in rich]
+
+    async def _manifests(self, version: int, place: LinePlace, failed: set[str]) -> list[bytes]:
+        """The manifests of shares of a version that another participant has."""
+        participant = self._participant
+        try:
+            async with await participant.meetings.called(place.id) as pair:
+                return await parcels.take_manifests(pair, version, participant.patience)
+        except NotThereError:
+            pass  # it waits for them itself
+        except FAILURES as error:
+            self._lose(version, place, failed, error)
+        return []
 
     def _lose(self, version: int, place: LinePlace, failed: set[str], error: BaseException) -> None:
         self._participant.tasks.check()
@@ -176,12 +195,13 @@ class Slicing:
         clock = asyncio.get_running_loop().time
         begin, before = clock(), participant.meetings.bytes_moved[1]
         running: dict[asyncio.Task[None], Ask] = {}
+        refused = False
         try:
             if not lot.is_whole:
                 await self._tell(lot)
             while not lot.is_whole and (lot.wanted or running):
                 if lot.todo and lot.wanted:
-                    asks = await self._asks(lot, failed)
+                    asks = await self._asks(lot, failed, refused=refused)
                     if asks and not self._is_mapped(lot, asks):
                         await lot.make_own(shared=bool(self._participant.store.host))
                     for ask in asks:
@@ -197,6 +217,7 @@ class Slicing:
                     error = task.exception()
                     if isinstance(error, FAILURES):
                         self._lose(lot.version, ask.place, failed, error)
+                        refused = refused or isinstance(error, NotThereError)
                         lot.stir()
                     elif error is not None and not isinstance(error, UnwantedError):
                         raise error
@@ -206,6 +227,8 @@ class Slicing:
             await asyncio.gather(*running, return_exceptions=True)
             for ask in running.values():
                 lot.lack(ask.parcels)
+        if lot.is_whole:
+            participant.say()
         if base is None and lot.is_own and (seconds := clock() - begin) > 0:
             participant.stock.rate = (participant.meetings.bytes_moved[1] - before) / seconds
 
@@ -264,23 +287,32 @@ class Slicing:
             if ask.parcels:
                 await parcels.take(pair, lot, place.wants, ask.parcels, patience, mirror, who)
 
-    async def _asks(self, lot: Lot, failed: set[str]) -> list[Ask]:
-        """What to ask of which participant. Pieces that none has stay in `todo`."""
+    async def _asks(self, lot: Lot, failed: set[str], *, refused: bool) -> list[Ask]:
+        """What to ask of which participant. Pieces that none has stay in `todo`.
+
+        `refused`: one of those that `failed` had nothing to give. Then those that have said that
+        they have some are asked first.
+        """
         participant = self._participant
         me = self._me(lot)
         # Ask again each time, because a restarted coordinator has forgotten the line.
-        places = await participant.store.change(
-            directory.line(lot.version), LinePlace, lambda before: directory.in_line(before, me)
+        places, seated = await asyncio.gather(
+            participant.store.change(
+                directory.line(lot.version), LinePlace, lambda before: directory.in_line(before, me)
+            ),
+            participant.store.seats(),
         )
-        seats = {one.id: one.share for one in await participant.store.seats()}
-        publishers = await self._publishers(lot.arrays.releases)
+        seats = {one.id: one.share for one in seated}
+        publishers = [one.place for one in _of(seated, lot.arrays.releases)]
+        known = directory.sources(places, me, publishers, maps=False)
+        heard = await participant.heard_of(one for one in known if one in publishers)
+        if refused or not channels.that_may_have(heard, lot.version):
+            rich = await self._that_may_have(lot.version, known)
+            known = rich and [*rich, *(one for one in known if one not in rich)]
+        known = [one for one in known if one.id not in failed]
         there: dict[str, bool] = {}
         while True:
-            holders = [
-                one
-                for one in directory.sources(places, me, publishers, maps=False)
-                if one.id not in failed and there.get(one.id, True)
-            ]
+            holders = [one for one in known if there.get(one.id, True)]
             held = [
                 lot.arrays.of_share(seats[one.id])
                 if one.id in seats
@@ -290,11 +322,14 @@ class Slicing:
             far = directory.distances(holders, me, publishers)
             turn = places.index(me) if me in places else 0
             asks, lacking = lots.asked_of(lot, held, far, turn)
-            new = [one.id for one, asked in zip(holders, asks, strict=True) if asked]
-            new = [one for one in new if one not in there]
-            for one in new:
-                there[one] = await participant.store.is_there(one)
-            if all(there[one] for one in new):
+            new = [
+                one
+                for one, asked in zip(holders, asks, strict=True)
+                if asked and one.id not in there
+            ]
+            heard = await participant.heard_of(new)
+            there |= {one.id: one.id in heard for one in new}
+            if len(heard) == len(new):
                 break
         lot.todo = lacking
         return [
@@ -315,6 +350,11 @@ class Slicing:
                 self._wants.clear()
             self._wants[place.wants] = slices.unpacked_want(packed)
         return self._wants[place.wants]
+
+
+def _of(seats: Iterable[Seat], releases: Shares) -> list[Seat]:
+    """The publishers of a version."""
+    return [one for one in seats if one.shares == len(releases)]
 
 
 def _has_failed(task: asyncio.Task[Arrays]) -> bool:

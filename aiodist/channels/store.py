@@ -256,10 +256,6 @@ class ChannelStore:
         """What a participant has said with its last sign of life; None without one."""
         return await self.get(channels.at(who))
 
-    async def is_there(self, who: str) -> bool:
-        """Whether a participant has given a sign of life."""
-        return await self.said(who) is not None
-
     async def lives(self, who: str) -> bool:
         """Whether a participant goes on giving signs of life.
 

@@ -1,10 +1,10 @@
-"""The tasks of a participant, which end with it, and its failure."""
+"""The tasks of a participant, which end with it, its failure, and jobs beside a loop."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from aiodist.errors import AiodistError, GroupClosedError
 from aiodist.work import failure_of
@@ -88,3 +88,40 @@ class ChannelTasks:
         error = failure_of(task, f"the channel {self._channel!r}")
         if error is not None:
             self.fail(error)
+
+
+class OneBeside:
+    """One job at a time, beside the loop of its caller: ``async with OneBeside() as beside: await
+    beside.begin(job())``.
+
+    For example, a parcel is checked while the next one comes. The context waits for the last job,
+    and raises its error, unless the caller has failed before.
+    """
+
+    def __init__(self) -> None:
+        self._job: asyncio.Task[None] | None = None
+
+    async def begin(self, job: Coroutine[Any, Any, None]) -> None:
+        """Begin a job, after the one before has ended. Raises the error of that one."""
+        try:
+            await self._end()
+        except BaseException:
+            job.close()
+            raise
+        self._job = asyncio.ensure_future(job)
+
+    async def _end(self) -> None:
+        if self._job is not None:
+            await self._job
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is None:
+                await self._end()
+        finally:
+            # A job goes on after it was cancelled as long as its thread uses memory.
+            if self._job is not None:
+                await asyncio.gather(self._job, return_exceptions=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgpack
@@ -71,6 +72,25 @@ class Said(schema.Struct):
     changed: Annotated[float, schema.seconds(0.0)] = 0.0
     chain: Annotated[int, schema.integer(0, 2**31)] = 0
     fallbacks: Annotated[int, schema.integer(0, 2**62)] = 0
+
+
+def that_may_have(
+    heard: Mapping[str, Said | None], version: int, more_than: int = 0
+) -> dict[str, Said | None]:
+    """Of what participants have said (None: unreadable), that of those that may have more than so
+    many bytes of a version."""
+    return {who: said for who, said in heard.items() if _may_have(said, version, more_than)}
+
+
+def _may_have(said: Said | None, version: int, more_than: int) -> bool:
+    if said is None or said.newest is None or said.newest < version:
+        return True  # it had not heard of the version when it said this
+    if said.newest == version:
+        return said.here > more_than
+    if said.publishes:
+        return said.version is not None  # it keeps some versions
+    # A subscriber forgets versions that are older than the one that its program has got.
+    return said.version is None or said.version <= version
 
 
 def store_of(channel: str) -> str:

@@ -28,10 +28,10 @@ class Stage(ChannelStage):
 def test_a_publisher_that_is_stopped_while_it_waits_for_the_one_before(monkeypatch):
     """What it was told before that is no reason to refuse it: the other one is gone by now."""
     stage = Stage(2)
-    is_there, stopped = ChannelStore.is_there, []
+    said, stopped = ChannelStore.said, []
 
     async def there(participant, who):
-        found = await is_there(participant, who)
+        found = await said(participant, who)
         if found and not stopped:
             stopped.append(who)
             stage.sim.nodes[1].stop()
@@ -39,7 +39,7 @@ def test_a_publisher_that_is_stopped_while_it_waits_for_the_one_before(monkeypat
             await asyncio.sleep(0)
         return found
 
-    monkeypatch.setattr(ChannelStore, "is_there", there)
+    monkeypatch.setattr(ChannelStore, "said", there)
 
     async def second():
         await stage.done.wait()

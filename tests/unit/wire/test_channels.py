@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgpack
 import pytest
 
@@ -10,6 +12,12 @@ from aiodist.wire.channels import Said
 
 WHO = "0123456789abcdef01234567"
 SAID = Said(False, 5, 7, 1000, 300, 2.5, 2000, 10, 20, 30, 0.25, 2, 1)
+
+
+def has(
+    version: int | None = 5, *, newest: int | None, here: int = 0, publishes: bool = False
+) -> Said:
+    return replace(SAID, version=version, newest=newest, here=here, publishes=publishes)
 
 
 @pytest.mark.parametrize("channel", ["policy", "a/b", "x\ny", WHO])
@@ -39,3 +47,25 @@ def test_what_makes_no_sense_is_not(value: bytes | None) -> None:
 def test_who_publishes() -> None:
     assert channels.publishers_in(msgpack.packb([["a", "h"], ["b", "h"], [3]])) == {"a", "b"}
     assert channels.publishers_in(None) == channels.publishers_in(b"\x07") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("said", "may"),
+    [
+        (None, True),  # unreadable
+        (has(newest=None), True),  # it had not heard of version 6
+        (has(newest=5, version=5, here=9), True),
+        (has(newest=6, here=0, version=5), False),
+        (has(newest=6, here=4, version=5), False),  # no more than those that ask have
+        (has(newest=6, here=5, version=5), True),
+        (has(newest=7, version=None), True),  # it may take version 6 now
+        (has(newest=7, version=5), True),
+        (has(newest=7, version=6), True),
+        (has(newest=7, version=7), False),  # it has forgotten older ones
+        (has(newest=7, version=7, publishes=True), True),  # it keeps some
+        (has(newest=7, version=None, publishes=True), False),  # it has begun anew
+    ],
+)
+def test_who_may_have_some_of_a_version(said: channels.Said | None, may: bool) -> None:
+    found = channels.that_may_have({"a": said}, 6, 4)
+    assert found == ({"a": said} if may else {})
