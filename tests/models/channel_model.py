@@ -40,6 +40,7 @@ SIZES = [
     Size(1, 2, 1, 0),
     Size(1, 3, 0, 0, has_deltas=True),
     Size(2, 1, 1, 0),
+    Size(2, 1, 1, 1, durable=False),
 ]
 """The sizes for which every state is looked at."""
 
