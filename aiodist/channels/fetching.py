@@ -73,6 +73,8 @@ class Fetching:
             for releases in fit:
                 with suppress(NobodyError):
                     return await self._attempt(releases, reading)
+                if participant.changed.is_set():
+                    break  # a newer one may have come
             pause = await self._pause(pause if fit else None)
 
     async def this(self, releases: Shares, reading: VersionReading) -> Holding | Lot:
@@ -148,12 +150,15 @@ class Fetching:
                 return
             except (ProtocolError, OSError) as error:
                 log.debug("channel %r: %s", participant.channel, error)
+        newest = directory.newest(participant.releases)
         if await self._fed(holding):
             return
         failed, refused = set[str](), False
         while not holding.is_whole and holding.wanted:
-            if directory.is_gone(participant.releases, (release,)):
-                # Most participants have newer versions and no longer this one. Asking them one
+            if directory.newest(participant.releases) != newest or directory.is_gone(
+                participant.releases, (release,)
+            ):
+                # Others take a newer version now, and soon have this one no longer. Asking them one
                 # after the other would take so long that the next version is replaced, too.
                 holding.starve()
                 raise NobodyError

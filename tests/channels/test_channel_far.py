@@ -135,4 +135,4 @@ def test_those_behind_one_that_lags_catch_up_while_versions_go_on():
             await stage.done.wait()
 
     stage.play({0: publish(), **{rank: follow(rank) for rank in range(1, size)}})
-    assert max(missed.values()) <= 2 * last / 3, missed
+    assert max(missed.values()) <= 2, missed

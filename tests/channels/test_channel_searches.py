@@ -218,3 +218,40 @@ def test_a_version_that_one_has_just_got_is_found_without_its_publisher(sliced):
             await stage.done.wait()
 
     assert stage.play({0: publish(), 1: first(), 2: second(), 3: old()})[2] == 2
+
+
+def test_a_version_that_is_replaced_during_the_search_is_given_up():
+    """The source of the version before does not take new ones any more. While another participant
+    waits for it, a newer version is published: it takes that, though the other one is still there.
+    """
+    stage = ChannelStage(3, seed=1, conditions=LINE)
+    stage.options["patience"] = 5.0
+    taken = asyncio.Event()
+
+    async def train():
+        async with stage.publisher(keep=4) as out:
+            await out.publish(array(1), version=1)
+            await taken.wait()
+            for version in (2, 3):
+                await out.publish(array(version), version=version)
+                await asyncio.sleep(1)
+            await stage.done.wait()
+
+    async def lag():
+        async with stage.subscriber() as weights:
+            assert (await weights.latest())[0] == 1
+            stage.first.set()
+            await stage.done.wait()
+
+    async def follow():
+        await stage.first.wait()
+        async with stage.subscriber() as weights:
+            assert (await weights.latest())[0] == 1  # from the one that lags
+            taken.set()
+            version, got = await weights.latest(newer_than=1)
+            stage.done.set()
+            assert (got == version).all()
+            return version
+
+    stage.first = asyncio.Event()
+    assert stage.play({0: lag(), 1: follow(), 2: train()})[1] == 3
