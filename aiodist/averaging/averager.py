@@ -352,7 +352,10 @@ class Averager:
             self._abandon(part, call)
             return CollectiveTimeoutError(f"{text}: the coordinator is away", **where)
         except AiodistError as error:
-            return error
+            if self._connection.error is not None:
+                return error
+            # This member was ruled lost, and so is its call. It joins again.
+            return CollectiveTimeoutError(f"{text}: {error.message}", **where)
         if answer.decided:
             return CollectiveTimeoutError(
                 f"{text}, but one is decided, and this contribution may be in it: call again for "

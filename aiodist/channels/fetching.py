@@ -73,8 +73,8 @@ class Fetching:
             for releases in fit:
                 with suppress(NobodyError):
                     return await self._attempt(releases, reading)
-                if participant.changed.is_set():
-                    break  # a newer one may have come
+                if directory.newest(participant.releases) != fit[0][0].version:
+                    break  # a newer one has come
             pause = await self._pause(pause if fit else None)
 
     async def this(self, releases: Shares, reading: VersionReading) -> Holding | Lot:

@@ -422,6 +422,27 @@ def test_a_member_that_is_stopped_for_long_takes_part_again() -> None:
     assert max(outcomes[2]) > 20
 
 
+def test_a_call_that_was_late_while_its_member_was_stopped_for_long() -> None:
+    """It fails as other late calls do, and the member takes part again."""
+    stage = Stage(2, lease=1.0)
+
+    async def main(member: int) -> Any:
+        loop = asyncio.get_running_loop()
+        async with stage.averager(member, quorum=2, max_stale=50) as avg:
+            if member == 1:
+                loop.call_later(0.5, stage.sim.nodes[1].stop)
+                stage.sim.network.later_by(5.0, stage.sim.nodes[1].resume)
+                with pytest.raises(aiodist.CollectiveTimeoutError, match="ruled this rank lost"):
+                    await avg.average(stage.place(member, 0), timeout=2.0)
+            else:
+                await asyncio.sleep(10.0)
+            return (await avg.average(stage.place(member, 1))).contributors
+
+    first, second = stage.play(main)
+    assert first == second
+    assert len(first) == 2
+
+
 @pytest.mark.parametrize("seed", seeds(4, 300))
 def test_random_faults(seed: int) -> None:
     """Members compute for random times; some die, are stopped, or give calls up; the coordinator is
