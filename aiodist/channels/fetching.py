@@ -226,7 +226,7 @@ class Fetching:
         me = participant.store.place
         # Ask again each time, because a restarted coordinator has forgotten the line.
         places, seats = await asyncio.gather(
-            self._stand_in_line(release.version), participant.store.seats()
+            participant.store.stand_in_line(release.version, me), participant.store.seats()
         )
         publishers = [one.place for one in seats]
         known = directory.sources(places, me, publishers, maps=not release.lent)
@@ -250,13 +250,6 @@ class Fetching:
             left.sort(key=lambda one: one.id not in rich)
         return next((one for one in left if one.id in heard), None)
 
-    async def _stand_in_line(self, version: int) -> list[LinePlace]:
-        """Tell others that a version is here or wanted, and return its line."""
-        me = self._participant.store.place
-        return await self._participant.store.change(
-            directory.line(version), LinePlace, lambda before: directory.in_line(before, me)
-        )
-
     async def stay(self) -> None:
         """List versions that were mapped from the publisher, so that others find them if it dies.
         List all versions again if the coordinator was restarted, because it has forgotten the
@@ -273,7 +266,7 @@ class Fetching:
         for version in sorted(self._unlisted):
             held = holdings.get(version)
             if held is not None and not directory.is_gone(participant.releases, (held.release,)):
-                await self._stand_in_line(version)
+                await participant.store.stand_in_line(version, participant.store.place)
             self._unlisted.discard(version)
         self._start = start
 

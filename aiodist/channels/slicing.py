@@ -297,10 +297,7 @@ class Slicing:
         me = self._me(lot)
         # Ask again each time, because a restarted coordinator has forgotten the line.
         places, seated = await asyncio.gather(
-            participant.store.change(
-                directory.line(lot.version), LinePlace, lambda before: directory.in_line(before, me)
-            ),
-            participant.store.seats(),
+            participant.store.stand_in_line(lot.version, me), participant.store.seats()
         )
         seats = {one.id: one.share for one in seated}
         publishers = [one.place for one in _of(seated, lot.arrays.releases)]

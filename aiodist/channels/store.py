@@ -204,6 +204,12 @@ class ChannelStore:
         """The participants that have a version, or want it."""
         return directory.unpacked(LinePlace, await self.get(directory.line(version)))
 
+    async def stand_in_line(self, version: int, me: LinePlace) -> list[LinePlace]:
+        """Tell others that a version is at `me` or wanted there, and return its line."""
+        return await self.change(
+            directory.line(version), LinePlace, lambda before: directory.in_line(before, me)
+        )
+
     async def get(self, key: str) -> bytes | None:
         return await self.ask(lambda store: store.get(key, timeout=self._patience))
 

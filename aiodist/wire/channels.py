@@ -74,12 +74,10 @@ class Said(schema.Struct):
     fallbacks: Annotated[int, schema.integer(0, 2**62)] = 0
 
 
-def that_may_have(
-    heard: Mapping[str, Said | None], version: int, more_than: int = 0
-) -> dict[str, Said | None]:
-    """Of what participants have said (None: unreadable), that of those that may have more than so
-    many bytes of a version."""
-    return {who: said for who, said in heard.items() if _may_have(said, version, more_than)}
+def that_may_have(heard: Mapping[str, Said | None], version: int, more_than: int = 0) -> set[str]:
+    """Return which participants may have more than so many bytes of a version, by what they have
+    said (None: it cannot be read)."""
+    return {who for who, said in heard.items() if _may_have(said, version, more_than)}
 
 
 def _may_have(said: Said | None, version: int, more_than: int) -> bool:

@@ -78,7 +78,7 @@ async def run(it: dict[str, Any]) -> Counter[str]:
                 ends.append(end)
             said = await asyncio.to_thread(heard, ends)
             for process in ranks:
-                await asyncio.to_thread(process.join, PATIENCE if None not in said else 0)
+                await asyncio.to_thread(process.join, PATIENCE)
             hangs = [rank for rank, process in enumerate(ranks) if process.is_alive()]
     finally:
         for process in ranks:
