@@ -192,6 +192,7 @@ class Averager:
         }
         self._state: AveragerState | None = None  # what this member gives to others
         self._fetches: dict[str | None, asyncio.Task[None]] = {}  # the newest of each part
+        self._serves: dict[asyncio.Task[None], None] = {}
         self._unseen = Unseen()
         self._states: set[asyncio.Future[AveragerState]] = set()  # calls that wait for one
         connection.enter = self._enter
@@ -473,6 +474,8 @@ class Averager:
 
     def _entered(self, entered: wire.AverageEntered) -> None:
         self._settings.keep = entered.keep
+        for task in self._serves:  # whoever still waits for them will be served anew
+            task.cancel()
         for part in self._parts.values():
             part.again()
         if self._states:
@@ -494,9 +497,14 @@ class Averager:
                     older.cancel()  # its source has not heard of it
                 self._fetches[news.part] = self._connection.spawn(self._fetch(news), "fetch")
             case wire.AverageServe():
-                self._connection.spawn(self._serve(news), "serve")
+                task = self._connection.spawn(self._serve(news), "serve")
+                self._serves[task] = None
+                task.add_done_callback(self._served)
             case _:
                 raise AssertionError(news)
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._serves.pop(task, None)
 
     async def _fetch(self, fetch: wire.AverageFetch) -> None:
         """Take what another member has."""

@@ -72,6 +72,7 @@ class MemberConnection:
         self._timeout: float = options.get("timeout") or 30.0  # seconds to be let in
         self._group: Group | None = None
         self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._joining: asyncio.Task[None] | None = None  # again, because it was ruled lost
         self.error: AiodistError | None = None  # why this takes part no more
         self._closed = False
         self._past = (0, 0)
@@ -80,7 +81,11 @@ class MemberConnection:
         """Become a member. Raises what `connect` does, JoinError and MismatchError."""
         self._loop = asyncio.get_running_loop()
         try:
-            await self._join()
+            await self._again(self._join)
+            while self._joining is not None and not self._joining.done():
+                await asyncio.wait({self._joining})  # it was ruled lost meanwhile
+            if self.error is not None:
+                raise self.error
         except BaseException:
             await self.close()
             raise
@@ -143,7 +148,7 @@ class MemberConnection:
             self.spawn(self._again(self._enter), "enter again")
         elif isinstance(event, CoordinatorGone) and event.evicted:
             log.warning("averager %r: joining again: %s", self.averager, event.reason)
-            self.spawn(self._again(self._join_again), "join again")
+            self._joining = self.spawn(self._again(self._join_again), "join again")
         elif isinstance(event, CoordinatorGone) and event.final:
             self._fail(CoordinatorLostError(f"the coordinator is gone: {event.reason}"))
 
@@ -152,7 +157,7 @@ class MemberConnection:
             await work()
         except (CoordinatorLostError, GroupClosedError) as error:
             # An eviction, or the next return, begins another attempt.
-            if not self.group._actor.is_evicted:
+            if self._group is None or not self._group._actor.is_evicted:
                 self._fail(error)
         except AiodistError as error:
             self._fail(error)

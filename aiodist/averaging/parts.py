@@ -21,6 +21,10 @@ REPORT_SECONDS = 0.02
 """Seconds in which reports of what has come are collected; the last one goes at once."""
 
 
+RETOLD = 32
+"""The most results of a part that a member names to a coordinator that is back."""
+
+
 @dataclass(slots=True)
 class AverageCall:
     """A call of `average`. `vectors`: what it contributes, with `included`, the contributions that
@@ -60,6 +64,13 @@ class RunningRound:
     transfer: Transfer
     timer: asyncio.TimerHandle | None = None
     here: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+
+
+def contributors(decision: wire.AverageDecision) -> tuple[str, ...]:
+    """The ids of the members whose contributions count in a round."""
+    return tuple(
+        decision.members[one].id for one in decision.remaining if decision.weights[one] > 0
+    )
 
 
 class Ways(Protocol):
@@ -115,7 +126,7 @@ class MemberPart:
             self._end(SettledCall(settled.outcome, settled.vectors, late=True))
             return
         self.offers[call.number] = call
-        self.offer(call)
+        self.offer(call, self.last)
 
     def left_over(self) -> list[list[Flat]]:
         """What the next call has to include. A call that was given up may still count, so what that
@@ -123,13 +134,11 @@ class MemberPart:
         taken = {id(one) for call in self.offers.values() for one in call.included}
         return [one for one in self.carried if id(one) not in taken]
 
-    def offer(self, call: AverageCall) -> None:
-        """Offer the contribution of a call."""
+    def offer(self, call: AverageCall, after: int | None) -> None:
+        """Offer the contribution of a call to the round after the round `after`."""
         text = str(call.form)[:1000]
         self.ways.say(
-            wire.AverageOffer(
-                self.name, call.number, self.last, call.weight, call.form.digest, text
-            )
+            wire.AverageOffer(self.name, call.number, after, call.weight, call.form.digest, text)
         )
 
     def give_up(self, call: AverageCall) -> None:
@@ -245,11 +254,14 @@ class MemberPart:
             self.ways.say(wire.AverageProgress(self.name, said.round, said.attempt, *running.here))
 
     def done(self, outcome: wire.Outcome) -> None:
-        """A round is recorded, and this member holds its result."""
+        """A round is recorded."""
         running = self.running
         if running is None or running.decision.round != outcome.round:
             return
-        if not running.transfer.is_held:
+        if not (running.transfer.is_held and contributors(running.decision) == outcome.ids):
+            self.stop()  # the others went on without this member
+            if self.call is not None and not self.call.done.done():
+                self.offer(self.call, outcome.round - 1)
             return
         self.running = None
         results = running.transfer.results
@@ -284,7 +296,8 @@ class MemberPart:
 
     def fetched(self, outcome: wire.Outcome, vectors: list[Flat]) -> None:
         """A result has come from another member."""
-        self.stop()
+        if self.running is not None and self.running.decision.round <= outcome.round:
+            self.stop()
         if (
             self.call is None
             or self.call.done.done()
@@ -298,9 +311,12 @@ class MemberPart:
         self.take(outcome, vectors, number)
 
     def reopened(self, round: int) -> None:
-        """Too few remain in a round: it waits for more, with this member's contribution."""
+        """The decision about a round holds no longer. Offer the contribution again, because a
+        coordinator that was restarted has lost it."""
         if self.running is not None and self.running.decision.round == round:
             self.stop()
+            if self.call is not None and not self.call.done.done():
+                self.offer(self.call, self.last)
 
     def refused(self, refused: wire.AverageRefused) -> None:
         call = self.call
@@ -338,7 +354,7 @@ class MemberPart:
 
     def known(self) -> tuple[list[wire.Outcome], list[wire.AverageDecision]]:
         """What a coordinator that lost its memory has to know."""
-        outcomes = [outcome for outcome, _ in list(self.results.values())[-1:]]
+        outcomes = [outcome for outcome, _ in list(self.results.values())[-RETOLD:]]
         return outcomes, [] if self.running is None else [self.running.decision]
 
     def again(self) -> None:
@@ -351,7 +367,7 @@ class MemberPart:
             self._report(running)
         for call in list(self.offers.values()):
             if call is self.call and call.number not in moving:
-                self.offer(call)
+                self.offer(call, self.last)
 
 
 def mapped(tree: Any, work: Callable[[Any], Any]) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiodist.membership.group import GroupKey
-from aiodist.membership.rounds import PartRounds
+from aiodist.membership.rounds import Owed, PartRounds
 from aiodist.wire.averaging import Outcome, Rules
 from aiodist.wire.messages import MemberInfo
 
@@ -71,7 +71,10 @@ class AveragerMember:
 class Room:
     """One averager.
 
-    `infos`: all members that a decision may name, including those that are gone.
+    `infos`: all members that a decision may name, including those that are gone. `unpaid`: by part
+    and member, results that nobody has brought back so far, with the call that asked.
+    `is_restored`: members have brought what the coordinator had lost. `patient_until`: until then,
+    more of them may come back.
     """
 
     name: str
@@ -82,10 +85,12 @@ class Room:
     order: dict[str, int] = field(default_factory=dict)
     parts: dict[str, Rounds] = field(default_factory=dict)
     loans: dict[bytes, Loan] = field(default_factory=dict)
+    unpaid: dict[tuple[str, str], tuple[Owed, int]] = field(default_factory=dict)
     elected: str = ""  # the member that provides the state
     has_state: bool = False
     reached: int = 0  # the sum of the rounds that this state is of
     lent: int = 0  # the number of loans so far
+    is_restored: bool = False
     patient_until: float | None = None
 
     @property
@@ -121,7 +126,7 @@ class Room:
         known = self.rounds(outcome.part).outcomes
         known[outcome.round] = (outcome, holders)
         while len(known) > max(1, self.keep):
-            known.popitem(last=False)
+            del known[min(known)]
 
     def status(self) -> dict[str, Any]:
         """Describe the averager in plain data.

@@ -8,13 +8,13 @@ records.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from aiodist.membership.averagers import SHOWN, AveragerMember, Loan, Room, Rounds, SeenRound
+from aiodist.membership.averagers import SHOWN, AveragerMember, Room, Rounds, SeenRound
 from aiodist.membership.books import RoundDue
 from aiodist.membership.group import GroupKey, GroupState
+from aiodist.membership.loans import Loans
 from aiodist.membership.records import (
     AveragerDecided,
     AveragerEntered,
@@ -40,14 +40,12 @@ from aiodist.wire.averaging import (
     AverageElected,
     AverageEnter,
     AverageEntered,
-    AverageFetch,
     AverageFetched,
     AverageGone,
     AverageOffer,
     AverageProgress,
     AverageRefused,
     AverageReopened,
-    AverageServe,
     AverageStateKept,
     AverageWantState,
     AverageWithdraw,
@@ -60,14 +58,16 @@ from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import Failed, Failure, MemberInfo, Message
 
 RETURN_WINDOW = 3.0
-"""Seconds in which a coordinator that lost its memory closes no round early, because other members
-may still come back."""
+"""Seconds in which a coordinator that lost its memory closes no round, because other members may
+come back that know of later ones."""
 
 
 class Averaging:
     def __init__(self, seating: Seating) -> None:
         self._seating = seating
         self._books = seating.books
+        self._loans = Loans(seating)
+        self._tell = self._loans.tell
         self._rooms: dict[GroupKey, Room] = {}
         self._of_group: dict[GroupKey, tuple[Room, str]] = {}  # by the key of a group of one
         self._books.on_gone = self._gone
@@ -76,10 +76,10 @@ class Averaging:
             AverageOffer: self._on_offer,
             AverageWithdraw: self._on_withdraw,
             AverageProgress: self._on_progress,
-            AverageFetched: self._on_fetched,
-            AverageElect: self._on_elect,
-            AverageStateKept: self._on_state_kept,
-            AverageWantState: self._on_want_state,
+            AverageFetched: self._loans.on_fetched,
+            AverageElect: self._loans.on_elect,
+            AverageStateKept: self._loans.on_state_kept,
+            AverageWantState: self._loans.on_want_state,
         }
 
     # Messages of members.
@@ -113,10 +113,7 @@ class Averaging:
             return
         if room is None:
             room = self._rooms[key] = Room(name, group.run_id, message.rules)
-        if message.outcomes or message.decisions:
-            self._learn(room, message)
-        known = room.members.get(info.id)
-        if known is None:
+        if info.id not in room.members:
             self._add(room, info, group.key, message.parts, message.keep)
             self._books.write(
                 AveragerEntered(*group.key, info.id, message.rules, message.parts, message.keep)
@@ -125,11 +122,11 @@ class Averaging:
         if message.has_state and not room.elected:
             room.elected, room.has_state = info.id, True
         self._seating.send(conn, request, AverageEntered(room.keep))
-        self._tell_again(room, info.id)
-        for ticket, loan in list(room.loans.items()):
-            if loan.source == info.id:  # it may not have heard of it without a connection
-                del room.loans[ticket]
-                self._lend_again(room, loan, but="")
+        if group.restored:
+            self._wait_for_others(room)
+        self._loans.back(room, info.id)
+        self._learn(room, info.id, message)
+        self._tell_again(room, info.id, message.decisions)
         self._settle(room)
 
     def _refusal(
@@ -164,50 +161,75 @@ class Averaging:
         for part in parts:
             room.rounds(part).part.enter(info.id)
 
-    def _learn(self, room: Room, message: AverageEnter) -> None:
+    def _learn(self, room: Room, who: str, message: AverageEnter) -> None:
         """Take over what a returning member knows, because this coordinator may have lost it."""
-        now = self._books.now
         for outcome in message.outcomes:
-            rounds = self._part_of(room, outcome.part)
+            rounds = room.rounds(outcome.part)
+            if outcome.round in rounds.outcomes:
+                _, holders = rounds.outcomes[outcome.round]
+                holders.extend({who}.difference(holders))
+            else:
+                room.remember(outcome, list(dict.fromkeys([who, *outcome.ids])))
             if outcome.round > rounds.part.round:
-                moving = rounds.part.moving
-                holders = [] if moving is None else list(moving.remaining)
-                if moving is not None and moving.round > outcome.round:
-                    continue
-                rounds.part.restore(None, outcome.round, rounds.part.attempts)
-                holders = list(dict.fromkeys([*holders, *outcome.ids]))
-                room.remember(outcome, holders)
-                for who in holders:
-                    self._tell(room, who, AverageDone(outcome, room.keep))
+                self._take_up(room, who, outcome.part, None, outcome.round)
         for decision in message.decisions:
-            rounds = self._part_of(room, decision.part)
-            part, moving = rounds.part, rounds.part.moving
-            if decision.round != part.round + 1 and (part.round or part.moving):
-                continue
-            if moving is not None and moving.attempt >= decision.attempt:
-                continue
-            for info in decision.members:
-                room.number(info.id, info)
-            part.restore(_moving(decision), decision.round - 1, decision.attempt)
-            # Members that have not come back by then count as gone.
-            room.patient_until = part.patient_until = now + RETURN_WINDOW
-            self._books.timers.set(RoundDue(room.key), now + RETURN_WINDOW)
+            part = room.rounds(decision.part).part
+            if decision.round > part.round and decision.attempt > part.attempts:
+                for info in decision.members:
+                    room.number(info.id, info)
+                self._take_up(room, who, decision.part, _moving(decision), decision.round - 1)
+        self._loans.pay_again(room)
 
-    def _part_of(self, room: Room, part: str) -> Rounds:
-        if room.patient_until is None and not room.members:
+    def _take_up(self, room: Room, who: str, name: str, moving: Moving | None, round: int) -> None:
+        """A part is at `round`, and after that one, `moving` is decided: `who` says so. Tell the
+        others."""
+        self._wait_for_others(room)
+        part = room.rounds(name).part
+        before = part.moving
+        owed = part.restore(moving, round, part.attempts if moving is None else moving.attempt)
+        remaining = [] if moving is None else moving.remaining
+        if before is not None:
+            for one in before.remaining:
+                if one not in remaining and one != who:
+                    self._over(room, one, name, before.round)
+        if moving is not None:
+            decision = self._decision(room, name, moving.decided({}))
+            for one in remaining:
+                if one != who:
+                    self._tell(room, one, decision)
+        for debt in owed:
+            self._loans.pay(room, name, debt)
+
+    def _wait_for_others(self, room: Room) -> None:
+        """Members bring what this coordinator has lost, so give all of them the time to come back.
+        Those that have not come back by then count as gone."""
+        if not room.is_restored:
+            room.is_restored = True
             room.patient_until = self._books.now + RETURN_WINDOW
-        return room.rounds(part)
+            for rounds in room.parts.values():
+                rounds.part.patient_until = room.patient_until
 
-    def _tell_again(self, room: Room, who: str) -> None:
-        """Repeat what a member may have missed while it had no connection."""
+    def _over(self, room: Room, who: str, name: str, round: int) -> None:
+        """A member follows a decision about `round` that holds no longer."""
+        rounds = room.rounds(name)
+        known = rounds.outcomes.get(round)
+        if known is not None and who in known[1]:
+            self._tell(room, who, AverageDone(known[0], room.keep))
+        elif round <= rounds.part.round:  # its contribution is in the result, or it is not
+            self._loans.pay(room, name, Owed(who, round))
+        else:
+            self._tell(room, who, AverageReopened(name, round))
+
+    def _tell_again(self, room: Room, who: str, decisions: Sequence[AverageDecision]) -> None:
+        """Repeat what a member may have missed while it had no connection. It follows these
+        decisions."""
+        followed = {decision.part: decision.round for decision in decisions}
         for name in room.members[who].parts:
-            rounds = room.rounds(name)
-            moving = rounds.part.moving
-            if moving is not None and who in moving.offers:
+            moving = room.rounds(name).part.moving
+            if moving is not None and who in moving.remaining:
                 self._tell(room, who, self._decision(room, name, moving.decided({})))
-            last = rounds.outcomes.get(rounds.part.round)
-            if last is not None and who in last[1]:
-                self._tell(room, who, AverageDone(last[0], room.keep))
+            elif name in followed:
+                self._over(room, who, name, followed[name])
 
     def _on_offer(self, room: Room, who: str, conn: int, request: int, offer: AverageOffer) -> None:
         member = room.members[who]
@@ -226,15 +248,15 @@ class Averaging:
             return
         missed = 0 if offer.after is None else part.round - offer.after
         if missed > member.keep:
-            self._refuse_stale(room, who, offer.part, offer.call, part.round)
+            self._loans.refuse_stale(room, who, offer.part, offer.call)
             return
         rounds.form, rounds.text = offer.form, offer.text
         if part.moving is None and not part.offers:
             rounds.opened = self._books.now
         self._note_late(rounds, room.name_of(who), offer.after)
-        owed = part.offer(who, Contribution(offer.call, offer.weight), offer.after)
+        owed = part.offer(who, Contribution(offer.call, offer.weight, offer.after))
         if owed is not None:
-            self._pay(room, offer.part, owed, offer.call)
+            self._loans.pay(room, offer.part, owed, offer.call)
         self._settle(room)
 
     def _note_late(self, rounds: Rounds, name: str, after: int | None) -> None:
@@ -242,19 +264,13 @@ class Averaging:
         if seen is not None:
             seen.late.setdefault(name, self._books.now - seen.decided)
 
-    def _refuse_stale(self, room: Room, who: str, part: str, call: int, last: int) -> None:
-        text = (
-            f"the part {part!r} is at round {last}, and the results that this member missed are no"
-            " longer kept: take the state of another member (`state`), and go on from there"
-        )
-        self._tell(room, who, AverageRefused(part, call, text[:MAX_TEXT], stale=last))
-
     def _on_withdraw(
         self, room: Room, who: str, conn: int, request: int, message: AverageWithdraw
     ) -> None:
         if message.part not in room.parts:
             self._seating.send(conn, request, AverageWithdrawn(False, len(room.members), ()))
             return
+        room.unpaid.pop((message.part, who), None)
         part = room.parts[message.part].part
         decided = part.withdraw(who, message.call)
         moving = part.moving
@@ -285,105 +301,6 @@ class Averaging:
         part.report(who, message.round, message.attempt, got)
         self._settle(room)
 
-    # Results for members that missed a round, and the state.
-
-    def _pay(self, room: Room, part: str, owed: Owed, call: int = 0) -> None:
-        """Let a member fetch the result of a round that it missed."""
-        if owed.member not in room.members:
-            return
-        known = room.rounds(part).outcomes.get(owed.round)
-        holders = [] if known is None else [one for one in known[1] if one in room.members]
-        holders = [one for one in holders if one != owed.member]
-        if known is None or not holders:
-            self._refuse_stale(room, owed.member, part, call, room.rounds(part).part.round)
-            return
-        self._lend(room, part, owed.round, holders, owed.member, known[0])
-
-    def _lend(
-        self,
-        room: Room,
-        part: str | None,
-        round: int,
-        holders: list[str],
-        target: str,
-        outcome: Outcome | None,
-    ) -> None:
-        # In turn, so that one holder does not serve all.
-        source = holders[room.lent % len(holders)]
-        room.lent += 1
-        words = f"{room.name}\n{source}\n{target}\n{room.lent}\n{self._books.wall_time!r}"
-        ticket = hashlib.blake2b(words.encode(), digest_size=8).digest()
-        for other, loan in list(room.loans.items()):
-            if (loan.part, loan.target) == (part, target):
-                del room.loans[other]
-        room.loans[ticket] = Loan(part, round, source, target)
-        infos = room.infos
-        self._tell(room, source, AverageServe(part, round, infos[target], ticket))
-        self._tell(room, target, AverageFetch(part, infos[source], ticket, outcome))
-
-    def _on_fetched(
-        self, room: Room, who: str, conn: int, request: int, message: AverageFetched
-    ) -> None:
-        loan = room.loans.pop(message.ticket, None)
-        if loan is None or loan.target != who:
-            return
-        if message.failed:
-            self._lend_again(room, loan, but=loan.source)
-        elif loan.part is None:
-            room.members[who].wants_state = False
-        else:
-            known = room.rounds(loan.part).outcomes.get(loan.round)
-            if known is not None and who not in known[1]:
-                known[1].append(who)
-
-    def _lend_again(self, room: Room, loan: Loan, but: str) -> None:
-        """Find another source for a member whose transfer failed."""
-        if loan.target not in room.members:
-            return
-        if loan.part is None:
-            self._give_state(room)
-            return
-        known = room.rounds(loan.part).outcomes.get(loan.round)
-        if known is not None and but in known[1]:
-            known[1].remove(but)
-        self._pay(room, loan.part, Owed(loan.target, loan.round))
-
-    def _on_elect(
-        self, room: Room, who: str, conn: int, request: int, message: AverageElect
-    ) -> None:
-        # A slow member may have been the first to ask. Its state would be too old for a new member,
-        # so a member that is ahead of it by a round of each part takes its place.
-        if not room.elected or message.reached > room.reached + len(room.parts):
-            room.has_state = room.has_state and room.elected == who
-            room.elected = who
-        if room.elected == who:
-            room.reached = message.reached
-        self._seating.send(conn, request, AverageElected(room.elected == who))
-
-    def _on_state_kept(
-        self, room: Room, who: str, conn: int, request: int, message: AverageStateKept
-    ) -> None:
-        if room.elected == who:
-            room.has_state = True
-            self._give_state(room)
-
-    def _on_want_state(
-        self, room: Room, who: str, conn: int, request: int, message: AverageWantState
-    ) -> None:
-        room.members[who].wants_state = message.wanted
-        for ticket, loan in list(room.loans.items()):
-            if loan.part is None and loan.target == who:
-                del room.loans[ticket]
-        self._give_state(room)
-
-    def _give_state(self, room: Room) -> None:
-        if not room.has_state:
-            return
-        served = {loan.target for loan in room.loans.values() if loan.part is None}
-        for who, member in room.members.items():
-            if member.wants_state and who not in served:
-                self._lend(room, None, 0, [room.elected], who, None)
-
     # Decisions.
 
     def _settle(self, room: Room) -> None:
@@ -396,6 +313,7 @@ class Averaging:
                 due.append(room.patient_until)
             else:
                 room.patient_until = None
+                self._loans.pay_again(room)
         for name, rounds in list(room.parts.items()):
             for outcome in rounds.part.settle(now, alive, room.order):
                 self._decided(room, name, outcome)
@@ -453,7 +371,7 @@ class Averaging:
                     self._tell(room, who, AverageReopened(name, round))
                 self._note("reopened", room, name, round)
             case Owed():
-                self._pay(room, name, outcome)
+                self._loans.pay(room, name, outcome)
 
     def _decision(self, room: Room, name: str, decided: Decided) -> AverageDecision:
         members = list(decided.offers)
@@ -467,13 +385,6 @@ class Averaging:
             tuple(decided.offers[one].call for one in members),
             tuple(members.index(one) for one in decided.remaining),
         )
-
-    def _tell(self, room: Room, who: str, message: Message) -> None:
-        member = room.members.get(who)
-        group = None if member is None else self._books.groups.get(member.group)
-        if group is not None:
-            for conn in group.members:
-                self._seating.send(conn, 0, message)
 
     def _note(self, event: str, room: Room, part: str, round: int, **fields: Any) -> None:
         for member in room.members.values():
@@ -499,19 +410,10 @@ class Averaging:
             return
         if replays:
             return
-        if room.elected == who:
-            room.elected, room.has_state, room.reached = "", False, 0
         gone = AverageGone((who,))
         for other in room.members:
             self._tell(room, other, gone)
-        loans = [loan for loan in room.loans.values() if who in (loan.source, loan.target)]
-        room.loans = {
-            ticket: loan
-            for ticket, loan in room.loans.items()
-            if who not in (loan.source, loan.target)
-        }
-        for loan in loans:
-            self._lend_again(room, loan, but=who)
+        self._loans.gone(room, who)
         self._settle(room)
 
     def accused(self, group: GroupState, other: str) -> GroupState | None:
@@ -597,7 +499,7 @@ class Averaging:
 def _moving(decision: AverageDecision) -> Moving:
     ids = [info.id for info in decision.members]
     offers = {
-        one: Contribution(call, weight)
+        one: Contribution(call, weight, decision.round - 1)
         for one, call, weight in zip(ids, decision.calls, decision.weights, strict=True)
     }
     remaining = [ids[rank] for rank in decision.remaining]

@@ -94,7 +94,8 @@ class GroupState:
     `gathering`: the ballot of a rendezvous that all members have called, and that waits for
     joiners. `shares`: the name of the store that it shares with other groups. `broken`: by the ids
     of two members, why the link between them failed. `watchers`: by connection, the requests to be
-    told how many joiners wait. `ranks`: by id, the ranks of the view.
+    told how many joiners wait. `ranks`: by id, the ranks of the view. `restored`: a member brought
+    the view back to a coordinator that had lost it.
     """
 
     name: str
@@ -117,6 +118,7 @@ class GroupState:
     ranks: Mapping[str, int] = field(default_factory=dict)
     cut_off: bool = False
     shares: str = ""
+    restored: bool = False
 
     @property
     def key(self) -> GroupKey:

@@ -120,6 +120,7 @@ class Rejoining:
             stay = self._part(group, view)
         self._books.timers.cancel(JoinWindow(key))
         group.size = size
+        group.restored = True
         self._books.formed(group, view)
         self._books.expect(group, view)
         self._seating.note("restored", group, epoch=view.epoch, size=len(view.members))

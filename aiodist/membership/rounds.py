@@ -39,10 +39,14 @@ because a member alone has nothing to be compared with."""
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What a member would contribute: its `call` number, and its weight (0: it only receives)."""
+    """What a member would contribute: its `call` number, and its weight (0: it only receives).
+
+    `after`: the round of its last result; None: it had none.
+    """
 
     call: int
     weight: float
+    after: int | None = None
 
 
 @dataclass(slots=True)
@@ -173,7 +177,8 @@ class PartRounds:
         self.late: dict[str, Contribution] = {}  # by members that are not in the moving round
         self.moving: Moving | None = None
         self.patient_until: float | None = None
-        """No round closes early before that time, since members may still come back."""
+        """No round closes before that time, because members may come back that know of later
+        rounds."""
         self._ready_at: float | None = None  # when the open round had its quorum
         self._lengths: deque[float] = deque(maxlen=AUTO_ROUNDS)
         self._began: float | None = None  # when the last round was recorded
@@ -193,28 +198,23 @@ class PartRounds:
             return None if moving.late_since is None else moving.late_since + self.grace
         if self._ready_at is None:
             return None
-        due = self._ready_at + self.grace
-        if self.patient_until is not None and self._all_are_here:
-            return min(due, self.patient_until)
-        return due
+        due = self._ready_at if self._all_are_here else self._ready_at + self.grace
+        return due if self.patient_until is None else max(due, self.patient_until)
 
     # Changes.
 
     def enter(self, member: str) -> None:
         self.present.add(member)
 
-    def offer(self, member: str, offer: Contribution, after: int | None) -> Owed | None:
-        """Note the call of a member, and return what it is owed at once.
-
-        `after`: the round of its last result; None: it had none.
-        """
+    def offer(self, member: str, offer: Contribution) -> Owed | None:
+        """Note the call of a member, and return what it is owed at once."""
         moving = self.moving
-        if after is not None and after < self.round:
+        if offer.after is not None and offer.after < self.round:
             self._forget(member)
-            return Owed(member, after + 1)
+            return Owed(member, offer.after + 1)
         if moving is None:
             self.offers[member] = offer
-        elif after is None:
+        elif offer.after is None:
             if member not in moving.remaining:
                 self.offers[member] = offer
         elif member not in moving.remaining:
@@ -280,10 +280,9 @@ class PartRounds:
     def _may_close(self, now: float) -> bool:
         if self._ready_at is None:
             return False
-        if now >= self._ready_at + self.grace:
-            return True
-        is_patient = self.patient_until is not None and now < self.patient_until
-        return self._all_are_here and not is_patient
+        if self.patient_until is not None and now < self.patient_until:
+            return False
+        return self._all_are_here or now >= self._ready_at + self.grace
 
     def _close(self, order: Mapping[str, int]) -> Decided:
         members = sorted(self.offers, key=order.__getitem__)
@@ -367,8 +366,15 @@ class PartRounds:
 
     # Restarts.
 
-    def restore(self, moving: Moving | None, round: int, attempts: int) -> None:
-        """Take up the decisions of an earlier machine."""
+    def restore(self, moving: Moving | None, round: int, attempts: int) -> list[Owed]:
+        """Take up the decisions of an earlier machine.
+
+        Members may have called before these were known here, so return what they are owed now.
+        """
         self.moving = moving
         self.round = max(self.round, round)
         self.attempts = max(self.attempts, attempts)
+        waiting = {**self.late, **self.offers}
+        self.late, self.offers = {}, {}
+        found = [self.offer(member, offer) for member, offer in waiting.items()]
+        return [owed for owed in found if owed is not None]

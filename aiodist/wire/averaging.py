@@ -17,6 +17,9 @@ from aiodist.wire.messages import MemberInfo, Message, Name, Ranks, Text
 MAX_PARTS = 4096
 """Most parts that a member takes part in."""
 
+MAX_OUTCOMES = 32 * MAX_PARTS
+"""Most rounds whose results a member names."""
+
 LONGEST = 128
 """Most characters of the name of an averager."""
 
@@ -93,8 +96,8 @@ class AverageEnter(Message, code=80):
     AverageEntered, or Failed. A member says it again to a coordinator that is back.
 
     `keep`: how many rounds it may miss (`max_stale`). `has_state`: it is the one that gives the
-    state to others. For a coordinator that lost its memory, `outcomes` has the last round of each
-    part that it knows to be recorded. `decisions` has that of each part that it knows to be moving.
+    state to others. For a coordinator that lost its memory, `outcomes` has the last rounds whose
+    results it holds. `decisions` has that of each part that it knows to be moving.
     """
 
     rules: Annotated[Rules, schema.struct(Rules)]
@@ -102,7 +105,7 @@ class AverageEnter(Message, code=80):
     keep: Annotated[int, schema.integer(0, 2**31)]
     has_state: Annotated[bool, schema.flag] = False
     outcomes: Annotated[
-        tuple[Outcome, ...], schema.sequence(schema.struct(Outcome), MAX_PARTS)
+        tuple[Outcome, ...], schema.sequence(schema.struct(Outcome), MAX_OUTCOMES)
     ] = ()
     decisions: Annotated[
         tuple[AverageDecision, ...], schema.sequence(schema.struct(AverageDecision), MAX_PARTS)
@@ -155,14 +158,16 @@ class AverageProgress(Message, code=86):
 
 
 class AverageDone(Message, code=87):
-    """Tells the members of a round that it is recorded. `keep`: see AverageEntered."""
+    """Tells members that follow a decision about a round that it is recorded. Those that do not
+    hold its result offer their contributions again. `keep`: see AverageEntered."""
 
     outcome: Annotated[Outcome, schema.struct(Outcome)]
     keep: Annotated[int, schema.integer(0, 2**31)]
 
 
 class AverageReopened(Message, code=88):
-    """Tells the members of a round that too few remain: it is open again, with their offers."""
+    """Tells members that follow a decision about a round that it holds no longer. They offer their
+    contributions again."""
 
     part: Name
     round: Round

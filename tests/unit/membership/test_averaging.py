@@ -376,7 +376,7 @@ def test_a_decision_outlives_the_coordinator_in_its_file(members: Members) -> No
     assert done.outcome.ids == ("id1", "id2", "id3")
     # What is recorded stays recorded.
     restarted(members, file=True)
-    assert back(members, 1)[-1] == done
+    assert back(members, 1, decisions=(decision,))[-1] == done
     # Who does not come back is gone after its lease, and held up a round until then.
     back(members, 2)
     for number in (1, 2):
@@ -442,6 +442,78 @@ def test_members_bring_a_record_to_a_coordinator_that_knows_nothing(members: Mem
     assert again == decision  # it has not heard that this is over
     back(members, 1, outcomes=(done.outcome,))
     assert done in members.told(2)
+
+
+def left_out(members: Members) -> tuple[a.AverageDecision, a.AverageDone]:
+    """Member 3 of three is behind. It has not heard that the others went on without it."""
+    members.enter(1, 2, 3)
+    first = members.close(1, 2, 3)
+    got = a.AverageProgress("", 1, first.attempt, (0, 1), (0, 1))
+    for number in (1, 2):
+        members.say(number, got)
+    members.world.pass_time(1.0)
+    second = members.told(1)[-1]
+    assert isinstance(second, a.AverageDecision)
+    assert second.remaining == (0, 1)
+    members.hold(second, 1, 2)
+    [done] = [one for one in members.told(1) if isinstance(one, a.AverageDone)]
+    return first, done
+
+
+@pytest.mark.parametrize("file", [True, False])
+def test_a_member_that_was_left_out_before_a_restart_gets_the_result(
+    members: Members, *, file: bool
+) -> None:
+    first, done = left_out(members)
+    restarted(members, file=file)
+    for number in (1, 2):
+        back(members, number, outcomes=(done.outcome,))
+    *_, fetch = back(members, 3, decisions=(first,))
+    assert isinstance(fetch, a.AverageFetch)
+    assert fetch.outcome == done.outcome
+
+
+def test_the_member_that_was_left_out_comes_back_before_those_that_know(members: Members) -> None:
+    first, done = left_out(members)
+    restarted(members, file=False)
+    assert back(members, 3, decisions=(first,))[-1] == first
+    back(members, 1, outcomes=(done.outcome,))
+    [fetch] = members.told(3)
+    assert isinstance(fetch, a.AverageFetch)
+    assert fetch.outcome == done.outcome
+
+
+def test_a_member_is_behind_a_decision_of_the_round_after(members: Members) -> None:
+    """Whether it contributed to its round is only known when another one comes back."""
+    first, done = left_out(members)
+    for number in (1, 2):
+        members.offer(number, call=2, after=1)
+    members.world.pass_time(1.0)
+    next_one = members.told(1)[-1]
+    assert isinstance(next_one, a.AverageDecision)
+    assert next_one.round == 2
+    restarted(members, file=False)
+    back(members, 3, decisions=(first,))
+    back(members, 2, decisions=(next_one,))
+    assert members.told(3) == []
+    back(members, 1, decisions=(next_one,), outcomes=(done.outcome,))
+    [fetch] = members.told(3)
+    assert isinstance(fetch, a.AverageFetch)
+    assert fetch.outcome == done.outcome
+
+
+def test_a_result_that_nobody_brings_back_is_stale(members: Members) -> None:
+    members.enter(1, 2, 3)
+    restarted(members, file=False)
+    back(members, 3)
+    assert members.offer(3, after=4) == []
+    outcome = a.Outcome("", 6, ("id1", "id2"), ("m1", "m2"), (1.0, 1.0))
+    back(members, 1, outcomes=(outcome,))
+    assert members.told(3) == []
+    members.world.pass_time(RETURN_WINDOW)
+    [refused] = members.told(3)
+    assert isinstance(refused, a.AverageRefused)
+    assert refused.stale == 6
 
 
 def test_what_was_asked_before_entering_again_has_an_answer(members: Members) -> None:

@@ -17,6 +17,7 @@ from aiodist.membership.rounds import (
     Contribution,
     Decided,
     Got,
+    Moving,
     Outcome,
     Owed,
     PartRounds,
@@ -42,7 +43,7 @@ class Table:
     def offers(self, *members: str, weight: float = 1.0, call: int = 1) -> list[Outcome]:
         after = self.part.round
         for member in members:
-            assert self.part.offer(member, Contribution(call, weight), after) is None
+            assert self.part.offer(member, Contribution(call, weight, after)) is None
         return self.settle()
 
     def at(self, now: float) -> list[Outcome]:
@@ -169,7 +170,7 @@ def test_a_round_opens_again_with_its_contributions_when_too_few_remain() -> Non
     assert isinstance(t.dies("a")[0], Decided)
     [reopened] = t.dies("b")
     assert reopened == Reopened(1, ("c", "b"))
-    assert t.part.offers == {"c": Contribution(1, 1.0)}
+    assert t.part.offers == {"c": Contribution(1, 1.0, 0)}
     t.alive.add("d")
     t.part.enter("d")
     [decided] = t.offers("d")
@@ -207,20 +208,20 @@ def test_two_members_have_nobody_to_be_compared_with() -> None:
 def test_a_late_call_gets_the_result_and_missed_rounds_come_in_order() -> None:
     t = table("abc", grace=0.0)
     t.offers("a", "b")
-    assert t.part.offer("c", Contribution(1, 1.0), 0) is None  # decided, and not recorded yet
+    assert t.part.offer("c", Contribution(1, 1.0, 0)) is None  # decided, and not recorded yet
     assert t.hold("a", "b")[-1] == Owed("c", 1)
     t.offers("a", "b", call=2)
     t.hold("a", "b")
-    assert t.part.offer("c", Contribution(2, 1.0), 0) == Owed("c", 1)
-    assert t.part.offer("c", Contribution(3, 1.0), 1) == Owed("c", 2)
-    assert t.part.offer("c", Contribution(4, 1.0), 2) is None
-    assert t.part.offers == {"c": Contribution(4, 1.0)}
+    assert t.part.offer("c", Contribution(2, 1.0, 0)) == Owed("c", 1)
+    assert t.part.offer("c", Contribution(3, 1.0, 1)) == Owed("c", 2)
+    assert t.part.offer("c", Contribution(4, 1.0, 2)) is None
+    assert t.part.offers == {"c": Contribution(4, 1.0, 2)}
 
 
 def test_a_new_member_belongs_to_the_round_that_is_open() -> None:
     t = table("abc", grace=0.0)
     t.offers("a", "b")
-    assert t.part.offer("c", Contribution(1, 1.0), None) is None
+    assert t.part.offer("c", Contribution(1, 1.0, None)) is None
     assert t.part.offers == {"c": Contribution(1, 1.0)}  # of round 2
     t.hold("a", "b")
     assert remaining(t.offers("a", call=2)) == [("a", "c")]
@@ -257,12 +258,25 @@ def test_a_patient_part_waits_for_members_that_may_come_back() -> None:
     assert remaining(t.at(0.5)) == [("a", "b")]
 
 
-def test_grace_ends_patience() -> None:
-    t = table("ab")
+def test_grace_does_not_end_patience() -> None:
+    t = table("abc")
     t.part.patient_until = 5.0
     t.offers("a", "b")
-    assert t.part.deadline == 1.0
-    assert remaining(t.at(1.0)) == [("a", "b")]
+    assert t.at(1.0) == []
+    assert t.part.deadline == 5.0
+    assert remaining(t.at(5.0)) == [("a", "b")]
+
+
+def test_what_members_are_owed_after_what_another_one_knows() -> None:
+    """Their calls came first. None of them may count for a round after the one that it was for."""
+    part = PartRounds(2, 1.0)
+    for member, after in (("a", 4), ("b", 6), ("c", None), ("d", 7)):
+        assert part.offer(member, Contribution(1, 1.0, after)) is None
+    assert part.restore(None, 6, 12) == [Owed("a", 5)]
+    assert set(part.offers) == {"b", "c", "d"}
+    moving = Moving(8, 13, 13, {"d": Contribution(1, 1.0, 7)}, ["d"])
+    assert part.restore(moving, 7, 13) == [Owed("b", 7)]
+    assert set(part.offers) == {"c"}  # it is new, and comes in with the next round
 
 
 # Random histories: members that compute, contribute, transfer, die, come and give calls up.
@@ -393,7 +407,7 @@ class Simulated:
         self.waiting = True
         weight = float(history.random.choice([0, 1, 1, 2, 5] if not history.is_calm else [1, 2]))
         history.calls[self.name, self.call] = "waits" if weight else "receives"
-        owed = history.part.offer(self.name, Contribution(self.call, weight), self.last)
+        owed = history.part.offer(self.name, Contribution(self.call, weight, self.last))
         if owed is not None:
             history.calls[self.name, self.call] = "late"
             history.tell(self.name, lambda one: one.owed(owed.round))
