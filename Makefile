@@ -196,8 +196,10 @@ chaos-averaging: $(READY)  ## the same for the members of averagers: N faults
 
 DURATION := 180
 EVERY := 1
-goodput: $(READY)  ## train for DURATION seconds, kill a member EVERY second, and say how much work was left
-	$(BIN)/python tests/faults/goodput.py --seconds $(DURATION) --every $(EVERY) --plot docs/images/goodput.svg
+TASK := digits
+goodput: $(READY)  ## train TASK for DURATION seconds, kill a member EVERY second, and say how much work was left
+	$(BIN)/python tests/faults/goodput.py --task $(TASK) --seconds $(DURATION) --every $(EVERY) \
+	  --plot docs/images/goodput-$(TASK).svg
 
 service: $(READY)  ## a web service under load: rounds with and without kills of its workers, in turns
 	$(BIN)/python tests/faults/service.py

@@ -462,6 +462,8 @@ class Averager:
 
     def _enter(self) -> wire.AverageEnter:
         self._ids.add(self._connection.id)
+        for task in self._serves:  # whoever still waits for them will be served anew
+            task.cancel()
         known = [part.known() for part in self._parts.values()]
         return wire.AverageEnter(
             self._rules,
@@ -474,8 +476,6 @@ class Averager:
 
     def _entered(self, entered: wire.AverageEntered) -> None:
         self._settings.keep = entered.keep
-        for task in self._serves:  # whoever still waits for them will be served anew
-            task.cancel()
         for part in self._parts.values():
             part.again()
         if self._states:

@@ -32,7 +32,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from goodput_member import DIGITS, MEMBERS, PATIENCE, Model, member
+from goodput_member import MEMBERS, PATIENCE, Model, member
 from restarts import Daemon, cut
 from steps_taken import STEP, lineage, whole
 
@@ -44,8 +44,9 @@ another order."""
 class Training:
     """One group: its coordinator and its members. If `spare`, one more member waits to join."""
 
-    def __init__(self, folder: Path, spare: bool) -> None:
+    def __init__(self, folder: Path, task: str, spare: bool) -> None:
         folder.mkdir()
+        self.task = task
         self.folder = folder
         self.daemon = Daemon(folder / "state")
         self.members: dict[int, BaseProcess] = {}
@@ -64,7 +65,7 @@ class Training:
     def add(self) -> None:
         """Fork a new member."""
         context = multiprocessing.get_context("forkserver")
-        arguments = (self.daemon.address, self.folder, self.began)
+        arguments = (self.daemon.address, self.folder, self.began, self.task)
         self.members[self.began] = process = context.Process(target=member, args=arguments)
         process.start()
         self.began += 1
@@ -105,11 +106,11 @@ class Training:
         return lineage(np.concatenate(rows))
 
 
-def replayed(steps: np.ndarray) -> np.ndarray:
+def replayed(steps: np.ndarray, task: str) -> np.ndarray:
     """The weights of a single process that takes these steps."""
-    model = Model()
+    model = Model.of(task)
     for size in steps["size"]:
-        gradients = [DIGITS.gradient(model, model.step, rank)[0] for rank in range(size)]
+        gradients = [model.gradient(rank)[0] for rank in range(size)]
         model.take(np.mean(gradients, axis=0))
     return model.weights
 
@@ -163,7 +164,8 @@ class Faults:
 
 async def run(given: argparse.Namespace, folder: Path) -> dict[str, object]:
     """What was measured. Raises AssertionError if anything is wrong."""
-    calm, disturbed = Training(folder / "calm", False), Training(folder / "disturbed", True)
+    calm = Training(folder / "calm", given.task, spare=False)
+    disturbed = Training(folder / "disturbed", given.task, spare=True)
     faults = Faults(disturbed, given)
     both = (calm, disturbed)
     try:
@@ -177,7 +179,7 @@ async def run(given: argparse.Namespace, folder: Path) -> dict[str, object]:
     drift = 0.0
     for training, found in zip(both, (wanted, weights), strict=True):
         assert all((one == found[0]).all() for one in found), "members ended with other weights"
-        drift = max(drift, float(np.abs(replayed(training.steps()) - found[0]).max()))
+        drift = max(drift, float(np.abs(replayed(training.steps(), given.task) - found[0]).max()))
     assert drift <= DRIFT, f"weights differ by {drift} from those of a single process"
     steps = [one[(begin <= one["at"]) & (one["at"] < end)] for one in map(Training.steps, both)]
     if given.plot:
@@ -219,6 +221,7 @@ def plot(runs: list[np.ndarray], begin: float, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--task", choices=("digits", "transformer"), default="digits")
     parser.add_argument("--seconds", type=float, default=180.0, help="how long both train")
     parser.add_argument("--every", type=float, default=1.0, help="seconds between two kills")
     parser.add_argument("--restart", type=float, default=60.0, help="of the coordinator; 0: never")
@@ -230,7 +233,9 @@ def main() -> None:
     # For the warm process, which is started by the first member.
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
     os.environ |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["goodput"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        ["goodput", f"goodput_{given.task}"]
+    )
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(asyncio.run(run(given, Path(folder))), indent=2))
 

@@ -14,11 +14,12 @@ from steps_taken import STEP, lineage
 
 @pytest.mark.skipif(sys.platform != "linux", reason="members are forked")
 @pytest.mark.timeout(300)
-def test_training_goes_on_through_kills_and_a_restart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", ["digits", pytest.param("transformer", marks=pytest.mark.long)])
+def test_training_goes_on_through_kills_and_a_restart(tmp_path: Path, task: str) -> None:
     program, drawn = Path(__file__).with_name("goodput.py"), tmp_path / "loss.svg"
     options = ["--seconds", "5", "--every", "1", "--restart", "3", "--cut", "2", "--seed", "3"]
     done = subprocess.run(
-        [sys.executable, program, *options, "--plot", drawn],
+        [sys.executable, program, "--task", task, *options, "--plot", drawn],
         capture_output=True,
         text=True,
         check=False,
