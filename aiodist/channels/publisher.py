@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -110,6 +110,7 @@ class Publisher:
         self._encoding = Encoding(participant.stock.differences, self._is_encoded)
         self._kept = -math.inf  # the time of the last sign of life that kept the place
         self._before: list[Release] = []  # what was published before this publisher came
+        self._knows_before = False  # so far; another one may have had the place
         self._publishing = asyncio.Lock()
         self._lent: dict[int, Holding] = {}  # lent versions that may still have readers
         participant.role = ChannelRole(
@@ -139,11 +140,16 @@ class Publisher:
         return self._always or clock() < self._participant.stock.differences.asked + LASTS
 
     async def _enter(self) -> None:
-        participant = self._participant
         await self._take_place(enters=True)
         if self._restart:
             await self._begin_anew()
-        self._before = directory.published(await participant.store.get(directory.PUBLISHED))
+        await self._look_back()
+
+    async def _look_back(self) -> None:
+        """Learn what earlier publishers have published."""
+        found = await self._participant.store.get(directory.PUBLISHED)
+        self._before = directory.published(found)
+        self._knows_before = True
 
     async def _begin_anew(self) -> None:
         """Forget what was published. Raises JoinError while subscribers live."""
@@ -303,6 +309,8 @@ class Publisher:
         # this time, because that would be a round trip before each version.
         if asyncio.get_running_loop().time() > self._kept + GONE / 2:
             await participant.store.until_done(self._take_place)
+        if not self._knows_before:
+            await participant.store.until_done(self._look_back)
         if (words := memory.words()) is not None:
             release = replace(release, host=participant.store.host, offer=words[0], key=words[1])
         held = participant.stock.holdings.get(release.version)
@@ -371,8 +379,7 @@ class Publisher:
             heard = await participant.heard_of(one.place for one in rivals)
             alive = [one for one in rivals if one.id in heard]
             if not alive:
-                taking = partial(directory.seated, me=me, gone=rivals)
-                if me in await participant.store.change(directory.PUBLISHER, Seat, taking):
+                if await self._sit(rivals):
                     return
             elif self._own() or await participant.store.lives(alive[0].id):
                 raise JoinError(self._taken(alive[0]))
@@ -391,10 +398,20 @@ class Publisher:
 
     async def _keep_place(self) -> None:
         """List this publisher again, because a restarted coordinator has forgotten it."""
-        me, beaten = self._seat(), self._participant.beaten
-        taking = partial(directory.seated, me=me, gone=[])
-        if me in await self._participant.store.change(directory.PUBLISHER, Seat, taking):
+        beaten = self._participant.beaten
+        if await self._sit([]):
             self._kept = beaten
+
+    async def _sit(self, gone: list[Seat]) -> bool:
+        """Take the place of these publishers, unless another one has it."""
+        me = self._seat()
+
+        def taking(seats: Sequence[Seat]) -> list[Seat] | None:
+            if me not in seats:
+                self._knows_before = False
+            return directory.seated(seats, me, gone)
+
+        return me in await self._participant.store.change(directory.PUBLISHER, Seat, taking)
 
     def _own(self) -> list[Release]:
         return sorted(

@@ -151,3 +151,29 @@ def test_a_subscriber_that_was_killed_is_no_hindrance():
             await out.publish(tree(0), version=0)
 
     stage.play({0: follow(), 1: publish()})
+
+
+def test_a_publisher_that_another_one_stood_in_for():
+    """It was stopped for long, and has its place again after a restart of the coordinator. Then it
+    knows what the other one has published."""
+    stage = ChannelStage(2, durable=True)
+    sim = stage.sim
+
+    async def first():
+        async with stage.publisher() as out:
+            await out.publish(tree(1), version=1)
+            await asyncio.sleep(0.1)
+            sim.nodes[0].stop()
+            sim.network.later_by(12.0, sim.nodes[0].resume)
+            await asyncio.sleep(30.0)
+            with pytest.raises(ValueError, match="the newest is 2"):
+                await out.publish(tree(7), version=2)
+            await out.publish(tree(3), version=3)
+
+    async def second():
+        await asyncio.sleep(6.0)
+        async with stage.publisher() as out:
+            await out.publish(tree(2), version=2)
+        sim.restart_coordinator(0.5)
+
+    stage.play({0: first(), 1: second()})
