@@ -97,9 +97,10 @@ $(INTEGRATIONS)/.ready: tests/integrations/requirements.txt tests/integrations/c
 
 $(INTEGRATIONS)/.engines: tests/integrations/engines.txt $(INTEGRATIONS)/.ready
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	rm -rf $(@D)/lib/python3*/site-packages/tests  # verl brings it, and it would hide our own
 	@touch $@
 
-integrations: $(INTEGRATIONS)/.ready $(INTEGRATIONS)/.engines  ## the tests on clusters of Ray and Dask, of the notebooks, and with vLLM and verl
+integrations: $(INTEGRATIONS)/.ready $(INTEGRATIONS)/.engines  ## the tests on clusters of Ray and Dask, of the notebooks, and with vLLM, verl and mistral.rs
 	$(INTEGRATIONS)/bin/python -m pytest tests/integrations
 
 # The MPIs share no environment: each brings its own libmpi and mpirun. Where one cannot be had,
