@@ -39,7 +39,7 @@
 #include <unistd.h>
 #endif
 
-#define LAYOUT 7       // aiodist.compiled refuses a build with another number
+#define LAYOUT 8       // aiodist.compiled refuses a build with another number
 #define BLOCK 1024     // elements in one step of the work, so that they stay in the first cache
 #define ALONE 32768    // from so many bytes on, other threads may run meanwhile
 
@@ -413,16 +413,18 @@ static PyObject *differ(PyObject *self, PyObject *args) {
 // ---- shared state -------------------------------------------------------------------------------
 
 enum { IS_DUE, WATCH, ROUSE, SEEN, ADD, FINISH, SET_RESULT, TAPES, TELL, FIND, WAKE, FOLLOWS,
-       IS_NEG, STORAGE, DATA_PTR, NBYTES_OF, CLASS, NAMES };
+       IS_NEG, STORAGE, DATA_PTR, NBYTES_OF, CLASS, RUNNING, NAMES };
 static const char *const names[] = {"is_due", "watch",      "rouse", "seen", "add",   "finish",
                                     "set_result", "tapes", "tell",  "_find", "wake", "follows",
-                                    "is_neg", "untyped_storage", "data_ptr", "nbytes", "__class__"};
+                                    "is_neg", "untyped_storage", "data_ptr", "nbytes", "__class__",
+                                    "__asyncio_running_event_loop__"};
 
 typedef struct {
     PyTypeObject *row;      // the base of lanes
     PyTypeObject *tape, *ring, *cursor, *naps, *pace, *counts;
     PyObject *ndarray;      // numpy's type of arrays
     PyObject *names[NAMES];  // names of attributes
+    PyObject *get_running_loop, *running, *loop;  // see `running_loop`
 } State;
 
 static struct PyModuleDef module;
@@ -1397,7 +1399,7 @@ typedef struct {
     PyObject *empty, *unset;  // see `is_quiet`
     PyObject *next, *idle, *passed, *records, *progress, *said, *loop, *time, *where;
     PyObject *work, *ordinary, *unseen;  // types of a Work that is done and of others; `Unseen`
-    PyObject *run, *all_reduce, *flat_of, *unfinished, *broke, *loop_word;
+    PyObject *run, *all_reduce, *flat_of, *unfinished, *broke, *nothing;
     PyObject **names, *ndarray;
     PyObject *tensor;          // torch's type of tensors, after the first one was seen
     const Exchange *exchange;
@@ -1454,7 +1456,10 @@ static void drop_work(Caller *caller, PyObject **work) {
 static PyObject *make_work(Caller *caller, Tape *tape, PyObject *tag, PyObject *seq) {
     PyObject *started = PyObject_CallNoArgs(caller->time);
     if (!started) return NULL;
-    PyObject *work = PyObject_Vectorcall(caller->work, &caller->loop, 0, caller->loop_word);
+    // A call of the type would make this tuple and this dict anew each time.
+    PyTypeObject *type = (PyTypeObject *)caller->work;
+    PyObject *work = type->tp_new(type, caller->nothing, caller->loop);
+    if (work && type->tp_init(work, caller->nothing, caller->loop) < 0) Py_CLEAR(work);
     if (work) {
         set_slot(caller, work, OP, tape->op);
         set_slot(caller, work, TAG, tag);
@@ -1784,10 +1789,10 @@ static PyObject *caller_forget(Caller *caller, PyObject *nothing) {
     {&(C)->empty, &(C)->unset, &(C)->next, &(C)->idle, &(C)->passed, &(C)->records, \
      &(C)->progress, &(C)->said, &(C)->loop, &(C)->time, &(C)->where, \
      &(C)->work, &(C)->ordinary, &(C)->unseen, \
-     &(C)->run, &(C)->all_reduce, &(C)->flat_of, &(C)->unfinished, &(C)->broke, &(C)->loop_word}
+     &(C)->run, &(C)->all_reduce, &(C)->flat_of, &(C)->unfinished, &(C)->broke, &(C)->nothing}
 #define REF_NAMES \
     {"empty", "unset", "next", "idle", "passed", "records", "progress", "said", "loop", \
-     "time", "where", "work", "ordinary", "unseen", "run", "all_reduce", "flat_of", "unfinished", "broke", "loop_word"}
+     "time", "where", "work", "ordinary", "unseen", "run", "all_reduce", "flat_of", "unfinished", "broke", "nothing"}
 
 static int caller_traverse(Caller *caller, visitproc visit, void *arg) {
     PyObject **const refs[] = REFS(caller);
@@ -1846,7 +1851,8 @@ static PyObject *caller_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     }
     if (PyErr_Occurred()) goto failed;
     int is_sound = PyType_Check(caller->work) && PyDict_Check(caller->next) &&
-                   PyDict_Check(caller->idle) && PyList_Check(caller->said) &&
+                   PyDict_Check(caller->idle) && PyDict_Check(caller->loop) &&
+                   PyTuple_Check(caller->nothing) && PyList_Check(caller->said) &&
                    PyList_GET_SIZE(caller->said) == 2 && PyTuple_Check(caller->empty) &&
                    PyTuple_Check(caller->unset);
     for (Py_ssize_t at = 0; is_sound && at < PyTuple_GET_SIZE(caller->unset); at++) {
@@ -1902,14 +1908,62 @@ static PyType_Spec caller_spec = {
     .slots = caller_slots,
 };
 
+// ---- the running loop ---------------------------------------------------------------------------
+
+// `asyncio._get_running_loop` of Python 3.11 asks the system for the process each time, which takes
+// longer than the rest of a call. It keeps the loop in an object that each thread has anew for each
+// run of a loop, so as long as a thread has the same object, it runs the same loop. After a fork the
+// groups of the child have ended.
+static PyObject *running_loop(PyObject *self, PyObject *nothing) {
+    State *state = PyModule_GetState(self);
+    PyObject *thread = PyThreadState_GetDict();
+    PyObject *found = thread ? PyDict_GetItemWithError(thread, state->names[RUNNING]) : NULL;
+    if (found && found == state->running) return Py_NewRef(state->loop);
+    if (PyErr_Occurred()) return NULL;
+    Py_XINCREF(found);
+    PyObject *loop = PyObject_CallNoArgs(state->get_running_loop);
+    if (loop && found) {
+        Py_XSETREF(state->running, Py_NewRef(found));
+        Py_XSETREF(state->loop, Py_NewRef(loop));
+    }
+    Py_XDECREF(found);
+    return loop;
+}
+
+// ---- looking at a Work --------------------------------------------------------------------------
+
+// `UnseenWork.__await__`: make it an ordinary Work, and await that. The classes differ in nothing but
+// methods, so its memory stays as it is.
+static PyObject *await_unseen(PyObject *work) {
+    PyTypeObject *unseen = Py_TYPE(work), *ordinary = unseen->tp_base;
+    Py_SET_TYPE(work, (PyTypeObject *)Py_NewRef((PyObject *)ordinary));
+    Py_DECREF(unseen);
+    return ordinary->tp_as_async->am_await(work);
+}
+
+static PyObject *await_natively(PyObject *self, PyObject *unseen) {
+    PyTypeObject *type = (PyTypeObject *)unseen;
+    if (!PyType_Check(unseen) || !PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE) ||
+        type->tp_basicsize != type->tp_base->tp_basicsize) {
+        PyErr_SetString(PyExc_TypeError, "expected a class that adds methods alone to its base");
+        return NULL;
+    }
+    type->tp_as_async->am_await = await_unseen;
+    Py_RETURN_NONE;
+}
+
 // ---- the module ---------------------------------------------------------------------------------
 
 static PyMethodDef methods[] = {
+    {"await_natively", await_natively, METH_O,
+     "await_natively(cls)\n--\n\nAwait instances of `UnseenWork` without a call of Python."},
     {"differ", differ, METH_VARARGS,
      "differ(old, new, gaps, values)\n--\n\nWrite the gaps and values of what has changed, and return how"
      " many there are of both; None if there is no room."},
     {"find", find, METH_VARARGS,
      "find(op, dtype)\n--\n\nReturn the number of a kernel, or None if there is none."},
+    {"running_loop", running_loop, METH_NOARGS,
+     "running_loop()\n--\n\nReturn the loop that runs in this thread, or None."},
     {"reduce", (PyCFunction)(void (*)(void))reduce, METH_FASTCALL,
      "reduce(kernel, operands, out, size)\n--\n\nReduce contiguous arrays of `size` ranks into `out`."},
     {0},
@@ -1922,7 +1976,10 @@ static int begin(PyObject *module) {
     PyObject *numpy = PyImport_ImportModule("numpy");
     state->ndarray = numpy ? PyObject_GetAttrString(numpy, "ndarray") : NULL;
     Py_XDECREF(numpy);
-    if (!state->ndarray) return -1;
+    PyObject *asyncio = PyImport_ImportModule("asyncio");
+    state->get_running_loop = asyncio ? PyObject_GetAttrString(asyncio, "_get_running_loop") : NULL;
+    Py_XDECREF(asyncio);
+    if (!state->ndarray || !state->get_running_loop) return -1;
     // The bases come first.
     PyType_Spec *const specs[] = {&counts_spec, &naps_spec,   &pace_spec, &row_spec,
                                   &ring_spec,   &cursor_spec, &tape_spec, &caller_spec};
@@ -1949,6 +2006,9 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->ring);
     Py_VISIT(state->cursor);
     Py_VISIT(state->ndarray);
+    Py_VISIT(state->get_running_loop);
+    Py_VISIT(state->running);
+    Py_VISIT(state->loop);
     return 0;
 }
 
@@ -1962,6 +2022,9 @@ static int module_clear(PyObject *module) {
     Py_CLEAR(state->ring);
     Py_CLEAR(state->cursor);
     Py_CLEAR(state->ndarray);
+    Py_CLEAR(state->get_running_loop);
+    Py_CLEAR(state->running);
+    Py_CLEAR(state->loop);
     for (int i = 0; i < NAMES; i++) Py_CLEAR(state->names[i]);
     return 0;
 }

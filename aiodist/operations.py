@@ -17,6 +17,7 @@ from aiodist import timeouts
 from aiodist.buffers import places
 from aiodist.codecs.base import Codec
 from aiodist.collectives import coded, resharding, values
+from aiodist.compiled import running_loop
 from aiodist.device_programs import loans
 from aiodist.device_programs import reductions as device_reductions
 from aiodist.engine import deadlines, failures
@@ -90,7 +91,7 @@ class Operations(ABC):
         """
         if codec is not None:
             return self._start("all_reduce", tag, timeout, coded.all_reduce, x, op, codec, tag, out)
-        if asyncio._get_running_loop() is not self._loop:
+        if running_loop() is not self._loop:
             self._enter()
         context = self._context
         express = context.express if tag is None else context.post_express
@@ -637,12 +638,12 @@ class Operations(ABC):
     # -- checks -----------------------------------------------------------------------------------
 
     def _enter(self) -> None:
-        if self._context.ended is not None or asyncio._get_running_loop() is not self._loop:
+        if self._context.ended is not None or running_loop() is not self._loop:
             self._context.check_open()
             self._check_loop()
 
     def _check_loop(self) -> None:
-        if asyncio._get_running_loop() is not self._loop:
+        if running_loop() is not self._loop:
             raise RuntimeError(
                 f"{self!r} belongs to the event loop that made it; each asyncio.run makes a new "
                 "one: make the group in this loop. In other threads, use group.blocking()"

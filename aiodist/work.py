@@ -13,6 +13,7 @@ from types import CodeType, FrameType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 from weakref import WeakSet
 
+from aiodist.compiled import core
 from aiodist.errors import (
     AiodistError,
     GroupClosedError,
@@ -324,6 +325,10 @@ class UnseenWork(Work[T]):
             # A call in a line of its own is dropped by that line.
             self._made_at = frame.f_code, frame.f_lineno
             _warn(self, "was dropped here before the program")
+
+
+if core is not None:
+    core.await_natively(UnseenWork)
 
 
 class Unseen(WeakSet[Work[Any]]):

@@ -211,7 +211,8 @@ class Express(ABC, Generic[G, R]):
             passed=self._passed,
             records=records,
             progress=self._progress,
-            loop=self._loop,
+            loop={"loop": self._loop},
+            nothing=(),
             time=self._loop.time,
             work=UnseenWork,
             ordinary=Work,
@@ -220,7 +221,6 @@ class Express(ABC, Generic[G, R]):
             run=self._run,
             all_reduce=self._all_reduce,
             flat_of=flat_of,
-            loop_word=("loop",),
             **more,
         )
         vars(self).update(all_reduce=self._caller.all_reduce, _run=self._caller.run)

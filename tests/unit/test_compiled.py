@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import sys
 from types import ModuleType
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from aiodist import compiled
+from aiodist.work import Work
 
 built = pytest.mark.skipif(compiled.core is None, reason=compiled.reason)
 HALVES = np.arange(1 << 16, dtype="<u2")
@@ -121,3 +123,26 @@ def test_every_value_is_loaded_and_rounded_as_by_numpy(dtype: str) -> None:
     numbers = (reference.view("<u2") & 0x7FFF) <= bound  # of two NaNs numpy keeps either
     np.testing.assert_array_equal(out[numbers], reference.view("<u2")[numbers])
     assert (((out & 0x7FFF) > bound) == ~numbers).all()
+
+
+def test_the_running_loop_of_each_thread_and_each_run() -> None:
+    async def is_found() -> bool:
+        here = asyncio.get_running_loop()
+        elsewhere = await asyncio.to_thread(compiled.running_loop)
+        other = await asyncio.to_thread(asyncio.run, asyncio.sleep(0, "it ran"))
+        return compiled.running_loop() is here and elsewhere is None and other == "it ran"
+
+    for _ in range(3):
+        assert compiled.running_loop() is None
+        assert asyncio.run(is_found())
+    assert compiled.running_loop() is None
+
+
+@built
+def test_it_awaits_instances_of_classes_that_add_methods_alone() -> None:
+    class Larger(Work[int]):
+        __slots__ = ("more",)
+
+    for cls in (Larger, 3):
+        with pytest.raises(TypeError, match="adds methods alone"):
+            compiled.core.await_natively(cls)
