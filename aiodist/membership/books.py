@@ -181,6 +181,10 @@ class Books:
         for member in members:
             group.store.forget(member.id)
             ranks.append(member.rank)
+        participant = channels.participant_in(group.name)
+        if participant is not None and group.shares:
+            # Its last sign of life would be there for a while, and others would ask it in vain.
+            group.store.set_ttl(channels.at(participant[1]), 0.0)
         self.write(Gone(*group.key, tuple(ranks), reason))
         self.on_gone(group, [member.id for member in members], replays=False)
 

@@ -101,3 +101,25 @@ def test_another_publisher_is_refused_after_a_restart_of_the_coordinator(durable
         stage.done.set()
 
     stage.play({0: publish(), 1: second()})
+
+
+def test_the_place_of_a_publisher_that_was_killed_is_free_at_once():
+    """The coordinator knows that its connection broke. So nobody waits for its last sign of life to
+    be over."""
+    stage = ChannelStage(2)
+
+    async def first():
+        async with stage.publisher() as out:
+            await out.publish({"w": np.arange(1000)}, version=1)
+            await asyncio.sleep(10)
+
+    async def second():
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(5)
+        stage.sim.nodes[0].kill("reset")
+        start = loop.time()
+        async with stage.publisher() as out:
+            assert loop.time() - start < 1.0  # in virtual time
+            await out.publish({"w": np.arange(1000)}, version=2)
+
+    stage.play({0: first(), 1: second()})

@@ -99,7 +99,7 @@ def test_a_version_that_no_participant_has_takes_as_long_for_any_number_of_them(
     few, many = (Searching(servers, sliced=sliced).seconds() for servers in (2, 5))
     # The older version comes over two or three meetings, which take most of these trips.
     assert max(few, many) < trips * TRIP
-    assert abs(few - many) < TRIP
+    assert abs(few - many) < 2 * TRIP
 
 
 def test_a_version_that_is_published_again_is_found_at_once():
@@ -180,7 +180,7 @@ def test_participants_that_have_given_up_are_not_asked_in_turn(monkeypatch):
     monkeypatch.setattr(manifest, "CHUNK", 1 << 12)
     monkeypatch.setattr(window, "WINDOW", 1 << 14)
     few, many = Idle(2).seconds(), Idle(5).seconds()
-    assert abs(few - many) < TRIP
+    assert abs(few - many) < 2 * TRIP
 
 
 @pytest.mark.parametrize("sliced", [False, True])
