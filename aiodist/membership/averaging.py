@@ -166,8 +166,10 @@ class Averaging:
         for outcome in message.outcomes:
             rounds = room.rounds(outcome.part)
             if outcome.round in rounds.outcomes:
-                _, holders = rounds.outcomes[outcome.round]
-                holders.extend({who}.difference(holders))
+                # If it differs, all that held the other one were away when this one was decided.
+                known, holders = rounds.outcomes[outcome.round]
+                if known == outcome and who not in holders:
+                    holders.append(who)
             else:
                 room.remember(outcome, list(dict.fromkeys([who, *outcome.ids])))
             if outcome.round > rounds.part.round:

@@ -516,6 +516,23 @@ def test_a_result_that_nobody_brings_back_is_stale(members: Members) -> None:
     assert refused.stale == 6
 
 
+def test_a_result_of_the_same_number_that_nobody_else_knew_is_given_to_nobody(
+    members: Members,
+) -> None:
+    """Without a state file, all that knew of a round may be away while it is decided anew."""
+    members.enter(1, 2)
+    members.hold(members.close(1, 2), 1, 2)
+    members.enter(3, outcomes=(a.Outcome("", 1, ("id3",), ("m3",), (1.0,)),))
+    members.say(1, Leave())
+    members.enter(4)
+    [fetch] = members.offer(4, after=0)
+    assert isinstance(fetch, a.AverageFetch)
+    assert fetch.source.id == "id2"
+    members.say(2, Leave())
+    *_, refused = members.told(4)
+    assert isinstance(refused, a.AverageRefused)
+
+
 def test_what_was_asked_before_entering_again_has_an_answer(members: Members) -> None:
     members.enter(1)
     restarted(members, file=False)
