@@ -7,10 +7,7 @@ why. A build of another version is not used, because its functions may take othe
 
 from __future__ import annotations
 
-import asyncio
 import os
-import sys
-from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 
@@ -37,9 +34,3 @@ def _found() -> tuple[ModuleType | None, str]:
 
 
 core, reason = _found()
-
-running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop
-"""Returns the loop that runs in this thread, or None."""
-
-if core is not None and sys.version_info < (3, 12):  # that of later versions is as fast
-    running_loop = core.running_loop

@@ -17,7 +17,6 @@ from aiodist import timeouts
 from aiodist.buffers import places
 from aiodist.codecs.base import Codec
 from aiodist.collectives import coded, resharding, values
-from aiodist.compiled import running_loop
 from aiodist.device_programs import loans
 from aiodist.device_programs import reductions as device_reductions
 from aiodist.engine import deadlines, failures
@@ -26,6 +25,7 @@ from aiodist.p2p.point_to_point import Envelope, as_source, as_tag
 from aiodist.phases import base
 from aiodist.rank.context import Context
 from aiodist.signatures import Signatures, typed
+from aiodist.transports.surroundings import running_loop
 from aiodist.types import ANY_SOURCE, ANY_TAG, SUM, AnyTag, Op, Src, Tag, unexpected
 from aiodist.work import Unseen, UnseenWork, Work, both
 

@@ -12,10 +12,13 @@ import asyncio
 import os
 import random
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
+
+from aiodist.compiled import core
 
 
 class ProcessIdentity(NamedTuple):
@@ -30,6 +33,13 @@ class ProcessIdentity(NamedTuple):
     pid: int
     name: str
     user: str
+
+
+running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop
+"""Returns the loop that runs in this thread, or None."""
+
+if core is not None and sys.version_info < (3, 12):  # that of later versions is as fast
+    running_loop = core.running_loop
 
 
 def is_virtual(loop: asyncio.AbstractEventLoop) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from aiodist import compiled
+from aiodist.transports.surroundings import running_loop
 from aiodist.work import Work
 
 built = pytest.mark.skipif(compiled.core is None, reason=compiled.reason)
@@ -128,14 +129,14 @@ def test_every_value_is_loaded_and_rounded_as_by_numpy(dtype: str) -> None:
 def test_the_running_loop_of_each_thread_and_each_run() -> None:
     async def is_found() -> bool:
         here = asyncio.get_running_loop()
-        elsewhere = await asyncio.to_thread(compiled.running_loop)
+        elsewhere = await asyncio.to_thread(running_loop)
         other = await asyncio.to_thread(asyncio.run, asyncio.sleep(0, "it ran"))
-        return compiled.running_loop() is here and elsewhere is None and other == "it ran"
+        return running_loop() is here and elsewhere is None and other == "it ran"
 
     for _ in range(3):
-        assert compiled.running_loop() is None
+        assert running_loop() is None
         assert asyncio.run(is_found())
-    assert compiled.running_loop() is None
+    assert running_loop() is None
 
 
 @built
