@@ -39,7 +39,7 @@
 #include <unistd.h>
 #endif
 
-#define LAYOUT 8       // aiodist.compiled refuses a build with another number
+#define LAYOUT 9       // aiodist.compiled refuses a build with another number
 #define BLOCK 1024     // elements in one step of the work, so that they stay in the first cache
 #define ALONE 32768    // from so many bytes on, other threads may run meanwhile
 
@@ -1912,8 +1912,8 @@ static PyType_Spec caller_spec = {
 
 // `asyncio._get_running_loop` of Python 3.11 asks the system for the process each time, which takes
 // longer than the rest of a call. It keeps the loop in an object that each thread has anew for each
-// run of a loop, so as long as a thread has the same object, it runs the same loop. After a fork the
-// groups of the child have ended.
+// run of a loop, so as long as a thread has the same object, it runs the same loop. A child of a fork
+// has this object, too, but runs no loop, so it asks again: see `forget_running_loop`.
 static PyObject *running_loop(PyObject *self, PyObject *nothing) {
     State *state = PyModule_GetState(self);
     PyObject *thread = PyThreadState_GetDict();
@@ -1928,6 +1928,13 @@ static PyObject *running_loop(PyObject *self, PyObject *nothing) {
     }
     Py_XDECREF(found);
     return loop;
+}
+
+static PyObject *forget_running_loop(PyObject *self, PyObject *nothing) {
+    State *state = PyModule_GetState(self);
+    Py_CLEAR(state->running);
+    Py_CLEAR(state->loop);
+    Py_RETURN_NONE;
 }
 
 // ---- looking at a Work --------------------------------------------------------------------------
@@ -1962,6 +1969,8 @@ static PyMethodDef methods[] = {
      " many there are of both; None if there is no room."},
     {"find", find, METH_VARARGS,
      "find(op, dtype)\n--\n\nReturn the number of a kernel, or None if there is none."},
+    {"forget_running_loop", forget_running_loop, METH_NOARGS,
+     "forget_running_loop()\n--\n\nAsk asyncio at the next call of `running_loop`."},
     {"running_loop", running_loop, METH_NOARGS,
      "running_loop()\n--\n\nReturn the loop that runs in this thread, or None."},
     {"reduce", (PyCFunction)(void (*)(void))reduce, METH_FASTCALL,

@@ -40,6 +40,8 @@ running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_runn
 
 if core is not None and sys.version_info < (3, 12):  # that of later versions is as fast
     running_loop = core.running_loop
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=core.forget_running_loop)
 
 
 def is_virtual(loop: asyncio.AbstractEventLoop) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import sys
 from types import ModuleType
 from typing import Any
@@ -137,6 +138,19 @@ def test_the_running_loop_of_each_thread_and_each_run() -> None:
         assert running_loop() is None
         assert asyncio.run(is_found())
     assert running_loop() is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="it forks")
+def test_a_forked_child_runs_no_loop() -> None:
+    async def child() -> int:
+        assert running_loop() is asyncio.get_running_loop()
+        pid = os.fork()
+        if not pid:
+            os._exit(running_loop() is not None)
+        return pid
+
+    _, status = os.waitpid(asyncio.run(child()), 0)
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 @built
