@@ -462,7 +462,8 @@ class Averager:
 
     def _enter(self) -> wire.AverageEnter:
         self._ids.add(self._connection.id)
-        for task in self._serves:  # whoever still waits for them will be served anew
+        # The coordinator will name a source anew to each member that still waits.
+        for task in self._serves:
             task.cancel()
         known = [part.known() for part in self._parts.values()]
         return wire.AverageEnter(

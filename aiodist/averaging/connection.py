@@ -82,13 +82,24 @@ class MemberConnection:
         self._loop = asyncio.get_running_loop()
         try:
             await self._again(self._join)
-            while self._joining is not None and not self._joining.done():
-                await asyncio.wait({self._joining})  # it was ruled lost meanwhile
+            await self._joined_again()
             if self.error is not None:
                 raise self.error
         except BaseException:
             await self.close()
             raise
+
+    async def _joined_again(self) -> None:
+        """Wait until this member is in, if it was ruled lost while it joined."""
+        end = self._loop.time() + self._timeout
+        while self._joining is not None and not self._joining.done():
+            left = end - self._loop.time()
+            if left <= 0:
+                raise JoinTimeoutError(
+                    f"while this member joined the averager {self.averager!r}, the coordinator"
+                    f" ruled it lost again and again for {self._timeout:g} s: use a longer `lease`"
+                )
+            await asyncio.wait({self._joining}, timeout=left)
 
     async def _join(self) -> None:
         who = f"{chooser_on(self._loop).getrandbits(96):024x}"

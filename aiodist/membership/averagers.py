@@ -72,9 +72,9 @@ class Room:
     """One averager.
 
     `infos`: all members that a decision may name, including those that are gone. `unpaid`: by part
-    and member, results that nobody has brought back so far, with the call that asked.
-    `is_restored`: members have brought what the coordinator had lost. `patient_until`: until then,
-    more of them may come back.
+    and member, the results that a member needs and no other member has brought back so far, each
+    with the call that asked for it. `is_restored`: members have brought what the coordinator had
+    lost. `patient_until`: until then, more of them may come back.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """What members of an averager fetch from each other: results of rounds that they missed, and the
 state that a new member begins with.
 
-The coordinator chooses who gives it, and tells both (AverageServe, AverageFetch): see
-`aiodist.membership.averaging`.
+The coordinator chooses the member that gives a result or the state. It tells that member
+(AverageServe) and the one that needs it (AverageFetch): see `aiodist.membership.averaging`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Loans:
             self.pay(room, part, owed, call)
 
     def refuse_stale(self, room: Room, who: str, part: str, call: int) -> None:
-        """Tell a member that the result that it needs is kept by nobody."""
+        """Tell a member that no other member keeps the result that it needs."""
         last = room.rounds(part).part.round
         text = (
             f"the part {part!r} is at round {last}, and the results that this member missed are no"

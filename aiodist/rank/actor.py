@@ -425,15 +425,19 @@ class RankActor(EndpointOwner):
         for listener in self._listeners:
             listener.close()
 
-    def close_in_child(self) -> None:
-        """After a fork: close the child's copy, without a word to others."""
+    def end_in_child(self) -> None:
+        """After a fork: let no call of the child's copy go on."""
         error = GroupClosedError(
             "the group was inherited over a fork; connect in the child instead",
             group=self.view.group,
         )
         for context in self.contexts:
             context.ended = error
+            context.express = context.post_express = None
             context.records.unseen.mute()
+
+    def close_in_child(self) -> None:
+        """After a fork: close the child's copy, without a word to others."""
         for listener in self._listeners:  # else peers could connect to the child after our death
             listener.close_in_child()
         self.endpoint.close_in_child()
@@ -482,7 +486,10 @@ atexit.register(_tell_at_exit)
 
 
 def _close_in_child() -> None:
-    for actor in list(_actors):
+    actors = list(_actors)
+    for actor in actors:  # all of them first, because closing one may fail
+        actor.end_in_child()
+    for actor in actors:
         actor.close_in_child()
 
 

@@ -56,6 +56,8 @@ TOKENIZER = {
         "merges": [],
     },
 }
+PATIENCE = 60.0
+"""Seconds in which the server has a checkpoint."""
 EXEC = "curl -fsS -o /dev/null -X POST {url}/reload?version=$AIODIST_VERSION"
 
 
@@ -124,7 +126,9 @@ def main() -> None:
             if not version:
                 start(*weights, "push", "policy", folder / "checkpoints", "--watch")
                 start(*weights, "pull", *pull)
+            end = time.monotonic() + PATIENCE
             while (found := ask(url))["version"] != str(version):
+                assert time.monotonic() < end, f"the server still answers with {found}"
                 time.sleep(0.1)
             assert found["text"] == 4 * letter, found
             print(f"version {version}: 'abc' goes on with {found['text']!r}", flush=True)

@@ -104,8 +104,8 @@ def test_another_publisher_is_refused_after_a_restart_of_the_coordinator(durable
 
 
 def test_the_place_of_a_publisher_that_was_killed_is_free_at_once():
-    """The coordinator knows that its connection broke. So nobody waits for its last sign of life to
-    be over."""
+    """The coordinator knows that the publisher's connection broke, so the next publisher does not
+    wait until the last sign of life of the old one is over."""
     stage = ChannelStage(2)
 
     async def first():

@@ -37,3 +37,18 @@ def test_a_forked_child_holds_nothing(run):
             assert await asyncio.gather(*[g.all_reduce(1) for g in ranks]) == [2, 2]
 
     run(main())
+
+
+def test_a_child_takes_part_in_nothing_even_if_closing_fails(run, monkeypatch):
+    def fail():
+        raise OSError("planted")
+
+    async def main():
+        async with aiodist.local(2, transports=("tcp",)) as ranks:
+            await asyncio.gather(*[g.barrier() for g in ranks])
+            for group in ranks:
+                monkeypatch.setattr(group._actor, "close_in_child", fail)
+            assert in_child(ranks[0]) == "GroupClosedError closed=True"
+            assert await asyncio.gather(*[g.all_reduce(1) for g in ranks]) == [2, 2]
+
+    run(main())
