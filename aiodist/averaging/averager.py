@@ -450,8 +450,7 @@ class Averager:
             )
         found = done.result()
         for name, part in self._parts.items():
-            part.last = found.rounds.get(name)
-            part.ready.clear()
+            part.start_at(found.rounds.get(name))
         return found
 
     # What the coordinator tells.

@@ -97,16 +97,18 @@ class AverageSettings:
 
 @dataclass(slots=True)
 class MemberPart:
-    """`last`: the round of the last result that a call had; None: there was none. `call`: the one
-    that waits. `offers`: calls whose contributions may count, by number. `ids`: those that this
-    member has had. `results`: the last rounds, by number, for members that ask for them.
-    `carried`: contributions that are in no result, for later calls."""
+    """`last`: the round of the last result that a call had; None: there was none. `begun`: the
+    round that a first call was decided for, if this member was ruled lost before its result.
+    `call`: the one that waits. `offers`: calls whose contributions may count, by number. `ids`:
+    those that this member has had. `results`: the last rounds, by number, for members that ask for
+    them. `carried`: contributions that are in no result, for later calls."""
 
     name: str
     ways: Ways
     settings: AverageSettings
     ids: set[str]
     last: int | None = None
+    begun: int | None = None
     call: AverageCall | None = None
     offers: dict[int, AverageCall] = field(default_factory=dict)
     running: RunningRound | None = None
@@ -126,7 +128,18 @@ class MemberPart:
             self._end(SettledCall(settled.outcome, settled.vectors, late=True))
             return
         self.offers[call.number] = call
-        self.offer(call, self.last)
+        self.offer(call, self.after)
+
+    @property
+    def after(self) -> int | None:
+        """The round after which a call is made. A first call that was decided on may be in that
+        round, and so must not be in a later one."""
+        return self.begun - 1 if self.last is None and self.begun is not None else self.last
+
+    def start_at(self, round: int | None) -> None:
+        """Go on from the state of another member, whose last result was that of `round`."""
+        self.last, self.begun = round, None
+        self.ready.clear()
 
     def left_over(self) -> list[list[Flat]]:
         """What the next call has to include. A call that was given up may still count, so what that
@@ -316,7 +329,7 @@ class MemberPart:
         if self.running is not None and self.running.decision.round == round:
             self.stop()
             if self.call is not None and not self.call.done.done():
-                self.offer(self.call, self.last)
+                self.offer(self.call, self.after)
 
     def refused(self, refused: wire.AverageRefused) -> None:
         call = self.call
@@ -347,6 +360,8 @@ class MemberPart:
         """This member was ruled lost. What it had contributed may count or not. Only the call that
         waits will be told, so the others are forgotten, with what they include, because nothing may
         count twice."""
+        if self.running is not None and self.last is None:
+            self.begun = self.running.decision.round
         self.stop()
         for call in list(self.offers.values()):
             if call is not self.call:
@@ -367,7 +382,7 @@ class MemberPart:
             self._report(running)
         for call in list(self.offers.values()):
             if call is self.call and call.number not in moving:
-                self.offer(call, self.last)
+                self.offer(call, self.after)
 
 
 def mapped(tree: Any, work: Callable[[Any], Any]) -> Any:

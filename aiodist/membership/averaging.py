@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from aiodist.membership.averagers import SHOWN, AveragerMember, Room, Rounds, SeenRound
-from aiodist.membership.books import RoundDue
+from aiodist.membership.books import REMEMBERED, RoundDue
 from aiodist.membership.group import GroupKey, GroupState
 from aiodist.membership.loans import Loans
 from aiodist.membership.records import (
     AveragerDecided,
     AveragerEntered,
+    AveragerLost,
     AveragerRecorded,
     Record,
 )
@@ -70,6 +71,8 @@ class Averaging:
         self._tell = self._loans.tell
         self._rooms: dict[GroupKey, Room] = {}
         self._of_group: dict[GroupKey, tuple[Room, str]] = {}  # by the key of a group of one
+        # The last rounds of averagers whose members were all lost.
+        self._lost: dict[GroupKey, list[Outcome]] = {}
         self._books.on_gone = self._gone
         self._books.on_record = self._replay
         self._handlers: dict[type[Message], Callable[[Room, str, int, int, Any], None]] = {
@@ -122,7 +125,7 @@ class Averaging:
         if message.has_state and not room.elected:
             room.elected, room.has_state = info.id, True
         self._seating.send(conn, request, AverageEntered(room.keep))
-        if group.restored:
+        if self._went_on(room) or group.restored:
             self._wait_for_others(room)
         self._loans.back(room, info.id)
         self._learn(room, info.id, message)
@@ -160,6 +163,16 @@ class Averaging:
         self._of_group[key] = (room, info.id)
         for part in parts:
             room.rounds(part).part.enter(info.id)
+
+    def _went_on(self, room: Room) -> bool:
+        """Go on after the rounds of an averager whose members were all lost. They may live, and
+        come back with the results."""
+        found = self._lost.pop(room.key, [])
+        for outcome in found:
+            part = room.rounds(outcome.part).part
+            part.restore(None, outcome.round, part.attempts)
+            room.remember(outcome, [])
+        return bool(found)
 
     def _learn(self, room: Room, who: str, message: AverageEnter) -> None:
         """Take over what a returning member knows, because this coordinator may have lost it."""
@@ -398,7 +411,7 @@ class Averaging:
 
     # Losses.
 
-    def _gone(self, group: GroupState, ids: Sequence[str], *, replays: bool) -> None:
+    def _gone(self, group: GroupState, ids: Sequence[str], *, lost: bool, replays: bool) -> None:
         """The member of a group of one was lost, or has left."""
         if group.key not in self._of_group:
             return
@@ -409,6 +422,10 @@ class Averaging:
         if not room.members:
             del self._rooms[room.key]
             self._books.timers.cancel(RoundDue(room.key))
+            if lost:
+                for rounds in room.parts.values():
+                    for outcome, _ in rounds.outcomes.values():
+                        self._remember_lost(room.key, outcome)
             return
         if replays:
             return
@@ -417,6 +434,11 @@ class Averaging:
             self._tell(room, other, gone)
         self._loans.gone(room, who)
         self._settle(room)
+
+    def _remember_lost(self, key: GroupKey, outcome: Outcome) -> None:
+        self._lost.setdefault(key, []).append(outcome)
+        if len(self._lost) > REMEMBERED:
+            del self._lost[next(iter(self._lost))]
 
     def accused(self, group: GroupState, other: str) -> GroupState | None:
         """Return the group of one of a member that a member of `group` cannot reach."""
@@ -449,6 +471,9 @@ class Averaging:
 
     def records(self) -> Iterator[Record]:
         """Yield all that the next coordinator needs to know."""
+        for key, outcomes in self._lost.items():
+            for outcome in outcomes:
+                yield AveragerLost(*key, outcome)
         for room in self._rooms.values():
             group: GroupKey | None = None
             for who, member in room.members.items():
@@ -475,6 +500,7 @@ class Averaging:
                 assert group.view is not None
                 info = group.view.members[0]
                 self._add(room, info, group.key, record.parts, record.keep)
+                self._went_on(room)
             case AveragerDecided(decision=decision):
                 room = self._rooms[averager_of(record.group), record.run_id]
                 rounds = room.rounds(decision.part)
@@ -490,6 +516,8 @@ class Averaging:
                 if not record.reopened:
                     part.restore(None, record.outcome.round, part.attempts)
                     room.remember(record.outcome, list(record.holders))
+            case AveragerLost(averager, run_id, outcome):
+                self._remember_lost((averager, run_id), outcome)
             case _:
                 raise AssertionError(record)
 

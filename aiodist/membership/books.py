@@ -14,6 +14,7 @@ from aiodist.membership.records import (
     Answered,
     AveragerDecided,
     AveragerEntered,
+    AveragerLost,
     AveragerRecorded,
     Ended,
     EpochGiven,
@@ -94,9 +95,11 @@ class _Shared(NamedTuple):
 
 
 class OnGone(Protocol):
-    """Called when members of a group are lost or have left. `replays`: this comes from the log."""
+    """Called when members of a group are `lost` or have left. `replays`: this is from the log."""
 
-    def __call__(self, group: GroupState, ids: Sequence[str], *, replays: bool) -> None: ...
+    def __call__(
+        self, group: GroupState, ids: Sequence[str], *, lost: bool, replays: bool
+    ) -> None: ...
 
 
 class Books:
@@ -122,7 +125,7 @@ class Books:
             LeaseTimer | Return | JoinWindow | Ruling | Answers | Ttl | RoundDue
         ] = Timers()
         # Called for members that are gone, and for records of averagers: both by `Averaging`.
-        self.on_gone: OnGone = lambda group, ids, *, replays: None
+        self.on_gone: OnGone = lambda group, ids, *, lost, replays: None
         self.on_record: Callable[[Record], None] = _no_record
         self._wall_offset = wall_offset
         self._keep = keep
@@ -186,7 +189,8 @@ class Books:
             # Its last sign of life would be there for a while, and others would ask it in vain.
             group.store.set_ttl(channels.at(participant[1]), 0.0)
         self.write(Gone(*group.key, tuple(ranks), reason))
-        self.on_gone(group, [member.id for member in members], replays=False)
+        ids = [member.id for member in members]
+        self.on_gone(group, ids, lost=reason is not None, replays=False)
 
     def end(self, group: GroupState) -> None:
         """Delete a group and its store."""
@@ -337,7 +341,7 @@ class Books:
                 store.set_ttl(key, left)
             case Published(store_name, run_id, value):
                 self._set_published((store_name, run_id), value)
-            case AveragerEntered() | AveragerDecided() | AveragerRecorded():
+            case AveragerEntered() | AveragerDecided() | AveragerRecorded() | AveragerLost():
                 self.on_record(record)
             case _:
                 store = self.groups[record.group, record.run_id].store
@@ -353,7 +357,7 @@ class Books:
                 group.left.add(rank)
             else:
                 group.lost[rank] = reason
-            self.on_gone(group, [member.id], replays=True)
+            self.on_gone(group, [member.id], lost=reason is not None, replays=True)
 
     def _set_published(self, key: GroupKey, value: bytes | None) -> None:
         self.published.pop(key, None)

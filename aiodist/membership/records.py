@@ -120,6 +120,14 @@ class AveragerRecorded(schema.Struct):
     reopened: Annotated[bool, schema.flag] = False
 
 
+class AveragerLost(schema.Struct):
+    """All members of an averager were lost after this round, which is one of its last."""
+
+    averager: NonEmptyName
+    run_id: Name
+    outcome: Annotated[averaging.Outcome, schema.struct(averaging.Outcome)]
+
+
 Record = (
     EpochGiven
     | Formed
@@ -131,6 +139,7 @@ Record = (
     | AveragerEntered
     | AveragerDecided
     | AveragerRecorded
+    | AveragerLost
 )
 
 _CLASSES: tuple[type[Any], ...] = get_args(Record)

@@ -458,7 +458,8 @@ def test_a_call_that_was_late_while_its_member_was_stopped_for_long() -> None:
     assert len(first) == 2
 
 
-@pytest.mark.parametrize("seed", seeds(4, 300))
+# In 2398 a member is ruled lost in its first round; in 8152 all members are.
+@pytest.mark.parametrize("seed", [*seeds(4, 300), 2398, 8152])
 def test_random_faults(seed: int) -> None:
     """Members compute for random times; some die, are stopped, or give calls up; the coordinator is
     restarted, with a state file or without. No member may wait while the others go on."""

@@ -1,4 +1,4 @@
-"""What a member of an averager carries over, call by call."""
+"""What the calls of a member of an averager contribute, call by call."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ from aiodist.averaging.parts import AverageCall, AverageSettings, MemberPart
 from aiodist.wire.averaging import Outcome
 
 
-class Quiet:
-    """A member whose coordinator is told nothing."""
+class Ways:
+    """A member. `said`: what its coordinator would be told."""
 
     id = "me"
 
-    def say(self, message: object) -> None: ...
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
+    def say(self, message: object) -> None:
+        self.said.append(message)
+
+    def part(self, group: object) -> None: ...
 
 
 def part_that_carries() -> MemberPart:
-    ways: Any = Quiet()
+    ways: Any = Ways()
     return MemberPart("", ways, AverageSettings(None, sums=True, carry=True, keep=3), {"me"})
 
 
@@ -61,5 +67,46 @@ def test_a_call_that_was_given_up_is_carried_over_if_its_round_has_another_resul
         part.take(outcome(1, "other"), [], None)
         assert late.done.result().late
         assert part.left_over() == [given_up.vectors, late.vectors]
+
+    run(main())
+
+
+def running(round: int) -> Any:
+    """A round that moves."""
+    transfer = SimpleNamespace(close=lambda: None)
+    decision = SimpleNamespace(round=round)
+    return SimpleNamespace(decision=decision, transfer=transfer, timer=None, group=None)
+
+
+def test_a_first_call_that_was_decided_on_stays_in_that_round_if_its_member_is_lost(run):
+    """Otherwise it would count twice, because it may be in the result of that round."""
+
+    async def main():
+        part = part_that_carries()
+        ways: Any = part.ways
+        call = call_of(part, 1)
+        part.running = running(4)
+        part.expelled()
+        part.again()
+        assert [offer.after for offer in ways.said] == [None, 3]
+        part.expelled()  # once more, before the result is here
+        part.again()
+        assert ways.said[-1].after == 3
+        part.fetched(outcome(4, "me", "other"), [])
+        assert (call.done.result().late, part.last, part.after) == (False, 4, 4)
+
+    run(main())
+
+
+def test_the_state_of_another_member_ends_what_was_before(run):
+    async def main():
+        part = part_that_carries()
+        call_of(part, 1)
+        part.running = running(4)
+        part.expelled()
+        part.start_at(7)
+        assert part.after == 7
+        part.start_at(None)
+        assert part.after is None
 
     run(main())

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from aiodist.membership import averaging
 from aiodist.membership.averaging import RETURN_WINDOW
 from aiodist.membership.effects import Received
 from aiodist.membership.records import decode_records, encode_record
@@ -321,6 +322,43 @@ def test_the_last_member_takes_the_averager_with_it(members: Members) -> None:
     members.world.say(1, Leave())
     assert members.world.machine.status()["averagers"] == []
     assert members.world.machine.is_empty
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_rounds_go_on_after_all_members_were_lost(members: Members, restarts: bool) -> None:
+    members.enter(1, 2)
+    members.hold(members.close(1, 2), 1, 2)
+    [done] = members.told(1)
+    assert isinstance(done, a.AverageDone)
+    for number in 1, 2:
+        members.world.cut(number)
+    assert members.world.machine.status()["averagers"] == []
+    if restarts:
+        restarted(members, file=True)
+    members.enter(3)
+    assert members.offer(3, after=0) == []  # those that have the result may come back
+    members.enter(4, outcomes=(done.outcome,))
+    [fetch] = members.told(3)
+    assert isinstance(fetch, a.AverageFetch)
+    assert (fetch.outcome, fetch.source.id) == (done.outcome, "id4")
+    for number in 3, 4:
+        members.say(number, members.offered(2, 1))
+    members.world.pass_time(RETURN_WINDOW)
+    decision = members.told(3)[-1]
+    assert isinstance(decision, a.AverageDecision)
+    assert decision.round == 2
+
+
+def test_so_many_lost_averagers_are_remembered(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(averaging, "REMEMBERED", 0)
+    members.enter(1, 2)
+    members.hold(members.close(1, 2), 1, 2)
+    for number in 1, 2:
+        members.world.cut(number)
+    members.enter(3, 4)
+    assert members.close(3, 4).round == 1
 
 
 def test_one_member_is_elected_for_the_state(members: Members) -> None:

@@ -8,6 +8,7 @@ from aiodist.membership.records import (
     Answered,
     AveragerDecided,
     AveragerEntered,
+    AveragerLost,
     AveragerRecorded,
     Ended,
     EpochGiven,
@@ -43,6 +44,7 @@ RECORDS = [
     ),
     AveragerRecorded("g", "run", averaging.Outcome("", 1, ("a",), ("A",), (1.0,)), ("a",)),
     AveragerRecorded("g", "run", averaging.Outcome("", 1, (), (), ()), (), True),
+    AveragerLost("outer", "run", averaging.Outcome("", 1, ("a",), ("A",), (1.0,))),
 ]
 
 
