@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ci test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations mutations-protocol histories models goodput service long-life bench-weights bench-codecs bench-deltas bench-fleet bench-coded kill-times pins sbom members restarts chaos programs chaos-weights chaos-averaging fuzz crowd scale clean
+.PHONY: help setup demo test test-ci test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations mutations-protocol histories models goodput service long-life long-life-real bench-weights bench-codecs bench-deltas bench-fleet bench-coded bench-torchft kill-times pins sbom members restarts chaos programs chaos-weights chaos-averaging fuzz crowd scale clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -172,6 +172,9 @@ bench-fleet: $(READY)  ## a trainer and 20 servers on simulated lines with losse
 bench-coded: $(READY)  ## all_reduce by codecs between distant hosts, beside float32 (needs root)
 	$(BIN)/python -m benchmarks.coded
 
+bench-torchft: $(INTEGRATIONS)/.ready  ## DiLoCo beside that of torchft, with a slow member, a kill and a joiner (needs root)
+	$(INTEGRATIONS)/bin/python -m benchmarks.torchft_diloco
+
 bench-%: $(READY) $(PEERS_READY)  ## the benchmark of that name: see python -m benchmarks --help
 	$(BIN)/python -m benchmarks $*
 
@@ -206,8 +209,12 @@ service: $(READY)  ## a web service under load: rounds with and without kills of
 	$(BIN)/python tests/faults/service.py
 
 HOURS := 24
+MINUTES := 60
 long-life: $(READY)  ## simulate HOURS of a service, with groups, members, versions and averages that come and go
 	$(BIN)/python tests/faults/long_life.py --hours $(HOURS)
+
+long-life-real: $(READY)  ## the same with real processes for MINUTES, 200 times as fast, with restarts of the coordinator
+	$(BIN)/python tests/faults/long_life_real.py --minutes $(MINUTES) --plot docs/images/long-life.svg
 
 mutations: $(READY)  ## make N small faults in the library, and see whether the tests find them
 	$(BIN)/python tests/mutations -n $(N)
