@@ -71,8 +71,8 @@ class Averaging:
         self._tell = self._loans.tell
         self._rooms: dict[GroupKey, Room] = {}
         self._of_group: dict[GroupKey, tuple[Room, str]] = {}  # by the key of a group of one
-        # The last rounds of averagers whose members were all lost.
-        self._lost: dict[GroupKey, list[Outcome]] = {}
+        # The last rounds of averagers whose members were all lost, by averager, part and number.
+        self._lost: dict[tuple[GroupKey, str, int], Outcome] = {}
         self._books.on_gone = self._gone
         self._books.on_record = self._replay
         self._handlers: dict[type[Message], Callable[[Room, str, int, int, Any], None]] = {
@@ -167,8 +167,9 @@ class Averaging:
     def _went_on(self, room: Room) -> bool:
         """Go on after the rounds of an averager whose members were all lost. They may live, and
         come back with the results."""
-        found = self._lost.pop(room.key, [])
-        for outcome in found:
+        found = [known for known in self._lost if known[0] == room.key]
+        for known in found:
+            outcome = self._lost.pop(known)
             part = room.rounds(outcome.part).part
             part.restore(None, outcome.round, part.attempts)
             room.remember(outcome, [])
@@ -436,7 +437,7 @@ class Averaging:
         self._settle(room)
 
     def _remember_lost(self, key: GroupKey, outcome: Outcome) -> None:
-        self._lost.setdefault(key, []).append(outcome)
+        self._lost[key, outcome.part, outcome.round] = outcome
         if len(self._lost) > REMEMBERED:
             del self._lost[next(iter(self._lost))]
 
@@ -471,9 +472,8 @@ class Averaging:
 
     def records(self) -> Iterator[Record]:
         """Yield all that the next coordinator needs to know."""
-        for key, outcomes in self._lost.items():
-            for outcome in outcomes:
-                yield AveragerLost(*key, outcome)
+        for (key, _, _), outcome in self._lost.items():
+            yield AveragerLost(*key, outcome)
         for room in self._rooms.values():
             group: GroupKey | None = None
             for who, member in room.members.items():

@@ -349,7 +349,7 @@ def test_rounds_go_on_after_all_members_were_lost(members: Members, restarts: bo
     assert decision.round == 2
 
 
-def test_so_many_lost_averagers_are_remembered(
+def test_so_many_rounds_of_lost_averagers_are_remembered(
     members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(averaging, "REMEMBERED", 0)
