@@ -475,12 +475,9 @@ class Averaging:
         for (key, _, _), outcome in self._lost.items():
             yield AveragerLost(*key, outcome)
         for room in self._rooms.values():
-            group: GroupKey | None = None
             for who, member in room.members.items():
-                group = member.group
-                yield AveragerEntered(*group, who, room.rules, member.parts, member.keep)
-            if group is None:
-                continue
+                yield AveragerEntered(*member.group, who, room.rules, member.parts, member.keep)
+            group = room.any_group
             for name, rounds in room.parts.items():
                 for outcome, holders in rounds.outcomes.values():
                     yield AveragerRecorded(*group, outcome, tuple(holders))
