@@ -98,7 +98,7 @@ class AverageSettings:
 @dataclass(slots=True)
 class MemberPart:
     """`last`: the round of the last result that a call had; None: there was none. `begun`: the
-    round that a first call was decided for, if this member was ruled lost before its result.
+    rounds after it that were decided with a call of this member, and the number of that call.
     `call`: the one that waits. `offers`: calls whose contributions may count, by number. `ids`:
     those that this member has had. `results`: the last rounds, by number, for members that ask for
     them. `carried`: contributions that are in no result, for later calls."""
@@ -108,7 +108,7 @@ class MemberPart:
     settings: AverageSettings
     ids: set[str]
     last: int | None = None
-    begun: int | None = None
+    begun: dict[int, int] = field(default_factory=dict)
     call: AverageCall | None = None
     offers: dict[int, AverageCall] = field(default_factory=dict)
     running: RunningRound | None = None
@@ -134,11 +134,12 @@ class MemberPart:
     def after(self) -> int | None:
         """The round after which a call is made. A first call that was decided on may be in that
         round, and so must not be in a later one."""
-        return self.begun - 1 if self.last is None and self.begun is not None else self.last
+        return max(self.begun) - 1 if self.last is None and self.begun else self.last
 
     def start_at(self, round: int | None) -> None:
         """Go on from the state of another member, whose last result was that of `round`."""
-        self.last, self.begun = round, None
+        self.last = round
+        self.begun.clear()
         self.ready.clear()
 
     def left_over(self) -> list[list[Flat]]:
@@ -225,6 +226,7 @@ class MemberPart:
             if call is None:
                 return  # nothing of this member is left here: it will be found behind
             running = self.running = self._started(decision, call)
+            self.begun[decision.round] = call.number
         running.decision = decision
         running.transfer.begin(decision.attempt - decision.begun, decision.remaining)
 
@@ -289,6 +291,7 @@ class MemberPart:
     def take(self, outcome: wire.Outcome, vectors: list[Flat], number: int | None) -> None:
         """The result of a round is here. `number`: the call whose contribution is in it."""
         self.results[outcome.round] = (outcome, vectors)
+        self.begun = {round: one for round, one in self.begun.items() if round > outcome.round}
         self.trim()
         call = self.call
         for other in [one for one in self.offers.values() if one is not call]:
@@ -317,10 +320,9 @@ class MemberPart:
             or (self.last is not None and outcome.round != self.last + 1)
         ):
             return
-        call = self.call
-        number = call.number if self.ids & {*outcome.ids} else None
+        number = self.begun.get(outcome.round) if self.ids & {*outcome.ids} else None
         if number is not None:  # it counted, under an id that this member has lost
-            self._counted(call.number)
+            self._counted(number)
         self.take(outcome, vectors, number)
 
     def reopened(self, round: int) -> None:
@@ -360,8 +362,6 @@ class MemberPart:
         """This member was ruled lost. What it had contributed may count or not. Only the call that
         waits will be told, so the others are forgotten, with what they include, because nothing may
         count twice."""
-        if self.running is not None and self.last is None:
-            self.begun = self.running.decision.round
         self.stop()
         for call in list(self.offers.values()):
             if call is not self.call:

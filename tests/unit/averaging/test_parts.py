@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from aiodist.averaging.parts import AverageCall, AverageSettings, MemberPart
-from aiodist.wire.averaging import Outcome
+from aiodist.wire.averaging import AverageRefused, Outcome
 
 
 class Ways:
@@ -71,13 +71,6 @@ def test_a_call_that_was_given_up_is_carried_over_if_its_round_has_another_resul
     run(main())
 
 
-def running(round: int) -> Any:
-    """A round that moves."""
-    transfer = SimpleNamespace(close=lambda: None)
-    decision = SimpleNamespace(round=round)
-    return SimpleNamespace(decision=decision, transfer=transfer, timer=None, group=None)
-
-
 def test_a_first_call_that_was_decided_on_stays_in_that_round_if_its_member_is_lost(run):
     """Otherwise it would count twice, because it may be in the result of that round."""
 
@@ -85,15 +78,29 @@ def test_a_first_call_that_was_decided_on_stays_in_that_round_if_its_member_is_l
         part = part_that_carries()
         ways: Any = part.ways
         call = call_of(part, 1)
-        part.running = running(4)
+        part.begun[4] = 1
         part.expelled()
         part.again()
         assert [offer.after for offer in ways.said] == [None, 3]
-        part.expelled()  # once more, before the result is here
-        part.again()
-        assert ways.said[-1].after == 3
         part.fetched(outcome(4, "me", "other"), [])
         assert (call.done.result().late, part.last, part.after) == (False, 4, 4)
+
+    run(main())
+
+
+def test_a_result_with_an_earlier_call_is_late_for_the_next_one(run):
+    """The earlier call counted under an id that its member has lost, and then failed."""
+
+    async def main():
+        part = part_that_carries()
+        call_of(part, 1)
+        part.begun[4] = 1
+        part.expelled()
+        part.refused(AverageRefused("", 1, "too old", stale=5))
+        call = call_of(part, 2)
+        part.fetched(outcome(4, "me", "other"), [])
+        assert call.done.result().late
+        assert part.left_over() == [call.vectors]
 
     run(main())
 
@@ -102,8 +109,7 @@ def test_the_state_of_another_member_ends_what_was_before(run):
     async def main():
         part = part_that_carries()
         call_of(part, 1)
-        part.running = running(4)
-        part.expelled()
+        part.begun[4] = 1
         part.start_at(7)
         assert part.after == 7
         part.start_at(None)
