@@ -357,14 +357,13 @@ class Averager:
                 return error
             # This member was ruled lost, and so is its call. It joins again.
             return CollectiveTimeoutError(f"{text}: {error.message}", **where)
-        if answer.decided:
+        if answer.decided or not part.withdrawn(call):
             return CollectiveTimeoutError(
                 f"{text}, but one is decided, and this contribution may be in it: call again for "
                 "its result, whose `contributors` say so",
                 missing=answer.missing,
                 **where,
             )
-        part.withdrawn(call)
         quorum = self._rules.quorum
         if answer.present < quorum:
             return QuorumLostError(

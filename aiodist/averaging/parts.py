@@ -160,9 +160,13 @@ class MemberPart:
         if self.call is call:
             self.call = None
 
-    def withdrawn(self, call: AverageCall) -> None:
-        """The coordinator has forgotten the contribution of a call."""
+    def withdrawn(self, call: AverageCall) -> bool:
+        """The coordinator has forgotten the contribution of a call. False: the call was decided on,
+        and a coordinator that is just back did not know that."""
+        if call.number in self.begun.values():
+            return False
         self.offers.pop(call.number, None)
+        return True
 
     def _drop(self, call: AverageCall) -> None:
         """The contribution of a call does not count."""
@@ -211,6 +215,7 @@ class MemberPart:
         running = self.running
         if me not in decision.remaining:
             self.stop()
+            self.begun.pop(decision.round, None)
             left_out = self.offers.get(decision.calls[me])
             if left_out is not None and left_out is not self.call:  # it was given up
                 self._drop(left_out)
@@ -328,6 +333,7 @@ class MemberPart:
     def reopened(self, round: int) -> None:
         """The decision about a round holds no longer. Offer the contribution again, because a
         coordinator that was restarted has lost it."""
+        self.begun.pop(round, None)
         if self.running is not None and self.running.decision.round == round:
             self.stop()
             if self.call is not None and not self.call.done.done():

@@ -460,8 +460,9 @@ def test_a_call_that_was_late_while_its_member_was_stopped_for_long() -> None:
     assert len(first) == 2
 
 
-# In 2398 a member is ruled lost in its first round; in 8152 all members are.
-@pytest.mark.parametrize("seed", [*seeds(4, 300), 2398, 8152])
+# In 2398 and 8780 a member is ruled lost in its first round, in 8152 all members are. In 8973 a
+# call is cancelled while the coordinator is restarted.
+@pytest.mark.parametrize("seed", [*seeds(4, 300), 2398, 8152, 8780, 8973])
 def test_random_faults(seed: int) -> None:
     """Members compute for random times; some die, are stopped, or give calls up; the coordinator is
     restarted, with a state file or without. No member may wait while the others go on. Under every

@@ -116,3 +116,19 @@ def test_the_state_of_another_member_ends_what_was_before(run):
         assert part.after is None
 
     run(main())
+
+
+def test_a_call_that_was_decided_on_is_not_withdrawn(run):
+    """A coordinator that was restarted says that it can be, because it does not know better."""
+
+    async def main():
+        part = part_that_carries()
+        call_of(part, 1)
+        part.take(outcome(1, "other"), [], None)
+        call = call_of(part, 2)
+        part.begun[2] = 2
+        part.give_up(call)
+        assert not part.withdrawn(call)
+        assert list(call_of(part, 3).included) == []  # because the first one is in that round
+
+    run(main())
