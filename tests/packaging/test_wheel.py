@@ -17,6 +17,8 @@ import pytest
 
 import aiodist
 
+pytestmark = pytest.mark.timeout(300)  # it builds wheels, for which a busy machine takes long
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
     "aiodist",

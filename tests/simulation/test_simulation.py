@@ -365,6 +365,7 @@ def test_random_programs_over_links_of_several_connections(seed, monkeypatch):
     assert not problems, f"scenario {seed}, with {far}\n{problems}"
 
 
+@pytest.mark.timeout(300)
 def test_a_seed_always_does_the_same():
     """Also in another process, where hashes and addresses are others."""
     code = (
@@ -382,7 +383,7 @@ def test_a_seed_always_does_the_same():
             capture_output=True,
             text=True,
             check=True,
-            timeout=50,
+            timeout=140,
         ).stdout
         for seed in ("1", "2")
     ]
