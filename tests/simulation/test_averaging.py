@@ -11,6 +11,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
+from copy import copy
 from random import Random
 from typing import Any
 
@@ -27,7 +28,9 @@ CALLS = 64
 
 
 class Stage:
-    """Members, one on each node of a simulation, and what their calls gave."""
+    """Members, one on each node of a simulation, and what their calls gave in one part."""
+
+    part = ""
 
     def __init__(self, size: int, seed: int = 0, **options: Any) -> None:
         self.lease = options.pop("lease", 3.0)
@@ -36,9 +39,19 @@ class Stage:
         self.random = Random(seed)
         self.size = size
         self.carries = False  # calls may include earlier ones
+        self._begin()
+
+    def _begin(self) -> None:
         self.results: dict[int, dict[int, np.ndarray[Any, Any]]] = defaultdict(dict)
         self.late: dict[tuple[int, int], bool] = {}  # by (member, call): how it ended
         self.round_of: dict[tuple[int, int], int] = {}
+
+    def beside(self, part: str) -> Stage:
+        """The same members in another part."""
+        other = copy(self)
+        other.part = part
+        other._begin()
+        return other
 
     def averager(self, member: int, **options: Any) -> aiodist.Averager:
         chosen = {"quorum": 2, "grace": 0.5, "op": aiodist.ReduceOp.SUM, "name": f"m{member}"}
@@ -54,7 +67,7 @@ class Stage:
         self, avg: aiodist.Averager, member: int, call: int, **options: Any
     ) -> aiodist.Averaged:
         """Call number `call` of a member."""
-        found = await avg.average(self.place(member, call), **options)
+        found = await avg.average(self.place(member, call), part=self.part, **options)
         self.late[member, call] = found.late
         self.round_of[member, call] = found.round
         before = self.results[found.round].setdefault(member, found.value)
@@ -79,14 +92,14 @@ class Stage:
         for outcome in outcomes:
             if isinstance(outcome, BaseException) and not isinstance(outcome, Killed):
                 raise outcome
+        self.check(forgets)
+        return outcomes
+
+    def check(self, forgets: Collection[int] = ()) -> None:
         for one in forgets:
             for by_member in self.results.values():
                 by_member.pop(one, None)
             self.late = {key: late for key, late in self.late.items() if key[0] != one}
-        self.check()
-        return outcomes
-
-    def check(self) -> None:
         counted: dict[tuple[int, int], int] = {}
         for round, by_member in self.results.items():
             if not by_member:
@@ -466,14 +479,35 @@ def test_a_call_that_was_late_while_its_member_was_stopped_for_long() -> None:
 def test_random_faults(seed: int) -> None:
     """Members compute for random times; some die, are stopped, or give calls up; the coordinator is
     restarted, with a state file or without. No member may wait while the others go on. Under every
-    third seed, late contributions are carried over."""
+    third seed, late contributions are carried over, and under every seventh there are two parts."""
     random = Random(seed)
     way = random.choice([(0.0, 0.001), (0.05, 0.15)])  # rounds move for long on the longer one
     stage = Stage(5, seed, conditions=Conditions(way, 0.0), durable=seed % 2 == 0, lease=1.0)
     stage.carries = seed % 3 == 0
+    stages = [stage] if seed % 7 else [stage, stage.beside("b")]
+    parts = [each.part for each in stages]
     sim = stage.sim
     dead = set(random.sample(range(5), random.randint(0, 2)))
     grace = random.choice([0.1, 0.5])
+
+    async def contribute(stage: Stage, avg: aiodist.Averager, member: int, call: int) -> None:
+        if random.random() < 0.1:
+            work = avg.average(stage.place(member, call), part=stage.part)
+            await asyncio.sleep(random.uniform(0, 0.5))
+            if not work.cancel():
+                with suppress(aiodist.StaleError):
+                    await work
+            return
+        # The others may have ended.
+        before, id = max(stage.results, default=0), avg._connection.id
+        try:
+            await stage.call(avg, member, call, timeout=15.0)
+        except aiodist.StaleError:
+            pass
+        except aiodist.CollectiveTimeoutError as error:
+            passed = max(stage.results, default=0) - before
+            was_lost = "ruled this rank lost" in str(error) or avg._connection.id != id
+            assert passed < 5 or was_lost, f"m{member}: {passed} rounds: {error}"
 
     async def main(member: int) -> None:
         if member == 0:
@@ -493,28 +527,20 @@ def test_random_faults(seed: int) -> None:
         end = asyncio.get_running_loop().time() + 28.0
         slow = random.choice([1, 1, 1, 5])
         call = 0
-        options = {"grace": grace, "max_stale": 100, "carry": stage.carries}
+        options = {"grace": grace, "max_stale": 100, "carry": stage.carries, "parts": parts}
         async with stage.averager(member, quorum=2, **options) as avg:
             while asyncio.get_running_loop().time() < end and call < CALLS:
                 await asyncio.sleep(slow * random.uniform(0.1, 0.8))
-                if random.random() < 0.1:
-                    work = avg.average(stage.place(member, call))
-                    await asyncio.sleep(random.uniform(0, 0.5))
-                    if not work.cancel():
-                        with suppress(aiodist.StaleError):
-                            await work
-                else:
-                    # The others may have ended.
-                    before, id = max(stage.results, default=0), avg._connection.id
-                    try:
-                        await stage.call(avg, member, call, timeout=15.0)
-                    except aiodist.StaleError:
-                        pass
-                    except aiodist.CollectiveTimeoutError as error:
-                        passed = max(stage.results, default=0) - before
-                        was_lost = "ruled this rank lost" in str(error) or avg._connection.id != id
-                        assert passed < 5 or was_lost, f"m{member}: {passed} rounds: {error}"
+                first, *others = stages
+                tasks = [asyncio.create_task(contribute(one, avg, member, call)) for one in others]
+                try:
+                    await contribute(first, avg, member, call)
+                finally:
+                    await asyncio.gather(*tasks)
                 call += 1
 
-    stage.play(main, forgets=() if stage.durable else dead)
-    assert stage.results
+    forgets = () if stage.durable else dead
+    stage.play(main, forgets=forgets)
+    for one in stages:
+        one.check(forgets)
+        assert one.results
