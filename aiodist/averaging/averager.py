@@ -471,6 +471,7 @@ class Averager:
             self._state is not None,
             tuple(outcome for outcomes, _ in known for outcome in outcomes),
             tuple(decision for _, decisions in known for decision in decisions),
+            tuple(self._connection.gone),
         )
 
     def _entered(self, entered: wire.AverageEntered) -> None:
@@ -543,6 +544,8 @@ class Averager:
             await pair.send(found, 1, timeout=math.inf)
         except AiodistError as error:
             log.debug("a member was not served: %s", in_words(error))
+            if connection.error is None:
+                connection.say(wire.AverageFetched(serve.ticket, failed=True))
         finally:
             connection.part(pair)
 

@@ -37,6 +37,9 @@ PATIENCE = 5.0
 """Seconds that the coordinator may take for an answer, and other members for the last messages of a
 member that leaves."""
 
+GONE = 1024
+"""The most members that are gone of which a coordinator that is back is told."""
+
 _OWN = frozenset(
     {"group", "rank", "size", "min_size", "max_size", "join_window"}
     | {"op_timeout", "max_message_bytes", "allow_pickle"}
@@ -76,6 +79,9 @@ class MemberConnection:
         self.error: AiodistError | None = None  # why this takes part no more
         self._closed = False
         self._past = (0, 0)
+        # The ids of other members that are gone. They cannot come back, because the links to them
+        # have ended.
+        self.gone: dict[str, None] = {}
 
     async def open(self) -> None:
         """Become a member. Raises what `connect` does, JoinError and MismatchError."""
@@ -117,6 +123,7 @@ class MemberConnection:
             },
         ).showing(wire.shared_group(self.averager))
         self._group = group = await connecting
+        self.gone.clear()
         actor = group._actor
         self.info: MemberInfo = actor.people[actor.roots[0]]
         self.id = self.info.id
@@ -148,6 +155,9 @@ class MemberConnection:
         if self._closed:  # a task that began now would outlive this member
             return
         if isinstance(news, wire.AverageGone):
+            self.gone |= dict.fromkeys(news.ids)
+            while len(self.gone) > GONE:
+                del self.gone[next(iter(self.gone))]
             self.group._actor.part_from(news.ids, "the coordinator says that it is gone")
         else:
             self.told(news)

@@ -73,7 +73,8 @@ class Room:
 
     `infos`: all members that a decision may name, including those that are gone. `unpaid`: by part
     and member, the results that a member needs and no other member has brought back so far, each
-    with the call that asked for it. `is_restored`: members have brought what the coordinator had
+    with the call that asked for it. `gone`: the ids of members that others were told are gone,
+    before the coordinator lost its memory. `is_restored`: members have brought what it had
     lost. `patient_until`: until then, more of them may come back.
     """
 
@@ -86,6 +87,7 @@ class Room:
     parts: dict[str, Rounds] = field(default_factory=dict)
     loans: dict[bytes, Loan] = field(default_factory=dict)
     unpaid: dict[tuple[str, str], tuple[Owed, int]] = field(default_factory=dict)
+    gone: dict[str, None] = field(default_factory=dict)
     elected: str = ""  # the member that provides the state
     has_state: bool = False
     reached: int = 0  # the sum of the rounds that this state is of

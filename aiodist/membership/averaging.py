@@ -131,6 +131,18 @@ class Averaging:
         self._learn(room, info.id, message)
         self._tell_again(room, info.id, message.decisions)
         self._settle(room)
+        self._fence(room, message.gone)
+
+    def _fence(self, room: Room, gone: Sequence[str]) -> None:
+        """Turn away members that others were told are gone: they have ended their links to them. A
+        coordinator that lost its memory lets such a member in at first."""
+        room.gone |= dict.fromkeys(gone)
+        while len(room.gone) > REMEMBERED:
+            del room.gone[next(iter(room.gone))]
+        for who in [one for one in room.members if one in room.gone]:
+            group = self._books.groups[room.members[who].group]
+            reason = "another member was told that it is gone"
+            self._seating.evict(group, dict.fromkeys(group.members, reason))
 
     def _refusal(
         self, room: Room | None, name: str, info: MemberInfo, message: AverageEnter

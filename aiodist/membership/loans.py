@@ -102,9 +102,10 @@ class Loans:
     def on_fetched(
         self, room: Room, who: str, conn: int, request: int, message: AverageFetched
     ) -> None:
-        loan = room.loans.pop(message.ticket, None)
-        if loan is None or loan.target != who:
+        loan = room.loans.get(message.ticket)
+        if loan is None or who not in (loan.source, loan.target):
             return
+        del room.loans[message.ticket]
         if message.failed:
             self._lend_again(room, loan, but=loan.source)
         elif loan.part is None:

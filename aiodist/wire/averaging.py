@@ -97,7 +97,8 @@ class AverageEnter(Message, code=80):
 
     `keep`: how many rounds it may miss (`max_stale`). `has_state`: it is the one that gives the
     state to others. For a coordinator that lost its memory, `outcomes` has the last rounds whose
-    results it holds. `decisions` has that of each part that it knows to be moving.
+    results it holds. `decisions` has that of each part that it knows to be moving, and `gone` the
+    ids of members that it was told are gone.
     """
 
     rules: Annotated[Rules, schema.struct(Rules)]
@@ -110,6 +111,7 @@ class AverageEnter(Message, code=80):
     decisions: Annotated[
         tuple[AverageDecision, ...], schema.sequence(schema.struct(AverageDecision), MAX_PARTS)
     ] = ()
+    gone: Names = ()
 
 
 class AverageEntered(Message, code=82):
@@ -205,8 +207,8 @@ class AverageServe(Message, code=91):
 
 
 class AverageFetched(Message, code=92):
-    """Says that the sender has what `ticket` was for, or (`failed`) that it did not get it: then it
-    needs another source. No reply."""
+    """Says that the sender has what `ticket` was for. Or it says (`failed`) that it could not get
+    it, or could not give it, so another source is needed. No reply."""
 
     ticket: Ticket
     failed: Annotated[bool, schema.flag] = False

@@ -238,6 +238,21 @@ def test_a_source_that_was_away_hears_what_it_is_to_give(members: Members) -> No
     assert members.told(3, a.AverageFetched(fetch.ticket)) == []
 
 
+def test_a_source_that_cannot_give_a_result_says_so(members: Members) -> None:
+    members.enter(1, 2)
+    members.hold(members.close(1, 2), 1, 2)
+    members.enter(3)
+    [fetch] = members.offer(3, after=0)
+    assert isinstance(fetch, a.AverageFetch)
+    source = int(fetch.source.id.removeprefix("id"))
+    members.say(source, a.AverageFetched(fetch.ticket, failed=True))
+    [again] = members.told(3)
+    assert isinstance(again, a.AverageFetch)
+    assert again.source.id == f"id{3 - source}"
+    members.say(2, a.AverageFetched(fetch.ticket, failed=True))  # that one is over
+    assert members.told(3) == []
+
+
 def test_a_source_that_fails_is_not_asked_again(members: Members) -> None:
     members.enter(1, 2, 3)
     for number in (1, 2):
@@ -359,6 +374,31 @@ def test_so_many_rounds_of_lost_averagers_are_remembered(
         members.world.cut(number)
     members.enter(3, 4)
     assert members.close(3, 4).round == 1
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_member_that_others_know_is_gone_joins_again(members: Members, first: bool) -> None:
+    """They have ended their links to it. A coordinator without memory does not know that."""
+    members.enter(1, 2, 3)
+    members.world.cut(3)
+    assert members.told(1) == [a.AverageGone(("id3",))]
+    restarted(members, file=False)
+    if first:
+        back(members, 3)
+    back(members, 1, gone=("id3",))
+    told = members.told(3) if first else back(members, 3)
+    assert any(isinstance(one, Evicted) and "was told" in one.reason for one in told)
+    [averager] = members.world.machine.status()["averagers"]
+    assert [one["name"] for one in averager["members"]] == ["m1"]
+
+
+def test_so_many_members_that_are_gone_are_remembered(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(averaging, "REMEMBERED", 1)
+    members.enter(1, gone=("id2", "id3"))
+    members.enter(2)
+    assert [type(one) for one in members.told(2)] == []
 
 
 def test_one_member_is_elected_for_the_state(members: Members) -> None:
