@@ -474,8 +474,6 @@ def test_a_call_that_was_late_while_its_member_was_stopped_for_long() -> None:
     assert len(first) == 2
 
 
-# In 2398 and 8780 a member is ruled lost in its first round, in 8152 all members are. In 8973 a
-# call is cancelled while the coordinator is restarted. In 14805 that one forgets who is gone.
 class Follower:
     """A member that adds up all results, as one that trains does. `totals`: by round, what the
     first member had that followed so far."""
@@ -563,6 +561,8 @@ def test_members_that_follow_the_state_of_others(seed: int) -> None:
     assert any(joined)
 
 
+# In 2398 and 8780 a member is ruled lost in its first round, in 8152 all members are. In 8973 a
+# call is cancelled while the coordinator is restarted. In 14805 that one forgets who is gone.
 @pytest.mark.parametrize("seed", [*seeds(4, 300), 2398, 8152, 8780, 8973, 14805])
 def test_random_faults(seed: int) -> None:
     """Members compute for random times; some die, are stopped, or give calls up; the coordinator is
