@@ -522,7 +522,6 @@ def test_members_that_follow_the_state_of_others(seed: int) -> None:
     sim = stage.sim
     dead = set(random.sample(range(1, 5), random.randint(0, 2)))
     totals: dict[int, bytes] = {}
-    joined = []
 
     async def main(member: int) -> None:
         if member == 0:
@@ -555,10 +554,9 @@ def test_members_that_follow_the_state_of_others(seed: int) -> None:
                 except aiodist.CollectiveTimeoutError:
                     continue
                 await follower.publish()
-            joined.append(follower.total is not None)
 
     stage.play(main)
-    assert any(joined)
+    assert totals  # somebody followed
 
 
 # In 2398 and 8780 a member is ruled lost in its first round, in 8152 all members are. In 8973 a
