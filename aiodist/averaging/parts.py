@@ -65,6 +65,12 @@ class RunningRound:
     timer: asyncio.TimerHandle | None = None
     here: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
+    def is_of(self, decision: wire.AverageDecision) -> bool:
+        """Whether this is the round of `decision`, maybe with other members left out."""
+        mine = self.decision
+        # A restarted coordinator may count the attempts from 1 again.
+        return (mine.round, mine.begun) == (decision.round, decision.begun)
+
 
 def contributors(decision: wire.AverageDecision) -> tuple[str, ...]:
     """The ids of the members whose contributions count in a round."""
@@ -223,7 +229,7 @@ class MemberPart:
         if running is not None and running.decision == decision:
             self._report(running)  # to a coordinator that is back
             return
-        if running is not None and running.decision.begun != decision.begun:
+        if running is not None and not running.is_of(decision):
             self.stop()
             running = None
         if running is None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from aiodist.averaging.parts import AverageCall, AverageSettings, MemberPart
+from aiodist.averaging.parts import AverageCall, AverageSettings, MemberPart, RunningRound
 from aiodist.wire.averaging import AverageRefused, Outcome
 
 
@@ -130,5 +130,25 @@ def test_a_call_that_was_decided_on_is_not_withdrawn(run):
         part.give_up(call)
         assert not part.withdrawn(call)
         assert list(call_of(part, 3).included) == []  # because the first one is in that round
+
+    run(main())
+
+
+def decision(round: int, begun: int) -> Any:
+    members = [SimpleNamespace(id="me"), SimpleNamespace(id="other")]
+    return SimpleNamespace(
+        round=round, begun=begun, attempt=begun, members=members, remaining=(0, 1), calls=(1, 1)
+    )
+
+
+def test_the_transfer_of_one_round_does_not_go_on_in_the_next(run):
+    """A coordinator that was restarted may count the attempts from 1 again."""
+
+    async def main():
+        part = part_that_carries()
+        transfer = SimpleNamespace(close=lambda: None)
+        part.running = RunningRound(decision(3, 1), *cast("Any", (None, transfer)))
+        part.decided(decision(4, 1))
+        assert part.running is None
 
     run(main())
