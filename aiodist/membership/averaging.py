@@ -398,7 +398,7 @@ class Averaging:
                 for who in members:
                     self._tell(room, who, AverageReopened(name, round))
                 self._note("reopened", room, name, round)
-            case Owed():
+            case _:
                 self._loans.pay(room, name, outcome)
 
     def _decision(self, room: Room, name: str, decided: Decided) -> AverageDecision:
@@ -415,12 +415,9 @@ class Averaging:
         )
 
     def _note(self, event: str, room: Room, part: str, round: int, **fields: Any) -> None:
-        for member in room.members.values():
-            group = self._books.groups.get(member.group)
-            if group is not None:
-                fields |= {"averager": room.name, "part": part, "round": round}
-                self._seating.note(event, group, **fields)
-                return
+        group = self._books.groups[room.any_group]
+        fields |= {"averager": room.name, "part": part, "round": round}
+        self._seating.note(event, group, **fields)
 
     # Losses.
 

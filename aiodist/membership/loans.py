@@ -105,6 +105,8 @@ class Loans:
         loan = room.loans.get(message.ticket)
         if loan is None or who not in (loan.source, loan.target):
             return
+        if loan.part is None and who == loan.source:
+            return  # there is no other source of the state
         del room.loans[message.ticket]
         if message.failed:
             self._lend_again(room, loan, but=loan.source)

@@ -401,6 +401,56 @@ def test_so_many_members_that_are_gone_are_remembered(
     assert [type(one) for one in members.told(2)] == []
 
 
+def test_a_member_that_comes_with_the_state_gives_it(members: Members) -> None:
+    members.enter(1, has_state=True)
+    members.enter(2)
+    [fetch] = members.told(2, a.AverageWantState())
+    assert isinstance(fetch, a.AverageFetch)
+    assert fetch.source.id == "id1"
+    members.told(1)
+    members.say(1, a.AverageFetched(fetch.ticket, failed=True))  # nobody else has it
+    assert members.told(2) == []
+    [again] = members.told(2, a.AverageFetched(fetch.ticket, failed=True))
+    assert isinstance(again, a.AverageFetch)
+
+
+def test_a_member_that_enters_again_hears_that_its_round_is_recorded(members: Members) -> None:
+    members.enter(1, 2)
+    decision = members.close(1, 2)
+    members.hold(decision, 1, 2)
+    [done] = members.told(1)
+    enter = a.AverageEnter(RULES, ("",), 1, decisions=(decision,))
+    assert members.told(1, enter) == [a.AverageEntered(1), done]
+
+
+def test_status_shows_the_last_rounds(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(averaging, "SHOWN", 1)
+    members.enter(1, 2)
+    for after in None, 1:
+        members.hold(members.close(1, 2, after=after), 1, 2)
+        members.told(1)
+        members.told(2)
+    [averager] = members.world.machine.status()["averagers"]
+    assert [one["round"] for one in averager["parts"][0]["rounds"]] == [2]
+
+
+def test_who_was_left_out_hears_of_no_later_attempt(members: Members) -> None:
+    members.enter(1, 2, 3, 4)
+    members.close(1, 2, 3, 4)
+    for number in 4, 3:
+        members.told(1)
+        members.world.cut(number)
+    *_, decision = members.told(1)
+    assert isinstance(decision, a.AverageDecision)
+    assert decision.remaining == (0, 1)
+
+
+def test_a_member_that_is_not_there_cannot_be_accused(members: Members) -> None:
+    members.enter(1, 2)
+    members.say(1, Unreachable("id9", "no link"))
+    assert members.told(2) == []
+
+
 def test_one_member_is_elected_for_the_state(members: Members) -> None:
     members.enter(1, 2, 3)
     assert members.told(3, a.AverageWantState()) == []
