@@ -134,6 +134,8 @@ class Averaged:
         contributors: the names of the members that are in it, in the order in which they came.
         weights: their weights.
         late: whether the call did not contribute, because the round was decided before.
+        first: whether no member had a result of this part before. Its number may be above 1 all
+            the same, if all members were lost before.
 
     For example::
 
@@ -147,6 +149,7 @@ class Averaged:
     contributors: tuple[str, ...]
     weights: tuple[float, ...]
     late: bool
+    first: bool = False
 
 
 class AveragerState(NamedTuple):
@@ -324,7 +327,12 @@ class Averager:
             raise await self._too_late(found, call, seconds)
         outcome = settled.outcome
         return Averaged(
-            form.tree(settled.vectors), outcome.round, outcome.names, outcome.weights, settled.late
+            form.tree(settled.vectors),
+            outcome.round,
+            outcome.names,
+            outcome.weights,
+            settled.late,
+            outcome.first,
         )
 
     def _abandon(self, part: MemberPart, call: AverageCall) -> None:

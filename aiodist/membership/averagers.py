@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,10 @@ class Rounds:
     outcomes: OrderedDict[int, tuple[Outcome, list[str]]] = field(default_factory=OrderedDict)
     seen: OrderedDict[int, SeenRound] = field(default_factory=OrderedDict)
     opened: float = 0.0  # the time of the first contribution to the open round
+
+    def is_known_to(self, members: Container[str]) -> bool:
+        """Whether one of these members has a result."""
+        return any(one in members for _, holders in self.outcomes.values() for one in holders)
 
 
 @dataclass(frozen=True, slots=True)

@@ -382,6 +382,7 @@ class Averaging:
                     ids,
                     tuple(room.name_of(one) for one in ids),
                     tuple(weight for _, weight in contributors),
+                    not rounds.is_known_to(room.members),
                 )
                 room.remember(said, list(holders))
                 self._books.write(AveragerRecorded(*room.any_group, said, holders))

@@ -68,13 +68,15 @@ class Rules(schema.Struct):
 
 
 class Outcome(schema.Struct):
-    """A round that is recorded: which members contributed, by name and id, and their weights."""
+    """A round that is recorded: which members contributed, by name and id, and their weights.
+    `first`: no member had a result before."""
 
     part: Name
     round: Round
     ids: Names
     names: Names
     weights: Weights
+    first: Annotated[bool, schema.flag] = False
 
 
 class AverageDecision(Message, code=81):

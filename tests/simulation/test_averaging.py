@@ -486,7 +486,7 @@ class Follower:
 
     def took(self, found: aiodist.Averaged) -> None:
         assert self.round is None or found.round == self.round + 1
-        if found.round == 1:
+        if found.first:
             self.total = np.zeros_like(found.value)
         self.round = found.round
         if self.total is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import aiodist
 import aiodist_torch
 from aiodist.codecs import int8
+from aiodist.membership import averaging
 
 EVERY = 3
 
@@ -335,6 +337,51 @@ def test_a_member_that_misses_the_first_round_joins_by_itself(run):
             await train(other, nets[1], 1, rounds=1)
             assert averagers[0].rounds == averagers[1].rounds == {"": 3}
             assert torch.equal(flat(nets[0]), flat(nets[1]))
+
+    run(main())
+
+
+KILLED = """
+import asyncio, os, sys
+import numpy as np
+import aiodist
+
+async def main():
+    options = {"address": sys.argv[1], "quorum": 2, "grace": 30.0}
+    async with (
+        aiodist.averager("outer", name="c", **options) as one,
+        aiodist.averager("outer", name="d", **options) as other,
+    ):
+        tree = [np.zeros((2, 4), np.float32), np.zeros(2, np.float32)]
+        await asyncio.gather(*(each.average(tree) for each in (one, other)))
+        os._exit(0)
+
+asyncio.run(main())
+"""
+
+
+def test_a_training_whose_members_were_all_killed_begins_anew(run, monkeypatch):
+    """Its first round does not have number 1, and there is no member to begin from."""
+    monkeypatch.setattr(averaging, "RETURN_WINDOW", 0.1)
+
+    async def main():
+        async with aiodist.Coordinator() as coordinator, AsyncExitStack() as stack:
+            killed = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", KILLED, coordinator.address
+            )
+            assert await killed.wait() == 0
+            members = Members(stack, coordinator.address)
+            averagers = [await members.enter(name) for name in "ab"]
+            nets = [model(), model()]
+            await asyncio.gather(
+                *(
+                    train(aiodist_torch.DiLoCo(net, outer_of(net), each, every=EVERY), net, m, 1)
+                    for m, (net, each) in enumerate(zip(nets, averagers, strict=True))
+                )
+            )
+            assert averagers[0].rounds == averagers[1].rounds == {"": 2}
+            for net in nets:
+                torch.testing.assert_close(flat(net), reference([1, 1], 1))
 
     run(main())
 

@@ -110,7 +110,7 @@ def test_a_round_from_the_first_offer_to_the_record(members: Members) -> None:
     members.hold(decision, 1)
     assert members.told(1) == []
     members.hold(decision, 2)
-    outcome = a.Outcome("", 1, ("id1", "id2"), ("m1", "m2"), (1.0, 1.0))
+    outcome = a.Outcome("", 1, ("id1", "id2"), ("m1", "m2"), (1.0, 1.0), first=True)
     assert members.told(1) == members.told(2) == [a.AverageDone(outcome, 1)]
 
 
@@ -362,6 +362,28 @@ def test_rounds_go_on_after_all_members_were_lost(members: Members, restarts: bo
     decision = members.told(3)[-1]
     assert isinstance(decision, a.AverageDecision)
     assert decision.round == 2
+    members.hold(decision, 3, 4)
+    [second] = members.told(3)
+    assert isinstance(second, a.AverageDone)
+    assert not second.outcome.first
+
+
+def test_others_begin_anew_if_all_members_were_lost_and_do_not_come_back(members: Members) -> None:
+    members.enter(1, 2)
+    members.hold(members.close(1, 2), 1, 2)
+    for number in 1, 2:
+        members.world.cut(number)
+    members.enter(3, 4)
+    for number in 3, 4:
+        members.say(number, members.offered(1, None))
+    assert members.told(3) == []
+    members.world.pass_time(RETURN_WINDOW)
+    [decision] = members.told(3)
+    assert isinstance(decision, a.AverageDecision)
+    members.hold(decision, 3, 4)
+    [done] = members.told(3)
+    assert isinstance(done, a.AverageDone)
+    assert (done.outcome.round, done.outcome.first) == (2, True)
 
 
 def test_so_many_rounds_of_lost_averagers_are_remembered(
