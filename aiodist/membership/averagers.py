@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,18 +35,16 @@ class SeenRound:
 
 @dataclass(slots=True)
 class Rounds:
-    """One part: its rounds, the form of its values, and which members hold which results."""
+    """One part: its rounds, the form of its values, and which members hold which of the last
+    results. `known`: the members that have had any result."""
 
     part: PartRounds
     form: bytes = b""
     text: str = ""
     outcomes: OrderedDict[int, tuple[Outcome, list[str]]] = field(default_factory=OrderedDict)
+    known: set[str] = field(default_factory=set)
     seen: OrderedDict[int, SeenRound] = field(default_factory=OrderedDict)
     opened: float = 0.0  # the time of the first contribution to the open round
-
-    def is_known_to(self, members: Container[str]) -> bool:
-        """Whether one of these members has a result."""
-        return any(one in members for _, holders in self.outcomes.values() for one in holders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +127,11 @@ class Room:
         self.order.setdefault(member, len(self.order))
 
     def remember(self, outcome: Outcome, holders: list[str]) -> None:
-        known = self.rounds(outcome.part).outcomes
-        known[outcome.round] = (outcome, holders)
-        while len(known) > max(1, self.keep):
-            del known[min(known)]
+        rounds = self.rounds(outcome.part)
+        rounds.known.update(one for one in holders if one in self.members)
+        rounds.outcomes[outcome.round] = (outcome, holders)
+        while len(rounds.outcomes) > max(1, self.keep):
+            del rounds.outcomes[min(rounds.outcomes)]
 
     def status(self) -> dict[str, Any]:
         """Describe the averager in plain data.

@@ -191,6 +191,7 @@ class Averaging:
         """Take over what a returning member knows, because this coordinator may have lost it."""
         for outcome in message.outcomes:
             rounds = room.rounds(outcome.part)
+            rounds.known.add(who)
             if outcome.round in rounds.outcomes:
                 # If it differs, all that held the other one were away when this one was decided.
                 known, holders = rounds.outcomes[outcome.round]
@@ -382,7 +383,7 @@ class Averaging:
                     ids,
                     tuple(room.name_of(one) for one in ids),
                     tuple(weight for _, weight in contributors),
-                    not rounds.is_known_to(room.members),
+                    not rounds.known,
                 )
                 room.remember(said, list(holders))
                 self._books.write(AveragerRecorded(*room.any_group, said, holders))
@@ -430,6 +431,7 @@ class Averaging:
         del room.members[who]
         for rounds in room.parts.values():
             rounds.part.gone([who])
+            rounds.known.discard(who)
         if not room.members:
             del self._rooms[room.key]
             self._books.timers.cancel(RoundDue(room.key))

@@ -113,7 +113,9 @@ class Loans:
         elif loan.part is None:
             room.members[who].wants_state = False
         else:
-            known = room.rounds(loan.part).outcomes.get(loan.round)
+            rounds = room.rounds(loan.part)
+            rounds.known.add(who)
+            known = rounds.outcomes.get(loan.round)
             if known is not None and who not in known[1]:
                 known[1].append(who)
 

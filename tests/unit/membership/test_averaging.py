@@ -386,6 +386,29 @@ def test_others_begin_anew_if_all_members_were_lost_and_do_not_come_back(members
     assert (done.outcome.round, done.outcome.first) == (2, True)
 
 
+def test_a_member_that_had_an_older_result_is_no_beginner(members: Members) -> None:
+    members.enter(1, 2, 3)
+    members.hold(members.close(1, 2, 3), 1, 2, 3)
+    for number in 1, 2:
+        members.say(number, members.offered(2, 1))
+    members.world.pass_time(RULES.grace or 0.0)
+    members.hold(a.AverageDecision("", 2, 2, 2, (), (), (), (0, 1)), 1, 2)
+    assert members.world.machine.status()["averagers"][0]["parts"][0]["round"] == 2
+    for number in 1, 2:
+        members.world.cut(number)
+    members.enter(4, 5)  # 3 had round 1, and nobody keeps it
+    for number in 4, 5:
+        members.told(number)
+        members.say(number, members.offered(1, None))
+    members.world.pass_time(RULES.grace or 0.0)
+    decision = members.told(4)[-1]
+    assert isinstance(decision, a.AverageDecision)
+    members.hold(decision, 4, 5)
+    [done] = members.told(4)
+    assert isinstance(done, a.AverageDone)
+    assert (done.outcome.round, done.outcome.first) == (3, False)
+
+
 def test_so_many_rounds_of_lost_averagers_are_remembered(
     members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
