@@ -71,8 +71,8 @@ class Averaging:
         self._tell = self._loans.tell
         self._rooms: dict[GroupKey, Room] = {}
         self._of_group: dict[GroupKey, tuple[Room, str]] = {}  # by the key of a group of one
-        # The last rounds of averagers whose members were all lost, by averager, part and number.
-        self._lost: dict[tuple[GroupKey, str, int], Outcome] = {}
+        # The last rounds of averagers whose members were all lost, by averager and part.
+        self._lost: dict[tuple[GroupKey, str], int] = {}
         self._books.on_gone = self._gone
         self._books.on_record = self._replay
         self._handlers: dict[type[Message], Callable[[Room, str, int, int, Any], None]] = {
@@ -181,10 +181,8 @@ class Averaging:
         come back with the results."""
         found = [known for known in self._lost if known[0] == room.key]
         for known in found:
-            outcome = self._lost.pop(known)
-            part = room.rounds(outcome.part).part
-            part.restore(None, outcome.round, part.attempts)
-            room.remember(outcome, [])
+            part = room.rounds(known[1]).part
+            part.restore(None, self._lost.pop(known), part.attempts)
         return bool(found)
 
     def _learn(self, room: Room, who: str, message: AverageEnter) -> None:
@@ -400,7 +398,7 @@ class Averaging:
                 for who in members:
                     self._tell(room, who, AverageReopened(name, round))
                 self._note("reopened", room, name, round)
-            case _:
+            case Owed():
                 self._loans.pay(room, name, outcome)
 
     def _decision(self, room: Room, name: str, decided: Decided) -> AverageDecision:
@@ -436,9 +434,8 @@ class Averaging:
             del self._rooms[room.key]
             self._books.timers.cancel(RoundDue(room.key))
             if lost:
-                for rounds in room.parts.values():
-                    for outcome, _ in rounds.outcomes.values():
-                        self._remember_lost(room.key, outcome)
+                for part, rounds in room.parts.items():
+                    self._remember_lost(room.key, part, rounds.part.round)
             return
         if replays:
             return
@@ -448,8 +445,9 @@ class Averaging:
         self._loans.gone(room, who)
         self._settle(room)
 
-    def _remember_lost(self, key: GroupKey, outcome: Outcome) -> None:
-        self._lost[key, outcome.part, outcome.round] = outcome
+    def _remember_lost(self, key: GroupKey, part: str, round: int) -> None:
+        if round:
+            self._lost[key, part] = round
         if len(self._lost) > REMEMBERED:
             del self._lost[next(iter(self._lost))]
 
@@ -484,8 +482,8 @@ class Averaging:
 
     def records(self) -> Iterator[Record]:
         """Yield all that the next coordinator needs to know."""
-        for (key, _, _), outcome in self._lost.items():
-            yield AveragerLost(*key, outcome)
+        for (key, part), round in self._lost.items():
+            yield AveragerLost(*key, part, round)
         for room in self._rooms.values():
             for who, member in room.members.items():
                 yield AveragerEntered(*member.group, who, room.rules, member.parts, member.keep)
@@ -525,8 +523,8 @@ class Averaging:
                 if not record.reopened:
                     part.restore(None, record.outcome.round, part.attempts)
                     room.remember(record.outcome, list(record.holders))
-            case AveragerLost(averager, run_id, outcome):
-                self._remember_lost((averager, run_id), outcome)
+            case AveragerLost(averager, run_id, name, round):
+                self._remember_lost((averager, run_id), name, round)
             case _:
                 raise AssertionError(record)
 

@@ -121,11 +121,12 @@ class AveragerRecorded(schema.Struct):
 
 
 class AveragerLost(schema.Struct):
-    """All members of an averager were lost after this round, which is one of its last."""
+    """All members of an averager were lost after this round, which was the last one of `part`."""
 
     averager: NonEmptyName
     run_id: Name
-    outcome: Annotated[averaging.Outcome, schema.struct(averaging.Outcome)]
+    part: Name
+    round: averaging.Round
 
 
 Record = (

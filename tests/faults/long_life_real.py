@@ -117,6 +117,8 @@ class Life:
                 await self._count(daemon, others)
             restarting.cancel()
             await asyncio.wait([restarting])
+            if not restarting.cancelled():
+                restarting.result()
             if daemon.pid is None:
                 await daemon.start()
             for one in others:

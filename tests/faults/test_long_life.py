@@ -32,7 +32,7 @@ def test_nothing_grows_in_real_processes(tmp_path: Path) -> None:
     asyncio.run(life.run(tmp_path))
     assert len(life.counts) == 10
     early, late = life.counts[3], life.counts[-1]
-    assert late.requests > early.requests + 10
+    assert late.requests > early.requests
     # Meanwhile three servers made some 20 groups, and guests, versions and averages came and went.
     assert late.files < early.files + 20
     assert late.threads < early.threads + 10

@@ -556,11 +556,12 @@ def test_members_that_follow_the_state_of_others(seed: int) -> None:
                 await follower.publish()
 
     stage.play(main)
-    assert totals  # somebody followed
+    assert totals  # at least one member followed
 
 
 # In 2398 and 8780 a member is ruled lost in its first round, in 8152 all members are. In 8973 a
-# call is cancelled while the coordinator is restarted. In 14805 that one forgets who is gone.
+# call is cancelled while the coordinator is restarted. In 14805 the coordinator forgets which
+# members are gone.
 @pytest.mark.parametrize("seed", [*seeds(4, 300), 2398, 8152, 8780, 8973, 14805])
 def test_random_faults(seed: int) -> None:
     """Members compute for random times; some die, are stopped, or give calls up; the coordinator is

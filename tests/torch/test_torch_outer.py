@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -369,7 +370,12 @@ def test_a_training_whose_members_were_all_killed_begins_anew(run, monkeypatch):
             killed = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", KILLED, coordinator.address
             )
-            assert await killed.wait() == 0
+            try:
+                assert await asyncio.wait_for(killed.wait(), 60.0) == 0
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    killed.kill()
+                await killed.wait()
             members = Members(stack, coordinator.address)
             averagers = [await members.enter(name) for name in "ab"]
             nets = [model(), model()]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from aiodist.averaging.parts import AverageCall, AverageSettings, MemberPart, RunningRound
 from aiodist.wire.averaging import AverageRefused, Outcome
@@ -150,5 +151,23 @@ def test_the_transfer_of_one_round_does_not_go_on_in_the_next(run):
         part.running = RunningRound(decision(3, 1), *cast("Any", (None, transfer)))
         part.decided(decision(4, 1))
         assert part.running is None
+
+    run(main())
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_a_call_whose_decision_holds_no_longer_may_be_withdrawn(run, left_out):
+    async def main():
+        part = part_that_carries()
+        call = call_of(part, 1)
+        part.begun[4] = 1
+        if left_out:
+            said = decision(4, 1)
+            said.remaining = (1,)
+            part.decided(said)
+        else:
+            part.reopened(4)
+        assert part.after is None
+        assert part.withdrawn(call)
 
     run(main())

@@ -396,7 +396,7 @@ def test_a_member_that_had_an_older_result_is_no_beginner(members: Members) -> N
     assert members.world.machine.status()["averagers"][0]["parts"][0]["round"] == 2
     for number in 1, 2:
         members.world.cut(number)
-    members.enter(4, 5)  # 3 had round 1, and nobody keeps it
+    members.enter(4, 5)  # member 3 had round 1, and no member keeps it
     for number in 4, 5:
         members.told(number)
         members.say(number, members.offered(1, None))
@@ -453,7 +453,7 @@ def test_a_member_that_comes_with_the_state_gives_it(members: Members) -> None:
     assert isinstance(fetch, a.AverageFetch)
     assert fetch.source.id == "id1"
     members.told(1)
-    members.say(1, a.AverageFetched(fetch.ticket, failed=True))  # nobody else has it
+    members.say(1, a.AverageFetched(fetch.ticket, failed=True))  # no other member has the state
     assert members.told(2) == []
     [again] = members.told(2, a.AverageFetched(fetch.ticket, failed=True))
     assert isinstance(again, a.AverageFetch)

@@ -44,7 +44,7 @@ RECORDS = [
     ),
     AveragerRecorded("g", "run", averaging.Outcome("", 1, ("a",), ("A",), (1.0,)), ("a",)),
     AveragerRecorded("g", "run", averaging.Outcome("", 1, (), (), ()), (), True),
-    AveragerLost("outer", "run", averaging.Outcome("", 1, ("a",), ("A",), (1.0,))),
+    AveragerLost("outer", "run", "", 1),
 ]
 
 
