@@ -1,123 +1,21 @@
-"""Averagers on a simulated network: what rounds give, whatever happens to members and coordinator.
-
-Each call contributes a vector with a single 1, at a place of its own, and members take the sum. So
-a result shows which calls are in it, and the checker sees whether one of them counts twice, whether
-it is missing, and whether all members have the same bits.
-"""
+"""What rounds of averagers give on a simulated network, whatever happens to members and
+coordinator."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
-from copy import copy
-from functools import partial
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+from averaging_stage import CALLS, Stage
 from seeds import seeds
 
 import aiodist
-from aiodist.testing import Conditions, Simulation
+from aiodist.testing import Conditions
 from aiodist.testing.simulation import Killed
-
-CALLS = 64
-"""The most calls of one member."""
-
-
-class Stage:
-    """Members, one on each node of a simulation, and what their calls gave in one part."""
-
-    part = ""
-
-    def __init__(self, size: int, seed: int = 0, **options: Any) -> None:
-        self.lease = options.pop("lease", 3.0)
-        self.durable = options.get("durable", False)
-        self.sim = Simulation(size, seed=seed, **options)
-        self.random = Random(seed)
-        self.size = size
-        self.carries = False  # calls may include earlier ones
-        self._begin()
-
-    def _begin(self) -> None:
-        self.results: dict[int, dict[int, np.ndarray[Any, Any]]] = defaultdict(dict)
-        self.late: dict[tuple[int, int], bool] = {}  # by (member, call): how it ended
-        self.round_of: dict[tuple[int, int], int] = {}
-
-    def beside(self, part: str) -> Stage:
-        """The same members in another part."""
-        other = copy(self)
-        other.part = part
-        other._begin()
-        return other
-
-    def averager(self, member: int, **options: Any) -> aiodist.Averager:
-        chosen = {"quorum": 2, "grace": 0.5, "op": aiodist.ReduceOp.SUM, "name": f"m{member}"}
-        options = {"transports": ("tcp",), "lease": self.lease, **chosen, **options}
-        return aiodist.averager("outer", address=self.sim.address, **options)
-
-    def place(self, member: int, call: int) -> np.ndarray[Any, Any]:
-        x = np.zeros(self.size * CALLS, np.float32)
-        x[member * CALLS + call] = 1
-        return x
-
-    async def call(
-        self, avg: aiodist.Averager, member: int, call: int, **options: Any
-    ) -> aiodist.Averaged:
-        """Call number `call` of a member."""
-        found = await avg.average(self.place(member, call), part=self.part, **options)
-        self.late[member, call] = found.late
-        self.round_of[member, call] = found.round
-        before = self.results[found.round].setdefault(member, found.value)
-        assert np.array_equal(before, found.value)
-        more = found.value.sum() - len(found.contributors)
-        assert more >= 0 if self.carries else more == 0
-        return found
-
-    def play(
-        self,
-        main: Callable[[int], Awaitable[Any]],
-        limit: float = 600.0,
-        forgets: Collection[int] = (),
-    ) -> list[Any]:
-        """`forgets`: members that die. A round that they alone know may be lost, if the coordinator
-        has no state file."""
-
-        async def guarded(member: int) -> Any:
-            return await main(member)
-
-        outcomes = self.sim.play({one: guarded(one) for one in range(self.size)}, limit)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException) and not isinstance(outcome, Killed):
-                raise outcome
-        self.check(forgets)
-        return outcomes
-
-    def check(self, forgets: Collection[int] = ()) -> None:
-        for one in forgets:
-            for by_member in self.results.values():
-                by_member.pop(one, None)
-            self.late = {key: late for key, late in self.late.items() if key[0] != one}
-        counted: dict[tuple[int, int], int] = {}
-        for round, by_member in self.results.items():
-            if not by_member:
-                continue
-            first, *others = by_member.values()
-            for other in others:
-                assert first.tobytes() == other.tobytes(), f"round {round} differs"
-            assert set(np.unique(first)) <= {0.0, 1.0}
-            for at in np.flatnonzero(first):
-                key = (int(at) // CALLS, int(at) % CALLS)
-                assert key not in counted, f"{key} counts in {counted[key]} and in {round}"
-                counted[key] = round
-        for key, late in self.late.items():
-            if late:
-                assert counted.get(key) != self.round_of[key]
-            else:
-                assert counted[key] == self.round_of[key], f"{key} is lost"
 
 
 def test_members_average_round_after_round() -> None:
@@ -472,91 +370,6 @@ def test_a_call_that_was_late_while_its_member_was_stopped_for_long() -> None:
     first, second = stage.play(main)
     assert first == second
     assert len(first) == 2
-
-
-class Follower:
-    """A member that adds up all results, as one that trains does. `totals`: by round, what the
-    first member had that followed so far."""
-
-    def __init__(self, avg: aiodist.Averager, totals: dict[int, bytes]) -> None:
-        self.avg = avg
-        self.totals = totals
-        self.total: np.ndarray[Any, Any] | None = None
-        self.round: int | None = None
-
-    def took(self, found: aiodist.Averaged) -> None:
-        assert self.round is None or found.round == self.round + 1
-        if found.first:
-            self.total = np.zeros_like(found.value)
-        self.round = found.round
-        if self.total is not None:
-            self.total = self.total + found.value
-            self.check()
-
-    def check(self) -> None:
-        assert self.total is not None and self.round is not None
-        data = self.total.tobytes()
-        assert self.totals.setdefault(self.round, data) == data, f"round {self.round} differs"
-
-    async def publish(self) -> None:
-        if self.total is not None:
-            await self.avg.publish_state({"total": self.total, "round": self.round})
-
-    async def join(self) -> None:
-        """Begin where the others are, if one of them gives its state in time."""
-        with suppress(aiodist.CollectiveTimeoutError):
-            tree, rounds = await self.avg.state(timeout=5.0)
-            assert tree["round"] == rounds[""]
-            self.total, self.round = tree["total"], tree["round"]
-            self.check()
-            return
-        self.total = self.round = None
-
-
-@pytest.mark.parametrize("seed", seeds(4, 100))
-def test_members_that_follow_the_state_of_others(seed: int) -> None:
-    """Some begin late or are away for too long, and take the state of another member. Others die,
-    and the coordinator is restarted. After the same round, all have the same total."""
-    random = Random(seed)
-    stage = Stage(5, seed, conditions=Conditions((0.0, 0.05), 0.0), durable=True, lease=2.0)
-    sim = stage.sim
-    dead = set(random.sample(range(1, 5), random.randint(0, 2)))
-    totals: dict[int, bytes] = {}
-
-    async def main(member: int) -> None:
-        if member == 0:
-            for one in dead:
-                kill = partial(sim.nodes[one].kill, random.choice(["reset", "silent"]))
-                sim.network.later_by(random.uniform(1, 15), kill)
-            for _ in range(random.randint(0, 3)):
-                sim.network.later_by(random.uniform(1, 18), sim.restart_coordinator, 0.1)
-            for _ in range(random.randint(0, 3)):
-                node = sim.nodes[random.choice(sorted({*range(5)} - dead))]
-                at = random.uniform(1, 15)
-                sim.network.later_by(at, node.stop)
-                sim.network.later_by(at + random.choice([0.5, 4.0]), node.resume)
-        loop = asyncio.get_running_loop()
-        end = loop.time() + 25.0
-        if begins_late := member and random.random() < 0.5:
-            await asyncio.sleep(random.uniform(2, 10))
-        async with stage.averager(member, quorum=2, grace=0.2, max_stale=2) as avg:
-            follower = Follower(avg, totals)
-            if begins_late:
-                await follower.join()
-            for call in range(CALLS):
-                if loop.time() >= end:
-                    break
-                await asyncio.sleep(random.uniform(0.1, 0.6) * random.choice([1, 1, 1, 4]))
-                try:
-                    follower.took(await stage.call(avg, member, call, timeout=10.0))
-                except aiodist.StaleError:
-                    await follower.join()
-                except aiodist.CollectiveTimeoutError:
-                    continue
-                await follower.publish()
-
-    stage.play(main)
-    assert totals  # at least one member followed
 
 
 # In 2398 and 8780 a member is ruled lost in its first round, in 8152 all members are. In 8973 a

@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
+from averager_members import Members
 
 from aiodist.membership.effects import (
     Close,
@@ -92,3 +93,8 @@ class World:
 @pytest.fixture
 def world() -> World:
     return World(wall_offset=1000.0)
+
+
+@pytest.fixture
+def members() -> Members:
+    return Members(World(wall_offset=1000.0, keep=True))

@@ -2,104 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from averager_members import LEASE, RULES, Members, back, restarted
 
 from aiodist.membership import averaging
 from aiodist.membership.averaging import RETURN_WINDOW
-from aiodist.membership.effects import Received
-from aiodist.membership.records import decode_records, encode_record
 from aiodist.wire import averaging as a
-from aiodist.wire.messages import EpochView, Evicted, Failed, Failure, JoinRequest, Leave, Message
+from aiodist.wire.messages import Evicted, Failed, Failure, JoinRequest, Leave
 from aiodist.wire.recovery import Unreachable
-from aiodist.wire.returning import Rejoin, Rejoined
-
-RULES = a.Rules(2, 1.0, "AVG", "")
-LEASE = 6.0
-
-
-class Members:
-    """Members of one averager by number; `told(n)` is what member n was told since."""
-
-    def __init__(self, world: Any, rules: a.Rules = RULES) -> None:
-        self.world = world
-        self.rules = rules
-        self.views: dict[int, EpochView] = {}
-
-    def ask(self, number: int) -> JoinRequest:
-        group = a.own_group("outer", f"{number:024x}")
-        name, lease = f"m{number}", LEASE
-        return JoinRequest(group=group, id=f"id{number}", rank=0, size=1, name=name, lease=lease)
-
-    def join(self, number: int) -> None:
-        self.views[number] = self.world.say(number, self.ask(number))
-
-    def enter(self, *numbers: int, **fields: Any) -> Any:
-        answer = None
-        for number in numbers:
-            if number not in self.views:
-                self.join(number)
-            fields = {"rules": self.rules, "parts": ("",), "keep": 1, **fields}
-            answer = self.world.say(number, a.AverageEnter(**fields))
-        return answer
-
-    def offer(self, number: int, call: int = 1, after: int | None = None, **fields: Any) -> Any:
-        fields = {"part": "", "weight": 1.0, "form": b"f", "text": "float32[3]", **fields}
-        return self.told(number, a.AverageOffer(call=call, after=after, **fields))
-
-    def say(self, number: int, message: Message) -> None:
-        self.world.step(Received(number, 7, message))
-
-    def told(self, number: int, message: Message | None = None) -> list[Message]:
-        if message is not None:
-            self.say(number, message)
-        return [one for _, one in self.world.mail.pop(number, [])]
-
-    def close(self, *numbers: int, call: int = 1, after: int | None = None) -> a.AverageDecision:
-        """These are all, and contribute."""
-        for number in numbers:
-            self.say(number, self.offered(call, after))
-        decisions = [self.told(number)[-1] for number in numbers]
-        assert all(one == decisions[0] for one in decisions)
-        [decision] = decisions[:1]
-        assert isinstance(decision, a.AverageDecision)
-        return decision
-
-    def offered(self, call: int, after: int | None) -> a.AverageOffer:
-        return a.AverageOffer("", call, after, 1.0, b"f", "float32[3]")
-
-    def hold(self, decision: a.AverageDecision, *numbers: int) -> None:
-        every = decision.remaining
-        done = a.AverageProgress("", decision.round, decision.attempt, every, every)
-        for number in numbers:
-            self.say(number, done)
-
-
-@pytest.fixture
-def members(world: Any) -> Members:
-    return Members(type(world)(wall_offset=1000.0, keep=True))
-
-
-def restarted(members: Members, *, file: bool) -> None:
-    """Another coordinator takes over: with what was written down, or without."""
-    world = members.world
-    after = type(world)(wall_offset=1000.0 + world.now, keep=True)
-    if file:
-        snapshot = list(world.machine.records())
-        after.machine.restore(decode_records(world.kept), 0.0)
-        assert list(after.machine.records()) == snapshot
-        after.kept = b"".join(map(encode_record, snapshot))
-    members.world = after
-
-
-def back(members: Members, number: int, **fields: Any) -> list[Message]:
-    """A member comes back to it, over the connection of the same number."""
-    view = members.views[number]
-    claim = Rejoin(members.ask(number), 0, view.epoch, view.digest, (), (), view)
-    assert isinstance(members.world.say(number, claim), Rejoined)
-    fields = {"rules": members.rules, "parts": ("",), "keep": 1, **fields}
-    return members.told(number, a.AverageEnter(**fields))
+from aiodist.wire.returning import Rejoin
 
 
 def test_a_round_from_the_first_offer_to_the_record(members: Members) -> None:
@@ -337,113 +248,6 @@ def test_the_last_member_takes_the_averager_with_it(members: Members) -> None:
     members.world.say(1, Leave())
     assert members.world.machine.status()["averagers"] == []
     assert members.world.machine.is_empty
-
-
-@pytest.mark.parametrize("restarts", [False, True])
-def test_rounds_go_on_after_all_members_were_lost(members: Members, restarts: bool) -> None:
-    members.enter(1, 2)
-    members.hold(members.close(1, 2), 1, 2)
-    [done] = members.told(1)
-    assert isinstance(done, a.AverageDone)
-    for number in 1, 2:
-        members.world.cut(number)
-    assert members.world.machine.status()["averagers"] == []
-    if restarts:
-        restarted(members, file=True)
-    members.enter(3)
-    assert members.offer(3, after=0) == []  # those that have the result may come back
-    members.enter(4, outcomes=(done.outcome,))
-    [fetch] = members.told(3)
-    assert isinstance(fetch, a.AverageFetch)
-    assert (fetch.outcome, fetch.source.id) == (done.outcome, "id4")
-    for number in 3, 4:
-        members.say(number, members.offered(2, 1))
-    members.world.pass_time(RETURN_WINDOW)
-    decision = members.told(3)[-1]
-    assert isinstance(decision, a.AverageDecision)
-    assert decision.round == 2
-    members.hold(decision, 3, 4)
-    [second] = members.told(3)
-    assert isinstance(second, a.AverageDone)
-    assert not second.outcome.first
-
-
-def test_others_begin_anew_if_all_members_were_lost_and_do_not_come_back(members: Members) -> None:
-    members.enter(1, 2)
-    members.hold(members.close(1, 2), 1, 2)
-    for number in 1, 2:
-        members.world.cut(number)
-    members.enter(3, 4)
-    for number in 3, 4:
-        members.say(number, members.offered(1, None))
-    assert members.told(3) == []
-    members.world.pass_time(RETURN_WINDOW)
-    [decision] = members.told(3)
-    assert isinstance(decision, a.AverageDecision)
-    members.hold(decision, 3, 4)
-    [done] = members.told(3)
-    assert isinstance(done, a.AverageDone)
-    assert (done.outcome.round, done.outcome.first) == (2, True)
-
-
-def test_a_member_that_had_an_older_result_is_no_beginner(members: Members) -> None:
-    members.enter(1, 2, 3)
-    members.hold(members.close(1, 2, 3), 1, 2, 3)
-    for number in 1, 2:
-        members.say(number, members.offered(2, 1))
-    members.world.pass_time(RULES.grace or 0.0)
-    members.hold(a.AverageDecision("", 2, 2, 2, (), (), (), (0, 1)), 1, 2)
-    assert members.world.machine.status()["averagers"][0]["parts"][0]["round"] == 2
-    for number in 1, 2:
-        members.world.cut(number)
-    members.enter(4, 5)  # member 3 had round 1, and no member keeps it
-    for number in 4, 5:
-        members.told(number)
-        members.say(number, members.offered(1, None))
-    members.world.pass_time(RULES.grace or 0.0)
-    decision = members.told(4)[-1]
-    assert isinstance(decision, a.AverageDecision)
-    members.hold(decision, 4, 5)
-    [done] = members.told(4)
-    assert isinstance(done, a.AverageDone)
-    assert (done.outcome.round, done.outcome.first) == (3, False)
-
-
-def test_so_many_rounds_of_lost_averagers_are_remembered(
-    members: Members, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(averaging, "REMEMBERED", 0)
-    members.enter(1, 2)
-    members.hold(members.close(1, 2), 1, 2)
-    for number in 1, 2:
-        members.world.cut(number)
-    members.enter(3, 4)
-    assert members.close(3, 4).round == 1
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_a_member_that_others_know_is_gone_joins_again(members: Members, first: bool) -> None:
-    """They have ended their links to it. A coordinator without memory does not know that."""
-    members.enter(1, 2, 3)
-    members.world.cut(3)
-    assert members.told(1) == [a.AverageGone(("id3",))]
-    restarted(members, file=False)
-    if first:
-        back(members, 3)
-    back(members, 1, gone=("id3",))
-    told = members.told(3) if first else back(members, 3)
-    assert any(isinstance(one, Evicted) and "was told" in one.reason for one in told)
-    [averager] = members.world.machine.status()["averagers"]
-    assert [one["name"] for one in averager["members"]] == ["m1"]
-
-
-def test_so_many_members_that_are_gone_are_remembered(
-    members: Members, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(averaging, "REMEMBERED", 1)
-    members.enter(1, gone=("id2", "id3"))
-    members.enter(2)
-    assert [type(one) for one in members.told(2)] == []
 
 
 def test_a_member_that_comes_with_the_state_gives_it(members: Members) -> None:

@@ -1,0 +1,92 @@
+"""Members of an averager at a coordinator without I/O, for tests of `aiodist.membership`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiodist.membership.effects import Received
+from aiodist.membership.records import decode_records, encode_record
+from aiodist.wire import averaging as a
+from aiodist.wire.messages import EpochView, JoinRequest, Message
+from aiodist.wire.returning import Rejoin, Rejoined
+
+RULES = a.Rules(2, 1.0, "AVG", "")
+LEASE = 6.0
+
+
+class Members:
+    """Members of one averager by number; `told(n)` is what member n was told since."""
+
+    def __init__(self, world: Any, rules: a.Rules = RULES) -> None:
+        self.world = world
+        self.rules = rules
+        self.views: dict[int, EpochView] = {}
+
+    def ask(self, number: int) -> JoinRequest:
+        group = a.own_group("outer", f"{number:024x}")
+        name, lease = f"m{number}", LEASE
+        return JoinRequest(group=group, id=f"id{number}", rank=0, size=1, name=name, lease=lease)
+
+    def join(self, number: int) -> None:
+        self.views[number] = self.world.say(number, self.ask(number))
+
+    def enter(self, *numbers: int, **fields: Any) -> Any:
+        answer = None
+        for number in numbers:
+            if number not in self.views:
+                self.join(number)
+            fields = {"rules": self.rules, "parts": ("",), "keep": 1, **fields}
+            answer = self.world.say(number, a.AverageEnter(**fields))
+        return answer
+
+    def offer(self, number: int, call: int = 1, after: int | None = None, **fields: Any) -> Any:
+        fields = {"part": "", "weight": 1.0, "form": b"f", "text": "float32[3]", **fields}
+        return self.told(number, a.AverageOffer(call=call, after=after, **fields))
+
+    def say(self, number: int, message: Message) -> None:
+        self.world.step(Received(number, 7, message))
+
+    def told(self, number: int, message: Message | None = None) -> list[Message]:
+        if message is not None:
+            self.say(number, message)
+        return [one for _, one in self.world.mail.pop(number, [])]
+
+    def close(self, *numbers: int, call: int = 1, after: int | None = None) -> a.AverageDecision:
+        """These are all, and contribute."""
+        for number in numbers:
+            self.say(number, self.offered(call, after))
+        decisions = [self.told(number)[-1] for number in numbers]
+        assert all(one == decisions[0] for one in decisions)
+        [decision] = decisions[:1]
+        assert isinstance(decision, a.AverageDecision)
+        return decision
+
+    def offered(self, call: int, after: int | None) -> a.AverageOffer:
+        return a.AverageOffer("", call, after, 1.0, b"f", "float32[3]")
+
+    def hold(self, decision: a.AverageDecision, *numbers: int) -> None:
+        every = decision.remaining
+        done = a.AverageProgress("", decision.round, decision.attempt, every, every)
+        for number in numbers:
+            self.say(number, done)
+
+
+def restarted(members: Members, *, file: bool) -> None:
+    """Another coordinator takes over: with what was written down, or without."""
+    world = members.world
+    after = type(world)(wall_offset=1000.0 + world.now, keep=True)
+    if file:
+        snapshot = list(world.machine.records())
+        after.machine.restore(decode_records(world.kept), 0.0)
+        assert list(after.machine.records()) == snapshot
+        after.kept = b"".join(map(encode_record, snapshot))
+    members.world = after
+
+
+def back(members: Members, number: int, **fields: Any) -> list[Message]:
+    """A member comes back to it, over the connection of the same number."""
+    view = members.views[number]
+    claim = Rejoin(members.ask(number), 0, view.epoch, view.digest, (), (), view)
+    assert isinstance(members.world.say(number, claim), Rejoined)
+    fields = {"rules": members.rules, "parts": ("",), "keep": 1, **fields}
+    return members.told(number, a.AverageEnter(**fields))

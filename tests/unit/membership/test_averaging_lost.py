@@ -1,0 +1,118 @@
+"""Averagers whose members were lost: what the coordinator remembers of them."""
+
+from __future__ import annotations
+
+import pytest
+from averager_members import RULES, Members, back, restarted
+
+from aiodist.membership import averaging
+from aiodist.membership.averaging import RETURN_WINDOW
+from aiodist.wire import averaging as a
+from aiodist.wire.messages import Evicted
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_rounds_go_on_after_all_members_were_lost(members: Members, restarts: bool) -> None:
+    members.enter(1, 2)
+    members.hold(members.close(1, 2), 1, 2)
+    [done] = members.told(1)
+    assert isinstance(done, a.AverageDone)
+    for number in 1, 2:
+        members.world.cut(number)
+    assert members.world.machine.status()["averagers"] == []
+    if restarts:
+        restarted(members, file=True)
+    members.enter(3)
+    assert members.offer(3, after=0) == []  # those that have the result may come back
+    members.enter(4, outcomes=(done.outcome,))
+    [fetch] = members.told(3)
+    assert isinstance(fetch, a.AverageFetch)
+    assert (fetch.outcome, fetch.source.id) == (done.outcome, "id4")
+    for number in 3, 4:
+        members.say(number, members.offered(2, 1))
+    members.world.pass_time(RETURN_WINDOW)
+    decision = members.told(3)[-1]
+    assert isinstance(decision, a.AverageDecision)
+    assert decision.round == 2
+    members.hold(decision, 3, 4)
+    [second] = members.told(3)
+    assert isinstance(second, a.AverageDone)
+    assert not second.outcome.first
+
+
+def test_others_begin_anew_if_all_members_were_lost_and_do_not_come_back(members: Members) -> None:
+    members.enter(1, 2)
+    members.hold(members.close(1, 2), 1, 2)
+    for number in 1, 2:
+        members.world.cut(number)
+    members.enter(3, 4)
+    for number in 3, 4:
+        members.say(number, members.offered(1, None))
+    assert members.told(3) == []
+    members.world.pass_time(RETURN_WINDOW)
+    [decision] = members.told(3)
+    assert isinstance(decision, a.AverageDecision)
+    members.hold(decision, 3, 4)
+    [done] = members.told(3)
+    assert isinstance(done, a.AverageDone)
+    assert (done.outcome.round, done.outcome.first) == (2, True)
+
+
+def test_a_member_that_had_an_older_result_is_no_beginner(members: Members) -> None:
+    members.enter(1, 2, 3)
+    members.hold(members.close(1, 2, 3), 1, 2, 3)
+    for number in 1, 2:
+        members.say(number, members.offered(2, 1))
+    members.world.pass_time(RULES.grace or 0.0)
+    members.hold(a.AverageDecision("", 2, 2, 2, (), (), (), (0, 1)), 1, 2)
+    assert members.world.machine.status()["averagers"][0]["parts"][0]["round"] == 2
+    for number in 1, 2:
+        members.world.cut(number)
+    members.enter(4, 5)  # member 3 had round 1, and no member keeps it
+    for number in 4, 5:
+        members.told(number)
+        members.say(number, members.offered(1, None))
+    members.world.pass_time(RULES.grace or 0.0)
+    decision = members.told(4)[-1]
+    assert isinstance(decision, a.AverageDecision)
+    members.hold(decision, 4, 5)
+    [done] = members.told(4)
+    assert isinstance(done, a.AverageDone)
+    assert (done.outcome.round, done.outcome.first) == (3, False)
+
+
+def test_so_many_rounds_of_lost_averagers_are_remembered(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(averaging, "REMEMBERED", 0)
+    members.enter(1, 2)
+    members.hold(members.close(1, 2), 1, 2)
+    for number in 1, 2:
+        members.world.cut(number)
+    members.enter(3, 4)
+    assert members.close(3, 4).round == 1
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_member_that_others_know_is_gone_joins_again(members: Members, first: bool) -> None:
+    """They have ended their links to it. A coordinator without memory does not know that."""
+    members.enter(1, 2, 3)
+    members.world.cut(3)
+    assert members.told(1) == [a.AverageGone(("id3",))]
+    restarted(members, file=False)
+    if first:
+        back(members, 3)
+    back(members, 1, gone=("id3",))
+    told = members.told(3) if first else back(members, 3)
+    assert any(isinstance(one, Evicted) and "was told" in one.reason for one in told)
+    [averager] = members.world.machine.status()["averagers"]
+    assert [one["name"] for one in averager["members"]] == ["m1"]
+
+
+def test_so_many_members_that_are_gone_are_remembered(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(averaging, "REMEMBERED", 1)
+    members.enter(1, gone=("id2", "id3"))
+    members.enter(2)
+    assert [type(one) for one in members.told(2)] == []
