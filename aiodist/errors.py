@@ -158,9 +158,9 @@ class QuorumLostError(CollectiveTimeoutError):
 
 
 class StaleError(AiodistError):
-    """A member of an averager has missed more rounds than `max_stale`, or no living member has the
-    result that it is owed. `round`: the last one that is recorded. Take the state of another member
-    (`Averager.state`), and go on from there."""
+    """A member of an averager has missed more than `max_stale` rounds, or no member has the result
+    that it needs. Or its last rounds were decided again without it. `round`: the last one. Take the
+    state of another member (`Averager.state`), and go on from there."""
 
     def __init__(self, message: str, *, round: int, **where: Any) -> None:
         super().__init__(message, **where)

@@ -134,8 +134,6 @@ class Averaged:
         contributors: the names of the members that are in it, in the order in which they came.
         weights: their weights.
         late: whether the call did not contribute, because the round was decided before.
-        first: whether no member had a result of this part before. Its number may be above 1 all
-            the same, if all members were lost before.
 
     For example::
 
@@ -149,7 +147,6 @@ class Averaged:
     contributors: tuple[str, ...]
     weights: tuple[float, ...]
     late: bool
-    first: bool = False
 
 
 class AveragerState(NamedTuple):
@@ -167,6 +164,18 @@ class AveragerState(NamedTuple):
 
     tree: Any
     rounds: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The state that a member gives to others. `reached`: its last result in each part."""
+
+    tree: Any
+    reached: dict[str, wire.Reached]
+
+    @property
+    def rounds(self) -> dict[str, int]:
+        return {part: one.round for part, one in self.reached.items()}
 
 
 class Averager:
@@ -193,11 +202,11 @@ class Averager:
         self._parts: dict[str, MemberPart] = {
             part: MemberPart(part, connection, settings, self._ids) for part in parts
         }
-        self._state: AveragerState | None = None  # what this member gives to others
+        self._state: _Kept | None = None  # what this member gives to others
         self._fetches: dict[str | None, asyncio.Task[None]] = {}  # the newest of each part
         self._serves: dict[asyncio.Task[None], None] = {}
         self._unseen = Unseen()
-        self._states: set[asyncio.Future[AveragerState]] = set()  # calls that wait for one
+        self._states: set[asyncio.Future[_Kept]] = set()  # calls that wait for one
         connection.enter = self._enter
         connection.entered = self._entered
         connection.told = self._told
@@ -228,7 +237,12 @@ class Averager:
     @property
     def rounds(self) -> dict[str, int]:
         """The round of the last result of each part, of those that have had one."""
-        return {name: part.last for name, part in self._parts.items() if part.last is not None}
+        parts = self._parts.items()
+        return {name: part.reached.round for name, part in parts if part.reached is not None}
+
+    @property
+    def _reached(self) -> tuple[wire.Reached | None, ...]:
+        return tuple(part.reached for part in self._parts.values())
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
@@ -263,7 +277,8 @@ class Averager:
             ValueError: a weight below 0, values that are not finite, or an unknown part.
             RuntimeError: another call for this part is under way.
             MismatchError: shapes or dtypes are not those of the other members.
-            StaleError: more than `max_stale` rounds were missed.
+            StaleError: more than `max_stale` rounds were missed, or a coordinator without memory
+                decided the last ones again, without this member.
             QuorumLostError: there were fewer members than the quorum until `timeout`.
             CollectiveTimeoutError: no round closed until `timeout`; `missing` names the members
                 that have not contributed.
@@ -332,7 +347,6 @@ class Averager:
             outcome.names,
             outcome.weights,
             settled.late,
-            outcome.first,
         )
 
     def _abandon(self, part: MemberPart, call: AverageCall) -> None:
@@ -404,9 +418,8 @@ class Averager:
                 await avg.publish_state({"w": np.ones(3)})
         """
         self._check()
-        reached = sum(self.rounds.values())
         try:
-            elected = await control.elect(self._connection.control, reached, PATIENCE)
+            elected = await control.elect(self._connection.control, self._reached, PATIENCE)
         except (TimeoutError, CoordinatorLostError, GroupClosedError):
             # The coordinator is away, or this member joins again. Training goes on meanwhile.
             self._check()
@@ -414,7 +427,9 @@ class Averager:
         if not elected:
             self._state = None
             return False
-        self._state = AveragerState(mapped(tree, _copy), self.rounds)
+        each = zip(self._parts, self._reached, strict=True)
+        reached = {part: one for part, one in each if one is not None}
+        self._state = _Kept(mapped(tree, _copy), reached)
         self._connection.say(wire.AverageStateKept())
         return True
 
@@ -439,8 +454,8 @@ class Averager:
         if any(part.call is not None for part in self._parts.values()):
             raise RuntimeError("a call of `average` is under way: await it before `state`")
         if self._state is not None:
-            return AveragerState(mapped(self._state.tree, _copy), dict(self._state.rounds))
-        done: asyncio.Future[AveragerState] = asyncio.get_running_loop().create_future()
+            return AveragerState(mapped(self._state.tree, _copy), self._state.rounds)
+        done: asyncio.Future[_Kept] = asyncio.get_running_loop().create_future()
         self._states.add(done)
         self._connection.say(wire.AverageWantState())
         try:
@@ -457,8 +472,8 @@ class Averager:
             )
         found = done.result()
         for name, part in self._parts.items():
-            part.start_at(found.rounds.get(name))
-        return found
+            part.start_at(found.reached.get(name))
+        return AveragerState(found.tree, found.rounds)
 
     # What the coordinator tells.
 
@@ -476,6 +491,7 @@ class Averager:
             self._rules,
             tuple(self._parts),
             self._max_stale,
+            self._reached,
             self._state is not None,
             tuple(outcome for outcomes, _ in known for outcome in outcomes),
             tuple(decision for _, decisions in known for decision in decisions),
@@ -499,6 +515,8 @@ class Averager:
             case wire.AverageReopened(part, number):
                 self._parts[part].reopened(number)
             case wire.AverageRefused():
+                if news.stale is not None:
+                    self._state = None  # it is too old
                 self._parts[news.part].refused(news)
             case wire.AverageFetch():
                 if (older := self._fetches.get(news.part)) is not None:
@@ -529,10 +547,11 @@ class Averager:
         if found is None:
             return
         if fetch.part is None:
-            tree, rounds = found
+            tree, reached = found
+            kept = _Kept(tree, {part: wire.Reached(*one) for part, one in reached.items()})
             for done in self._states:
                 if not done.done():
-                    done.set_result(AveragerState(tree, dict(rounds)))
+                    done.set_result(kept)
         elif fetch.outcome is not None:
             vectors = [np.asarray(one) for one in found]
             self._parts[fetch.part].fetched(fetch.outcome, vectors)
@@ -546,7 +565,9 @@ class Averager:
             found: Any = None
             if serve.part is None:
                 if self._state is not None:
-                    found = (self._state.tree, self._state.rounds)
+                    state = self._state
+                    reached = {part: (one.round, one.digest) for part, one in state.reached.items()}
+                    found = (state.tree, reached)
             elif (known := self._parts[serve.part].results.get(serve.round)) is not None:
                 found = known[1]
             await pair.send(found, 1, timeout=math.inf)

@@ -47,12 +47,12 @@ class AverageCall:
 @dataclass(frozen=True, slots=True)
 class SettledCall:
     """How a call ends: with the result of a round. `late`: the call did not contribute to it.
-    `before`: the round of the result before, if the call was not the first."""
+    `before`: the result before, if the call was not the first."""
 
     outcome: wire.Outcome
     vectors: list[Flat]
     late: bool
-    before: int | None = None
+    before: wire.Reached | None = None
 
 
 @dataclass(slots=True)
@@ -103,18 +103,18 @@ class AverageSettings:
 
 @dataclass(slots=True)
 class MemberPart:
-    """`last`: the round of the last result that a call had; None: there was none. `begun`: the
-    rounds after it that were decided with a call of this member, and the number of that call.
-    `call`: the one that waits. `offers`: calls whose contributions may count, by number. `ids`:
-    those that this member has had. `results`: the last rounds, by number, for members that ask for
-    them. `carried`: contributions that are in no result, for later calls."""
+    """`reached`: the last result that a call had; None: there was none. `begun`: the rounds after
+    it that were decided with a call of this member, the number of that call, and the digest of the
+    round before. `call`: the one that waits. `offers`: calls whose contributions may count, by
+    number. `ids`: those that this member has had. `results`: the last rounds, by number, for
+    members that ask for them. `carried`: contributions that are in no result, for later calls."""
 
     name: str
     ways: Ways
     settings: AverageSettings
     ids: set[str]
-    last: int | None = None
-    begun: dict[int, int] = field(default_factory=dict)
+    reached: wire.Reached | None = None
+    begun: dict[int, tuple[int, bytes]] = field(default_factory=dict)
     call: AverageCall | None = None
     offers: dict[int, AverageCall] = field(default_factory=dict)
     running: RunningRound | None = None
@@ -137,14 +137,17 @@ class MemberPart:
         self.offer(call, self.after)
 
     @property
-    def after(self) -> int | None:
-        """The round after which a call is made. A first call that was decided on may be in that
-        round, and so must not be in a later one."""
-        return max(self.begun) - 1 if self.last is None and self.begun else self.last
+    def after(self) -> wire.Reached | None:
+        """The result after which a call is made. A first call that was decided on may be in the
+        next round, and so must not be in a later one."""
+        if self.reached is not None or not self.begun:
+            return self.reached
+        round = max(self.begun)
+        return wire.Reached(round - 1, self.begun[round][1])
 
-    def start_at(self, round: int | None) -> None:
-        """Go on from the state of another member, whose last result was that of `round`."""
-        self.last = round
+    def start_at(self, reached: wire.Reached | None) -> None:
+        """Go on from the state of another member, whose last result was this one."""
+        self.reached = reached
         self.begun.clear()
         self.ready.clear()
 
@@ -154,8 +157,8 @@ class MemberPart:
         taken = {id(one) for call in self.offers.values() for one in call.included}
         return [one for one in self.carried if id(one) not in taken]
 
-    def offer(self, call: AverageCall, after: int | None) -> None:
-        """Offer the contribution of a call to the round after the round `after`."""
+    def offer(self, call: AverageCall, after: wire.Reached | None) -> None:
+        """Offer the contribution of a call to the round after `after`."""
         text = str(call.form)[:1000]
         self.ways.say(
             wire.AverageOffer(self.name, call.number, after, call.weight, call.form.digest, text)
@@ -169,7 +172,7 @@ class MemberPart:
     def withdrawn(self, call: AverageCall) -> bool:
         """The coordinator has forgotten the contribution of a call. False: the call was decided on,
         and a coordinator that is just back did not know that."""
-        if call.number in self.begun.values():
+        if call.number in [number for number, _ in self.begun.values()]:
             return False
         self.offers.pop(call.number, None)
         return True
@@ -195,13 +198,13 @@ class MemberPart:
     def _end(self, settled: SettledCall) -> None:
         call, self.call = self.call, None
         assert call is not None
-        call.done.set_result(replace(settled, before=self.last))
-        self.last = settled.outcome.round
+        call.done.set_result(replace(settled, before=self.reached))
+        self.reached = settled.outcome.reached
 
     def give_back(self, settled: SettledCall) -> None:
         """A call was cancelled when its result was there already: the next one gets it."""
         self.ready.appendleft(replace(settled, late=True))
-        self.last = settled.before
+        self.reached = settled.before
 
     def fail(self, error: AiodistError) -> None:
         """The call fails."""
@@ -237,7 +240,7 @@ class MemberPart:
             if call is None:
                 return  # nothing of this member is left here: it will be found behind
             running = self.running = self._started(decision, call)
-            self.begun[decision.round] = call.number
+            self.begun[decision.round] = (call.number, decision.parent)
         running.decision = decision
         running.transfer.begin(decision.attempt - decision.begun, decision.remaining)
 
@@ -287,7 +290,7 @@ class MemberPart:
         if not (running.transfer.is_held and contributors(running.decision) == outcome.ids):
             self.stop()  # the others went on without this member
             if self.call is not None and not self.call.done.done():
-                self.offer(self.call, outcome.round - 1)
+                self.offer(self.call, wire.Reached(outcome.round - 1, outcome.parent))
             return
         self.running = None
         results = running.transfer.results
@@ -308,7 +311,8 @@ class MemberPart:
         for other in [one for one in self.offers.values() if one is not call]:
             self._drop(other)  # it was given up, and each call belongs to one round
         if call is None or call.done.done():  # it was cancelled
-            if self.last is None or outcome.round == self.last + 1 + len(self.ready):
+            newest = self.ready[-1].outcome.reached if self.ready else self.reached
+            if newest is None or newest.digest == outcome.parent:
                 self.ready.append(SettledCall(outcome, vectors, late=True))
             return
         late = call.number != number
@@ -328,12 +332,13 @@ class MemberPart:
         if (
             self.call is None
             or self.call.done.done()
-            or (self.last is not None and outcome.round != self.last + 1)
+            or (self.reached is not None and self.reached.digest != outcome.parent)
         ):
             return
-        number = self.begun.get(outcome.round) if self.ids & {*outcome.ids} else None
-        if number is not None:  # it counted, under an id that this member has lost
-            self._counted(number)
+        number = None
+        if outcome.round in self.begun and self.ids & {*outcome.ids}:
+            number, _ = self.begun[outcome.round]
+            self._counted(number)  # under an id that this member has lost
         self.take(outcome, vectors, number)
 
     def reopened(self, round: int) -> None:
@@ -346,13 +351,15 @@ class MemberPart:
                 self.offer(self.call, self.after)
 
     def refused(self, refused: wire.AverageRefused) -> None:
+        if refused.stale is not None:
+            self.results.clear()  # they are too old for others, or of another history
         call = self.call
         if call is None or (refused.call and refused.call != call.number):
             self.offers.pop(refused.call, None)
             return
         self.fail(
             StaleError(refused.text, round=refused.stale)
-            if refused.stale
+            if refused.stale is not None
             else MismatchError(refused.text, calls={})
         )
 

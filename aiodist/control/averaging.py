@@ -12,6 +12,7 @@ from aiodist.wire.averaging import (
     AverageEntered,
     AverageWithdraw,
     AverageWithdrawn,
+    Reached,
 )
 from aiodist.wire.messages import Message
 
@@ -31,9 +32,9 @@ async def withdraw(
     return await _ask(client, message, AverageWithdrawn, timeout)
 
 
-async def elect(client: ControlClient, reached: int, timeout: float) -> bool:
-    """Whether this member is the one that gives the state to others. `reached`: the sum of its
-    rounds. Raises as `ControlClient.request` does."""
+async def elect(client: ControlClient, reached: tuple[Reached | None, ...], timeout: float) -> bool:
+    """Whether this member is the one that gives the state to others. `reached`: its last result in
+    each of its parts. Raises as `ControlClient.request` does."""
     return (await _ask(client, AverageElect(reached), AverageElected, timeout)).elected
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from aiodist.membership.group import GroupKey
 from aiodist.membership.rounds import Owed, PartRounds
-from aiodist.wire.averaging import Outcome, Rules
+from aiodist.wire.averaging import Outcome, Reached, Rules
 from aiodist.wire.messages import MemberInfo
 
 SHOWN = 32
@@ -36,13 +36,12 @@ class SeenRound:
 @dataclass(slots=True)
 class Rounds:
     """One part: its rounds, the form of its values, and which members hold which of the last
-    results. `known`: the members that have had any result."""
+    results."""
 
     part: PartRounds
     form: bytes = b""
     text: str = ""
     outcomes: OrderedDict[int, tuple[Outcome, list[str]]] = field(default_factory=OrderedDict)
-    known: set[str] = field(default_factory=set)
     seen: OrderedDict[int, SeenRound] = field(default_factory=OrderedDict)
     opened: float = 0.0  # the time of the first contribution to the open round
 
@@ -60,13 +59,21 @@ class Loan:
 
 @dataclass(slots=True)
 class AveragerMember:
-    """A member. `group`: the key of its group of one."""
+    """A member. `group`: the key of its group of one. `reached`: by part, the last result that it
+    has told of."""
 
     group: GroupKey
     info: MemberInfo
     parts: tuple[str, ...]
     keep: int
+    reached: dict[str, Reached] = field(default_factory=dict)
     wants_state: bool = False
+
+    def has_reached(self, each: tuple[Reached | None, ...]) -> None:
+        """These are its last results in each of its parts."""
+        for part, one in zip(self.parts, each, strict=False):
+            if one is not None:
+                self.reached[part] = one
 
 
 @dataclass(slots=True)
@@ -128,10 +135,23 @@ class Room:
 
     def remember(self, outcome: Outcome, holders: list[str]) -> None:
         rounds = self.rounds(outcome.part)
-        rounds.known.update(one for one in holders if one in self.members)
         rounds.outcomes[outcome.round] = (outcome, holders)
+        digests = rounds.part.digests
+        digests[outcome.round] = outcome.digest
+        digests[outcome.round - 1] = outcome.parent
         while len(rounds.outcomes) > max(1, self.keep):
             del rounds.outcomes[min(rounds.outcomes)]
+        for older in [one for one in digests if one < min(rounds.outcomes) - 1]:
+            del digests[older]
+
+    def is_behind(self, who: str) -> bool:
+        """Whether a member has missed too many rounds, or is of another history."""
+        member = self.members[who]
+        for name, reached in member.reached.items():
+            part = self.rounds(name).part
+            if part.is_astray(reached) or part.round - reached.round > member.keep:
+                return True
+        return False
 
     def status(self) -> dict[str, Any]:
         """Describe the averager in plain data.

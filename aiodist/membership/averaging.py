@@ -18,11 +18,11 @@ from aiodist.membership.loans import Loans
 from aiodist.membership.records import (
     AveragerDecided,
     AveragerEntered,
-    AveragerLost,
     AveragerRecorded,
     Record,
 )
 from aiodist.membership.rounds import (
+    Astray,
     Contribution,
     Decided,
     Got,
@@ -53,6 +53,7 @@ from aiodist.wire.averaging import (
     AverageWithdrawn,
     AveragingRequest,
     Outcome,
+    Reached,
     averager_of,
 )
 from aiodist.wire.limits import MAX_TEXT
@@ -71,8 +72,7 @@ class Averaging:
         self._tell = self._loans.tell
         self._rooms: dict[GroupKey, Room] = {}
         self._of_group: dict[GroupKey, tuple[Room, str]] = {}  # by the key of a group of one
-        # The last rounds of averagers whose members were all lost, by averager and part.
-        self._lost: dict[tuple[GroupKey, str], int] = {}
+        self._lost: dict[GroupKey, None] = {}  # averagers whose members were all lost
         self._books.on_gone = self._gone
         self._books.on_record = self._replay
         self._handlers: dict[type[Message], Callable[[Room, str, int, int, Any], None]] = {
@@ -122,13 +122,14 @@ class Averaging:
                 AveragerEntered(*group.key, info.id, message.rules, message.parts, message.keep)
             )
             self._seating.note("entered", group, averager=name, who=info.name)
-        if message.has_state and not room.elected:
-            room.elected, room.has_state = info.id, True
         self._seating.send(conn, request, AverageEntered(room.keep))
-        if self._went_on(room) or group.restored:
+        if group.restored or key in self._lost:  # members may live, and come back with results
+            self._lost.pop(key, None)
             self._wait_for_others(room)
         self._loans.back(room, info.id)
         self._learn(room, info.id, message)
+        if message.has_state and not room.elected and not room.is_behind(info.id):
+            room.elected, room.has_state = info.id, True
         self._tell_again(room, info.id, message.decisions)
         self._settle(room)
         self._fence(room, message.gone)
@@ -149,6 +150,9 @@ class Averaging:
     ) -> Failed | None:
         if not name:
             return Failed(Failure.INVALID, "only members of an averager have rounds")
+        if len(message.reached) != len(message.parts):
+            text = f"there are {len(message.parts)} parts, and {len(message.reached)} last results"
+            return Failed(Failure.INVALID, text)
         if room is None:
             return None
         if room.rules != message.rules:
@@ -176,56 +180,70 @@ class Averaging:
         for part in parts:
             room.rounds(part).part.enter(info.id)
 
-    def _went_on(self, room: Room) -> bool:
-        """Go on after the rounds of an averager whose members were all lost. They may live, and
-        come back with the results."""
-        found = [known for known in self._lost if known[0] == room.key]
-        for known in found:
-            part = room.rounds(known[1]).part
-            part.restore(None, self._lost.pop(known), part.attempts)
-        return bool(found)
-
     def _learn(self, room: Room, who: str, message: AverageEnter) -> None:
         """Take over what a returning member knows, because this coordinator may have lost it."""
-        for outcome in message.outcomes:
-            rounds = room.rounds(outcome.part)
-            rounds.known.add(who)
-            if outcome.round in rounds.outcomes:
-                # If it differs, all that held the other one were away when this one was decided.
-                known, holders = rounds.outcomes[outcome.round]
-                if known == outcome and who not in holders:
-                    holders.append(who)
-            else:
-                room.remember(outcome, list(dict.fromkeys([who, *outcome.ids])))
-            if outcome.round > rounds.part.round:
-                self._take_up(room, who, outcome.part, None, outcome.round)
+        member = room.members[who]
+        member.has_reached(message.reached)
+        for name, reached in zip(member.parts, message.reached, strict=False):
+            outcomes = [one for one in message.outcomes if one.part == name]
+            self._learn_results(room, who, name, reached, outcomes)
         for decision in message.decisions:
+            before = Reached(decision.round - 1, decision.parent)
+            self._learn_results(room, who, decision.part, before, [])
             part = room.rounds(decision.part).part
-            if decision.round > part.round and decision.attempt > part.attempts:
+            is_next = before.round == part.round and not part.is_astray(before)
+            if is_next and decision.attempt > part.attempts:
                 for info in decision.members:
                     room.number(info.id, info)
-                self._take_up(room, who, decision.part, _moving(decision), decision.round - 1)
+                self._take_up(room, who, decision.part, _moving(decision), before)
         self._loans.pay_again(room)
 
-    def _take_up(self, room: Room, who: str, name: str, moving: Moving | None, round: int) -> None:
-        """A part is at `round`, and after that one, `moving` is decided: `who` says so. Tell the
-        others."""
+    def _learn_results(
+        self, room: Room, who: str, name: str, reached: Reached | None, outcomes: list[Outcome]
+    ) -> None:
+        """The last result of a member in a part was `reached`, and it holds those of `outcomes`."""
+        rounds = room.rounds(name)
+        part = rounds.part
+        said = {} if reached is None else {reached.round: reached.digest}
+        for one in outcomes:
+            said |= {one.round: one.digest, one.round - 1: one.parent}
+        newest = max(said, default=0)
+        # Once this coordinator has recorded a round, only results of its own history count.
+        is_newer = newest > part.round and not part.has_recorded
+        if is_newer:
+            if any(part.digests.get(round, digest) != digest for round, digest in said.items()):
+                rounds.outcomes.clear()
+                part.digests.clear()
+            part.digests[newest] = said[newest]
+        for one in sorted(outcomes, key=lambda one: -one.round):
+            if part.digests.get(one.round) == one.digest:
+                _, holders = rounds.outcomes.get(one.round, (one, list(one.ids)))
+                room.remember(one, list(dict.fromkeys([*holders, who])))
+        if is_newer:
+            self._take_up(room, who, name, None, Reached(newest, said[newest]))
+
+    def _take_up(
+        self, room: Room, who: str, name: str, moving: Moving | None, reached: Reached
+    ) -> None:
+        """A part is at the round `reached`, and after that one, `moving` is decided: `who` says so.
+        Tell the others."""
         self._wait_for_others(room)
         part = room.rounds(name).part
         before = part.moving
-        owed = part.restore(moving, round, part.attempts if moving is None else moving.attempt)
+        attempts = part.attempts if moving is None else moving.attempt
+        owed = part.restore(moving, reached, attempts)
         remaining = [] if moving is None else moving.remaining
         if before is not None:
             for one in before.remaining:
                 if one not in remaining and one != who:
-                    self._over(room, one, name, before.round)
+                    self._over(room, one, name, before.round, before.parent)
         if moving is not None:
             decision = self._decision(room, name, moving.decided({}))
             for one in remaining:
                 if one != who:
                     self._tell(room, one, decision)
         for debt in owed:
-            self._loans.pay(room, name, debt)
+            self._answer(room, name, debt)
 
     def _wait_for_others(self, room: Room) -> None:
         """Members bring what this coordinator has lost, so give all of them the time to come back.
@@ -236,13 +254,21 @@ class Averaging:
             for rounds in room.parts.values():
                 rounds.part.patient_until = room.patient_until
 
-    def _over(self, room: Room, who: str, name: str, round: int) -> None:
+    def _answer(self, room: Room, name: str, found: Owed | Astray, call: int = 0) -> None:
+        if isinstance(found, Owed):
+            self._loans.pay(room, name, found, call)
+        else:
+            self._loans.refuse_stale(room, found.member, name, found.call, astray=True)
+
+    def _over(self, room: Room, who: str, name: str, round: int, parent: bytes) -> None:
         """A member follows a decision about `round` that holds no longer."""
         rounds = room.rounds(name)
+        part = rounds.part
         known = rounds.outcomes.get(round)
         if known is not None and who in known[1]:
             self._tell(room, who, AverageDone(known[0], room.keep))
-        elif round <= rounds.part.round:  # its contribution is in the result, or it is not
+        elif round <= part.round and not part.is_astray(Reached(round - 1, parent)):
+            # Its contribution is in the result, or it is not.
             self._loans.pay(room, name, Owed(who, round))
         else:
             self._tell(room, who, AverageReopened(name, round))
@@ -250,13 +276,13 @@ class Averaging:
     def _tell_again(self, room: Room, who: str, decisions: Sequence[AverageDecision]) -> None:
         """Repeat what a member may have missed while it had no connection. It follows these
         decisions."""
-        followed = {decision.part: decision.round for decision in decisions}
+        followed = {decision.part: decision for decision in decisions}
         for name in room.members[who].parts:
             moving = room.rounds(name).part.moving
             if moving is not None and who in moving.remaining:
                 self._tell(room, who, self._decision(room, name, moving.decided({})))
             elif name in followed:
-                self._over(room, who, name, followed[name])
+                self._over(room, who, name, followed[name].round, followed[name].parent)
 
     def _on_offer(self, room: Room, who: str, conn: int, request: int, offer: AverageOffer) -> None:
         member = room.members[who]
@@ -273,21 +299,22 @@ class Averaging:
             )
             self._tell(room, who, AverageRefused(offer.part, offer.call, text[:MAX_TEXT]))
             return
-        missed = 0 if offer.after is None else part.round - offer.after
-        if missed > member.keep:
-            self._loans.refuse_stale(room, who, offer.part, offer.call)
-            return
+        if offer.after is not None:
+            member.reached[offer.part] = offer.after
+            if part.round - offer.after.round > member.keep:
+                self._loans.refuse_stale(room, who, offer.part, offer.call)
+                return
         rounds.form, rounds.text = offer.form, offer.text
         if part.moving is None and not part.offers:
             rounds.opened = self._books.now
         self._note_late(rounds, room.name_of(who), offer.after)
-        owed = part.offer(who, Contribution(offer.call, offer.weight, offer.after))
-        if owed is not None:
-            self._loans.pay(room, offer.part, owed, offer.call)
+        found = part.offer(who, Contribution(offer.call, offer.weight, offer.after))
+        if found is not None:
+            self._answer(room, offer.part, found, offer.call)
         self._settle(room)
 
-    def _note_late(self, rounds: Rounds, name: str, after: int | None) -> None:
-        seen = None if after is None else rounds.seen.get(after + 1)
+    def _note_late(self, rounds: Rounds, name: str, after: Reached | None) -> None:
+        seen = None if after is None else rounds.seen.get(after.round + 1)
         if seen is not None:
             seen.late.setdefault(name, self._books.now - seen.decided)
 
@@ -373,16 +400,11 @@ class Averaging:
                         self._tell(room, who, decision)
                 for who, reason in outcome.left_out.items():
                     self._note("left out", room, name, outcome.round, who=who, reason=reason)
-            case Recorded(round, contributors, holders):
+            case Recorded(round, parent, digest, contributors, holders):
                 ids = tuple(one for one, _ in contributors)
-                said = Outcome(
-                    name,
-                    round,
-                    ids,
-                    tuple(room.name_of(one) for one in ids),
-                    tuple(weight for _, weight in contributors),
-                    not rounds.known,
-                )
+                names = tuple(room.name_of(one) for one in ids)
+                weights = tuple(weight for _, weight in contributors)
+                said = Outcome(name, round, parent, digest, ids, names, weights)
                 room.remember(said, list(holders))
                 self._books.write(AveragerRecorded(*room.any_group, said, holders))
                 done = AverageDone(said, room.keep)
@@ -393,7 +415,7 @@ class Averaging:
                 rounds.opened = now
                 self._note("round", room, name, round, contributors=len(ids))
             case Reopened(round, members):
-                nothing = Outcome(name, round, (), (), ())
+                nothing = Outcome(name, round, b"", b"", (), (), ())
                 self._books.write(AveragerRecorded(*room.any_group, nothing, (), reopened=True))
                 for who in members:
                     self._tell(room, who, AverageReopened(name, round))
@@ -406,6 +428,7 @@ class Averaging:
         return AverageDecision(
             name,
             decided.round,
+            decided.parent,
             decided.begun,
             decided.attempt,
             tuple(room.infos[one] for one in members),
@@ -429,13 +452,13 @@ class Averaging:
         del room.members[who]
         for rounds in room.parts.values():
             rounds.part.gone([who])
-            rounds.known.discard(who)
         if not room.members:
             del self._rooms[room.key]
             self._books.timers.cancel(RoundDue(room.key))
             if lost:
-                for part, rounds in room.parts.items():
-                    self._remember_lost(room.key, part, rounds.part.round)
+                self._lost[room.key] = None
+                if len(self._lost) > REMEMBERED:
+                    del self._lost[next(iter(self._lost))]
             return
         if replays:
             return
@@ -444,12 +467,6 @@ class Averaging:
             self._tell(room, other, gone)
         self._loans.gone(room, who)
         self._settle(room)
-
-    def _remember_lost(self, key: GroupKey, part: str, round: int) -> None:
-        if round:
-            self._lost[key, part] = round
-        if len(self._lost) > REMEMBERED:
-            del self._lost[next(iter(self._lost))]
 
     def accused(self, group: GroupState, other: str) -> GroupState | None:
         """Return the group of one of a member that a member of `group` cannot reach."""
@@ -482,8 +499,6 @@ class Averaging:
 
     def records(self) -> Iterator[Record]:
         """Yield all that the next coordinator needs to know."""
-        for (key, part), round in self._lost.items():
-            yield AveragerLost(*key, part, round)
         for room in self._rooms.values():
             for who, member in room.members.items():
                 yield AveragerEntered(*member.group, who, room.rules, member.parts, member.keep)
@@ -507,24 +522,22 @@ class Averaging:
                 assert group.view is not None
                 info = group.view.members[0]
                 self._add(room, info, group.key, record.parts, record.keep)
-                self._went_on(room)
             case AveragerDecided(decision=decision):
                 room = self._rooms[averager_of(record.group), record.run_id]
                 rounds = room.rounds(decision.part)
                 rounds.form, rounds.text = record.form, record.text
                 for info in decision.members:
                     room.number(info.id, info)
-                rounds.part.restore(_moving(decision), decision.round - 1, decision.attempt)
+                before = Reached(decision.round - 1, decision.parent)
+                rounds.part.restore(_moving(decision), before, decision.attempt)
             case AveragerRecorded():
                 room = self._rooms[averager_of(record.group), record.run_id]
                 rounds = room.rounds(record.outcome.part)
                 part = rounds.part
                 part.moving = None
                 if not record.reopened:
-                    part.restore(None, record.outcome.round, part.attempts)
+                    part.restore(None, record.outcome.reached, part.attempts)
                     room.remember(record.outcome, list(record.holders))
-            case AveragerLost(averager, run_id, name, round):
-                self._remember_lost((averager, run_id), name, round)
             case _:
                 raise AssertionError(record)
 
@@ -535,9 +548,12 @@ class Averaging:
 
 def _moving(decision: AverageDecision) -> Moving:
     ids = [info.id for info in decision.members]
+    before = Reached(decision.round - 1, decision.parent)
     offers = {
-        one: Contribution(call, weight, decision.round - 1)
+        one: Contribution(call, weight, before)
         for one, call, weight in zip(ids, decision.calls, decision.weights, strict=True)
     }
     remaining = [ids[rank] for rank in decision.remaining]
-    return Moving(decision.round, decision.begun, decision.attempt, offers, remaining)
+    return Moving(
+        decision.round, decision.parent, decision.begun, decision.attempt, offers, remaining
+    )

@@ -14,7 +14,6 @@ from aiodist.membership.records import (
     Answered,
     AveragerDecided,
     AveragerEntered,
-    AveragerLost,
     AveragerRecorded,
     Ended,
     EpochGiven,
@@ -341,7 +340,7 @@ class Books:
                 store.set_ttl(key, left)
             case Published(store_name, run_id, value):
                 self._set_published((store_name, run_id), value)
-            case AveragerEntered() | AveragerDecided() | AveragerRecorded() | AveragerLost():
+            case AveragerEntered() | AveragerDecided() | AveragerRecorded():
                 self.on_record(record)
             case _:
                 store = self.groups[record.group, record.run_id].store

@@ -68,14 +68,24 @@ class Loans:
         for (part, _), (owed, call) in unpaid.items():
             self.pay(room, part, owed, call)
 
-    def refuse_stale(self, room: Room, who: str, part: str, call: int) -> None:
-        """Tell a member that no other member keeps the result that it needs."""
+    def refuse_stale(
+        self, room: Room, who: str, part: str, call: int, *, astray: bool = False
+    ) -> None:
+        """Tell a member that no other member keeps the result that it needs; or (`astray`) that its
+        last result is of another history."""
         last = room.rounds(part).part.round
+        why = (
+            "the last result of this member is none of them, because a coordinator that had lost"
+            " its memory decided rounds again"
+            if astray
+            else "the results that this member missed are no longer kept"
+        )
         text = (
-            f"the part {part!r} is at round {last}, and the results that this member missed are no"
-            " longer kept: take the state of another member (`state`), and go on from there"
+            f"the part {part!r} is at round {last}, and {why}: take the state of another member"
+            " (`state`), and go on from there"
         )
         self.tell(room, who, AverageRefused(part, call, text[:MAX_TEXT], stale=last))
+        self.dismiss(room, who)
 
     def _lend(
         self,
@@ -113,9 +123,7 @@ class Loans:
         elif loan.part is None:
             room.members[who].wants_state = False
         else:
-            rounds = room.rounds(loan.part)
-            rounds.known.add(who)
-            known = rounds.outcomes.get(loan.round)
+            known = room.rounds(loan.part).outcomes.get(loan.round)
             if known is not None and who not in known[1]:
                 known[1].append(who)
 
@@ -140,8 +148,7 @@ class Loans:
 
     def gone(self, room: Room, who: str) -> None:
         """A member is gone, and `room` has no place for it any more."""
-        if room.elected == who:
-            room.elected, room.has_state, room.reached = "", False, 0
+        self.dismiss(room, who)
         loans = [loan for loan in room.loans.values() if who in (loan.source, loan.target)]
         room.loans = {
             ticket: loan
@@ -153,16 +160,30 @@ class Loans:
 
     # The state.
 
+    def dismiss(self, room: Room, who: str) -> None:
+        """A member cannot give the state any more."""
+        if room.elected == who:
+            room.elected, room.has_state, room.reached = "", False, 0
+
+    def _dismiss_behind(self, room: Room) -> None:
+        """A state that is too old is of no use, because results after it are not kept."""
+        if room.elected and room.is_behind(room.elected):
+            self.dismiss(room, room.elected)
+
     def on_elect(
         self, room: Room, who: str, conn: int, request: int, message: AverageElect
     ) -> None:
         # A slow member may have been the first to ask. Its state would be too old for a new member,
         # so a member that is ahead of it by a round of each part takes its place.
-        if not room.elected or message.reached > room.reached + len(room.parts):
+        room.members[who].has_reached(message.reached)
+        self._dismiss_behind(room)
+        reached = sum(one.round for one in message.reached if one is not None)
+        is_ahead = reached > room.reached + len(room.parts)
+        if (not room.elected or is_ahead) and not room.is_behind(who):
             room.has_state = room.has_state and room.elected == who
             room.elected = who
         if room.elected == who:
-            room.reached = message.reached
+            room.reached = reached
         self._seating.send(conn, request, AverageElected(room.elected == who))
 
     def on_state_kept(
@@ -182,6 +203,7 @@ class Loans:
         self._give_state(room)
 
     def _give_state(self, room: Room) -> None:
+        self._dismiss_behind(room)
         if not room.has_state:
             return
         served = {loan.target for loan in room.loans.values() if loan.part is None}

@@ -120,15 +120,6 @@ class AveragerRecorded(schema.Struct):
     reopened: Annotated[bool, schema.flag] = False
 
 
-class AveragerLost(schema.Struct):
-    """All members of an averager were lost after this round, which was the last one of `part`."""
-
-    averager: NonEmptyName
-    run_id: Name
-    part: Name
-    round: averaging.Round
-
-
 Record = (
     EpochGiven
     | Formed
@@ -140,7 +131,6 @@ Record = (
     | AveragerEntered
     | AveragerDecided
     | AveragerRecorded
-    | AveragerLost
 )
 
 _CLASSES: tuple[type[Any], ...] = get_args(Record)

@@ -11,17 +11,23 @@ While a round moves, its contributors exchange slices: each reduces one slice, a
 the others. They report what they have, so that this machine knows which pairs still wait. A round
 is recorded when no pair waits. From then on it never changes.
 
+Each round has a digest of its contributors and of the digest of the round before, its parent. So
+the digest of a member's last result tells whether it has the same history as the others. It may
+have another one if a coordinator lost its memory, and decided a round again without it.
+
 The machine has no I/O, clock or randomness. Members are known by id; `order` says which came first.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
 from aiodist.membership.rulings import losers
+from aiodist.wire.averaging import Reached
 
 AUTO_FIRST = 1.0
 """Seconds of grace that "auto" gives before a round was recorded."""
@@ -41,12 +47,12 @@ because a member alone has nothing to be compared with."""
 class Contribution:
     """What a member would contribute: its `call` number, and its weight (0: it only receives).
 
-    `after`: the round of its last result; None: it had none.
+    `after`: its last result; None: it had none.
     """
 
     call: int
     weight: float
-    after: int | None = None
+    after: Reached | None = None
 
 
 @dataclass(slots=True)
@@ -60,10 +66,12 @@ class Got:
 @dataclass(slots=True)
 class Moving:
     """A round that is decided. `offers`: those of the first decision, in the order of members.
-    `begun`: the attempt of that decision; `attempt`: that of the newest one. `remaining`: the
-    members that are still in. `late_since`: when the core was done and others were not."""
+    `parent`: the digest of the round before. `begun`: the attempt of that decision; `attempt`: that
+    of the newest one. `remaining`: the members that are still in. `late_since`: when the core was
+    done and others were not."""
 
     round: int
+    parent: bytes
     begun: int
     attempt: int
     offers: dict[str, Contribution]
@@ -73,7 +81,9 @@ class Moving:
 
     def decided(self, left_out: Mapping[str, str]) -> Decided:
         remaining = tuple(self.remaining)
-        return Decided(self.round, self.begun, self.attempt, self.offers, remaining, left_out)
+        return Decided(
+            self.round, self.parent, self.begun, self.attempt, self.offers, remaining, left_out
+        )
 
     @property
     def sources(self) -> list[str]:
@@ -116,10 +126,12 @@ _NOTHING = Got()
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A round that is over: the members that contributed, in order, with their weights; and the
-    members that hold its result."""
+    """A round that is over: the digest of the one before and its own, the members that contributed,
+    in order, with their weights, and the members that hold its result."""
 
     round: int
+    parent: bytes
+    digest: bytes
     contributors: tuple[tuple[str, float], ...]
     holders: tuple[str, ...]
 
@@ -133,6 +145,7 @@ class Decided:
     """
 
     round: int
+    parent: bytes
     begun: int
     attempt: int
     offers: Mapping[str, Contribution]
@@ -156,6 +169,14 @@ class Owed:
     round: int
 
 
+@dataclass(frozen=True, slots=True)
+class Astray:
+    """`member` has made its call `call`, but its last result is of another history."""
+
+    member: str
+    call: int
+
+
 Outcome = Decided | Recorded | Reopened | Owed
 
 
@@ -169,6 +190,8 @@ class PartRounds:
         self.quorum = quorum
         self._grace = grace
         self.round = 0  # the last one that was recorded
+        self.digests = {0: b""}  # of the last rounds, by number
+        self.has_recorded = False  # here, and not in an earlier machine
         self.attempts = 0  # of all rounds; so each decision has a number of its own
         self.present: set[str] = set()  # the members whose absence holds up a round
         self.offers: dict[
@@ -206,12 +229,20 @@ class PartRounds:
     def enter(self, member: str) -> None:
         self.present.add(member)
 
-    def offer(self, member: str, offer: Contribution) -> Owed | None:
+    def is_astray(self, reached: Reached) -> bool:
+        """Whether the last result of a member is of another history."""
+        known = self.digests.get(reached.round, reached.digest)
+        return reached.round > self.round or known != reached.digest
+
+    def offer(self, member: str, offer: Contribution) -> Owed | Astray | None:
         """Note the call of a member, and return what it is owed at once."""
         moving = self.moving
-        if offer.after is not None and offer.after < self.round:
+        if offer.after is not None and self.is_astray(offer.after):
             self._forget(member)
-            return Owed(member, offer.after + 1)
+            return Astray(member, offer.call)
+        if offer.after is not None and offer.after.round < self.round:
+            self._forget(member)
+            return Owed(member, offer.after.round + 1)
         if moving is None:
             self.offers[member] = offer
         elif offer.after is None:
@@ -289,6 +320,7 @@ class PartRounds:
         self.attempts += 1
         self.moving = Moving(
             self.round + 1,
+            self.digests[self.round],
             self.attempts,
             self.attempts,
             {one: self.offers[one] for one in members},
@@ -354,27 +386,38 @@ class PartRounds:
         return Reopened(moving.round, (*moving.remaining, *left_out))
 
     def _record(self, moving: Moving, now: float) -> list[Outcome]:
+        contributors = tuple((one, moving.offers[one].weight) for one in moving.sources)
+        digest = _digest(moving.parent, moving.round, contributors)
         self.round = moving.round
+        self.digests[moving.round] = digest
+        self.has_recorded = True
         if self._began is not None:
             self._lengths.append(now - self._began)
         self._began = now
         self.moving = None
-        contributors = tuple((one, moving.offers[one].weight) for one in moving.sources)
         late, self.late = self.late, {}
-        recorded = Recorded(moving.round, contributors, tuple(moving.remaining))
+        remaining = tuple(moving.remaining)
+        recorded = Recorded(moving.round, moving.parent, digest, contributors, remaining)
         return [recorded, *(Owed(one, moving.round) for one in late)]
 
     # Restarts.
 
-    def restore(self, moving: Moving | None, round: int, attempts: int) -> list[Owed]:
+    def restore(
+        self, moving: Moving | None, reached: Reached, attempts: int
+    ) -> list[Owed | Astray]:
         """Take up the decisions of an earlier machine.
 
         Members may have called before these were known here, so return what they are owed now.
         """
         self.moving = moving
-        self.round = max(self.round, round)
+        self.round = max(self.round, reached.round)
+        self.digests[reached.round] = reached.digest
         self.attempts = max(self.attempts, attempts)
         waiting = {**self.late, **self.offers}
         self.late, self.offers = {}, {}
         found = [self.offer(member, offer) for member, offer in waiting.items()]
         return [owed for owed in found if owed is not None]
+
+
+def _digest(parent: bytes, round: int, contributors: Iterable[tuple[str, float]]) -> bytes:
+    return hashlib.blake2b(repr((parent, round, *contributors)).encode(), digest_size=8).digest()

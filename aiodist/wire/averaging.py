@@ -26,7 +26,6 @@ LONGEST = 128
 _OWN = re.compile(r"averager (?P<averager>.+)/(?P<who>[0-9a-f]{24})", re.DOTALL)
 
 Round = Annotated[int, schema.integer(0, 2**62)]
-OptionalRound = Annotated[int | None, schema.optional(schema.integer(0, 2**62))]
 Weight = Annotated[float, schema.expect("a weight", lambda v: type(v) is float and v >= 0)]
 Weights = Annotated[
     tuple[float, ...],
@@ -36,6 +35,7 @@ Names = Annotated[tuple[str, ...], schema.sequence(schema.text(MAX_NAME), MAX_ME
 Infos = Annotated[tuple[MemberInfo, ...], schema.sequence(schema.struct(MemberInfo), MAX_MEMBERS)]
 Ticket = Annotated[bytes, schema.blob(16)]
 Form = Annotated[bytes, schema.blob(32)]
+Digest = Annotated[bytes, schema.blob(8)]
 
 
 def own_group(averager: str, who: str) -> str:
@@ -67,24 +67,42 @@ class Rules(schema.Struct):
         return f"quorum={self.quorum}, grace={grace}, op={self.op}, codec={self.codec or 'None'}"
 
 
+class Reached(schema.Struct):
+    """The round of a member's last result, and its digest: see `aiodist.membership.rounds`."""
+
+    round: Round
+    digest: Digest
+
+
+_REACHED = schema.optional(schema.struct(Reached))
+EachReached = Annotated[tuple[Reached | None, ...], schema.sequence(_REACHED, MAX_PARTS)]
+
+
 class Outcome(schema.Struct):
-    """A round that is recorded: which members contributed, by name and id, and their weights.
-    `first`: no member had a result before."""
+    """A round that is recorded: the digest of the one before and its own, and which members
+    contributed, by id and name, with their weights."""
 
     part: Name
     round: Round
+    parent: Digest
+    digest: Digest
     ids: Names
     names: Names
     weights: Weights
-    first: Annotated[bool, schema.flag] = False
+
+    @property
+    def reached(self) -> Reached:
+        return Reached(self.round, self.digest)
 
 
 class AverageDecision(Message, code=81):
-    """Tells the members of a round who they are, in order, and which of them remain. `begun`: the
-    attempt of the first decision, `attempt`: that of this one. It counts up over all rounds."""
+    """Tells the members of a round who they are, in order, and which of them remain. `parent`: the
+    digest of the round before. `begun`: the attempt of the first decision, `attempt`: that of this
+    one. It counts up over all rounds."""
 
     part: Name
     round: Round
+    parent: Digest
     begun: Round
     attempt: Round
     members: Infos
@@ -97,15 +115,16 @@ class AverageEnter(Message, code=80):
     """Takes part in the averager that the sender's group of one is named after. Reply:
     AverageEntered, or Failed. A member says it again to a coordinator that is back.
 
-    `keep`: how many rounds it may miss (`max_stale`). `has_state`: it is the one that gives the
-    state to others. For a coordinator that lost its memory, `outcomes` has the last rounds whose
-    results it holds. `decisions` has that of each part that it knows to be moving, and `gone` the
-    ids of members that it was told are gone.
+    `keep`: how many rounds it may miss (`max_stale`). `reached`: its last result in each of
+    `parts`. `has_state`: it is the one that gives the state to others. For a coordinator that lost
+    its memory, `outcomes` has the last rounds whose results it holds. `decisions` has that of each
+    part that it knows to be moving, and `gone` the ids of members that it was told are gone.
     """
 
     rules: Annotated[Rules, schema.struct(Rules)]
     parts: Annotated[tuple[str, ...], schema.sequence(schema.text(MAX_NAME), MAX_PARTS)]
     keep: Annotated[int, schema.integer(0, 2**31)]
+    reached: EachReached
     has_state: Annotated[bool, schema.flag] = False
     outcomes: Annotated[
         tuple[Outcome, ...], schema.sequence(schema.struct(Outcome), MAX_OUTCOMES)
@@ -123,12 +142,12 @@ class AverageEntered(Message, code=82):
 
 
 class AverageOffer(Message, code=83):
-    """Offers a contribution. `after`: the round of the sender's last result in that part. `form`: a
-    digest of the shapes and dtypes, which `text` shows. No reply, but what is told."""
+    """Offers a contribution. `after`: the sender's last result in that part. `form`: a digest of
+    the shapes and dtypes, which `text` shows. No reply, but what is told."""
 
     part: Name
     call: Round
-    after: OptionalRound
+    after: Annotated[Reached | None, _REACHED]
     weight: Weight
     form: Form
     text: Text
@@ -178,13 +197,13 @@ class AverageReopened(Message, code=88):
 
 
 class AverageRefused(Message, code=89):
-    """Tells a member that its call fails: its values do not fit (`stale`: 0), or it has missed more
-    rounds than it may, the last of which was `stale`."""
+    """Tells a member that its call fails: its values do not fit, or it needs the state of another
+    one, because others are at the round `stale`."""
 
     part: Name
     call: Round
     text: Text
-    stale: Round = 0
+    stale: Annotated[int | None, schema.optional(schema.integer(0, 2**62))] = None
 
 
 class AverageFetch(Message, code=90):
@@ -217,10 +236,10 @@ class AverageFetched(Message, code=92):
 
 
 class AverageElect(Message, code=93):
-    """Asks to be the member that gives the state to others. `reached`: the sum of the rounds that
-    this state is of, over all parts. Reply: AverageElected."""
+    """Asks to be the member that gives the state to others. `reached`: the results that this state
+    is of, in each part of the sender. Reply: AverageElected."""
 
-    reached: Round
+    reached: EachReached
 
 
 class AverageElected(Message, code=94):

@@ -232,7 +232,7 @@ class DiLoCo:
                 self._slower()
             raise
         self._sent = None
-        if is_first and not found.first:  # the others have begun before, and are elsewhere
+        if is_first and found.round != 1:  # the others have begun before, and are elsewhere
             self._is_apart = True
             await self.join()
             return found

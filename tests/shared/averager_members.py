@@ -21,6 +21,7 @@ class Members:
         self.world = world
         self.rules = rules
         self.views: dict[int, EpochView] = {}
+        self._reached = {0: a.Reached(0, b"")}  # by round: what members have heard of it
 
     def ask(self, number: int) -> JoinRequest:
         group = a.own_group("outer", f"{number:024x}")
@@ -35,13 +36,22 @@ class Members:
         for number in numbers:
             if number not in self.views:
                 self.join(number)
-            fields = {"rules": self.rules, "parts": ("",), "keep": 1, **fields}
-            answer = self.world.say(number, a.AverageEnter(**fields))
+            answer = self.world.say(number, self.entrance(**fields))
         return answer
+
+    def entrance(self, **fields: Any) -> a.AverageEnter:
+        fields = {"rules": self.rules, "parts": ("",), "keep": 1, **fields}
+        newest = {one.part: one.reached for one in fields.get("outcomes", ())}
+        fields.setdefault("reached", tuple(map(newest.get, fields["parts"])))
+        return a.AverageEnter(**fields)
 
     def offer(self, number: int, call: int = 1, after: int | None = None, **fields: Any) -> Any:
         fields = {"part": "", "weight": 1.0, "form": b"f", "text": "float32[3]", **fields}
-        return self.told(number, a.AverageOffer(call=call, after=after, **fields))
+        reached = self.reached(after)
+        return self.told(number, a.AverageOffer(call=call, after=reached, **fields))
+
+    def reached(self, round: int | None) -> a.Reached | None:
+        return None if round is None else self._reached.get(round, a.Reached(round, digest(round)))
 
     def say(self, number: int, message: Message) -> None:
         self.world.step(Received(number, 7, message))
@@ -49,7 +59,11 @@ class Members:
     def told(self, number: int, message: Message | None = None) -> list[Message]:
         if message is not None:
             self.say(number, message)
-        return [one for _, one in self.world.mail.pop(number, [])]
+        told = [one for _, one in self.world.mail.pop(number, [])]
+        for one in told:
+            if isinstance(one, a.AverageDone):
+                self._reached[one.outcome.round] = one.outcome.reached
+        return told
 
     def close(self, *numbers: int, call: int = 1, after: int | None = None) -> a.AverageDecision:
         """These are all, and contribute."""
@@ -62,13 +76,28 @@ class Members:
         return decision
 
     def offered(self, call: int, after: int | None) -> a.AverageOffer:
-        return a.AverageOffer("", call, after, 1.0, b"f", "float32[3]")
+        return a.AverageOffer("", call, self.reached(after), 1.0, b"f", "float32[3]")
+
+    def asked(self, round: int | None) -> a.AverageElect:
+        return a.AverageElect((self.reached(round),))
 
     def hold(self, decision: a.AverageDecision, *numbers: int) -> None:
         every = decision.remaining
         done = a.AverageProgress("", decision.round, decision.attempt, every, every)
         for number in numbers:
             self.say(number, done)
+
+
+def digest(round: int) -> bytes:
+    return b"%d" % round if round else b""
+
+
+def outcome(round: int, *numbers: int) -> a.Outcome:
+    """A round that nobody has heard of."""
+    ids = tuple(f"id{one}" for one in numbers)
+    names = tuple(f"m{one}" for one in numbers)
+    weights = (1.0,) * len(numbers)
+    return a.Outcome("", round, digest(round - 1), digest(round), ids, names, weights)
 
 
 def restarted(members: Members, *, file: bool) -> None:
@@ -88,5 +117,4 @@ def back(members: Members, number: int, **fields: Any) -> list[Message]:
     view = members.views[number]
     claim = Rejoin(members.ask(number), 0, view.epoch, view.digest, (), (), view)
     assert isinstance(members.world.say(number, claim), Rejoined)
-    fields = {"rules": members.rules, "parts": ("",), "keep": 1, **fields}
-    return members.told(number, a.AverageEnter(**fields))
+    return members.told(number, members.entrance(**fields))

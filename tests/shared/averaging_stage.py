@@ -62,8 +62,14 @@ class Stage:
     async def call(
         self, avg: aiodist.Averager, member: int, call: int, **options: Any
     ) -> aiodist.Averaged:
-        """Call number `call` of a member."""
-        found = await avg.average(self.place(member, call), part=self.part, **options)
+        """Call number `call` of a member. If rounds of its were decided again, it is told so, and
+        what it had does not count."""
+        try:
+            found = await avg.average(self.place(member, call), part=self.part, **options)
+        except aiodist.StaleError as error:
+            if "decided rounds again" in str(error):
+                self.forget(member)
+            raise
         self.late[member, call] = found.late
         self.round_of[member, call] = found.round
         before = self.results[found.round].setdefault(member, found.value)
@@ -76,10 +82,10 @@ class Stage:
         self,
         main: Callable[[int], Awaitable[Any]],
         limit: float = 600.0,
-        forgets: Collection[int] = (),
+        forgets: Callable[[], Collection[int]] = tuple,
     ) -> list[Any]:
-        """`forgets`: members that die. A round that they alone know may be lost, if the coordinator
-        has no state file."""
+        """`forgets()`: members that died. A round that they alone know may be lost, if the
+        coordinator has no state file, or if all members were lost."""
 
         async def guarded(member: int) -> Any:
             return await main(member)
@@ -88,14 +94,12 @@ class Stage:
         for outcome in outcomes:
             if isinstance(outcome, BaseException) and not isinstance(outcome, Killed):
                 raise outcome
-        self.check(forgets)
+        self.check(forgets())
         return outcomes
 
     def check(self, forgets: Collection[int] = ()) -> None:
         for one in forgets:
-            for by_member in self.results.values():
-                by_member.pop(one, None)
-            self.late = {key: late for key, late in self.late.items() if key[0] != one}
+            self.forget(one)
         counted: dict[tuple[int, int], int] = {}
         for round, by_member in self.results.items():
             if not by_member:
@@ -113,3 +117,9 @@ class Stage:
                 assert counted.get(key) != self.round_of[key]
             else:
                 assert counted[key] == self.round_of[key], f"{key} is lost"
+
+    def forget(self, member: int) -> None:
+        """What a member had does not count."""
+        for by_member in self.results.values():
+            by_member.pop(member, None)
+        self.late = {key: late for key, late in self.late.items() if key[0] != member}

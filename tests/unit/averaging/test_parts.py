@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aiodist.averaging.parts import AverageCall, AverageSettings, MemberPart, RunningRound
-from aiodist.wire.averaging import AverageRefused, Outcome
+from aiodist.wire.averaging import AverageRefused, Outcome, Reached
 
 
 class Ways:
@@ -42,7 +42,12 @@ def call_of(part: MemberPart, number: int) -> AverageCall:
 
 
 def outcome(round: int, *ids: str) -> Outcome:
-    return Outcome("", round, ids, ids, tuple(1.0 for _ in ids))
+    weights = tuple(1.0 for _ in ids)
+    return Outcome("", round, digest(round - 1), digest(round), ids, ids, weights)
+
+
+def digest(round: int) -> bytes:
+    return b"%d" % round
 
 
 def test_what_a_call_includes_that_was_given_up_is_not_in_the_next_call(run):
@@ -79,12 +84,13 @@ def test_a_first_call_that_was_decided_on_stays_in_that_round_if_its_member_is_l
         part = part_that_carries()
         ways: Any = part.ways
         call = call_of(part, 1)
-        part.begun[4] = 1
+        part.begun[4] = (1, digest(3))
         part.expelled()
         part.again()
-        assert [offer.after for offer in ways.said] == [None, 3]
+        assert [offer.after for offer in ways.said] == [None, Reached(3, digest(3))]
         part.fetched(outcome(4, "me", "other"), [])
-        assert (call.done.result().late, part.last, part.after) == (False, 4, 4)
+        assert not call.done.result().late
+        assert part.reached == part.after == Reached(4, digest(4))
 
     run(main())
 
@@ -95,7 +101,7 @@ def test_a_result_with_an_earlier_call_is_late_for_the_next_one(run):
     async def main():
         part = part_that_carries()
         call_of(part, 1)
-        part.begun[4] = 1
+        part.begun[4] = (1, digest(3))
         part.expelled()
         part.refused(AverageRefused("", 1, "too old", stale=5))
         call = call_of(part, 2)
@@ -110,9 +116,9 @@ def test_the_state_of_another_member_ends_what_was_before(run):
     async def main():
         part = part_that_carries()
         call_of(part, 1)
-        part.begun[4] = 1
-        part.start_at(7)
-        assert part.after == 7
+        part.begun[4] = (1, digest(3))
+        part.start_at(Reached(7, digest(7)))
+        assert part.after == Reached(7, digest(7))
         part.start_at(None)
         assert part.after is None
 
@@ -127,7 +133,7 @@ def test_a_call_that_was_decided_on_is_not_withdrawn(run):
         call_of(part, 1)
         part.take(outcome(1, "other"), [], None)
         call = call_of(part, 2)
-        part.begun[2] = 2
+        part.begun[2] = (2, digest(1))
         part.give_up(call)
         assert not part.withdrawn(call)
         assert list(call_of(part, 3).included) == []  # because the first one is in that round
@@ -138,7 +144,13 @@ def test_a_call_that_was_decided_on_is_not_withdrawn(run):
 def decision(round: int, begun: int) -> Any:
     members = [SimpleNamespace(id="me"), SimpleNamespace(id="other")]
     return SimpleNamespace(
-        round=round, begun=begun, attempt=begun, members=members, remaining=(0, 1), calls=(1, 1)
+        round=round,
+        parent=digest(round - 1),
+        begun=begun,
+        attempt=begun,
+        members=members,
+        remaining=(0, 1),
+        calls=(1, 1),
     )
 
 
@@ -160,7 +172,7 @@ def test_a_call_whose_decision_holds_no_longer_may_be_withdrawn(run, left_out):
     async def main():
         part = part_that_carries()
         call = call_of(part, 1)
-        part.begun[4] = 1
+        part.begun[4] = (1, digest(3))
         if left_out:
             said = decision(4, 1)
             said.remaining = (1,)

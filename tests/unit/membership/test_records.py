@@ -8,7 +8,6 @@ from aiodist.membership.records import (
     Answered,
     AveragerDecided,
     AveragerEntered,
-    AveragerLost,
     AveragerRecorded,
     Ended,
     EpochGiven,
@@ -40,11 +39,12 @@ RECORDS = [
         "run",
         b"form",
         "float32[3]",
-        averaging.AverageDecision("", 1, 2, 3, VIEW.members, (1.0,), (7,), (0,)),
+        averaging.AverageDecision("", 1, b"", 2, 3, VIEW.members, (1.0,), (7,), (0,)),
     ),
-    AveragerRecorded("g", "run", averaging.Outcome("", 1, ("a",), ("A",), (1.0,)), ("a",)),
-    AveragerRecorded("g", "run", averaging.Outcome("", 1, (), (), ()), (), True),
-    AveragerLost("outer", "run", "", 1),
+    AveragerRecorded(
+        "g", "run", averaging.Outcome("", 1, b"", b"d", ("a",), ("A",), (1.0,)), ("a",)
+    ),
+    AveragerRecorded("g", "run", averaging.Outcome("", 1, b"", b"", (), (), ()), (), True),
 ]
 
 

@@ -8,12 +8,14 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from unittest.mock import ANY
 
 import pytest
 from seeds import seeds
 
 from aiodist.membership.rounds import (
     AUTO_FIRST,
+    Astray,
     Contribution,
     Decided,
     Got,
@@ -24,6 +26,7 @@ from aiodist.membership.rounds import (
     Recorded,
     Reopened,
 )
+from aiodist.wire.averaging import Reached
 
 NAMES = "abcdef"
 ORDER = {name: place for place, name in enumerate(NAMES)}
@@ -41,7 +44,7 @@ class Table:
         return self.part.settle(self.now, self.alive, ORDER)
 
     def offers(self, *members: str, weight: float = 1.0, call: int = 1) -> list[Outcome]:
-        after = self.part.round
+        after = reached(self.part)
         for member in members:
             assert self.part.offer(member, Contribution(call, weight, after)) is None
         return self.settle()
@@ -79,6 +82,16 @@ def table(members: str = "abc", quorum: int = 2, grace: float | None = 1.0) -> T
     return Table(part, set(members))
 
 
+def round_1(contributors: tuple[tuple[str, float], ...], holders: tuple[str, ...]) -> Recorded:
+    """The first round is over."""
+    return Recorded(1, b"", ANY, contributors, holders)
+
+
+def reached(part: PartRounds, back: int = 0) -> Reached:
+    """The last round of a part, or one before it."""
+    return Reached(part.round - back, part.digests[part.round - back])
+
+
 def remaining(outcomes: list[Outcome]) -> list[tuple[str, ...]]:
     return [one.remaining for one in outcomes if isinstance(one, Decided)]
 
@@ -89,7 +102,7 @@ def test_a_round_closes_when_all_present_have_contributed() -> None:
     assert remaining(t.offers("c")) == [("a", "b", "c")]  # in the order of members
     assert t.hold("a", "b") == []
     [recorded] = t.hold("c")
-    assert recorded == Recorded(1, (("a", 1.0), ("b", 1.0), ("c", 1.0)), ("a", "b", "c"))
+    assert recorded == round_1((("a", 1.0), ("b", 1.0), ("c", 1.0)), ("a", "b", "c"))
     assert t.part.round == 1
 
 
@@ -132,7 +145,7 @@ def test_a_member_of_weight_0_receives_and_does_not_count() -> None:
     t.hold("a", "c")
     # It reduces nothing, and nobody waits for anything of it.
     [recorded] = t.has("b", "", "ac")
-    assert recorded == Recorded(1, (("a", 1.0), ("c", 3.0)), ("a", "b", "c"))
+    assert recorded == round_1((("a", 1.0), ("c", 3.0)), ("a", "b", "c"))
 
 
 def test_a_receiver_that_dies_changes_nothing_for_the_others() -> None:
@@ -144,7 +157,7 @@ def test_a_receiver_that_dies_changes_nothing_for_the_others() -> None:
     [again, recorded] = t.dies("c")
     assert isinstance(again, Decided)
     assert again.attempt == decided.attempt
-    assert recorded == Recorded(1, (("a", 1.0), ("b", 1.0)), ("a", "b"))
+    assert recorded == round_1((("a", 1.0), ("b", 1.0)), ("a", "b"))
 
 
 def test_a_contributor_that_dies_is_left_out_by_a_second_decision() -> None:
@@ -161,7 +174,7 @@ def test_a_contributor_that_dies_is_left_out_by_a_second_decision() -> None:
     t.part.report("a", 1, first.attempt, Got(frozenset("abc"), frozenset("abc")))
     t.part.report("b", 1, first.attempt, Got(frozenset("abc"), frozenset("abc")))
     assert t.settle() == []
-    assert t.hold("a", "b") == [Recorded(1, (("a", 1.0), ("b", 1.0)), ("a", "b"))]
+    assert t.hold("a", "b") == [round_1((("a", 1.0), ("b", 1.0)), ("a", "b"))]
 
 
 def test_a_round_opens_again_with_its_contributions_when_too_few_remain() -> None:
@@ -170,7 +183,7 @@ def test_a_round_opens_again_with_its_contributions_when_too_few_remain() -> Non
     assert isinstance(t.dies("a")[0], Decided)
     [reopened] = t.dies("b")
     assert reopened == Reopened(1, ("c", "b"))
-    assert t.part.offers == {"c": Contribution(1, 1.0, 0)}
+    assert t.part.offers == {"c": Contribution(1, 1.0, reached(t.part))}
     t.alive.add("d")
     t.part.enter("d")
     [decided] = t.offers("d")
@@ -193,7 +206,7 @@ def test_a_member_behind_is_left_out_after_grace_and_owed_the_result() -> None:
     assert second.remaining == ("a", "b")
     assert "behind the others by more than 1 s" in second.left_out["c"]
     assert t.hold("a", "b") == [
-        Recorded(1, (("a", 1.0), ("b", 1.0)), ("a", "b")),
+        round_1((("a", 1.0), ("b", 1.0)), ("a", "b")),
         Owed("c", 1),
     ]
 
@@ -208,14 +221,26 @@ def test_two_members_have_nobody_to_be_compared_with() -> None:
 def test_a_late_call_gets_the_result_and_missed_rounds_come_in_order() -> None:
     t = table("abc", grace=0.0)
     t.offers("a", "b")
-    assert t.part.offer("c", Contribution(1, 1.0, 0)) is None  # decided, and not recorded yet
+    none = reached(t.part)
+    assert t.part.offer("c", Contribution(1, 1.0, none)) is None  # decided, and not recorded yet
     assert t.hold("a", "b")[-1] == Owed("c", 1)
     t.offers("a", "b", call=2)
     t.hold("a", "b")
-    assert t.part.offer("c", Contribution(2, 1.0, 0)) == Owed("c", 1)
-    assert t.part.offer("c", Contribution(3, 1.0, 1)) == Owed("c", 2)
-    assert t.part.offer("c", Contribution(4, 1.0, 2)) is None
-    assert t.part.offers == {"c": Contribution(4, 1.0, 2)}
+    assert t.part.offer("c", Contribution(2, 1.0, none)) == Owed("c", 1)
+    assert t.part.offer("c", Contribution(3, 1.0, reached(t.part, 1))) == Owed("c", 2)
+    last = Contribution(4, 1.0, reached(t.part))
+    assert t.part.offer("c", last) is None
+    assert t.part.offers == {"c": last}
+
+
+def test_a_member_whose_last_result_is_of_another_history_is_astray() -> None:
+    t = table("abc", grace=0.0)
+    t.offers("a", "b")
+    t.hold("a", "b")
+    for round, digest in (1, b"other"), (2, t.part.digests[1]):
+        after = Reached(round, digest)
+        assert t.part.offer("c", Contribution(7, 1.0, after)) == Astray("c", 7)
+    assert t.part.offers == {}
 
 
 def test_a_new_member_belongs_to_the_round_that_is_open() -> None:
@@ -237,7 +262,7 @@ def test_a_call_is_withdrawn_until_it_is_decided() -> None:
     assert t.part.withdraw("a", 1)  # of a call before, which is over
     assert remaining(t.at(101.0)) == [("a", "b")]
     assert t.part.withdraw("a", 2)
-    assert t.hold("a", "b")[0] == Recorded(1, (("a", 1.0), ("b", 1.0)), ("a", "b"))
+    assert t.hold("a", "b")[0] == round_1((("a", 1.0), ("b", 1.0)), ("a", "b"))
 
 
 def test_grace_auto_is_a_quarter_of_the_median_length() -> None:
@@ -270,12 +295,15 @@ def test_grace_does_not_end_patience() -> None:
 def test_what_members_are_owed_after_what_another_one_knows() -> None:
     """Their calls came first. None of them may count for a round after the one that it was for."""
     part = PartRounds(2, 1.0)
-    for member, after in (("a", 4), ("b", 6), ("c", None), ("d", 7)):
+    four, six, seven = Reached(4, b"4"), Reached(6, b"6"), Reached(7, b"7")
+    assert part.restore(None, four, 3) == []
+    for member, after in ("a", four), ("c", None):
         assert part.offer(member, Contribution(1, 1.0, after)) is None
-    assert part.restore(None, 6, 12) == [Owed("a", 5)]
-    assert set(part.offers) == {"b", "c", "d"}
-    moving = Moving(8, 13, 13, {"d": Contribution(1, 1.0, 7)}, ["d"])
-    assert part.restore(moving, 7, 13) == [Owed("b", 7)]
+    assert part.restore(None, six, 12) == [Owed("a", 5)]
+    assert part.offer("b", Contribution(1, 1.0, six)) is None
+    part.offers["d"] = Contribution(2, 1.0, Reached(6, b"other"))
+    moving = Moving(8, b"7", 13, 13, {"d": Contribution(1, 1.0, seven)}, ["d"])
+    assert part.restore(moving, seven, 13) == [Owed("b", 7), Astray("d", 2)]
     assert set(part.offers) == {"c"}  # it is new, and comes in with the next round
 
 
@@ -376,7 +404,7 @@ class Simulated:
     def __init__(self, history: History, name: str) -> None:
         self.history = history
         self.name = name
-        self.last: int | None = None
+        self.last: Reached | None = None
         self.call = 0
         self.waiting = False
         self.attempt = 0
@@ -409,6 +437,7 @@ class Simulated:
         history.calls[self.name, self.call] = "waits" if weight else "receives"
         owed = history.part.offer(self.name, Contribution(self.call, weight, self.last))
         if owed is not None:
+            assert isinstance(owed, Owed)
             history.calls[self.name, self.call] = "late"
             history.tell(self.name, lambda one: one.owed(owed.round))
         history.settle()
@@ -504,13 +533,15 @@ class Simulated:
             self.decision = None
 
     def owed(self, round: int) -> None:
-        if self.last is None or round == self.last + 1:
+        if self.last is None or round == self.last.round + 1:
             self.decision = None
             self.take(round)
 
     def take(self, round: int) -> None:
-        assert self.last is None or round == self.last + 1, "missed rounds come in order"
-        self.last = round
+        recorded = self.history.recorded[round]
+        if self.last is not None:
+            assert self.last.digest == recorded.parent, "missed rounds come in order"
+        self.last = Reached(round, recorded.digest)
         if self.waiting:
             self.waiting = False
             self.compute()

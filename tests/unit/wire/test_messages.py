@@ -196,10 +196,14 @@ some_ranks = st.lists(ranks, max_size=3).map(tuple)
 weights = st.floats(0, 1e6)
 some_names = st.lists(texts, max_size=3).map(tuple)
 rules = st.builds(averaging.Rules, st.integers(1, 9), st.none() | st.floats(0, 99), texts, texts)
+digests = st.binary(max_size=8)
+reached = st.none() | st.builds(averaging.Reached, rounds, digests)
 outcomes = st.builds(
     averaging.Outcome,
     texts,
     rounds,
+    digests,
+    digests,
     some_names,
     some_names,
     st.lists(weights, max_size=3).map(tuple),
@@ -208,6 +212,7 @@ BY_TYPE[averaging.AverageDecision] = st.builds(
     averaging.AverageDecision,
     texts,
     rounds,
+    digests,
     rounds,
     rounds,
     st.lists(infos, max_size=3).map(tuple),
@@ -220,13 +225,14 @@ BY_TYPE[averaging.AverageEnter] = st.builds(
     rules,
     some_names,
     st.integers(0, 9),
+    st.lists(reached, max_size=2).map(tuple),
     st.booleans(),
     st.lists(outcomes, max_size=2).map(tuple),
     st.lists(BY_TYPE[averaging.AverageDecision], max_size=2).map(tuple),
 )
 BY_TYPE[averaging.AverageEntered] = st.builds(averaging.AverageEntered, st.integers(0, 9))
 BY_TYPE[averaging.AverageOffer] = st.builds(
-    averaging.AverageOffer, texts, rounds, st.none() | rounds, weights, blobs, texts
+    averaging.AverageOffer, texts, rounds, reached, weights, blobs, texts
 )
 BY_TYPE[averaging.AverageWithdraw] = st.builds(averaging.AverageWithdraw, texts, rounds)
 BY_TYPE[averaging.AverageWithdrawn] = st.builds(
@@ -249,7 +255,9 @@ BY_TYPE[averaging.AverageServe] = st.builds(
 BY_TYPE[averaging.AverageFetched] = st.builds(
     averaging.AverageFetched, st.binary(max_size=16), st.booleans()
 )
-BY_TYPE[averaging.AverageElect] = st.builds(averaging.AverageElect, st.integers(0, 2**62))
+BY_TYPE[averaging.AverageElect] = st.builds(
+    averaging.AverageElect, st.lists(reached, max_size=2).map(tuple)
+)
 BY_TYPE[averaging.AverageElected] = st.builds(averaging.AverageElected, st.booleans())
 BY_TYPE[averaging.AverageStateKept] = st.just(averaging.AverageStateKept())
 BY_TYPE[averaging.AverageWantState] = st.builds(averaging.AverageWantState, st.booleans())
