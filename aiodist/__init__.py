@@ -41,7 +41,8 @@ from aiodist.types import ANY_SOURCE, ANY_TAG, Member, ReduceOp, View
 
 if TYPE_CHECKING:
     from aiodist import codecs
-    from aiodist.averaging.averager import Averaged, Averager, AveragerState, averager
+    from aiodist.averaging.averager import Averaged, Averager, averager
+    from aiodist.averaging.kept import AveragerState
     from aiodist.blocking.calls import BlockingWork
     from aiodist.blocking.group import BlockingGroup
     from aiodist.blocking.store import BlockingStore
@@ -124,7 +125,7 @@ __all__ = [
 _LOADED_WHEN_ASKED_FOR = {
     "Averaged": "aiodist.averaging.averager",
     "Averager": "aiodist.averaging.averager",
-    "AveragerState": "aiodist.averaging.averager",
+    "AveragerState": "aiodist.averaging.kept",
     "BlockingGroup": "aiodist.blocking.group",
     "BlockingStore": "aiodist.blocking.store",
     "BlockingWork": "aiodist.blocking.calls",

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
 from aiodist import timeouts
 from aiodist.averaging.connection import PATIENCE, MemberConnection, log
-from aiodist.averaging.parts import AverageCall, AverageSettings, MemberPart, mapped
-from aiodist.averaging.values import TreeForm, added, all_finite
-from aiodist.buffers import arrays
+from aiodist.averaging.kept import AveragerState, Kept, copy_of, unpacked
+from aiodist.averaging.parts import AverageCall, AverageSettings, MemberPart
+from aiodist.averaging.values import TreeForm, added, all_finite, checked_weight
 from aiodist.codecs.base import Codec
 from aiodist.control import averaging as control
 from aiodist.errors import (
@@ -31,6 +31,9 @@ from aiodist.wire import averaging as wire
 from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME
 from aiodist.wire.messages import Message
 from aiodist.work import Unseen, started
+
+NOTHING = wire.Reached(0, b"")
+"""What a part has reached that has had no result."""
 
 OPS = {"AVG": ReduceOp.AVG, "SUM": ReduceOp.SUM}
 """What can be asked for, by name."""
@@ -149,35 +152,6 @@ class Averaged:
     late: bool
 
 
-class AveragerState(NamedTuple):
-    """What a new member begins with: the `tree` that another member has published, and the `rounds`
-    of its parts at that time.
-
-    For example::
-
-        async with aiodist.averager("outer", address=group.address) as avg:
-            await avg.publish_state({"w": np.ones(3)})
-            found = await avg.state()
-            assert found.tree["w"].sum() == 3 and found.rounds == avg.rounds
-            await group.barrier()  # the member that has the state stays until all have it
-    """
-
-    tree: Any
-    rounds: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """The state that a member gives to others. `reached`: its last result in each part."""
-
-    tree: Any
-    reached: dict[str, wire.Reached]
-
-    @property
-    def rounds(self) -> dict[str, int]:
-        return {part: one.round for part, one in self.reached.items()}
-
-
 class Averager:
     """A member of an averager. Made by `aiodist.averager`, for use by ``async with``."""
 
@@ -202,11 +176,11 @@ class Averager:
         self._parts: dict[str, MemberPart] = {
             part: MemberPart(part, connection, settings, self._ids) for part in parts
         }
-        self._state: _Kept | None = None  # what this member gives to others
+        self._kept: Kept | None = None  # what this member gives to others
         self._fetches: dict[str | None, asyncio.Task[None]] = {}  # the newest of each part
         self._serves: dict[asyncio.Task[None], None] = {}
         self._unseen = Unseen()
-        self._states: set[asyncio.Future[_Kept]] = set()  # calls that wait for one
+        self._states: set[asyncio.Future[Kept]] = set()  # calls that wait for one
         connection.enter = self._enter
         connection.entered = self._entered
         connection.told = self._told
@@ -237,12 +211,11 @@ class Averager:
     @property
     def rounds(self) -> dict[str, int]:
         """The round of the last result of each part, of those that have had one."""
-        parts = self._parts.items()
-        return {name: part.reached.round for name, part in parts if part.reached is not None}
+        return {part: one.round for part, one in self._reached.items() if one.round}
 
     @property
-    def _reached(self) -> tuple[wire.Reached | None, ...]:
-        return tuple(part.reached for part in self._parts.values())
+    def _reached(self) -> dict[str, wire.Reached]:
+        return {name: part.reached or NOTHING for name, part in self._parts.items()}
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
@@ -277,8 +250,8 @@ class Averager:
             ValueError: a weight below 0, values that are not finite, or an unknown part.
             RuntimeError: another call for this part is under way.
             MismatchError: shapes or dtypes are not those of the other members.
-            StaleError: more than `max_stale` rounds were missed, or a coordinator without memory
-                decided the last ones again, without this member.
+            StaleError: more than `max_stale` rounds were missed, or the last ones were decided
+                again without this member.
             QuorumLostError: there were fewer members than the quorum until `timeout`.
             CollectiveTimeoutError: no round closed until `timeout`; `missing` names the members
                 that have not contributed.
@@ -289,7 +262,7 @@ class Averager:
                 mean = await avg.average({"w": np.ones(3, np.float32)}, weight=128)
                 print(mean.value["w"], mean.round, mean.late)
         """
-        weight = _checked_weight(weight)
+        weight = checked_weight(weight)
         timeouts.check_timeout(timeout)
         seconds = self._op_timeout if timeout is None else timeout
         found = self._parts.get(part)
@@ -404,13 +377,17 @@ class Averager:
 
     # State.
 
-    async def publish_state(self, tree: Any) -> bool:
-        """Keep a copy of `tree` for new members, with the rounds of the parts as they are now.
+    async def publish_state(self, tree: Any | Callable[[], Any]) -> bool:
+        """Keep `tree` for new members, with the rounds of the parts as they are now.
 
-        Every member may call this after each round. One member is elected, and keeps the tree; the
+        Every member may call this after each round. One member is elected, and keeps a copy; the
         calls of the others do nothing. If that one is lost, or more than a round behind, the next
         call of another one takes its place. A call does nothing either if the coordinator is away
-        for 5 s, or has ruled this member lost. Returns whether this member keeps the tree.
+        for 5 s, or has ruled this member lost. Returns whether this member has a state for others.
+
+        Give a function that returns the tree if the tree stays as it is until the next call. Then
+        nothing is copied before a member needs it, and every member can give it at any time. Use it
+        if members may be so few that a round needs a new member.
 
         For example::
 
@@ -418,19 +395,23 @@ class Averager:
                 await avg.publish_state({"w": np.ones(3)})
         """
         self._check()
+        kept = self._reached
+        reached = tuple(kept.values())
+        if callable(tree):
+            self._kept = Kept(tree, kept)
+            self._connection.say(wire.AverageStateKept(reached))
+            return True
         try:
-            elected = await control.elect(self._connection.control, self._reached, PATIENCE)
+            elected = await control.elect(self._connection.control, reached, PATIENCE)
         except (TimeoutError, CoordinatorLostError, GroupClosedError):
             # The coordinator is away, or this member joins again. Training goes on meanwhile.
             self._check()
             return False
         if not elected:
-            self._state = None
+            self._kept = None
             return False
-        each = zip(self._parts, self._reached, strict=True)
-        reached = {part: one for part, one in each if one is not None}
-        self._state = _Kept(mapped(tree, _copy), reached)
-        self._connection.say(wire.AverageStateKept())
+        self._kept = Kept(copy_of(tree), kept)
+        self._connection.say(wire.AverageStateKept(reached))
         return True
 
     @started
@@ -453,9 +434,11 @@ class Averager:
         self._check()
         if any(part.call is not None for part in self._parts.values()):
             raise RuntimeError("a call of `average` is under way: await it before `state`")
-        if self._state is not None:
-            return AveragerState(mapped(self._state.tree, _copy), self._state.rounds)
-        done: asyncio.Future[_Kept] = asyncio.get_running_loop().create_future()
+        if self._kept is not None:
+            if self._kept.reached == self._reached:
+                return AveragerState(self._kept.copied(), self._kept.rounds)
+            self._drop_state()
+        done: asyncio.Future[Kept] = asyncio.get_running_loop().create_future()
         self._states.add(done)
         self._connection.say(wire.AverageWantState())
         try:
@@ -491,8 +474,8 @@ class Averager:
             self._rules,
             tuple(self._parts),
             self._max_stale,
-            self._reached,
-            self._state is not None,
+            tuple(part.reached for part in self._parts.values()),
+            None if self._kept is None else tuple(self._kept.reached.values()),
             tuple(outcome for outcomes, _ in known for outcome in outcomes),
             tuple(decision for _, decisions in known for decision in decisions),
             tuple(self._connection.gone),
@@ -516,7 +499,7 @@ class Averager:
                 self._parts[part].reopened(number)
             case wire.AverageRefused():
                 if news.stale is not None:
-                    self._state = None  # it is too old
+                    self._kept = None  # it is too old
                 self._parts[news.part].refused(news)
             case wire.AverageFetch():
                 if (older := self._fetches.get(news.part)) is not None:
@@ -547,8 +530,7 @@ class Averager:
         if found is None:
             return
         if fetch.part is None:
-            tree, reached = found
-            kept = _Kept(tree, {part: wire.Reached(*one) for part, one in reached.items()})
+            kept = unpacked(found)
             for done in self._states:
                 if not done.done():
                     done.set_result(kept)
@@ -564,10 +546,7 @@ class Averager:
             # None: it is gone meanwhile. The other member waits, so it has to hear that.
             found: Any = None
             if serve.part is None:
-                if self._state is not None:
-                    state = self._state
-                    reached = {part: (one.round, one.digest) for part, one in state.reached.items()}
-                    found = (state.tree, reached)
+                found = self._given()
             elif (known := self._parts[serve.part].results.get(serve.round)) is not None:
                 found = known[1]
             await pair.send(found, 1, timeout=math.inf)
@@ -578,8 +557,27 @@ class Averager:
         finally:
             connection.part(pair)
 
+    def _given(self) -> Any:
+        """The state for another member; None: there is none."""
+        if self._kept is None:
+            return None
+        try:
+            return self._kept.packed()
+        except Exception:  # of a function of the program
+            log.exception(
+                "averager %r: the state cannot be given to a new member, because the function that"
+                " `publish_state` was given raised this",
+                self._connection.averager,
+            )
+            self._drop_state()
+            return None
+
+    def _drop_state(self) -> None:
+        """This member has no state for others any more."""
+        self._kept = None
+        self._connection.say(wire.AverageStateKept(None))
+
     def _expelled(self) -> None:
-        self._state = None
         for part in self._parts.values():
             part.expelled()
 
@@ -590,25 +588,3 @@ class Averager:
         for done in self._states:
             if not done.done():
                 done.set_exception(error)
-
-
-def _checked_weight(weight: Any) -> float:
-    try:
-        found = float(weight)
-    except (TypeError, ValueError):
-        raise TypeError(f"weight is a number, not {type(weight).__name__}") from None
-    if not 0 <= found < math.inf:
-        raise ValueError(f"weight is a finite number from 0 on, not {weight!r}")
-    return found
-
-
-def _copy(leaf: Any) -> Any:
-    """A copy of an array; anything else, which cannot change, as it is."""
-    array = arrays.view(leaf, "value")
-    if array is None or array.kind == "scalar":
-        return leaf
-    made = arrays.empty(array.kind, array.name, array.shape, "value")
-    flat, staged = made.stage()
-    flat[:] = array.read()
-    made.commit(staged)
-    return made.value

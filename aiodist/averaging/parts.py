@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from aiodist.averaging.transfer import PartResiduals, Transfer
 from aiodist.averaging.values import TreeForm
@@ -290,7 +290,7 @@ class MemberPart:
         if not (running.transfer.is_held and contributors(running.decision) == outcome.ids):
             self.stop()  # the others went on without this member
             if self.call is not None and not self.call.done.done():
-                self.offer(self.call, wire.Reached(outcome.round - 1, outcome.parent))
+                self.offer(self.call, outcome.before)
             return
         self.running = None
         results = running.transfer.results
@@ -329,11 +329,12 @@ class MemberPart:
         """A result has come from another member."""
         if self.running is not None and self.running.decision.round <= outcome.round:
             self.stop()
-        if (
-            self.call is None
-            or self.call.done.done()
-            or (self.reached is not None and self.reached.digest != outcome.parent)
-        ):
+        call, reached = self.call, self.reached
+        if call is None or call.done.done():
+            return
+        if reached is not None and reached.digest != outcome.parent:
+            if outcome.round == reached.round + 1:  # it is of another history
+                self.offer(call, self.after)  # so the coordinator will say
             return
         number = None
         if outcome.round in self.begun and self.ids & {*outcome.ids}:
@@ -342,13 +343,15 @@ class MemberPart:
         self.take(outcome, vectors, number)
 
     def reopened(self, round: int) -> None:
-        """The decision about a round holds no longer. Offer the contribution again, because a
-        coordinator that was restarted has lost it."""
+        """The decision about a round holds no longer. Offer the contribution again, because it is
+        in no round."""
         self.begun.pop(round, None)
-        if self.running is not None and self.running.decision.round == round:
+        if self.running is not None:
+            if self.running.decision.round != round:
+                return
             self.stop()
-            if self.call is not None and not self.call.done.done():
-                self.offer(self.call, self.after)
+        if self.call is not None and not self.call.done.done():
+            self.offer(self.call, self.after)
 
     def refused(self, refused: wire.AverageRefused) -> None:
         if refused.stale is not None:
@@ -402,14 +405,3 @@ class MemberPart:
         for call in list(self.offers.values()):
             if call is self.call and call.number not in moving:
                 self.offer(call, self.after)
-
-
-def mapped(tree: Any, work: Callable[[Any], Any]) -> Any:
-    """A tree with `work` done to its leaves."""
-    if isinstance(tree, dict):
-        return {key: mapped(one, work) for key, one in tree.items()}
-    if isinstance(tree, list):
-        return [mapped(one, work) for one in tree]
-    if type(tree) is tuple:
-        return tuple(mapped(one, work) for one in tree)
-    return work(tree)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -177,3 +178,14 @@ def all_finite(vectors: Sequence[Flat], names: Sequence[str]) -> bool:
         bool(np.isfinite(widened(one, name)).all())
         for one, name in zip(vectors, names, strict=True)
     )
+
+
+def checked_weight(weight: Any) -> float:
+    """The weight of a contribution. Raises TypeError and ValueError for other values."""
+    try:
+        found = float(weight)
+    except (TypeError, ValueError):
+        raise TypeError(f"weight is a number, not {type(weight).__name__}") from None
+    if not 0 <= found < math.inf:
+        raise ValueError(f"weight is a finite number from 0 on, not {weight!r}")
+    return found

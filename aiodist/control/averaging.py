@@ -32,10 +32,10 @@ async def withdraw(
     return await _ask(client, message, AverageWithdrawn, timeout)
 
 
-async def elect(client: ControlClient, reached: tuple[Reached | None, ...], timeout: float) -> bool:
-    """Whether this member is the one that gives the state to others. `reached`: its last result in
-    each of its parts. Raises as `ControlClient.request` does."""
-    return (await _ask(client, AverageElect(reached), AverageElected, timeout)).elected
+async def elect(client: ControlClient, state: tuple[Reached, ...], timeout: float) -> bool:
+    """Whether this member is the one that keeps a copy of its state for others. `state`: the last
+    result of each of its parts. Raises as `ControlClient.request` does."""
+    return (await _ask(client, AverageElect(state), AverageElected, timeout)).elected
 
 
 async def _ask(client: ControlClient, message: Message, kind: type[R], timeout: float | None) -> R:

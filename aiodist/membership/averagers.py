@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiodist.membership.group import GroupKey
-from aiodist.membership.rounds import Owed, PartRounds
-from aiodist.wire.averaging import Outcome, Reached, Rules
+from aiodist.membership.rounds import Contribution, Decided, Moving, Owed, PartRounds
+from aiodist.wire.averaging import AverageDecision, Outcome, Reached, Rules
 from aiodist.wire.messages import MemberInfo
 
 SHOWN = 32
@@ -36,7 +36,8 @@ class SeenRound:
 @dataclass(slots=True)
 class Rounds:
     """One part: its rounds, the form of its values, and which members hold which of the last
-    results."""
+    results. `orphaned`: since when no member has the last one. `is_over`: all that had it have left
+    in order."""
 
     part: PartRounds
     form: bytes = b""
@@ -44,36 +45,50 @@ class Rounds:
     outcomes: OrderedDict[int, tuple[Outcome, list[str]]] = field(default_factory=OrderedDict)
     seen: OrderedDict[int, SeenRound] = field(default_factory=OrderedDict)
     opened: float = 0.0  # the time of the first contribution to the open round
+    orphaned: float | None = None
+    is_over: bool = False
+
+    def go_back(self, reached: Reached) -> None:
+        """No round after `reached` holds any more."""
+        if self.part.is_astray(reached):
+            self.outcomes.clear()
+            self.part.digests.clear()
+        self.part.go_back(reached)
+        for each in self.outcomes, self.seen:
+            for round in [one for one in each if one > reached.round]:
+                del each[round]
 
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """A transfer from one member to another: the result of a round of `part`, or (None) the
-    state."""
+    """A transfer from one member to another: the result of a round of `part`, or (None) the state,
+    which is of the results `reached`."""
 
     part: str | None
     round: int
     source: str
     target: str
+    reached: dict[str, Reached] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class AveragerMember:
     """A member. `group`: the key of its group of one. `reached`: by part, the last result that it
-    has told of."""
+    has. `state`: the results that its state for others is of, in each of its parts; None: it has no
+    state."""
 
     group: GroupKey
     info: MemberInfo
     parts: tuple[str, ...]
     keep: int
     reached: dict[str, Reached] = field(default_factory=dict)
+    state: tuple[Reached, ...] | None = None
     wants_state: bool = False
 
-    def has_reached(self, each: tuple[Reached | None, ...]) -> None:
-        """These are its last results in each of its parts."""
-        for part, one in zip(self.parts, each, strict=False):
-            if one is not None:
-                self.reached[part] = one
+    def has(self, part: str, reached: Reached) -> None:
+        """It has a result."""
+        if part not in self.reached or self.reached[part].round < reached.round:
+            self.reached[part] = reached
 
 
 @dataclass(slots=True)
@@ -97,9 +112,8 @@ class Room:
     loans: dict[bytes, Loan] = field(default_factory=dict)
     unpaid: dict[tuple[str, str], tuple[Owed, int]] = field(default_factory=dict)
     gone: dict[str, None] = field(default_factory=dict)
-    elected: str = ""  # the member that provides the state
-    has_state: bool = False
-    reached: int = 0  # the sum of the rounds that this state is of
+    elected: str = ""  # the member that keeps a copy of its state
+    copied: tuple[Reached, ...] = ()  # what this copy is of
     lent: int = 0  # the number of loans so far
     is_restored: bool = False
     patient_until: float | None = None
@@ -136,6 +150,10 @@ class Room:
     def remember(self, outcome: Outcome, holders: list[str]) -> None:
         rounds = self.rounds(outcome.part)
         rounds.outcomes[outcome.round] = (outcome, holders)
+        rounds.is_over = False
+        for one in holders:
+            if one in self.members:
+                self.members[one].has(outcome.part, outcome.reached)
         digests = rounds.part.digests
         digests[outcome.round] = outcome.digest
         digests[outcome.round - 1] = outcome.parent
@@ -144,10 +162,28 @@ class Room:
         for older in [one for one in digests if one < min(rounds.outcomes) - 1]:
             del digests[older]
 
-    def is_behind(self, who: str) -> bool:
-        """Whether a member has missed too many rounds, or is of another history."""
+    def is_known(self, part: str) -> bool:
+        """Whether a member has the last result of a part, or what follows from it. If those that
+        had it have left, the others are told that they are too late, so it counts as known."""
+        rounds = self.parts[part]
+        found = rounds.part
+        if found.round == 0 or found.moving is not None:
+            return True
+        last = Reached(found.round, found.digests[found.round])
+        had = [one.reached.get(part) for one in self.members.values()]
+        return last in had or (rounds.is_over and any(one and one.round for one in had))
+
+    def newest_known(self, part: str) -> Reached:
+        """The newest result of a part that a member has: one of its history, if there is one."""
+        found = [one.reached[part] for one in self.members.values() if part in one.reached]
+        known = [one for one in found if one.round and not self.parts[part].part.is_astray(one)]
+        return max(known or found, key=lambda one: one.round, default=Reached(0, b""))
+
+    def is_old(self, who: str, state: tuple[Reached, ...]) -> bool:
+        """Whether a state is of no use, because results after it are not kept, or because it is of
+        another history."""
         member = self.members[who]
-        for name, reached in member.reached.items():
+        for name, reached in zip(member.parts, state, strict=False):
             part = self.rounds(name).part
             if part.is_astray(reached) or part.round - reached.round > member.keep:
                 return True
@@ -222,3 +258,32 @@ class Room:
                 if seen.outcome is not None and seen.recorded is not None
             ],
         }
+
+
+def decision_of(room: Room, name: str, decided: Decided) -> AverageDecision:
+    """The message that says what was decided on a round of a part."""
+    members = list(decided.offers)
+    return AverageDecision(
+        name,
+        decided.round,
+        decided.parent,
+        decided.begun,
+        decided.attempt,
+        tuple(room.infos[one] for one in members),
+        tuple(decided.offers[one].weight for one in members),
+        tuple(decided.offers[one].call for one in members),
+        tuple(members.index(one) for one in decided.remaining),
+    )
+
+
+def moving_of(decision: AverageDecision) -> Moving:
+    """The round that a decision is about."""
+    ids = [info.id for info in decision.members]
+    offers = {
+        one: Contribution(call, weight, decision.before)
+        for one, call, weight in zip(ids, decision.calls, decision.weights, strict=True)
+    }
+    remaining = [ids[rank] for rank in decision.remaining]
+    return Moving(
+        decision.round, decision.parent, decision.begun, decision.attempt, offers, remaining
+    )

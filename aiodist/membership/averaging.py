@@ -11,9 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from aiodist.membership.averagers import SHOWN, AveragerMember, Room, Rounds, SeenRound
+from aiodist.membership.averagers import (
+    SHOWN,
+    AveragerMember,
+    Room,
+    Rounds,
+    SeenRound,
+    decision_of,
+    moving_of,
+)
 from aiodist.membership.books import REMEMBERED, RoundDue
 from aiodist.membership.group import GroupKey, GroupState
+from aiodist.membership.histories import Histories, note
 from aiodist.membership.loans import Loans
 from aiodist.membership.records import (
     AveragerDecided,
@@ -22,11 +31,9 @@ from aiodist.membership.records import (
     Record,
 )
 from aiodist.membership.rounds import (
-    Astray,
     Contribution,
     Decided,
     Got,
-    Moving,
     Owed,
     Recorded,
     Reopened,
@@ -35,7 +42,6 @@ from aiodist.membership.rounds import Outcome as Decision
 from aiodist.membership.seating import Seating
 from aiodist.membership.silence import OVERDUE
 from aiodist.wire.averaging import (
-    AverageDecision,
     AverageDone,
     AverageElect,
     AverageElected,
@@ -59,10 +65,6 @@ from aiodist.wire.averaging import (
 from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import Failed, Failure, MemberInfo, Message
 
-RETURN_WINDOW = 3.0
-"""Seconds in which a coordinator that lost its memory closes no round, because other members may
-come back that know of later ones."""
-
 
 class Averaging:
     def __init__(self, seating: Seating) -> None:
@@ -70,9 +72,11 @@ class Averaging:
         self._books = seating.books
         self._loans = Loans(seating)
         self._tell = self._loans.tell
+        self._histories = Histories(seating, self._loans)
         self._rooms: dict[GroupKey, Room] = {}
         self._of_group: dict[GroupKey, tuple[Room, str]] = {}  # by the key of a group of one
         self._lost: dict[GroupKey, None] = {}  # averagers whose members were all lost
+        self.silent: set[GroupKey] = set()  # averagers whose members all fell silent at one moment
         self._books.on_gone = self._gone
         self._books.on_record = self._replay
         self._handlers: dict[type[Message], Callable[[Room, str, int, int, Any], None]] = {
@@ -125,12 +129,11 @@ class Averaging:
         self._seating.send(conn, request, AverageEntered(room.keep))
         if group.restored or key in self._lost:  # members may live, and come back with results
             self._lost.pop(key, None)
-            self._wait_for_others(room)
+            self._histories.wait_for_others(room)
         self._loans.back(room, info.id)
-        self._learn(room, info.id, message)
-        if message.has_state and not room.elected and not room.is_behind(info.id):
-            room.elected, room.has_state = info.id, True
-        self._tell_again(room, info.id, message.decisions)
+        self._histories.learn(room, info.id, message)
+        self._loans.has_state(room, info.id, message.state)
+        self._histories.tell_again(room, info.id, message.decisions)
         self._settle(room)
         self._fence(room, message.gone)
 
@@ -180,110 +183,6 @@ class Averaging:
         for part in parts:
             room.rounds(part).part.enter(info.id)
 
-    def _learn(self, room: Room, who: str, message: AverageEnter) -> None:
-        """Take over what a returning member knows, because this coordinator may have lost it."""
-        member = room.members[who]
-        member.has_reached(message.reached)
-        for name, reached in zip(member.parts, message.reached, strict=False):
-            outcomes = [one for one in message.outcomes if one.part == name]
-            self._learn_results(room, who, name, reached, outcomes)
-        for decision in message.decisions:
-            before = Reached(decision.round - 1, decision.parent)
-            self._learn_results(room, who, decision.part, before, [])
-            part = room.rounds(decision.part).part
-            is_next = before.round == part.round and not part.is_astray(before)
-            if is_next and decision.attempt > part.attempts:
-                for info in decision.members:
-                    room.number(info.id, info)
-                self._take_up(room, who, decision.part, _moving(decision), before)
-        self._loans.pay_again(room)
-
-    def _learn_results(
-        self, room: Room, who: str, name: str, reached: Reached | None, outcomes: list[Outcome]
-    ) -> None:
-        """The last result of a member in a part was `reached`, and it holds those of `outcomes`."""
-        rounds = room.rounds(name)
-        part = rounds.part
-        said = {} if reached is None else {reached.round: reached.digest}
-        for one in outcomes:
-            said |= {one.round: one.digest, one.round - 1: one.parent}
-        newest = max(said, default=0)
-        # Once this coordinator has recorded a round, only results of its own history count.
-        is_newer = newest > part.round and not part.has_recorded
-        if is_newer:
-            if any(part.digests.get(round, digest) != digest for round, digest in said.items()):
-                rounds.outcomes.clear()
-                part.digests.clear()
-            part.digests[newest] = said[newest]
-        for one in sorted(outcomes, key=lambda one: -one.round):
-            if part.digests.get(one.round) == one.digest:
-                _, holders = rounds.outcomes.get(one.round, (one, list(one.ids)))
-                room.remember(one, list(dict.fromkeys([*holders, who])))
-        if is_newer:
-            self._take_up(room, who, name, None, Reached(newest, said[newest]))
-
-    def _take_up(
-        self, room: Room, who: str, name: str, moving: Moving | None, reached: Reached
-    ) -> None:
-        """A part is at the round `reached`, and after that one, `moving` is decided: `who` says so.
-        Tell the others."""
-        self._wait_for_others(room)
-        part = room.rounds(name).part
-        before = part.moving
-        attempts = part.attempts if moving is None else moving.attempt
-        owed = part.restore(moving, reached, attempts)
-        remaining = [] if moving is None else moving.remaining
-        if before is not None:
-            for one in before.remaining:
-                if one not in remaining and one != who:
-                    self._over(room, one, name, before.round, before.parent)
-        if moving is not None:
-            decision = self._decision(room, name, moving.decided({}))
-            for one in remaining:
-                if one != who:
-                    self._tell(room, one, decision)
-        for debt in owed:
-            self._answer(room, name, debt)
-
-    def _wait_for_others(self, room: Room) -> None:
-        """Members bring what this coordinator has lost, so give all of them the time to come back.
-        Those that have not come back by then count as gone."""
-        if not room.is_restored:
-            room.is_restored = True
-            room.patient_until = self._books.now + RETURN_WINDOW
-            for rounds in room.parts.values():
-                rounds.part.patient_until = room.patient_until
-
-    def _answer(self, room: Room, name: str, found: Owed | Astray, call: int = 0) -> None:
-        if isinstance(found, Owed):
-            self._loans.pay(room, name, found, call)
-        else:
-            self._loans.refuse_stale(room, found.member, name, found.call, astray=True)
-
-    def _over(self, room: Room, who: str, name: str, round: int, parent: bytes) -> None:
-        """A member follows a decision about `round` that holds no longer."""
-        rounds = room.rounds(name)
-        part = rounds.part
-        known = rounds.outcomes.get(round)
-        if known is not None and who in known[1]:
-            self._tell(room, who, AverageDone(known[0], room.keep))
-        elif round <= part.round and not part.is_astray(Reached(round - 1, parent)):
-            # Its contribution is in the result, or it is not.
-            self._loans.pay(room, name, Owed(who, round))
-        else:
-            self._tell(room, who, AverageReopened(name, round))
-
-    def _tell_again(self, room: Room, who: str, decisions: Sequence[AverageDecision]) -> None:
-        """Repeat what a member may have missed while it had no connection. It follows these
-        decisions."""
-        followed = {decision.part: decision for decision in decisions}
-        for name in room.members[who].parts:
-            moving = room.rounds(name).part.moving
-            if moving is not None and who in moving.remaining:
-                self._tell(room, who, self._decision(room, name, moving.decided({})))
-            elif name in followed:
-                self._over(room, who, name, followed[name].round, followed[name].parent)
-
     def _on_offer(self, room: Room, who: str, conn: int, request: int, offer: AverageOffer) -> None:
         member = room.members[who]
         if offer.part not in member.parts:
@@ -301,7 +200,7 @@ class Averaging:
             return
         if offer.after is not None:
             member.reached[offer.part] = offer.after
-            if part.round - offer.after.round > member.keep:
+            if part.round - offer.after.round > member.keep and room.is_known(offer.part):
                 self._loans.refuse_stale(room, who, offer.part, offer.call)
                 return
         rounds.form, rounds.text = offer.form, offer.text
@@ -310,7 +209,7 @@ class Averaging:
         self._note_late(rounds, room.name_of(who), offer.after)
         found = part.offer(who, Contribution(offer.call, offer.weight, offer.after))
         if found is not None:
-            self._answer(room, offer.part, found, offer.call)
+            self._histories.answer(room, offer.part, found, offer.call)
         self._settle(room)
 
     def _note_late(self, rounds: Rounds, name: str, after: Reached | None) -> None:
@@ -369,6 +268,7 @@ class Averaging:
                 room.patient_until = None
                 self._loans.pay_again(room)
         for name, rounds in list(room.parts.items()):
+            self._histories.look_for_last(room, name, rounds, due)
             for outcome in rounds.part.settle(now, alive, room.order):
                 self._decided(room, name, outcome)
             if rounds.part.deadline is not None:
@@ -392,55 +292,38 @@ class Averaging:
                 rounds.seen.setdefault(outcome.round, SeenRound(rounds.opened, now))
                 while len(rounds.seen) > SHOWN:
                     rounds.seen.popitem(last=False)
-                decision = self._decision(room, name, outcome)
+                decision = decision_of(room, name, outcome)
                 record = AveragerDecided(*room.any_group, rounds.form, rounds.text, decision)
                 self._books.write(record)
                 for who in outcome.offers:
                     if who in outcome.remaining or who in outcome.left_out:
                         self._tell(room, who, decision)
                 for who, reason in outcome.left_out.items():
-                    self._note("left out", room, name, outcome.round, who=who, reason=reason)
+                    note(
+                        self._seating, "left out", room, name, outcome.round, who=who, reason=reason
+                    )
             case Recorded(round, parent, digest, contributors, holders):
                 ids = tuple(one for one, _ in contributors)
                 names = tuple(room.name_of(one) for one in ids)
                 weights = tuple(weight for _, weight in contributors)
                 said = Outcome(name, round, parent, digest, ids, names, weights)
                 room.remember(said, list(holders))
-                self._books.write(AveragerRecorded(*room.any_group, said, holders))
+                attempts = rounds.part.attempts
+                self._books.write(AveragerRecorded(*room.any_group, said, holders, attempts))
                 done = AverageDone(said, room.keep)
                 for who in holders:
                     self._tell(room, who, done)
                 seen = rounds.seen.setdefault(round, SeenRound(now, now))
                 seen.recorded, seen.outcome = now, said
                 rounds.opened = now
-                self._note("round", room, name, round, contributors=len(ids))
+                note(self._seating, "round", room, name, round, contributors=len(ids))
             case Reopened(round, members):
-                nothing = Outcome(name, round, b"", b"", (), (), ())
-                self._books.write(AveragerRecorded(*room.any_group, nothing, (), reopened=True))
+                self._books.write(_reopened(room, name))
                 for who in members:
                     self._tell(room, who, AverageReopened(name, round))
-                self._note("reopened", room, name, round)
+                note(self._seating, "reopened", room, name, round)
             case Owed():
                 self._loans.pay(room, name, outcome)
-
-    def _decision(self, room: Room, name: str, decided: Decided) -> AverageDecision:
-        members = list(decided.offers)
-        return AverageDecision(
-            name,
-            decided.round,
-            decided.parent,
-            decided.begun,
-            decided.attempt,
-            tuple(room.infos[one] for one in members),
-            tuple(decided.offers[one].weight for one in members),
-            tuple(decided.offers[one].call for one in members),
-            tuple(members.index(one) for one in decided.remaining),
-        )
-
-    def _note(self, event: str, room: Room, part: str, round: int, **fields: Any) -> None:
-        group = self._books.groups[room.any_group]
-        fields |= {"averager": room.name, "part": part, "round": round}
-        self._seating.note(event, group, **fields)
 
     # Losses.
 
@@ -449,12 +332,15 @@ class Averaging:
         if group.key not in self._of_group:
             return
         room, who = self._of_group.pop(group.key)
+        known = [name for name in room.parts if not lost and room.is_known(name)]
         del room.members[who]
-        for rounds in room.parts.values():
+        for name, rounds in room.parts.items():
             rounds.part.gone([who])
+            rounds.is_over = rounds.is_over or (name in known and not room.is_known(name))
         if not room.members:
             del self._rooms[room.key]
             self._books.timers.cancel(RoundDue(room.key))
+            self.silent.discard(room.key)
             if lost:
                 self._lost[room.key] = None
                 if len(self._lost) > REMEMBERED:
@@ -495,6 +381,22 @@ class Averaging:
                     return True
         return False
 
+    def fell_silent(self, group: GroupState) -> None:
+        """No member of the averager that `group` is of was heard in time."""
+        if group.key in self._of_group:
+            self.silent.add(self._of_group[group.key][0].key)
+
+    def got_word(self, group: GroupState | None) -> None:
+        """If `group` is of an averager whose members all fell silent, it can be reached again, and
+        the others have to come back within their leases."""
+        if group is None or group.key not in self._of_group:
+            return
+        room, _ = self._of_group[group.key]
+        if room.key in self.silent:
+            self.silent.remove(room.key)
+            for member in room.members.values():
+                self._books.got_word(self._books.groups[member.group])
+
     # Restarts.
 
     def records(self) -> Iterator[Record]:
@@ -504,11 +406,14 @@ class Averaging:
                 yield AveragerEntered(*member.group, who, room.rules, member.parts, member.keep)
             group = room.any_group
             for name, rounds in room.parts.items():
-                for outcome, holders in rounds.outcomes.values():
-                    yield AveragerRecorded(*group, outcome, tuple(holders))
+                attempts = rounds.part.attempts
+                for _, (outcome, holders) in sorted(rounds.outcomes.items()):
+                    yield AveragerRecorded(*group, outcome, tuple(holders), attempts)
+                if attempts and not rounds.outcomes:
+                    yield _reopened(room, name)
                 moving = rounds.part.moving
                 if moving is not None:
-                    decision = self._decision(room, name, moving.decided({}))
+                    decision = decision_of(room, name, moving.decided({}))
                     yield AveragerDecided(*group, rounds.form, rounds.text, decision)
 
     def _replay(self, record: Record) -> None:
@@ -528,14 +433,18 @@ class Averaging:
                 rounds.form, rounds.text = record.form, record.text
                 for info in decision.members:
                     room.number(info.id, info)
-                before = Reached(decision.round - 1, decision.parent)
-                rounds.part.restore(_moving(decision), before, decision.attempt)
+                if decision.round <= rounds.part.round:
+                    rounds.go_back(decision.before)
+                rounds.part.restore(moving_of(decision), decision.before, decision.attempt)
             case AveragerRecorded():
                 room = self._rooms[averager_of(record.group), record.run_id]
                 rounds = room.rounds(record.outcome.part)
                 part = rounds.part
                 part.moving = None
+                part.attempts = record.attempts
                 if not record.reopened:
+                    if record.outcome.round <= part.round:
+                        rounds.go_back(record.outcome.before)
                     part.restore(None, record.outcome.reached, part.attempts)
                     room.remember(record.outcome, list(record.holders))
             case _:
@@ -546,14 +455,7 @@ class Averaging:
         return [room.status() for room in self._rooms.values()]
 
 
-def _moving(decision: AverageDecision) -> Moving:
-    ids = [info.id for info in decision.members]
-    before = Reached(decision.round - 1, decision.parent)
-    offers = {
-        one: Contribution(call, weight, before)
-        for one, call, weight in zip(ids, decision.calls, decision.weights, strict=True)
-    }
-    remaining = [ids[rank] for rank in decision.remaining]
-    return Moving(
-        decision.round, decision.parent, decision.begun, decision.attempt, offers, remaining
-    )
+def _reopened(room: Room, name: str) -> AveragerRecorded:
+    part = room.rounds(name).part
+    nothing = Outcome(name, part.round + 1, b"", b"", (), (), ())
+    return AveragerRecorded(*room.any_group, nothing, (), part.attempts, reopened=True)

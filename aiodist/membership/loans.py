@@ -22,6 +22,7 @@ from aiodist.wire.averaging import (
     AverageStateKept,
     AverageWantState,
     Outcome,
+    Reached,
 )
 from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import Message
@@ -57,7 +58,7 @@ class Loans:
         holders = [one for one in holders if one != owed.member]
         if known is not None and holders:
             self._lend(room, part, owed.round, holders, owed.member, known[0])
-        elif room.patient_until is not None:
+        elif room.patient_until is not None or not room.is_known(part):
             room.unpaid[part, owed.member] = (owed, call)
         else:
             self.refuse_stale(room, owed.member, part, call)
@@ -75,8 +76,8 @@ class Loans:
         last result is of another history."""
         last = room.rounds(part).part.round
         why = (
-            "the last result of this member is none of them, because a coordinator that had lost"
-            " its memory decided rounds again"
+            "the last result of this member is none of them, because rounds were decided again"
+            " without it"
             if astray
             else "the results that this member missed are no longer kept"
         )
@@ -104,7 +105,9 @@ class Loans:
         for other, loan in list(room.loans.items()):
             if (loan.part, loan.target) == (part, target):
                 del room.loans[other]
-        room.loans[ticket] = Loan(part, round, source, target)
+        member = room.members[source]
+        reached = dict(zip(member.parts, member.state or (), strict=False)) if part is None else {}
+        room.loans[ticket] = Loan(part, round, source, target, reached)
         infos = room.infos
         self.tell(room, source, AverageServe(part, round, infos[target], ticket))
         self.tell(room, target, AverageFetch(part, infos[source], ticket, outcome))
@@ -116,23 +119,25 @@ class Loans:
         if loan is None or who not in (loan.source, loan.target):
             return
         if loan.part is None and who == loan.source:
-            return  # there is no other source of the state
+            return  # the target finds that out
         del room.loans[message.ticket]
         if message.failed:
             self._lend_again(room, loan, but=loan.source)
         elif loan.part is None:
             room.members[who].wants_state = False
+            room.members[who].reached.update(loan.reached)
         else:
             known = room.rounds(loan.part).outcomes.get(loan.round)
             if known is not None and who not in known[1]:
                 known[1].append(who)
+                room.members[who].has(loan.part, known[0].reached)
 
     def _lend_again(self, room: Room, loan: Loan, but: str) -> None:
         """Find another source for a member whose transfer failed."""
         if loan.target not in room.members:
             return
         if loan.part is None:
-            self._give_state(room)
+            self._give_state(room, but)
             return
         known = room.rounds(loan.part).outcomes.get(loan.round)
         if known is not None and but in known[1]:
@@ -161,37 +166,42 @@ class Loans:
     # The state.
 
     def dismiss(self, room: Room, who: str) -> None:
-        """A member cannot give the state any more."""
+        """A member has no state for others any more."""
+        if who in room.members:
+            room.members[who].state = None
         if room.elected == who:
-            room.elected, room.has_state, room.reached = "", False, 0
-
-    def _dismiss_behind(self, room: Room) -> None:
-        """A state that is too old is of no use, because results after it are not kept."""
-        if room.elected and room.is_behind(room.elected):
-            self.dismiss(room, room.elected)
+            room.elected, room.copied = "", ()
 
     def on_elect(
         self, room: Room, who: str, conn: int, request: int, message: AverageElect
     ) -> None:
         # A slow member may have been the first to ask. Its state would be too old for a new member,
         # so a member that is ahead of it by a round of each part takes its place.
-        room.members[who].has_reached(message.reached)
-        self._dismiss_behind(room)
-        reached = sum(one.round for one in message.reached if one is not None)
-        is_ahead = reached > room.reached + len(room.parts)
-        if (not room.elected or is_ahead) and not room.is_behind(who):
-            room.has_state = room.has_state and room.elected == who
-            room.elected = who
-        if room.elected == who:
-            room.reached = reached
+        if room.elected and room.is_old(room.elected, room.copied):
+            self.dismiss(room, room.elected)
+        is_ahead = _rounds(message.state) > _rounds(room.copied) + len(room.parts)
+        if room.is_old(who, message.state):
+            self.dismiss(room, who)
+        elif room.elected in ("", who) or is_ahead:
+            room.elected, room.copied = who, message.state
+        else:
+            room.members[who].state = None
         self._seating.send(conn, request, AverageElected(room.elected == who))
 
     def on_state_kept(
         self, room: Room, who: str, conn: int, request: int, message: AverageStateKept
     ) -> None:
-        if room.elected == who:
-            room.has_state = True
-            self._give_state(room)
+        self.has_state(room, who, message.state)
+
+    def has_state(self, room: Room, who: str, state: tuple[Reached, ...] | None) -> None:
+        """A member has a state for others, or (None) has none."""
+        if state is None or room.is_old(who, state):
+            self.dismiss(room, who)
+            return
+        room.members[who].state = state
+        if room.elected in ("", who):
+            room.elected, room.copied = who, state
+        self._give_state(room)
 
     def on_want_state(
         self, room: Room, who: str, conn: int, request: int, message: AverageWantState
@@ -202,11 +212,24 @@ class Loans:
                 del room.loans[ticket]
         self._give_state(room)
 
-    def _give_state(self, room: Room) -> None:
-        self._dismiss_behind(room)
-        if not room.has_state:
+    def _give_state(self, room: Room, but: str = "") -> None:
+        """Let members fetch the newest state. `but`: a source that has just failed."""
+        states = {
+            who: _rounds(member.state)
+            for who, member in room.members.items()
+            if member.state is not None and not room.is_old(who, member.state)
+        }
+        if len(states) > 1:
+            states.pop(but, None)
+        if not states:
             return
+        newest = max(states.values())
+        sources = [who for who, reached in states.items() if reached == newest]
         served = {loan.target for loan in room.loans.values() if loan.part is None}
         for who, member in room.members.items():
             if member.wants_state and who not in served:
-                self._lend(room, None, 0, [room.elected], who, None)
+                self._lend(room, None, 0, sources, who, None)
+
+
+def _rounds(state: tuple[Reached, ...]) -> int:
+    return sum(one.round for one in state)

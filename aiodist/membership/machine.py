@@ -159,6 +159,8 @@ class Membership:
         # Every message is a sign of life, even one that is refused below.
         self._seating.renew(conn)
         handler(conn, request, message)
+        if self._averaging.silent:
+            self._averaging.got_word(self._places.get(conn))
 
     def _on_disconnected(self, conn: int, reason: str) -> None:
         # What the end of a connection means depends on its role. If it was asked for a view,
@@ -189,6 +191,7 @@ class Membership:
             group = self._groups[key]
             if self._books.is_cut_off(group) and not self._averaging.others_are_heard(group):
                 self._seating.cut_off(group)
+                self._averaging.fell_silent(group)
             else:
                 self._seating.evict(group, reasons)
         missed: dict[GroupKey, dict[int, str]] = {}

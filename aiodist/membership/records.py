@@ -111,12 +111,14 @@ class AveragerDecided(schema.Struct):
 
 
 class AveragerRecorded(schema.Struct):
-    """A round is over, and `holders` have its result; or (`reopened`) it is open again."""
+    """A round is over, and `holders` have its result; or (`reopened`) it is open again. `attempts`:
+    the number of all attempts of that part so far."""
 
     group: NonEmptyName
     run_id: Name
     outcome: Annotated[averaging.Outcome, schema.struct(averaging.Outcome)]
     holders: averaging.Names
+    attempts: averaging.Round
     reopened: Annotated[bool, schema.flag] = False
 
 

@@ -13,7 +13,7 @@ is recorded when no pair waits. From then on it never changes.
 
 Each round has a digest of its contributors and of the digest of the round before, its parent. So
 the digest of a member's last result tells whether it has the same history as the others. It may
-have another one if a coordinator lost its memory, and decided a round again without it.
+have another one if rounds were decided again while all that had their results were away.
 
 The machine has no I/O, clock or randomness. Members are known by id; `order` says which came first.
 """
@@ -401,6 +401,14 @@ class PartRounds:
         return [recorded, *(Owed(one, moving.round) for one in late)]
 
     # Restarts.
+
+    def go_back(self, reached: Reached) -> None:
+        """No round after `reached` holds any more."""
+        self.moving = None
+        self.round = reached.round
+        self.digests = {round: one for round, one in self.digests.items() if round < reached.round}
+        self.digests[reached.round] = reached.digest
+        self.has_recorded = False
 
     def restore(
         self, moving: Moving | None, reached: Reached, attempts: int

@@ -75,7 +75,11 @@ class Reached(schema.Struct):
 
 
 _REACHED = schema.optional(schema.struct(Reached))
-EachReached = Annotated[tuple[Reached | None, ...], schema.sequence(_REACHED, MAX_PARTS)]
+EachReached = Annotated[tuple[Reached, ...], schema.sequence(schema.struct(Reached), MAX_PARTS)]
+OptionalState = Annotated[
+    tuple[Reached, ...] | None,
+    schema.optional(schema.sequence(schema.struct(Reached), MAX_PARTS)),
+]
 
 
 class Outcome(schema.Struct):
@@ -94,6 +98,10 @@ class Outcome(schema.Struct):
     def reached(self) -> Reached:
         return Reached(self.round, self.digest)
 
+    @property
+    def before(self) -> Reached:
+        return Reached(self.round - 1, self.parent)
+
 
 class AverageDecision(Message, code=81):
     """Tells the members of a round who they are, in order, and which of them remain. `parent`: the
@@ -110,22 +118,27 @@ class AverageDecision(Message, code=81):
     calls: Annotated[tuple[int, ...], schema.sequence(schema.integer(0, 2**62), MAX_MEMBERS)]
     remaining: Ranks
 
+    @property
+    def before(self) -> Reached:
+        return Reached(self.round - 1, self.parent)
+
 
 class AverageEnter(Message, code=80):
     """Takes part in the averager that the sender's group of one is named after. Reply:
     AverageEntered, or Failed. A member says it again to a coordinator that is back.
 
     `keep`: how many rounds it may miss (`max_stale`). `reached`: its last result in each of
-    `parts`. `has_state`: it is the one that gives the state to others. For a coordinator that lost
-    its memory, `outcomes` has the last rounds whose results it holds. `decisions` has that of each
-    part that it knows to be moving, and `gone` the ids of members that it was told are gone.
+    `parts`. `state`: what the state is of that it has for others: see AverageElect. For a
+    coordinator that lost its memory, `outcomes` has the last rounds whose results it holds.
+    `decisions` has that of each part that it knows to be moving, and `gone` the ids of members that
+    it was told are gone.
     """
 
     rules: Annotated[Rules, schema.struct(Rules)]
     parts: Annotated[tuple[str, ...], schema.sequence(schema.text(MAX_NAME), MAX_PARTS)]
     keep: Annotated[int, schema.integer(0, 2**31)]
-    reached: EachReached
-    has_state: Annotated[bool, schema.flag] = False
+    reached: Annotated[tuple[Reached | None, ...], schema.sequence(_REACHED, MAX_PARTS)]
+    state: OptionalState = None
     outcomes: Annotated[
         tuple[Outcome, ...], schema.sequence(schema.struct(Outcome), MAX_OUTCOMES)
     ] = ()
@@ -189,8 +202,8 @@ class AverageDone(Message, code=87):
 
 
 class AverageReopened(Message, code=88):
-    """Tells members that follow a decision about a round that it holds no longer. They offer their
-    contributions again."""
+    """Tells members that follow a decision about a round, or wait for its result, that it holds no
+    longer. They offer their contributions again."""
 
     part: Name
     round: Round
@@ -236,10 +249,10 @@ class AverageFetched(Message, code=92):
 
 
 class AverageElect(Message, code=93):
-    """Asks to be the member that gives the state to others. `reached`: the results that this state
-    is of, in each part of the sender. Reply: AverageElected."""
+    """Asks to keep a copy of the state for others. `state`: the last result that it has of each
+    part of the sender, or the round 0. Reply: AverageElected."""
 
-    reached: EachReached
+    state: EachReached
 
 
 class AverageElected(Message, code=94):
@@ -249,7 +262,10 @@ class AverageElected(Message, code=94):
 
 
 class AverageStateKept(Message, code=95):
-    """Says that the sender, which was elected, has the state now. No reply."""
+    """Says that the sender has a state for others (see AverageElect), or none any more. No
+    reply."""
+
+    state: OptionalState
 
 
 class AverageWantState(Message, code=96):

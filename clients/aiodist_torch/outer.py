@@ -207,6 +207,7 @@ class DiLoCo:
         # The others average the next fragment already, so this member hurries if it need not wait.
         self._wanted = 1 if self._overlaps else self._pace
         self._is_apart = False
+        await self._averager.publish_state(self._state)  # the one that gave it may be lost
 
     def _send(self) -> _Sent:
         """Begin to average the fragment whose turn it is."""
@@ -249,7 +250,7 @@ class DiLoCo:
         else:
             self._slower()
         self._wanted = self._pace
-        await self._averager.publish_state(self._state())
+        await self._averager.publish_state(self._state)
         return found
 
     def _take(self, sent: _Sent, gradients: list[Any]) -> None:

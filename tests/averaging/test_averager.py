@@ -8,6 +8,7 @@ import gc
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -339,6 +340,45 @@ def test_the_state_is_that_of_one_member(run: Any) -> None:
             with pytest.raises(aiodist.CollectiveTimeoutError):
                 await avgs[0].__aexit__()
                 await avgs[1].state(timeout=0.05)
+
+    run(main())
+
+
+def test_a_state_is_made_when_a_member_needs_it(run: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Every member can give it, and a function that fails harms nobody."""
+
+    async def main() -> None:
+        async with members(5, quorum=2, grace=0.0, max_stale=9) as avgs:
+            asked: list[int] = []
+
+            def state_of(number: int) -> dict[str, Any]:
+                asked.append(number)
+                if number == 2:
+                    raise ZeroDivisionError
+                return {"w": np.full(3, number)}
+
+            await asyncio.gather(*(avg.average(np.ones(1)) for avg in avgs[:2]))
+            for number, avg in enumerate(avgs[:2]):
+                assert await avg.publish_state(partial(state_of, number))
+            assert asked == []
+            found = await avgs[3].state()
+            assert found.rounds == {"": 1}
+            assert [found.tree["w"][0]] == asked
+            # One is a round behind, the newest cannot give it, and is not asked again.
+            await avgs[1].__aexit__()
+            await asyncio.gather(*(avg.average(np.ones(1)) for avg in (avgs[2], avgs[3])))
+            await avgs[2].publish_state(partial(state_of, 2))
+            asked.clear()
+            found = await avgs[4].state()
+            assert (found.rounds, asked) == ({"": 1}, [2, 0])
+            assert (await avgs[4].average(np.ones(1))).late
+            assert avgs[4].rounds == {"": 2}
+            assert "raised this" in caplog.text
+            # Its own state serves a member as long as it is of its last result.
+            assert (await avgs[0].state()).tree["w"][0] == 0
+            await avgs[0].average(np.ones(1))
+            await avgs[3].publish_state(partial(state_of, 3))
+            assert (await avgs[0].state()).tree["w"][0] == 3
 
     run(main())
 

@@ -44,6 +44,10 @@ def _membership(*names: str) -> tuple[str, ...]:
 
 
 ROUNDS = ("tests/unit/membership/test_rounds.py", "tests/simulation/test_averaging.py")
+HISTORIES = (
+    "tests/unit/membership/test_averaging_histories.py",
+    "tests/simulation/test_averaging_followers.py",
+)
 AVERAGING = ("tests/unit/membership/test_averaging.py", "tests/simulation/test_averaging.py")
 
 FAULTS = (
@@ -283,9 +287,23 @@ FAULTS = (
     DesignFault(
         "a late contribution counts in the next round as well",
         "aiodist/membership/rounds.py",
-        "after < self.round:\n            self._forget(member)",
-        "after < self.round - 1:\n            self._forget(member)",
+        "after.round < self.round:\n            self._forget(member)",
+        "after.round < self.round - 1:\n            self._forget(member)",
         ROUNDS,
+    ),
+    DesignFault(
+        "a member of another history is taken for one of this",
+        "aiodist/membership/rounds.py",
+        "        return reached.round > self.round or known != reached.digest",
+        "        return False",
+        (*ROUNDS, *HISTORIES),
+    ),
+    DesignFault(
+        "a part does not go back if all that had its last result are lost",
+        "aiodist/membership/histories.py",
+        "        if room.is_known(name):\n            if rounds.orphaned",
+        "        if True:\n            if rounds.orphaned",
+        HISTORIES,
     ),
     DesignFault(
         "a call that was decided on may be withdrawn",

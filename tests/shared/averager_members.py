@@ -47,11 +47,11 @@ class Members:
 
     def offer(self, number: int, call: int = 1, after: int | None = None, **fields: Any) -> Any:
         fields = {"part": "", "weight": 1.0, "form": b"f", "text": "float32[3]", **fields}
-        reached = self.reached(after)
+        reached = None if after is None else self.reached(after)
         return self.told(number, a.AverageOffer(call=call, after=reached, **fields))
 
-    def reached(self, round: int | None) -> a.Reached | None:
-        return None if round is None else self._reached.get(round, a.Reached(round, digest(round)))
+    def reached(self, round: int) -> a.Reached:
+        return self._reached.get(round, a.Reached(round, digest(round)))
 
     def say(self, number: int, message: Message) -> None:
         self.world.step(Received(number, 7, message))
@@ -76,10 +76,14 @@ class Members:
         return decision
 
     def offered(self, call: int, after: int | None) -> a.AverageOffer:
-        return a.AverageOffer("", call, self.reached(after), 1.0, b"f", "float32[3]")
+        reached = None if after is None else self.reached(after)
+        return a.AverageOffer("", call, reached, 1.0, b"f", "float32[3]")
 
-    def asked(self, round: int | None) -> a.AverageElect:
+    def asked(self, round: int) -> a.AverageElect:
         return a.AverageElect((self.reached(round),))
+
+    def kept(self, round: int) -> a.AverageStateKept:
+        return a.AverageStateKept((self.reached(round),))
 
     def hold(self, decision: a.AverageDecision, *numbers: int) -> None:
         every = decision.remaining
@@ -100,15 +104,17 @@ def outcome(round: int, *numbers: int) -> a.Outcome:
     return a.Outcome("", round, digest(round - 1), digest(round), ids, names, weights)
 
 
-def restarted(members: Members, *, file: bool) -> None:
-    """Another coordinator takes over: with what was written down, or without."""
+def restarted(members: Members, *, file: bool, snapshot: bool = False) -> None:
+    """Another coordinator takes over: with what was written down (`snapshot`: anew), or without."""
     world = members.world
     after = type(world)(wall_offset=1000.0 + world.now, keep=True)
     if file:
-        snapshot = list(world.machine.records())
+        records = list(world.machine.records())
+        if snapshot:
+            world.kept = b"".join(map(encode_record, records))
         after.machine.restore(decode_records(world.kept), 0.0)
-        assert list(after.machine.records()) == snapshot
-        after.kept = b"".join(map(encode_record, snapshot))
+        assert sorted(map(repr, after.machine.records())) == sorted(map(repr, records))
+        after.kept = b"".join(map(encode_record, records))
     members.world = after
 
 

@@ -54,8 +54,12 @@ class Stage:
         options = {"transports": ("tcp",), "lease": self.lease, **chosen, **options}
         return aiodist.averager("outer", address=self.sim.address, **options)
 
+    @property
+    def nothing(self) -> np.ndarray[Any, Any]:
+        return np.zeros(self.size * CALLS, np.float32)
+
     def place(self, member: int, call: int) -> np.ndarray[Any, Any]:
-        x = np.zeros(self.size * CALLS, np.float32)
+        x = self.nothing
         x[member * CALLS + call] = 1
         return x
 
@@ -67,7 +71,7 @@ class Stage:
         try:
             found = await avg.average(self.place(member, call), part=self.part, **options)
         except aiodist.StaleError as error:
-            if "decided rounds again" in str(error):
+            if "decided again without" in str(error):
                 self.forget(member)
             raise
         self.late[member, call] = found.late

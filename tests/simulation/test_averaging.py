@@ -14,9 +14,11 @@ from averaging_stage import CALLS, Stage
 from seeds import seeds
 
 import aiodist
+from aiodist.membership.averagers import Rounds
 from aiodist.membership.averaging import Averaging
 from aiodist.testing import Conditions
 from aiodist.testing.simulation import Killed
+from aiodist.wire.averaging import Reached
 
 
 def test_members_average_round_after_round() -> None:
@@ -153,7 +155,7 @@ def test_a_coordinator_that_is_away_does_not_end_a_training() -> None:
 def test_a_member_that_asks_for_a_result_that_is_gone_is_told() -> None:
     """A member forgets old results while a request for one is on its way to it."""
     stage = Stage(3)
-    forgotten = asyncio.Event()
+    forgotten, told = asyncio.Event(), asyncio.Event()
 
     async def main(member: int) -> Any:
         async with stage.averager(member) as avg:
@@ -162,15 +164,41 @@ def test_a_member_that_asks_for_a_result_that_is_gone_is_told() -> None:
                 await stage.call(avg, member, 1)
                 avg._parts[""].results.clear()
                 forgotten.set()
-                await stage.call(avg, member, 2)
+                await told.wait()
                 return None
             await forgotten.wait()
             await asyncio.sleep(1.0)
             with pytest.raises(aiodist.StaleError):
                 await stage.call(avg, member, 1)
+            told.set()
             return True
 
-    assert stage.play(main, 60.0)[2]
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_members_go_on_from_the_newest_result_that_one_of_them_has(comes_back: bool) -> None:
+    """All that have a newer one are lost. One of them may come back in time."""
+    stage = Stage(4, lease=1.0)
+
+    async def main(member: int) -> Any:
+        async with stage.averager(member) as avg:
+            await asyncio.sleep(1.0)
+            await stage.call(avg, member, 0)
+            if member > 1:
+                await asyncio.sleep(2.0)
+                return await avg.average(stage.place(member, 1))
+            await avg.average(stage.place(member, 1))
+            node = stage.sim.nodes[member]
+            if member == 0 or not comes_back:
+                node.kill()
+            node.stop()
+            stage.sim.network.later_by(3.0, node.resume)
+            await asyncio.sleep(10.0)  # it goes on after the stop
+            return None
+
+    *_, one, other = stage.play(main)
+    assert one.value.tobytes() == other.value.tobytes()
+    assert (one.round, one.late) == (2, comes_back)
+    assert {*one.contributors} == ({"m0", "m1"} if comes_back else {"m2", "m3"})
 
 
 def test_a_member_whose_own_state_is_too_old_takes_that_of_another() -> None:
@@ -402,16 +430,22 @@ def test_a_call_that_was_late_while_its_member_was_stopped_for_long() -> None:
 
 @pytest.fixture
 def endings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The rooms whose members were all lost. The next members begin with round 1."""
-    endings = []
-    gone = Averaging._gone
+    """The averagers whose members were all lost, so that the next ones begin with round 1, and the
+    parts that went back, because no member had the last result."""
+    endings: list[Any] = []
+    gone, go_back = Averaging._gone, Rounds.go_back
 
     def note(averaging: Averaging, *args: Any, **options: Any) -> None:
         rooms = list(averaging._rooms.values())
         gone(averaging, *args, **options)
         endings.extend(room for room in rooms if not room.members and options["lost"])
 
+    def note_back(rounds: Rounds, reached: Reached) -> None:
+        endings.append(rounds)
+        go_back(rounds, reached)
+
     monkeypatch.setattr(Averaging, "_gone", note)
+    monkeypatch.setattr(Rounds, "go_back", note_back)
     return endings
 
 

@@ -13,7 +13,7 @@ import torch
 import aiodist
 import aiodist_torch
 from aiodist.codecs import int8
-from aiodist.membership import averaging
+from aiodist.membership import histories
 
 EVERY = 3
 
@@ -363,7 +363,7 @@ asyncio.run(main())
 
 def test_a_training_whose_members_were_all_killed_begins_anew(run, monkeypatch):
     """There is no member to begin from."""
-    monkeypatch.setattr(averaging, "RETURN_WINDOW", 0.1)
+    monkeypatch.setattr(histories, "RETURN_WINDOW", 0.1)
 
     async def main():
         async with aiodist.Coordinator() as coordinator, AsyncExitStack() as stack:

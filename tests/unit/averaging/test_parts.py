@@ -112,6 +112,22 @@ def test_a_result_with_an_earlier_call_is_late_for_the_next_one(run):
     run(main())
 
 
+def test_a_result_of_another_history_is_not_taken(run):
+    """The coordinator gave it before it knew of that. It answers the offer."""
+
+    async def main():
+        part = part_that_carries()
+        ways: Any = part.ways
+        part.start_at(Reached(3, b"other"))
+        call = call_of(part, 1)
+        for round in 3, 4, 5:
+            part.fetched(outcome(round, "other"), [])
+        assert not call.done.done()
+        assert [offer.after for offer in ways.said] == [Reached(3, b"other")] * 2
+
+    run(main())
+
+
 def test_the_state_of_another_member_ends_what_was_before(run):
     async def main():
         part = part_that_carries()

@@ -6,7 +6,7 @@ import pytest
 from averager_members import LEASE, RULES, Members, back, outcome, restarted
 
 from aiodist.membership import averaging
-from aiodist.membership.averaging import RETURN_WINDOW
+from aiodist.membership.histories import RETURN_WINDOW
 from aiodist.wire import averaging as a
 from aiodist.wire.messages import Evicted, Failed, Failure, JoinRequest, Leave
 from aiodist.wire.recovery import Unreachable
@@ -254,7 +254,7 @@ def test_the_last_member_takes_the_averager_with_it(members: Members) -> None:
 
 
 def test_a_member_that_comes_with_the_state_gives_it(members: Members) -> None:
-    members.enter(1, has_state=True)
+    members.enter(1, state=(a.Reached(0, b""),))
     members.enter(2)
     [fetch] = members.told(2, a.AverageWantState())
     assert isinstance(fetch, a.AverageFetch)
@@ -308,38 +308,68 @@ def test_one_member_is_elected_for_the_state(members: Members) -> None:
     assert members.told(3, a.AverageWantState()) == []
     assert members.told(1, members.asked(0)) == [a.AverageElected(True)]
     assert members.told(2, members.asked(0)) == [a.AverageElected(False)]
-    [serve] = members.told(1, a.AverageStateKept())
+    [serve] = members.told(1, members.kept(0))
     [fetch] = members.told(3)
     assert isinstance(fetch, a.AverageFetch)
     assert isinstance(serve, a.AverageServe)
     assert fetch.part is None
-    assert members.told(2, a.AverageStateKept()) == []  # it is not the one
     members.world.cut(1)
     members.told(3)
     members.told(2)
     assert members.told(2, members.asked(0)) == [a.AverageElected(True)]
-    members.told(2, a.AverageStateKept())
+    members.told(2, members.kept(0))
     [fetch] = members.told(3)
     assert isinstance(fetch, a.AverageFetch)
     assert fetch.source.id == "id2"
     members.told(3, a.AverageFetched(fetch.ticket))
-    assert members.told(2, a.AverageStateKept()) == [] == members.told(3)
+    assert members.told(2, members.kept(0)) == [] == members.told(3)
 
 
 def test_a_member_that_is_ahead_takes_the_place_of_the_elected_one(members: Members) -> None:
     """A slow member was the first to ask. A new member could not go on from its state."""
     members.enter(1, 2, 3, parts=("a", "b"), keep=20, reached=(members.reached(12),) * 2)
     assert members.told(1, members.asked(2)) == [a.AverageElected(True)]
-    assert members.told(1, a.AverageStateKept()) == []
+    assert members.told(1, members.kept(2)) == []
     assert members.told(2, members.asked(4)) == [a.AverageElected(False)]
     assert members.told(2, members.asked(5)) == [a.AverageElected(True)]
-    assert members.told(3, a.AverageWantState()) == []  # until it has said that it has the state
-    assert members.told(1, members.asked(4)) == [a.AverageElected(False)]
-    assert members.told(1, a.AverageStateKept()) == []
-    [serve] = members.told(2, a.AverageStateKept())
-    assert isinstance(serve, a.AverageServe)
+    [fetch] = members.told(3, a.AverageWantState())
+    assert isinstance(fetch, a.AverageFetch)
+    assert fetch.source.id == "id1"  # until the other one has said that it has its state
+    assert members.told(1, members.asked(4))[-1] == a.AverageElected(False)
+    assert members.told(2, members.kept(5)) == []
+    [again] = members.told(3, a.AverageFetched(fetch.ticket, failed=True))
+    assert isinstance(again, a.AverageFetch)
+    assert again.source.id == "id2"
     members.told(2, members.asked(9))
     assert members.told(1, members.asked(11)) == [a.AverageElected(False)]
+
+
+def test_the_newest_state_is_given_and_another_one_if_its_source_fails(members: Members) -> None:
+    members.enter(1, 2, 3, 4, keep=20, reached=(members.reached(12),))
+    for number, round in (1, 11), (2, 12), (3, 12):
+        assert members.told(number, members.kept(round)) == []
+    [first] = members.told(4, a.AverageWantState())
+    [second] = members.told(4, a.AverageFetched(first.ticket, failed=True))
+    assert {first.source.id, second.source.id} == {"id2", "id3"}
+    for number in 2, 3:
+        assert members.told(number, a.AverageStateKept(None))[0].target.id == "id4"
+    [third] = members.told(4, a.AverageFetched(second.ticket, failed=True))
+    assert third.source.id == "id1"
+    members.told(1, a.AverageStateKept(None))
+    assert members.told(4, a.AverageFetched(third.ticket, failed=True)) == []
+
+
+def test_a_state_that_is_too_old_is_not_given(members: Members) -> None:
+    members.enter(1, 2, 3, keep=2, reached=(members.reached(12),))
+    assert members.told(1, members.asked(9)) == [a.AverageElected(False)]
+    assert members.told(1, members.kept(9)) == []
+    assert members.told(2, members.kept(10)) == []
+    assert members.told(1, members.asked(10)) == [a.AverageElected(False)]
+    [fetch] = members.told(3, a.AverageWantState())
+    assert fetch.source.id == "id2"
+    members.enter(4, reached=(members.reached(13),))
+    assert members.told(3, a.AverageFetched(fetch.ticket, failed=True)) == []
+    assert members.told(1, members.asked(11)) == [a.AverageElected(True)]
 
 
 def test_a_decision_outlives_the_coordinator_in_its_file(members: Members) -> None:
@@ -380,11 +410,12 @@ def test_a_second_decision_outlives_the_coordinator_in_its_file(members: Members
     assert any(isinstance(one, a.AverageDone) for one in members.told(1))
 
 
-def test_a_reopened_round_is_open_after_a_restart(members: Members) -> None:
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_reopened_round_is_open_after_a_restart(members: Members, *, snapshot: bool) -> None:
     members.enter(1, 2)
     members.close(1, 2)
     members.world.cut(2)
-    restarted(members, file=True)
+    restarted(members, file=True, snapshot=snapshot)
     [entered] = back(members, 1)
     assert isinstance(entered, a.AverageEntered)
     members.enter(3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from averager_members import Members, back, restarted
 
-from aiodist.membership.averaging import RETURN_WINDOW
+from aiodist.membership.histories import RETURN_WINDOW
 from aiodist.wire import averaging as a
 from aiodist.wire.messages import Leave
 
@@ -60,12 +60,12 @@ def test_members_with_the_result_come_back_after_it_is_recorded_again(members: M
     for number in 3, 4:
         members.told(number)
     outcomes = (first, second)
-    assert len(back(members, 1, outcomes=outcomes, has_state=True)) == 1
+    assert len(back(members, 1, outcomes=outcomes, state=(second.reached,))) == 1
     assert members.told(1, members.asked(99)) == [a.AverageElected(False)]
     [refused] = members.told(1, offered_after(second))
     assert isinstance(refused, a.AverageRefused)
     assert refused.stale == 2
-    assert "decided rounds again" in refused.text
+    assert "decided again without" in refused.text
     assert members.told(3) == []  # nobody else is disturbed
     # With the state of another member it is one of them.
     assert members.told(3, members.asked(2)) == [a.AverageElected(True)]
@@ -105,7 +105,7 @@ def test_of_two_histories_that_come_back_the_longer_one_goes_on(
     assert isinstance(other, a.AverageDone)
     third = recorded(members, 3, 4, call=3, after=2)
     restarted(members, file=False)
-    back(members, 1, outcomes=(first, second), has_state=state)
+    back(members, 1, outcomes=(first, second), state=(second.reached,) if state else None)
     if state:
         members.enter(5)
         assert isinstance(members.told(5, a.AverageWantState())[-1], a.AverageFetch)
@@ -138,3 +138,113 @@ def test_the_last_result_of_a_member_that_has_no_result_to_give(members: Members
     *_, decision = members.told(1)
     assert isinstance(decision, a.AverageDecision)
     assert (decision.round, decision.parent) == (8, b"7")
+
+
+def away(members: Members) -> tuple[a.Outcome, a.Outcome]:
+    """Four members have a first round, and two of them a second one."""
+    members.enter(1, 2, 3, 4)
+    return recorded(members, 1, 2, 3, 4), recorded(members, 1, 2, call=2, after=1)
+
+
+@pytest.mark.parametrize("file", [None, "log", "snapshot"])
+def test_the_others_go_back_if_all_that_had_the_last_result_are_lost(
+    members: Members, file: str | None
+) -> None:
+    first, second = away(members)
+    for number in 1, 2:
+        members.world.cut(number)
+    for number in 3, 4:
+        members.told(number)
+        assert members.offer(number, call=2, after=1) == []  # those that have it may come back
+    members.world.pass_time(RETURN_WINDOW)
+    assert members.told(3) == members.told(4) == [a.AverageReopened("", 2)]
+    again = recorded(members, 3, 4, call=2, after=1)
+    assert (again.round, again.parent) == (2, first.digest)
+    assert again.digest != second.digest
+    third = recorded(members, 3, 4, call=3, after=2)
+    if file:
+        restarted(members, file=True, snapshot=file == "snapshot")
+        for number in 3, 4:
+            back(members, number, outcomes=(third,))
+    # One of those that were lost comes back.
+    members.enter(5, outcomes=(second,))
+    [refused] = members.told(5, offered_after(second))
+    assert isinstance(refused, a.AverageRefused)
+    assert refused.stale == 3
+    assert recorded(members, 3, 4, call=4, after=3).parent == third.digest
+
+
+def test_one_that_had_the_last_result_comes_back_in_time(members: Members) -> None:
+    _, second = away(members)
+    for number in 1, 2:
+        members.world.cut(number)
+    members.told(3)
+    assert members.offer(3, call=2, after=1) == []
+    members.enter(5, outcomes=(second,))
+    [fetch] = members.told(3)
+    assert isinstance(fetch, a.AverageFetch)
+    assert (fetch.source.id, fetch.outcome) == ("id5", second)
+    members.world.pass_time(RETURN_WINDOW)
+    assert members.told(3) == []
+    assert members.world.machine.status()["averagers"][0]["parts"][0]["round"] == 2
+
+
+def test_one_that_had_the_last_result_comes_back_after_the_others_went_back(
+    members: Members,
+) -> None:
+    """It is not too late, because they have no other result."""
+    _, second = away(members)
+    for number in 1, 2:
+        members.world.cut(number)
+    members.offer(3, call=2, after=1)
+    members.world.pass_time(RETURN_WINDOW)
+    assert members.told(3)[-1] == a.AverageReopened("", 2)
+    members.enter(5, outcomes=(second,))
+    assert members.told(3, members.offered(2, 1))[-1].outcome == second
+
+
+def test_those_that_are_late_do_not_go_back_if_the_others_have_left(members: Members) -> None:
+    """They may have finished, and nobody could tell them that they have another result."""
+    away(members)
+    for number in 1, 2:
+        members.say(number, Leave())
+    *_, refused = members.offer(3, call=2, after=1)
+    assert isinstance(refused, a.AverageRefused)
+    assert refused.stale == 2
+
+
+@pytest.mark.parametrize("leave", [True, False])
+def test_new_members_begin_with_round_1_if_no_other_one_is_left(
+    members: Members, *, leave: bool
+) -> None:
+    members.enter(1, 2)
+    recorded(members, 1, 2)
+    members.enter(3, 4)
+    for number in 1, 2:
+        if leave:
+            members.say(number, Leave())
+        else:
+            members.world.cut(number)
+    for number in 3, 4:
+        members.say(number, members.offered(1, None))
+    members.world.pass_time(RETURN_WINDOW)
+    decision = members.told(3)[-1]
+    assert isinstance(decision, a.AverageDecision)
+    assert (decision.round, decision.parent) == (1, b"")
+
+
+def test_who_took_the_state_of_the_last_round_knows_it(members: Members) -> None:
+    _, second = away(members)
+    members.told(1, members.kept(2))
+    members.enter(5)
+    [fetch] = members.told(5, a.AverageWantState())
+    assert isinstance(fetch, a.AverageFetch)
+    members.say(5, a.AverageFetched(fetch.ticket))
+    for number in 1, 2:
+        members.world.cut(number)
+    members.world.pass_time(RETURN_WINDOW)
+    members.told(5)
+    assert members.offer(5, after=2) == []
+    *_, refused = members.offer(3, call=2, after=1)  # nobody can give it the result
+    assert isinstance(refused, a.AverageRefused)
+    assert refused.stale == second.round

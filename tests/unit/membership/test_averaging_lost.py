@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from averager_members import Members, back, restarted
+from averager_members import LEASE, Members, back, restarted
 
 from aiodist.membership import averaging
-from aiodist.membership.averaging import RETURN_WINDOW
+from aiodist.membership.histories import RETURN_WINDOW
 from aiodist.wire import averaging as a
 from aiodist.wire.messages import Evicted
 
@@ -56,13 +56,30 @@ def test_others_begin_anew_if_all_members_were_lost_and_do_not_come_back(members
     assert isinstance(done, a.AverageDone)
     assert done.outcome.round == 1
     # One of those that were lost comes back after all. Its result is none of these.
-    members.enter(5, outcomes=(old.outcome,), reached=(old.outcome.reached,), has_state=True)
+    members.enter(
+        5, outcomes=(old.outcome,), reached=(old.outcome.reached,), state=(old.outcome.reached,)
+    )
     after = old.outcome.reached
     [refused] = members.told(5, a.AverageOffer("", 1, after, 1.0, b"f", "float32[3]"))
     assert isinstance(refused, a.AverageRefused)
     assert refused.stale == 1
-    assert "decided rounds again" in refused.text
+    assert "decided again without" in refused.text
     assert members.told(5, a.AverageWantState()) == []  # it is not the one that has the state
+
+
+def test_members_that_all_fell_silent_are_lost_if_one_of_them_comes_back(members: Members) -> None:
+    """If all fall silent at one moment, the coordinator may be cut off. If it hears one of them, it
+    is not, and the others get their lease to come back."""
+    members.enter(1, 2)
+    members.world.pass_time(LEASE)
+    assert members.world.machine.status()["averagers"][0]["members"][1]["name"] == "m2"
+    members.world.pass_time(30.0)
+    back(members, 1)
+    members.world.pass_time(LEASE / 2)
+    members.say(1, members.offered(1, None))
+    assert members.told(1) == []
+    members.world.pass_time(LEASE / 2)
+    assert members.told(1) == [a.AverageGone(("id2",))]
 
 
 def test_so_many_lost_averagers_are_remembered(

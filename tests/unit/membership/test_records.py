@@ -42,9 +42,9 @@ RECORDS = [
         averaging.AverageDecision("", 1, b"", 2, 3, VIEW.members, (1.0,), (7,), (0,)),
     ),
     AveragerRecorded(
-        "g", "run", averaging.Outcome("", 1, b"", b"d", ("a",), ("A",), (1.0,)), ("a",)
+        "g", "run", averaging.Outcome("", 1, b"", b"d", ("a",), ("A",), (1.0,)), ("a",), 2
     ),
-    AveragerRecorded("g", "run", averaging.Outcome("", 1, b"", b"", (), (), ()), (), True),
+    AveragerRecorded("g", "run", averaging.Outcome("", 1, b"", b"", (), (), ()), (), 2, True),
 ]
 
 

@@ -197,7 +197,9 @@ weights = st.floats(0, 1e6)
 some_names = st.lists(texts, max_size=3).map(tuple)
 rules = st.builds(averaging.Rules, st.integers(1, 9), st.none() | st.floats(0, 99), texts, texts)
 digests = st.binary(max_size=8)
-reached = st.none() | st.builds(averaging.Reached, rounds, digests)
+each_reached = st.builds(averaging.Reached, rounds, digests)
+reached = st.none() | each_reached
+states = st.lists(each_reached, max_size=2).map(tuple)
 outcomes = st.builds(
     averaging.Outcome,
     texts,
@@ -226,7 +228,7 @@ BY_TYPE[averaging.AverageEnter] = st.builds(
     some_names,
     st.integers(0, 9),
     st.lists(reached, max_size=2).map(tuple),
-    st.booleans(),
+    st.none() | states,
     st.lists(outcomes, max_size=2).map(tuple),
     st.lists(BY_TYPE[averaging.AverageDecision], max_size=2).map(tuple),
 )
@@ -255,11 +257,9 @@ BY_TYPE[averaging.AverageServe] = st.builds(
 BY_TYPE[averaging.AverageFetched] = st.builds(
     averaging.AverageFetched, st.binary(max_size=16), st.booleans()
 )
-BY_TYPE[averaging.AverageElect] = st.builds(
-    averaging.AverageElect, st.lists(reached, max_size=2).map(tuple)
-)
+BY_TYPE[averaging.AverageElect] = st.builds(averaging.AverageElect, states)
 BY_TYPE[averaging.AverageElected] = st.builds(averaging.AverageElected, st.booleans())
-BY_TYPE[averaging.AverageStateKept] = st.just(averaging.AverageStateKept())
+BY_TYPE[averaging.AverageStateKept] = st.builds(averaging.AverageStateKept, st.none() | states)
 BY_TYPE[averaging.AverageWantState] = st.builds(averaging.AverageWantState, st.booleans())
 BY_TYPE[averaging.AverageGone] = st.builds(averaging.AverageGone, some_names)
 any_message = st.one_of(*BY_TYPE.values())

@@ -1,0 +1,83 @@
+"""The state that a member of an averager gives to new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from aiodist.buffers import arrays
+from aiodist.wire.averaging import Reached
+
+
+class AveragerState(NamedTuple):
+    """What a new member begins with: the `tree` that another member has published, and the `rounds`
+    of its parts at that time.
+
+    For example::
+
+        async with aiodist.averager("outer", address=group.address) as avg:
+            await avg.publish_state({"w": np.ones(3)})
+            found = await avg.state()
+            assert found.tree["w"].sum() == 3 and found.rounds == avg.rounds
+            await group.barrier()  # the member that has the state stays until all have it
+    """
+
+    tree: Any
+    rounds: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A tree of the member's own, or a function that returns one. `reached`: by part, the last
+    result of which it is."""
+
+    tree: Any
+    reached: dict[str, Reached]
+
+    @property
+    def rounds(self) -> dict[str, int]:
+        """The rounds of the parts that have had one."""
+        return {part: one.round for part, one in self.reached.items() if one.round}
+
+    def copied(self) -> Any:
+        """A tree that nobody changes. Raises what the function raises."""
+        return copy_of(self.tree() if callable(self.tree) else self.tree)
+
+    def packed(self) -> tuple[Any, dict[str, tuple[int, bytes]]]:
+        """The state as it travels. Raises what the function raises."""
+        reached = {part: (one.round, one.digest) for part, one in self.reached.items()}
+        return self.copied(), reached
+
+
+def unpacked(found: tuple[Any, dict[str, tuple[int, bytes]]]) -> Kept:
+    """What `packed` gave on another member."""
+    tree, reached = found
+    return Kept(tree, {part: Reached(*one) for part, one in reached.items()})
+
+
+def copy_of(tree: Any) -> Any:
+    """A tree with copies of its arrays. Anything else, which cannot change, stays as it is."""
+    return mapped(tree, _copy)
+
+
+def mapped(tree: Any, work: Callable[[Any], Any]) -> Any:
+    """A tree with `work` done to its leaves."""
+    if isinstance(tree, dict):
+        return {key: mapped(one, work) for key, one in tree.items()}
+    if isinstance(tree, list):
+        return [mapped(one, work) for one in tree]
+    if type(tree) is tuple:
+        return tuple(mapped(one, work) for one in tree)
+    return work(tree)
+
+
+def _copy(leaf: Any) -> Any:
+    array = arrays.view(leaf, "value")
+    if array is None or array.kind == "scalar":
+        return leaf
+    made = arrays.empty(array.kind, array.name, array.shape, "value")
+    flat, staged = made.stage()
+    flat[:] = array.read()
+    made.commit(staged)
+    return made.value
