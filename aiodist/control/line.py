@@ -388,6 +388,8 @@ class Line:
         # reported here, and not to `_on_closed`.
         sock.on_frame = self._on_frame
         sock.on_closed = lambda error: self._broke_off(error, broken)
+        if not sock.is_open:  # it closed between the greeting and now
+            self._broke_off(ConnectionResetError("the coordinator closed the connection"), broken)
         with_view = False
         async with asyncio.timeout(REJOIN_SECONDS):
             while True:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import aiodist
+from aiodist.control import line
 from aiodist.testing import Conditions, Simulation
 
 CALLS = {
@@ -122,3 +123,31 @@ def test_what_waits_for_a_ruling_ends_with_its_work_and_group(end: str) -> None:
     else:
         assert isinstance(error, aiodist.PeerLostError)
         assert error.ranks == (1,)
+
+
+def test_a_rank_whose_way_back_ends_right_behind_the_greeting_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is back within its lease, and is not ruled lost."""
+    ended = []
+
+    async def dial(*args: Any, **options: Any) -> Any:
+        greeted = await dials(*args, **options)
+        if not ended:
+            ended.append(greeted)
+            greeted.sock.close()
+        return greeted
+
+    dials = line.dial
+    monkeypatch.setattr(line, "dial", dial)
+
+    async def main(group: aiodist.Group) -> Any:
+        await group.barrier()
+        if group.rank == 0:
+            simulation.restart_coordinator(0.5)
+        await asyncio.sleep(20.0)
+        return await group.all_reduce(group.rank)
+
+    simulation = Simulation(2, seed=1, lease=4.0, durable=True)
+    assert simulation.run(main) == [1, 1]
+    assert ended
