@@ -41,11 +41,11 @@ class Kept:
         return {part: one.round for part, one in self.reached.items() if one.round}
 
     def copied(self) -> Any:
-        """A tree that nobody changes. Raises what the function raises."""
+        """A tree that the program does not change. Raises what its function raises."""
         return copy_of(self.tree() if callable(self.tree) else self.tree)
 
     def packed(self) -> tuple[Any, dict[str, tuple[int, bytes]]]:
-        """The state as it travels. Raises what the function raises."""
+        """The state as it travels. Raises what the function of the program raises."""
         reached = {part: (one.round, one.digest) for part, one in self.reached.items()}
         return self.copied(), reached
 

@@ -144,8 +144,8 @@ class Histories:
                 self._over(room, who, name, followed[name].round, followed[name].parent)
 
     def look_for_last(self, room: Room, name: str, rounds: Rounds, due: list[float]) -> None:
-        """If nobody has the last result of a part, wait for those that had it, and then go back to
-        the newest one that a member has had. Otherwise no member could go on."""
+        """If no member has the last result of a part, wait for those that had it, and then go back
+        to the newest one that a member has had. Otherwise no member could go on."""
         part = rounds.part
         now = self._books.now
         if room.is_known(name):

@@ -345,7 +345,7 @@ def test_the_state_is_that_of_one_member(run: Any) -> None:
 
 
 def test_a_state_is_made_when_a_member_needs_it(run: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Every member can give it, and a function that fails harms nobody."""
+    """Every member can give it, and a function that fails harms no other member."""
 
     async def main() -> None:
         async with members(5, quorum=2, grace=0.0, max_stale=9) as avgs:

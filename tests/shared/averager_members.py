@@ -97,7 +97,7 @@ def digest(round: int) -> bytes:
 
 
 def outcome(round: int, *numbers: int) -> a.Outcome:
-    """A round that nobody has heard of."""
+    """A round of which the coordinator has not heard."""
     ids = tuple(f"id{one}" for one in numbers)
     names = tuple(f"m{one}" for one in numbers)
     weights = (1.0,) * len(numbers)

@@ -66,7 +66,7 @@ def test_members_with_the_result_come_back_after_it_is_recorded_again(members: M
     assert isinstance(refused, a.AverageRefused)
     assert refused.stale == 2
     assert "decided again without" in refused.text
-    assert members.told(3) == []  # nobody else is disturbed
+    assert members.told(3) == []  # the others are not disturbed
     # With the state of another member it is one of them.
     assert members.told(3, members.asked(2)) == [a.AverageElected(True)]
     assert members.told(1, members.offered(10, 2)) == []
@@ -116,7 +116,7 @@ def test_of_two_histories_that_come_back_the_longer_one_goes_on(
     assert isinstance(refused, a.AverageRefused)
     assert (refused.call, refused.stale) == (9, 3)
     members.enter(6)
-    assert members.told(6, a.AverageWantState()) == []  # nobody has the state any more
+    assert members.told(6, a.AverageWantState()) == []  # no member has the state any more
     [fetch] = members.told(6, members.offered(1, 2))
     assert isinstance(fetch, a.AverageFetch)
     assert (fetch.source.id, fetch.outcome) == ("id3", third)
@@ -204,7 +204,7 @@ def test_one_that_had_the_last_result_comes_back_after_the_others_went_back(
 
 
 def test_those_that_are_late_do_not_go_back_if_the_others_have_left(members: Members) -> None:
-    """They may have finished, and nobody could tell them that they have another result."""
+    """Those may have finished, and could not be told that they have another result."""
     away(members)
     for number in 1, 2:
         members.say(number, Leave())
@@ -245,6 +245,6 @@ def test_who_took_the_state_of_the_last_round_knows_it(members: Members) -> None
     members.world.pass_time(RETURN_WINDOW)
     members.told(5)
     assert members.offer(5, after=2) == []
-    *_, refused = members.offer(3, call=2, after=1)  # nobody can give it the result
+    *_, refused = members.offer(3, call=2, after=1)  # no member can give it the result
     assert isinstance(refused, a.AverageRefused)
     assert refused.stale == second.round
