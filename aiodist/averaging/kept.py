@@ -47,7 +47,8 @@ class Kept:
     def packed(self) -> tuple[Any, dict[str, tuple[int, bytes]]]:
         """The state as it travels. Raises what the function of the program raises."""
         reached = {part: (one.round, one.digest) for part, one in self.reached.items()}
-        return self.copied(), reached
+        # A tree of the member's own never changes, so that it needs no copy.
+        return self.copied() if callable(self.tree) else self.tree, reached
 
 
 def unpacked(found: tuple[Any, dict[str, tuple[int, bytes]]]) -> Kept:

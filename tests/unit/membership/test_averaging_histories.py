@@ -1,4 +1,4 @@
-"""Rounds that a coordinator without memory decided again: who has which history is told apart."""
+"""Rounds that were decided again: the coordinator knows which members have another history."""
 
 from __future__ import annotations
 

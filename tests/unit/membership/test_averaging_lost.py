@@ -11,20 +11,26 @@ from aiodist.wire import averaging as a
 from aiodist.wire.messages import Evicted
 
 
-def test_rounds_go_on_after_all_members_were_lost(members: Members) -> None:
+def all_lost(members: Members) -> a.Outcome:
+    """Two members have a round, and are lost."""
     members.enter(1, 2)
     members.hold(members.close(1, 2), 1, 2)
     [done] = members.told(1)
     assert isinstance(done, a.AverageDone)
     for number in 1, 2:
         members.world.cut(number)
+    return done.outcome
+
+
+def test_rounds_go_on_after_all_members_were_lost(members: Members) -> None:
+    first = all_lost(members)
     assert members.world.machine.status()["averagers"] == []
     members.enter(3)
     assert members.offer(3, after=0) == []  # those that have the result may come back
-    members.enter(4, outcomes=(done.outcome,))
+    members.enter(4, outcomes=(first,))
     [fetch] = members.told(3)
     assert isinstance(fetch, a.AverageFetch)
-    assert (fetch.outcome, fetch.source.id) == (done.outcome, "id4")
+    assert (fetch.outcome, fetch.source.id) == (first, "id4")
     for number in 3, 4:
         members.say(number, members.offered(2, 1))
     members.world.pass_time(RETURN_WINDOW)
@@ -34,16 +40,11 @@ def test_rounds_go_on_after_all_members_were_lost(members: Members) -> None:
     members.hold(decision, 3, 4)
     [second] = members.told(3)
     assert isinstance(second, a.AverageDone)
-    assert second.outcome.parent == done.outcome.digest
+    assert second.outcome.parent == first.digest
 
 
 def test_others_begin_anew_if_all_members_were_lost_and_do_not_come_back(members: Members) -> None:
-    members.enter(1, 2)
-    members.hold(members.close(1, 2), 1, 2)
-    [old] = members.told(1)
-    assert isinstance(old, a.AverageDone)
-    for number in 1, 2:
-        members.world.cut(number)
+    old = all_lost(members)
     members.enter(3, 4)
     for number in 3, 4:
         members.say(number, members.offered(1, None))
@@ -56,11 +57,8 @@ def test_others_begin_anew_if_all_members_were_lost_and_do_not_come_back(members
     assert isinstance(done, a.AverageDone)
     assert done.outcome.round == 1
     # One of those that were lost comes back after all. Its result is none of these.
-    members.enter(
-        5, outcomes=(old.outcome,), reached=(old.outcome.reached,), state=(old.outcome.reached,)
-    )
-    after = old.outcome.reached
-    [refused] = members.told(5, a.AverageOffer("", 1, after, 1.0, b"f", "float32[3]"))
+    members.enter(5, outcomes=(old,), reached=(old.reached,), state=(old.reached,))
+    [refused] = members.told(5, a.AverageOffer("", 1, old.reached, 1.0, b"f", "float32[3]"))
     assert isinstance(refused, a.AverageRefused)
     assert refused.stale == 1
     assert "decided again without" in refused.text
@@ -86,10 +84,7 @@ def test_so_many_lost_averagers_are_remembered(
     members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(averaging, "REMEMBERED", 0)
-    members.enter(1, 2)
-    members.hold(members.close(1, 2), 1, 2)
-    for number in 1, 2:
-        members.world.cut(number)
+    all_lost(members)
     members.enter(3, 4)
     assert members.close(3, 4).round == 1
 
