@@ -78,16 +78,26 @@ class Fetching:
             pause = await self._pause(pause if fit else None)
 
     async def this(self, releases: Shares, reading: VersionReading) -> Holding | Lot:
-        """Take this version. Raises ValueError if newer versions have replaced it."""
-        participant = self._participant
+        """Take this version. Raises ValueError if newer versions have replaced it, or if no living
+        participant has had it for `patience`."""
+        participant, version = self._participant, releases[0].version
+        clock = asyncio.get_running_loop().time
         pause = PAUSE
+        # Which coordinator knew of no participant that has it, and since when. One that was
+        # restarted has to hear of all of them again.
+        missed: tuple[tuple[str, int], float] | None = None
         while True:
             participant.changed.clear()
             if directory.is_gone(await participant.store.look(), releases):
-                version = releases[0].version
+                self._forget_gone()
                 raise ValueError(f"the channel does not have version {version} any more")
             with suppress(NobodyError):
                 return await self._attempt(releases, reading)
+            start, now = participant.store.start, clock()
+            if missed is None or missed[0] != start:
+                missed = start, now
+            elif now > missed[1] + participant.patience:
+                raise ValueError(f"no living participant has version {version} of the channel")
             pause = await self._pause(pause)
 
     async def _pause(self, seconds: float | None) -> float:
@@ -103,6 +113,7 @@ class Fetching:
 
     async def _attempt(self, releases: Shares, reading: VersionReading) -> Holding | Lot:
         """Take a version from those that may have it. Raises NobodyError, MessageTooLargeError."""
+        self._forget_gone()
         version = releases[0].version
         is_whole = len(releases) == 1 and not reading.is_sliced
         # The size of slices is not known yet.
@@ -315,6 +326,17 @@ class Fetching:
             if lie_alike(one.release, release)
         ]
         return max(bases, key=lambda one: one.version, default=None)
+
+    def _forget_gone(self) -> None:
+        """Retire what is here of versions that newer ones have replaced before all of it was here.
+        Otherwise a participant that is too slow for each version would keep some of all."""
+        stock, known = self._participant.stock, self._participant.releases
+        for version, one in list(stock.holdings.items()):
+            if not (one.is_whole or one.wanted) and directory.is_gone(known, (one.release,)):
+                stock.holdings.pop(version).retire()
+        for key, lot in list(stock.lots.items()):
+            if not (lot.is_whole or lot.wanted) and directory.is_gone(known, lot.arrays.releases):
+                stock.lots.pop(key).retire()
 
     def _forget_before(self, version: int) -> None:
         participant = self._participant

@@ -269,8 +269,9 @@ class Subscriber:
         version are left out. All arrays come if it is not in memory any more, if it has another
         tree, or if there are several publishers.
 
-        Raises ValueError if the channel does not have the version, or if it is older than one that
-        was given before; and what `latest` does.
+        Raises what `latest` does, and ValueError if the channel does not have the version, or if it
+        is older than one that was given before. It also raises ValueError if no living participant
+        has had the version for `patience`.
         """
         async with aclosing(self._leaves(version, changed_since)) as leaves:
             async for coming, leaf, is_changed in leaves:

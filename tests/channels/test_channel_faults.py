@@ -239,8 +239,7 @@ def test_a_new_subscriber_comes_before_the_one_that_has_the_version_is_listed():
     stage.play({0: publish(), 1: first(), 2: second()})
 
 
-@pytest.mark.parametrize("call", ["latest", "stream"])
-def test_looking_for_a_version_that_no_participant_has_gets_rare(call, monkeypatch):
+def test_looking_for_a_version_that_no_participant_has_gets_rare(monkeypatch):
     """The publisher dies in the middle of a version. The subscriber asks the coordinator less and
     less often, but it hears at once when there is a version again."""
     stage = Stage(3)
@@ -275,18 +274,43 @@ def test_looking_for_a_version_that_no_participant_has_gets_rare(call, monkeypat
         async with stage.subscriber() as weights:
             taking = await until_filled(weights, 5)
             dead.set()
-            if call == "latest":
-                assert (await taking)[0] == 2
-            else:
-                taking.cancel()
-                with pytest.raises(ValueError, match="does not have version 1 any more"):
-                    async for _ in weights.stream(1):
-                        pass
+            assert (await taking)[0] == 2
         stage.done.set()
 
     stage.play({0: publish(), 1: main(), 2: again()})
     # Signs of life of both are among them.
     assert 10 < len(asked) < 60 * 5, len(asked)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_stream_of_a_version_that_no_participant_has_ends(restarts):
+    """Its publisher dies in the middle of it. A coordinator that is restarted meanwhile has to hear
+    of all participants again."""
+    stage = Stage(2)
+    begun, clock = asyncio.Event(), stage.sim.loop.time
+
+    async def publish():
+        async with stage.publisher() as out:
+            await out.publish(tree(1), version=1)
+            await begun.wait()
+            stage.sim.nodes[0].kill()
+            await asyncio.sleep(0)
+
+    async def main():
+        async with stage.subscriber() as weights:
+            taking = await until_filled(weights, 5)
+            taking.cancel()
+            begin = clock()
+            begun.set()
+            if restarts:
+                stage.sim.network.later_by(GONE + PATIENCE, stage.sim.restart_coordinator, PATIENCE)
+            with pytest.raises(ValueError, match="no living participant has version 1"):
+                async for _ in weights.stream(1):
+                    pass
+            return clock() - begin
+
+    took = stage.play({0: publish(), 1: main()})[1]
+    assert PATIENCE < took < GONE + (4 + 2 * restarts) * PATIENCE, took
 
 
 def test_those_that_found_a_version_nowhere_refuse_it():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
+from channel_stage import ChannelStage, line
 
 import aiodist
 from aiodist.channels import transfers
@@ -55,6 +58,39 @@ def test_it_is_used_again_unless_a_user_has_arrays_in_it(run, transports, keeps_
                 assert (tree["w"] == version).all()
 
     run(main())
+
+
+@pytest.mark.parametrize("sliced", [False, True])
+def test_nothing_is_kept_of_a_version_that_was_replaced_before_all_of_it_was_here(sliced):
+    """A server gives up each version after a second, and its line needs three seconds for it."""
+    shape, versions = (8, 1 << 17), range(1, 6)
+    stage = ChannelStage(2, seed=1, conditions=line(shape[0] * shape[1] / 3, 0.01))
+    given_up = asyncio.Event()
+    found = []
+
+    async def publish():
+        async with stage.publisher(keep=1) as out:
+            for version in versions:
+                await out.publish(np.full(shape, version, np.uint8), version=version)
+                await given_up.wait()
+                given_up.clear()
+
+    async def serve():
+        half = np.zeros((shape[0] // 2, shape[1]), np.uint8)
+        part = aiodist.Shard(half, (slice(0, shape[0] // 2), slice(None)), shape)
+        async with stage.subscriber() as weights:
+            stock = weights._participant.stock
+            for version in versions:
+                await weights.wait(newer_than=version - 1)
+                with pytest.raises(aiodist.CollectiveTimeoutError):
+                    await weights.latest(into=part if sliced else None, timeout=1)
+                found.append(
+                    [one.version for one in (*stock.holdings.values(), *stock.lots.values())]
+                )
+                given_up.set()
+
+    stage.play({0: publish(), 1: serve()})
+    assert found == [[version] for version in versions]
 
 
 @pytest.mark.parametrize("is_offered", [True, False])
