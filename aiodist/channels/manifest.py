@@ -9,7 +9,9 @@ from __future__ import annotations
 import bisect
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -29,6 +31,7 @@ from aiodist.channels.checks import crc32
 from aiodist.channels.directory import Release, aligned
 from aiodist.channels.trees import Extent, whole
 from aiodist.errors import ProtocolError
+from aiodist.transports.polling import cores
 
 CHUNK = 4 << 20
 """The most bytes of a chunk, which is checked, forwarded and asked for again as a whole."""
@@ -39,6 +42,10 @@ SMALLEST = 1 << 18
 CACHED = 256 * 1024
 """Bytes that are copied before they are checked, so that both copies stay in the cache of a
 core."""
+
+THREADS = 4
+"""The most threads that copy and check the chunks of a version. More would not be faster, because
+the memory is not."""
 
 CHUNKS = 32
 """The least number of chunks, so that a host receives one chunk while the one before it receives
@@ -117,61 +124,44 @@ class Writing:
 
     def write(self, memory: memoryview) -> Release:
         """Copy the value into `memory`; may run in a thread."""
-        release = self.release
-        data = np.frombuffer(memory, np.uint8)[release.data :]
-        checks = _Checks(memory[release.data :], release.chunk)
-        for start, buffer in zip(self._starts, self._value.buffers, strict=False):
-            for at in range(0, buffer.nbytes, CACHED):
-                end = start + min(at + CACHED, buffer.nbytes)
-                _copy(data[start + at : end], buffer[at : at + CACHED])
-                checks.go_on(end)
-        packed, release = self._sealed(checks.all())
+        source = Stretches(self._starts[:-1], self._value.buffers)
+        data = memory[self.release.data :]
+        packed, release = self._sealed(self._checks(partial(self._write_chunk, source, data)))
         memory[: release.manifest] = packed
         return release
+
+    def _write_chunk(self, source: Stretches, data: memoryview, number: int) -> int:
+        """Copy a chunk, and return its check. Bytes are checked while they are in the cache."""
+        chunk = self.release.chunk
+        stop, check = min((number + 1) * chunk, len(data)), 0
+        for at in range(number * chunk, stop, CACHED):
+            place = data[at : min(at + CACHED, stop)]
+            source.copy(at, place)
+            check = crc32(place, check)
+        return check
 
     def lend(self) -> tuple[Release, Stretches]:
         """Use the value in its own memory; may run in a thread."""
         starts = [self.release.data + start for start in self._starts[:-1]]
         lent = Stretches(starts, self._value.buffers)
-        spans = [self.release.span(part) for part in range(1, self.release.parts)]
-        lent.front, release = self._sealed([crc32(lent.read(*span)) for span in spans])
+        span = self.release.span
+        checks = self._checks(lambda number: crc32(lent.read(*span(number + 1))))
+        lent.front, release = self._sealed(checks)
         return replace(release, lent=True), lent
+
+    def _checks(self, of_chunk: Callable[[int], int]) -> list[int]:
+        """The check of each chunk, by several threads if there are several chunks."""
+        chunks = self.release.parts - 1
+        threads = min(THREADS, cores(), chunks)
+        if threads < 2:
+            return [*map(of_chunk, range(chunks))]
+        with ThreadPoolExecutor(threads, thread_name_prefix="aiodist-weights") as pool:
+            return [*pool.map(of_chunk, range(chunks))]
 
     def _sealed(self, checks: Sequence[int]) -> tuple[bytes, Release]:
         release = self.release
         packed = Manifest(self._value.meta, checks, self._extents).pack()
         return packed, replace(release, check=crc32(packed))
-
-
-class _Checks:
-    """Computes the checks of the chunks of `data`, while it is written from front to end.
-
-    Data is read while it is in the cache.
-    """
-
-    def __init__(self, data: memoryview, chunk: int) -> None:
-        self._data = data
-        self._chunk = chunk
-        self._at = 0  # the end of what has been read
-        self._found: list[int] = []
-
-    def go_on(self, end: int) -> None:
-        """Read on, if memory up to `end` is written now, unless that is little."""
-        if end - self._at >= CACHED:
-            self._read(end)
-
-    def all(self) -> list[int]:
-        """The check of each chunk, after all is written."""
-        self._read(len(self._data))
-        return self._found
-
-    def _read(self, end: int) -> None:
-        while self._at < end:
-            begun = self._at % self._chunk
-            stop = min(end, self._at - begun + self._chunk)
-            before = self._found.pop() if begun else 0
-            self._found.append(crc32(self._data[self._at : stop], before))
-            self._at = stop
 
 
 class Stretches:
@@ -186,25 +176,29 @@ class Stretches:
         """The bytes from `start` to `stop`; a copy if they are in several arrays."""
         if stop <= len(self.front):
             return memoryview(self.front)[start:stop]
-        first = max(0, bisect.bisect_right(self._starts, start) - 1)
-        last = bisect.bisect_left(self._starts, stop)
-        found = list(zip(self._starts[first:last], self._buffers[first:last], strict=True))
+        found = self._between(start, stop)
         if len(found) == 1 and stop <= found[0][0] + found[0][1].nbytes:
             at, buffer = found[0]
             return buffer[start - at : stop - at]
-        gathered = np.zeros(stop - start, np.uint8)
-        for at, buffer in found:
+        gathered = memoryview(bytearray(stop - start))
+        self.copy(start, gathered)
+        return gathered
+
+    def copy(self, start: int, place: memoryview) -> None:
+        """Copy the bytes from `start` on to `place`. Gaps between arrays keep what is there."""
+        stop = start + len(place)
+        for at, buffer in self._between(start, stop):
             low, high = max(start, at), min(stop, at + buffer.nbytes)
             if low < high:  # else there is only the gap behind it
-                _copy(gathered[low - start : high - start], buffer[low - at : high - at])
-        return gathered.data
+                # By numpy, which lets other threads run meanwhile.
+                piece = np.frombuffer(buffer[low - at : high - at], np.uint8)
+                np.copyto(np.frombuffer(place[low - start : high - start], np.uint8), piece)
 
-
-def _copy(place: Flat, buffer: memoryview) -> None:
-    # By chunks and by numpy, which lets other threads run meanwhile.
-    for at in range(0, buffer.nbytes, CHUNK):
-        piece = np.frombuffer(buffer[at : at + CHUNK], np.uint8)
-        np.copyto(place[at : at + len(piece)], piece)
+    def _between(self, start: int, stop: int) -> list[tuple[int, memoryview]]:
+        """The arrays that may have bytes there, with their starts."""
+        first = max(0, bisect.bisect_right(self._starts, start) - 1)
+        last = bisect.bisect_left(self._starts, stop)
+        return [*zip(self._starts[first:last], self._buffers[first:last], strict=True)]
 
 
 class Leaf(NamedTuple):

@@ -1,10 +1,11 @@
 """A version, sent from one participant to another in a group of two.
 
 The receiver (rank 1) asks for a version and says how much of it it has. The sender (rank 0) sends
-part after part, each as soon as it has it itself, with its number before it. On one host, memory is
-mapped, and only the numbers are sent. If no message comes for `patience` seconds, the sender counts
-as gone. A sender that has to wait itself says so in time. Then its receivers wait as long again, so
-that they do not all leave when one source at the front is gone.
+part after part, each as soon as it has it itself. Before some parts it sends the number of the part
+behind them. On one host, memory is mapped, and only the numbers are sent. If no message comes for
+`patience` seconds, the sender counts as gone. A sender that has to wait itself says so in time.
+Then its receivers wait as long again, so that they do not all leave when one source at the front is
+gone.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ PARTS = "parts"
 
 DATA = "data"
 """The tag of the parts."""
+
+AT_ONCE = 8
+"""The most parts after one number. The sender has to send all of them, even if it gives the version
+up meanwhile."""
 
 CODES_AHEAD = 128
 """Messages of codes that are sent before the first of them has been taken."""
@@ -117,6 +122,7 @@ async def give(pair: Group, holding: Holding, has: int, patience: float, *, maps
     # gets no message, but fails when the receiver leaves
     leaves = pair.recv(src=TAKES, tag="leaves")
     news = News(pair, holding, leaves, patience)
+    told = has  # the end of the parts whose numbers were sent
     try:
         while maps and not holding.has_lasting_memory:
             if not await news.more():
@@ -126,14 +132,18 @@ async def give(pair: Group, holding: Holding, has: int, patience: float, *, maps
             words = holding.memory.words()
             await pair.send(words, TAKES, tag=PARTS)
             maps, has = words is not None, 0 if words else has
+            told = has
         if not maps:
             holding.given[news] = has
         while has < holding.release.parts:
-            if has >= holding.filled or holding.is_abandoned:
-                if not await news.more():
-                    return
-                continue
-            sending.add(pair.send(has, TAKES, tag=PARTS, timeout=NO_DEADLINE))
+            if has == told:
+                if has >= holding.filled or holding.is_abandoned:
+                    if not await news.more():
+                        await sending.until_none()  # the receiver takes them before it hears of it
+                        return
+                    continue
+                told = min(holding.filled, has + AT_ONCE)
+                sending.add(pair.send(told, TAKES, tag=PARTS, timeout=NO_DEADLINE))
             if not maps:
                 assert holding.memory is not None
                 # Lent memory may be written after it was taken back, so it is not steady.
@@ -235,6 +245,7 @@ async def take(
     coming: deque[list[Work[Any]]] = deque()  # for each part after those that are here
     end = holding.filled  # the end of the parts that are waited for
     landed = holding.filled  # the end of the parts that have come
+    told = holding.filled  # the end of the parts that will come, by the numbers that have come
     checking: asyncio.Task[None] | None = None  # of those
 
     async def check() -> None:
@@ -259,9 +270,10 @@ async def take(
                         break
                     coming.append(_received(pair, window, holding.part(end)))
                     end += 1
-            said = await word(pair, holding, patience)
-            if said != number:
-                raise ProtocolError(f"part {said!r} came instead of part {number}")
+            if number == told:
+                told = await word(pair, holding, patience)
+                if type(told) is not int or not number < told <= release.parts:
+                    raise ProtocolError(f"{told!r} came instead of a number after part {number}")
             if maps:
                 if number == 0:
                     holding.check(0)
