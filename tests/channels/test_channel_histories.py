@@ -54,7 +54,7 @@ class Stage:
             self.problems.append(f"rank {rank}: version {version} is mixed or damaged")
 
     def bounded(self, who, rank, most):
-        held = len(who._participant.stock.holdings)
+        held = sum(one.own_bytes > 0 for one in who._participant.stock.holdings.values())
         if held > most:
             self.problems.append(f"rank {rank} holds {held} versions")
 
