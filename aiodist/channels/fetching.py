@@ -332,10 +332,12 @@ class Fetching:
         Otherwise a participant that is too slow for each version would keep some of all."""
         stock, known = self._participant.stock, self._participant.releases
         for version, one in list(stock.holdings.items()):
-            if not (one.is_whole or one.wanted) and directory.is_gone(known, (one.release,)):
+            is_used = one.is_whole or one.wanted or one.readers
+            if not is_used and directory.is_gone(known, (one.release,)):
                 stock.holdings.pop(version).retire()
         for key, lot in list(stock.lots.items()):
-            if not (lot.is_whole or lot.wanted) and directory.is_gone(known, lot.arrays.releases):
+            is_used = lot.is_whole or lot.wanted or lot.readers
+            if not is_used and directory.is_gone(known, lot.arrays.releases):
                 stock.lots.pop(key).retire()
 
     def _forget_before(self, version: int) -> None:

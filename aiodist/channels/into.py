@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -83,6 +83,36 @@ class VersionReading:
         manifest.Into(found.manifest, self._into).write(found.view, data)
         return None
 
+    async def arrays(
+        self, fetch: asyncio.Future[Holding | Lot]
+    ) -> AsyncGenerator[tuple[Holding | Lot, Leaf], None]:
+        """The arrays of the version that `fetch` takes, each when it is here, and what it lies in.
+
+        Raises what `fetch` does.
+        """
+        coming: Holding | Lot | None = None
+        leaves: list[Leaf] = []
+        given = 0
+        with ExitStack() as reading:
+            while True:
+                is_here = fetch.done()
+                newest = fetch.result() if is_here else self.coming
+                if newest is not coming:  # it has begun anew, in other memory
+                    coming, leaves = newest, []
+                    reading.close()
+                    if coming is not None:
+                        reading.enter_context(coming)
+                if coming is not None and coming.has_leaves:
+                    leaves = leaves or coming.leaves()
+                    while given < len(leaves) and coming.has_leaf(leaves[given]):
+                        given += 1
+                        yield coming, leaves[given - 1]
+                if is_here:
+                    assert given == len(leaves), "an array of a version that is whole is missing"
+                    return
+                if newest is self.coming and not fetch.done():
+                    await self._more(coming, fetch)
+
     async def in_place(self, fetch: asyncio.Future[Holding | Lot]) -> None:
         """Write what `fetch` brings to `into`, each array as soon as it is here.
 
@@ -133,29 +163,6 @@ class VersionReading:
         finally:
             for one in waits - {fetch}:
                 one.cancel()
-
-
-async def arriving(coming: Holding | Lot, fetch: asyncio.Future[Any]) -> AsyncIterator[Leaf]:
-    """The arrays of what `fetch` brings, each when it is here. Raises what `fetch` does."""
-    while not coming.has_leaves:
-        await until_either(coming.news(), fetch)
-    for leaf in coming.leaves():
-        while not coming.has_leaf(leaf):
-            await until_either(coming.news(), fetch)
-        yield leaf
-
-
-async def until_either(event: Coroutine[Any, Any, Any], fetch: asyncio.Future[Any]) -> None:
-    """Wait for an event, or until `fetch` is done. Raises what `fetch` does."""
-    waiting = asyncio.ensure_future(event)
-    try:
-        await asyncio.wait({waiting, fetch}, return_when=asyncio.FIRST_COMPLETED)
-    except asyncio.CancelledError:  # only this, because a closed loop takes no calls
-        waiting.cancel()
-        raise
-    waiting.cancel()
-    if fetch.done():
-        fetch.result()
 
 
 class IntoParts:

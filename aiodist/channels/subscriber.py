@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import ExitStack, aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Unpack, overload
 
@@ -14,7 +14,7 @@ from aiodist.channels.changes import are_alike
 from aiodist.channels.directory import Release
 from aiodist.channels.fetching import Fetching
 from aiodist.channels.holding import Holding, in_thread
-from aiodist.channels.into import VersionReading, arriving, until_either
+from aiodist.channels.into import VersionReading
 from aiodist.channels.lots import Lot
 from aiodist.channels.manifest import Leaf
 from aiodist.channels.participant import PATIENCE, ChannelRole, Participant
@@ -293,23 +293,19 @@ class Subscriber:
         base = None if since is None or since == version else self._given_before(since)
         fetch = asyncio.ensure_future(self._fetching.this(releases, reading))
         self._participant.tasks.adopt(fetch)
+        arrays = reading.arrays(fetch)
         try:
-            with ExitStack() as read:
-                if base is not None:
-                    read.enter_context(base)  # it stays until all arrays have been compared
-                await until_either(reading.begun.wait(), fetch)
-                coming = reading.coming
-                assert coming is not None
-                read.enter_context(coming)
-                async for leaf in arriving(coming, fetch):
+            # The base stays until all arrays have been compared.
+            with base or nullcontext():
+                async for coming, leaf in arrays:
                     is_changed = True
                     if isinstance(coming, Holding) and base and are_alike(base, coming):
                         compare = partial(changes.is_changed, base, coming, leaf)
                         is_changed = await in_thread(compare)
                     yield coming, leaf, is_changed
-                await fetch
                 self._given = max(self._given, version)
         finally:
+            await arrays.aclose()
             fetch.cancel()
             await asyncio.gather(fetch, return_exceptions=True)
 

@@ -579,6 +579,36 @@ def test_a_stream_goes_on_while_the_coordinator_is_away():
     assert stage.play({0: stage.publish(), 1: main()})[1] == ["w"]
 
 
+def test_a_stream_goes_on_in_other_memory():
+    """The first 5 chunks of a version are forgotten while it comes, as if another publisher had
+    published other bytes by its number, and the source is lost."""
+    stage = Stage(2)
+
+    async def main():
+        async with stage.subscriber() as weights:
+            participant = weights._participant
+            await weights.wait()
+
+            async def stream():
+                return [(name, array) async for name, array in weights.stream(1)]
+
+            streaming = asyncio.ensure_future(stream())
+            before = weights._fetching.holding(participant.releases[-1])
+            await filled(before, 5)
+            participant.stock.holdings.pop(1).retire()
+            for pair in participant.meetings._pairs:
+                pair.abort("it breaks off")
+            found = await streaming
+            assert participant.stock.holdings[1] is not before
+            assert before.memory is None
+            stage.done.set()
+            return found
+
+    ((name, array),) = stage.play({0: stage.publish(), 1: main()})[1]
+    assert name == "w"
+    assert np.array_equal(array, tree(1)["w"])
+
+
 def mapped_here():
     lines = Path("/proc/self/maps").read_text().splitlines()
     return {line.split()[4] for line in lines if "memfd:aiodist-weights" in line}
