@@ -51,8 +51,10 @@ class VersionReading:
             )
 
     def begin(self, coming: Holding | Lot) -> None:
-        self.coming = coming
+        before, self.coming = self.coming, coming
         self.begun.set()
+        if before is not None and before is not coming:
+            before.tell()  # no more of it comes
 
     def wanted(self, there: Arrays) -> Want:
         """The wanted slices of the arrays of a version.
@@ -154,15 +156,14 @@ class VersionReading:
 
     async def _more(self, coming: Holding | Lot | None, fetch: asyncio.Future[Any]) -> None:
         """Wait until there is more of it, or another version is begun."""
-        self.begun.clear()
-        waits: set[asyncio.Future[Any]] = {asyncio.ensure_future(self.begun.wait()), fetch}
-        if coming is not None:
-            waits.add(asyncio.ensure_future(coming.news()))
+        event = self.begun.wait() if coming is None else coming.news()
+        waiting = asyncio.ensure_future(event)
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in waits - {fetch}:
-                one.cancel()
+            await asyncio.wait({waiting, fetch}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # only this, because a closed loop takes no calls
+            waiting.cancel()
+            raise
+        waiting.cancel()
 
 
 class IntoParts:
