@@ -353,12 +353,13 @@ async def test_the_loop_is_woken_for_much_of_a_payload_and_never_waits_for_what_
         loop = asyncio.get_running_loop()
         payload = random.Random(1).randbytes(1 << 20)
         data = frames.encode(b"much", payload)
-        begun = len(data) - ENOUGH - 100
+        begun = 20_000  # which come at once
         await loop.sock_sendall(w.raw, data[:begun])
         await until_woken_for(ENOUGH)
-        await loop.sock_sendall(w.raw, data[begun:-100])
-        await until_woken_for(100)
-        await loop.sock_sendall(w.raw, data[-100:])
+        much = begun + ENOUGH
+        await loop.sock_sendall(w.raw, data[begun:much])
+        await until_woken_for(len(data) - much)
+        await loop.sock_sendall(w.raw, data[much:])
         await w.until(lambda: w.seen.frames == [(b"much", payload)])
         await until_woken_for(1)
         await loop.sock_sendall(w.raw, frames.encode(b"little", b"x"))
