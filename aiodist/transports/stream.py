@@ -30,10 +30,10 @@ SCRATCH = 16 * 1024
 LOOKAHEAD = 512
 """Bytes taken beyond a payload under way: the next prefix, and few payload bytes to copy."""
 
-READ = 1024 * 1024
+READ = 256 * 1024
 """The most payload bytes of one read."""
 
-ENOUGH = 512 * 1024
+ENOUGH = 256 * 1024
 """Bytes of a payload that have to come before the loop is woken for it, if more are to come. Each
 wake-up costs as much as some ten KiB."""
 

@@ -52,12 +52,14 @@ def same(one, other):
     return one == other
 
 
-@pytest.fixture(autouse=True, scope="module", params=[48, 128, 1000])
+@pytest.fixture(autouse=True, scope="module", params=[(48, 1), (128, 3), (1000, 8)])
 def small_chunks(request):
+    cached, cores = request.param
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manifest, "CHUNK", 128)
         patch.setattr(manifest, "SMALLEST", 128)
-        patch.setattr(manifest, "CACHED", request.param)
+        patch.setattr(manifest, "CACHED", cached)
+        patch.setattr(manifest, "cores", lambda: cores)
         yield
 
 
