@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from channel_stage import PATIENCE, ChannelStage
+from channel_stage import PATIENCE, ChannelStage, filled, until_filled
 
 import aiodist
 from aiodist.channels import manifest
@@ -38,19 +38,6 @@ class Stage(ChannelStage):
             await out.publish(tree(1), version=1)
             await self.done.wait()
             return out.bytes_sent
-
-
-async def until_filled(weights, parts):
-    """Begin to take version 1, up to so many parts."""
-    participant = weights._participant
-    while not participant.releases:
-        participant.changed.clear()
-        await participant.changed.wait()
-    holding = weights._fetching.holding(participant.releases[-1])
-    taking = asyncio.ensure_future(weights.latest())
-    while holding.filled < parts:
-        await holding.news()
-    return taking
 
 
 async def next_sign_of_life(participant):
@@ -280,37 +267,6 @@ def test_looking_for_a_version_that_no_participant_has_gets_rare(monkeypatch):
     stage.play({0: publish(), 1: main(), 2: again()})
     # Signs of life of both are among them.
     assert 10 < len(asked) < 60 * 5, len(asked)
-
-
-@pytest.mark.parametrize("restarts", [False, True])
-def test_a_stream_of_a_version_that_no_participant_has_ends(restarts):
-    """Its publisher dies in the middle of it. A coordinator that is restarted meanwhile has to hear
-    of all participants again."""
-    stage = Stage(2)
-    begun, clock = asyncio.Event(), stage.sim.loop.time
-
-    async def publish():
-        async with stage.publisher() as out:
-            await out.publish(tree(1), version=1)
-            await begun.wait()
-            stage.sim.nodes[0].kill()
-            await asyncio.sleep(0)
-
-    async def main():
-        async with stage.subscriber() as weights:
-            taking = await until_filled(weights, 5)
-            taking.cancel()
-            begin = clock()
-            begun.set()
-            if restarts:
-                stage.sim.network.later_by(GONE + PATIENCE, stage.sim.restart_coordinator, PATIENCE)
-            with pytest.raises(ValueError, match="no living participant has version 1"):
-                async for _ in weights.stream(1):
-                    pass
-            return clock() - begin
-
-    took = stage.play({0: publish(), 1: main()})[1]
-    assert PATIENCE < took < GONE + (4 + 2 * restarts) * PATIENCE, took
 
 
 def test_those_that_found_a_version_nowhere_refuse_it():
@@ -550,65 +506,6 @@ def test_the_coordinator_stays_away_while_somebody_enters(monkeypatch):
     assert stage.play({0: main()}) == [None]
 
 
-def test_a_stream_goes_on_while_the_coordinator_is_away():
-    """What it was taking breaks off, and can be had again only when the coordinator is back, and
-    has been told what there is."""
-    stage = Stage(2)
-
-    async def main():
-        async with stage.subscriber() as weights:
-            participant = weights._participant
-            while not participant.releases:
-                participant.changed.clear()
-                await participant.changed.wait()
-
-            async def stream():
-                return [name async for name, _ in weights.stream(1)]
-
-            streaming = asyncio.ensure_future(stream())
-            holding = weights._fetching.holding(participant.releases[-1])
-            await filled(holding, 5)
-            stage.sim.restart_coordinator(4 * PATIENCE)
-            for pair in participant.meetings._pairs:
-                pair.abort("it breaks off")
-            try:
-                return await streaming
-            finally:
-                stage.done.set()
-
-    assert stage.play({0: stage.publish(), 1: main()})[1] == ["w"]
-
-
-def test_a_stream_goes_on_in_other_memory():
-    """The first 5 chunks of a version are forgotten while it comes, as if another publisher had
-    published other bytes by its number, and the source is lost."""
-    stage = Stage(2)
-
-    async def main():
-        async with stage.subscriber() as weights:
-            participant = weights._participant
-            await weights.wait()
-
-            async def stream():
-                return [(name, array) async for name, array in weights.stream(1)]
-
-            streaming = asyncio.ensure_future(stream())
-            before = weights._fetching.holding(participant.releases[-1])
-            await filled(before, 5)
-            participant.stock.holdings.pop(1).retire()
-            for pair in participant.meetings._pairs:
-                pair.abort("it breaks off")
-            found = await streaming
-            assert participant.stock.holdings[1] is not before
-            assert before.memory is None
-            stage.done.set()
-            return found
-
-    ((name, array),) = stage.play({0: stage.publish(), 1: main()})[1]
-    assert name == "w"
-    assert np.array_equal(array, tree(1)["w"])
-
-
 def mapped_here():
     lines = Path("/proc/self/maps").read_text().splitlines()
     return {line.split()[4] for line in lines if "memfd:aiodist-weights" in line}
@@ -628,11 +525,6 @@ def gate(monkeypatch):
     monkeypatch.setattr(Holding, "check", checked)
     yield opened
     opened.set()
-
-
-async def filled(holding, parts):
-    while holding.filled < parts:
-        await holding.news()
 
 
 def test_who_took_it_for_a_host_leaves_in_the_middle(run, gate):

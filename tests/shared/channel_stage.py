@@ -52,3 +52,18 @@ class ChannelStage:
 
     def subscriber(self, **more: Any) -> aiodist.Subscriber:
         return aiodist.subscriber("policy", **{**self.options, **more})
+
+
+async def filled(holding: Any, parts: int) -> None:
+    """Wait until so many parts of a version are here."""
+    while holding.filled < parts:
+        await holding.news()
+
+
+async def until_filled(weights: Any, parts: int) -> asyncio.Task[Any]:
+    """Begin to take version 1, up to so many parts."""
+    await weights.wait()
+    holding = weights._fetching.holding(weights._participant.releases[-1])
+    taking = asyncio.ensure_future(weights.latest())
+    await filled(holding, parts)
+    return taking

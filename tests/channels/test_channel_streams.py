@@ -1,0 +1,121 @@
+"""Streams of a version whose source, coordinator or memory goes while it comes, on simulated
+hosts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from channel_stage import PATIENCE, ChannelStage, filled, until_filled
+
+from aiodist.channels import manifest
+from aiodist.channels.store import GONE
+
+CHUNK = 1 << 16
+CHUNKS = 20
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(manifest, "CHUNK", CHUNK)
+
+
+def tree(version):
+    return {"w": np.full(CHUNKS * CHUNK // 4, version, np.int32)}
+
+
+class Stage(ChannelStage):
+    async def publish(self):
+        """One version, until all is done."""
+        async with self.publisher() as out:
+            await out.publish(tree(1), version=1)
+            await self.done.wait()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_stream_of_a_version_that_no_participant_has_ends(restarts):
+    """Its publisher dies in the middle of it. A coordinator that is restarted meanwhile has to hear
+    of all participants again."""
+    stage = Stage(2)
+    begun, clock = asyncio.Event(), stage.sim.loop.time
+
+    async def publish():
+        async with stage.publisher() as out:
+            await out.publish(tree(1), version=1)
+            await begun.wait()
+            stage.sim.nodes[0].kill()
+            await asyncio.sleep(0)
+
+    async def main():
+        async with stage.subscriber() as weights:
+            taking = await until_filled(weights, 5)
+            taking.cancel()
+            begin = clock()
+            begun.set()
+            if restarts:
+                stage.sim.network.later_by(GONE + PATIENCE, stage.sim.restart_coordinator, PATIENCE)
+            with pytest.raises(ValueError, match="no living participant has version 1"):
+                async for _ in weights.stream(1):
+                    pass
+            return clock() - begin
+
+    took = stage.play({0: publish(), 1: main()})[1]
+    assert PATIENCE < took < GONE + (4 + 2 * restarts) * PATIENCE, took
+
+
+def test_a_stream_goes_on_while_the_coordinator_is_away():
+    """What it was taking breaks off, and can be had again only when the coordinator is back, and
+    has been told what there is."""
+    stage = Stage(2)
+
+    async def main():
+        async with stage.subscriber() as weights:
+            participant = weights._participant
+            await weights.wait()
+
+            async def stream():
+                return [name async for name, _ in weights.stream(1)]
+
+            streaming = asyncio.ensure_future(stream())
+            holding = weights._fetching.holding(participant.releases[-1])
+            await filled(holding, 5)
+            stage.sim.restart_coordinator(4 * PATIENCE)
+            for pair in participant.meetings._pairs:
+                pair.abort("it breaks off")
+            try:
+                return await streaming
+            finally:
+                stage.done.set()
+
+    assert stage.play({0: stage.publish(), 1: main()})[1] == ["w"]
+
+
+def test_a_stream_goes_on_in_other_memory():
+    """The first 5 chunks of a version are forgotten while it comes, as if another publisher had
+    published other bytes by its number, and the source is lost."""
+    stage = Stage(2)
+
+    async def main():
+        async with stage.subscriber() as weights:
+            participant = weights._participant
+            await weights.wait()
+
+            async def stream():
+                return [(name, array) async for name, array in weights.stream(1)]
+
+            streaming = asyncio.ensure_future(stream())
+            before = weights._fetching.holding(participant.releases[-1])
+            await filled(before, 5)
+            participant.stock.holdings.pop(1).retire()
+            for pair in participant.meetings._pairs:
+                pair.abort("it breaks off")
+            found = await streaming
+            assert participant.stock.holdings[1] is not before
+            assert before.memory is None
+            stage.done.set()
+            return found
+
+    ((name, array),) = stage.play({0: stage.publish(), 1: main()})[1]
+    assert name == "w"
+    assert np.array_equal(array, tree(1)["w"])
