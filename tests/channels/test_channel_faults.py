@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from channel_stage import PATIENCE, ChannelStage, filled, until_filled
+from channel_stage import CHUNK, CHUNKS, PATIENCE, ServingStage, filled, tree, until_filled
 
 import aiodist
 from aiodist.channels import manifest
@@ -18,26 +18,10 @@ from aiodist.channels.participant import Participant
 from aiodist.channels.store import GONE, ChannelStore
 from aiodist.control.store import Store
 
-CHUNK = 1 << 16
-CHUNKS = 20
-
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     monkeypatch.setattr(manifest, "CHUNK", CHUNK)
-
-
-def tree(version):
-    return {"w": np.full(CHUNKS * CHUNK // 4, version, np.int32)}
-
-
-class Stage(ChannelStage):
-    async def publish(self):
-        """One version, until all is done: how many bytes were sent of it."""
-        async with self.publisher() as out:
-            await out.publish(tree(1), version=1)
-            await self.done.wait()
-            return out.bytes_sent
 
 
 async def next_sign_of_life(participant):
@@ -54,7 +38,7 @@ async def next_sign_of_life(participant):
 
 
 def test_a_cancelled_call_is_gone_on_with_from_where_it_was():
-    stage = Stage(2)
+    stage = ServingStage(2)
 
     async def main():
         async with stage.subscriber() as weights:
@@ -77,7 +61,7 @@ def test_a_cancelled_call_is_gone_on_with_from_where_it_was():
 @pytest.mark.parametrize("how", ["kill", "stop", "close"])
 def test_a_source_that_goes_in_the_middle(how):
     """Who takes from it goes on with another one, within the patience, and asks for the rest."""
-    stage = Stage(3)
+    stage = ServingStage(3)
     asked = asyncio.Event()
 
     async def first():
@@ -111,7 +95,7 @@ def test_a_source_that_goes_in_the_middle(how):
 
 
 def test_a_chunk_that_was_damaged_comes_from_another_one():
-    stage = Stage(3)
+    stage = ServingStage(3)
     has = asyncio.Event()
 
     async def first():
@@ -134,7 +118,7 @@ def test_a_chunk_that_was_damaged_comes_from_another_one():
 
 
 def test_stopped_for_longer_than_the_lease():
-    stage = Stage(2)
+    stage = ServingStage(2)
 
     async def publish():
         async with stage.publisher() as out:
@@ -156,7 +140,7 @@ def test_stopped_for_longer_than_the_lease():
 
 def test_a_version_that_nobody_has_any_more():
     """The newest that somebody has is given, or one is waited for."""
-    stage = Stage(3)
+    stage = ServingStage(3)
     first_has = asyncio.Event()
 
     async def publish():
@@ -192,7 +176,7 @@ def test_a_new_subscriber_comes_before_the_one_that_has_the_version_is_listed():
     """A version that was taken from the same source as the one before is listed with the next sign
     of life. Meanwhile its publisher publishes another version, which no subscriber takes. Then it
     ends."""
-    stage = Stage(3)
+    stage = ServingStage(3)
     taken, ended = asyncio.Event(), asyncio.Event()
 
     async def publish():
@@ -229,7 +213,7 @@ def test_a_new_subscriber_comes_before_the_one_that_has_the_version_is_listed():
 def test_looking_for_a_version_that_no_participant_has_gets_rare(monkeypatch):
     """The publisher dies in the middle of a version. The subscriber asks the coordinator less and
     less often, but it hears at once when there is a version again."""
-    stage = Stage(3)
+    stage = ServingStage(3)
     dead, clock = asyncio.Event(), stage.sim.loop.time
     asked = []
     request = Store._call
@@ -271,7 +255,7 @@ def test_looking_for_a_version_that_no_participant_has_gets_rare(monkeypatch):
 
 def test_those_that_found_a_version_nowhere_refuse_it():
     """Also if their programs have given up on it meanwhile."""
-    stage = Stage(4)
+    stage = ServingStage(4)
     has, clock = asyncio.Event(), stage.sim.loop.time
 
     async def publish():
@@ -301,7 +285,7 @@ def test_those_that_found_a_version_nowhere_refuse_it():
 
 def test_one_whose_call_was_broken_off_refuses_the_version_soon():
     """It has some of it, and its program may go on with it."""
-    stage = Stage(4)
+    stage = ServingStage(4)
     has, broken_off, clock = asyncio.Event(), asyncio.Event(), stage.sim.loop.time
 
     async def publish():
@@ -423,7 +407,7 @@ def test_options_that_make_no_sense(options, error, text):
 
 
 def test_the_coordinator_is_away_for_longer_than_the_patience():
-    stage = Stage(3)
+    stage = ServingStage(3)
     away, other_has = asyncio.Event(), asyncio.Event()
 
     async def main():
@@ -470,7 +454,7 @@ def test_the_coordinator_is_away_for_longer_than_the_patience():
 )
 def test_the_coordinator_goes_away_while_somebody_enters(monkeypatch, enter, owner, asks):
     """They are let in when it is back, and within `timeout`."""
-    stage = Stage(1)
+    stage = ServingStage(1)
     asked, restarts = getattr(owner, asks), []
 
     async def asking(self, *args):
@@ -489,7 +473,7 @@ def test_the_coordinator_goes_away_while_somebody_enters(monkeypatch, enter, own
 
 
 def test_the_coordinator_stays_away_while_somebody_enters(monkeypatch):
-    stage = Stage(1)
+    stage = ServingStage(1)
     beat = Participant._beat
 
     async def beating(participant, store):
@@ -583,7 +567,7 @@ def test_a_stream_that_is_broken_off_leaves_nothing(run, gate):
 @pytest.mark.parametrize("wants", [1, 2])
 def test_those_who_came_later_have_what_the_first_one_lacks(wants):
     """It stands still until its source has gone, and the others have the version meanwhile."""
-    stage = Stage(3)
+    stage = ServingStage(3)
     begun, has = asyncio.Event(), asyncio.Event()
     whole = tree(1)["w"]
 
@@ -631,7 +615,7 @@ def test_a_run_repeats_exactly():
     """Wherever tasks and groups are in memory: participants that leave end them in order."""
 
     def run():
-        stage = Stage(4, seed=3)
+        stage = ServingStage(4, seed=3)
         taken = [asyncio.Event(), asyncio.Event()]
 
         async def publish():

@@ -7,13 +7,10 @@ import asyncio
 
 import numpy as np
 import pytest
-from channel_stage import PATIENCE, ChannelStage, filled, until_filled
+from channel_stage import CHUNK, PATIENCE, ServingStage, filled, tree, until_filled
 
 from aiodist.channels import manifest
 from aiodist.channels.store import GONE
-
-CHUNK = 1 << 16
-CHUNKS = 20
 
 
 @pytest.fixture(autouse=True)
@@ -21,23 +18,11 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(manifest, "CHUNK", CHUNK)
 
 
-def tree(version):
-    return {"w": np.full(CHUNKS * CHUNK // 4, version, np.int32)}
-
-
-class Stage(ChannelStage):
-    async def publish(self):
-        """One version, until all is done."""
-        async with self.publisher() as out:
-            await out.publish(tree(1), version=1)
-            await self.done.wait()
-
-
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_stream_of_a_version_that_no_participant_has_ends(restarts):
     """Its publisher dies in the middle of it. A coordinator that is restarted meanwhile has to hear
     of all participants again."""
-    stage = Stage(2)
+    stage = ServingStage(2)
     begun, clock = asyncio.Event(), stage.sim.loop.time
 
     async def publish():
@@ -67,7 +52,7 @@ def test_a_stream_of_a_version_that_no_participant_has_ends(restarts):
 def test_a_stream_goes_on_while_the_coordinator_is_away():
     """What it was taking breaks off, and can be had again only when the coordinator is back, and
     has been told what there is."""
-    stage = Stage(2)
+    stage = ServingStage(2)
 
     async def main():
         async with stage.subscriber() as weights:
@@ -94,7 +79,7 @@ def test_a_stream_goes_on_while_the_coordinator_is_away():
 def test_a_stream_goes_on_in_other_memory():
     """The first 5 chunks of a version are forgotten while it comes, as if another publisher had
     published other bytes by its number, and the source is lost."""
-    stage = Stage(2)
+    stage = ServingStage(2)
 
     async def main():
         async with stage.subscriber() as weights:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
+import numpy as np
+
 import aiodist
 from aiodist.testing import Conditions
 from aiodist.testing.simulation import LIMIT, Killed, Simulation
@@ -52,6 +54,26 @@ class ChannelStage:
 
     def subscriber(self, **more: Any) -> aiodist.Subscriber:
         return aiodist.subscriber("policy", **{**self.options, **more})
+
+
+CHUNK = 1 << 16
+"""Bytes of a chunk of `tree`, if a test sets `manifest.CHUNK` to it."""
+CHUNKS = 20
+
+
+def tree(version: int) -> dict[str, Any]:
+    return {"w": np.full(CHUNKS * CHUNK // 4, version, np.int32)}
+
+
+class ServingStage(ChannelStage):
+    """With a publisher of one version."""
+
+    async def publish(self) -> int:
+        """Publish `tree` as version 1, until all is done. Return how many bytes were sent of it."""
+        async with self.publisher() as out:
+            await out.publish(tree(1), version=1)
+            await self.done.wait()
+            return out.bytes_sent
 
 
 async def filled(holding: Any, parts: int) -> None:
