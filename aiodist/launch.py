@@ -35,6 +35,7 @@ from aiodist.errors import AiodistError, PeerLostError, in_words
 from aiodist.group import Group
 from aiodist.launching import reports, spawn, tether
 from aiodist.session import connect
+from aiodist.transports import polling
 from aiodist.types import GroupOptions
 
 T = TypeVar("T")
@@ -251,7 +252,7 @@ class _Ranks:
 
     def start(self, payload: int) -> None:
         root = str(Path(__file__).parent.parent)
-        cores = spawn.cores()
+        cores = polling.cores()
         for rank in range(self._job.size):
             with _uninterrupted():  # `stop` must know every started process
                 self._ranks.append(self._start(rank, payload, root, cores))

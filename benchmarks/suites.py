@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from aiodist.launching import spawn, tether
+from aiodist.launching import tether
+from aiodist.transports import polling
 from aiodist_cli.bench_cases import (
     Case,
     Summary,
@@ -57,7 +58,7 @@ def busy_cores(each: int = 1) -> Iterator[None]:
     others."""
     program = tether.command([sys.executable, "-c", "while True: pass"])
     with ExitStack() as started:
-        for _ in range(each * spawn.cores()):
+        for _ in range(each * polling.cores()):
             process = started.enter_context(subprocess.Popen(program))
             started.callback(process.kill)  # called before the process is waited for
         yield

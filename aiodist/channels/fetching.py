@@ -83,9 +83,10 @@ class Fetching:
         participant, version = self._participant, releases[0].version
         clock = asyncio.get_running_loop().time
         pause = PAUSE
-        # Which coordinator knew of no participant that has it, and since when. One that was
-        # restarted has to hear of all of them again.
-        missed: tuple[tuple[str, int], float] | None = None
+        # Since when no participant has it: by which coordinator, and with so many bytes here. One
+        # that was restarted has to hear of all participants again.
+        missed: tuple[tuple[str, int], int] | None = None
+        since = clock()
         while True:
             participant.changed.clear()
             if directory.is_gone(await participant.store.look(), releases):
@@ -93,10 +94,10 @@ class Fetching:
                 raise ValueError(f"the channel does not have version {version} any more")
             with suppress(NobodyError):
                 return await self._attempt(releases, reading)
-            start, now = participant.store.start, clock()
-            if missed is None or missed[0] != start:
-                missed = start, now
-            elif now > missed[1] + participant.patience:
+            now = participant.store.start, reading.coming.here if reading.coming else 0
+            if now != missed:
+                missed, since = now, clock()
+            elif clock() > since + participant.patience:
                 raise ValueError(f"no living participant has version {version} of the channel")
             pause = await self._pause(pause)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack, aclosing
 from functools import partial
 from typing import Any
 
@@ -19,6 +18,9 @@ from aiodist.channels.manifest import Leaf
 from aiodist.channels.slices import Arrays, Want
 from aiodist.channels.trees import has_parts, parts_wanted
 from aiodist.errors import MessageTooLargeError
+
+Fit = Callable[[Holding | Lot], None]
+"""Looks whether a version fits where it is to go."""
 
 
 class VersionReading:
@@ -86,31 +88,39 @@ class VersionReading:
         return None
 
     async def arrays(
-        self, fetch: asyncio.Future[Holding | Lot]
+        self, fetch: asyncio.Future[Holding | Lot], fit: Fit | None = None
     ) -> AsyncGenerator[tuple[Holding | Lot, Leaf], None]:
         """The arrays of the version that `fetch` takes, each when it is here, and what it lies in.
 
-        Raises what `fetch` does.
+        With `fit`, that is called as soon as the arrays are known, and if another version comes
+        instead, all of its arrays come. Without it, `fetch` takes one version only. If that begins
+        anew in other memory, only those arrays come from there that have not come yet.
+
+        Raises what `fetch` and `fit` do.
         """
         coming: Holding | Lot | None = None
-        leaves: list[Leaf] = []
+        leaves: list[Leaf] | None = None  # None: the arrays are not known yet
         given = 0
         with ExitStack() as reading:
             while True:
                 is_here = fetch.done()
                 newest = fetch.result() if is_here else self.coming
-                if newest is not coming:  # it has begun anew, in other memory
-                    coming, leaves = newest, []
+                if newest is not coming:
+                    coming, leaves = newest, None
                     reading.close()
                     if coming is not None:
                         reading.enter_context(coming)
                 if coming is not None and coming.has_leaves:
-                    leaves = leaves or coming.leaves()
+                    if leaves is None:
+                        if fit is not None:
+                            fit(coming)
+                            given = 0
+                        leaves = coming.leaves()
                     while given < len(leaves) and coming.has_leaf(leaves[given]):
                         given += 1
                         yield coming, leaves[given - 1]
                 if is_here:
-                    assert given == len(leaves), "an array of a version that is whole is missing"
+                    assert given == len(leaves or ()), "an array of a version is missing"
                     return
                 if newest is self.coming and not fetch.done():
                     await self._more(coming, fetch)
@@ -121,29 +131,11 @@ class VersionReading:
         Raises what `fetch` does, and TypeError and ValueError, naming the place in `into`, if it
         does not fit.
         """
-        coming: Holding | Lot | None = None
-        pending: deque[Leaf] | None = None  # None: the arrays are not known yet
-        with ExitStack() as reading:
-            while True:
-                is_here = fetch.done()
-                newest = fetch.result() if is_here else self.coming
-                if newest is not coming:  # arrays of the version before are written again
-                    coming, pending = newest, None
-                    reading.close()
-                    if coming is not None:
-                        reading.enter_context(coming)
-                if coming is not None and pending is None and coming.has_leaves:
-                    self._fit(coming)
-                    pending = deque(coming.leaves())
-                while coming is not None and pending and coming.has_leaf(pending[0]):
-                    self.mixed = coming.version
-                    await in_thread(partial(self._write, coming, pending.popleft()))
-                if is_here:
-                    assert not pending, "an array of a version that is whole is missing"
-                    self.mixed = None
-                    return
-                if newest is self.coming and not fetch.done():
-                    await self._more(coming, fetch)
+        async with aclosing(self.arrays(fetch, self._fit)) as arrays:
+            async for coming, leaf in arrays:
+                self.mixed = coming.version
+                await in_thread(partial(self._write, coming, leaf))
+        self.mixed = None
 
     def _fit(self, coming: Holding | Lot) -> None:
         if isinstance(coming, Holding):

@@ -51,7 +51,7 @@ DATA = "data"
 
 AT_ONCE = 8
 """The most parts after one number. The sender has to send all of them, even if it gives the version
-up meanwhile."""
+up meanwhile. Of lent memory, one part follows each number, because it may be taken back."""
 
 CODES_AHEAD = 128
 """Messages of codes that are sent before the first of them has been taken."""
@@ -139,10 +139,15 @@ async def give(pair: Group, holding: Holding, has: int, patience: float, *, maps
             if has == told:
                 if has >= holding.filled or holding.is_abandoned:
                     if not await news.more():
-                        await sending.until_none()  # the receiver takes them before it hears of it
+                        # The receiver takes these before it hears of it. If it is too slow, it
+                        # learns from the end of this group.
+                        async with asyncio.timeout(patience):
+                            await sending.until_none()
                         return
                     continue
-                told = min(holding.filled, has + AT_ONCE)
+                assert holding.memory is not None
+                most = AT_ONCE if holding.memory.is_steady else 1
+                told = min(holding.filled, has + most)
                 sending.add(pair.send(told, TAKES, tag=PARTS, timeout=NO_DEADLINE))
             if not maps:
                 assert holding.memory is not None

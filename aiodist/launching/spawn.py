@@ -130,13 +130,6 @@ def with_rank_environment(
     return env
 
 
-def cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a TCP port of `host` on which no process listens now.
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiodist.launching import spawn
+from aiodist.transports import polling
 from aiodist_cli import bench_worker
 
 MPIS = ("openmpi", "intelmpi", "mpich")
@@ -197,7 +197,7 @@ def launches(
 
     Raises ValueError for MPI on several hosts, because that needs a way to start processes there.
     """
-    cores = spawn.cores()
+    cores = polling.cores()
     threads = environ.get("OMP_NUM_THREADS", str(max(1, cores // len(sites))))
     env = {name: value for name, value in environ.items() if name not in _OTHER_RUNS}
     env["OMP_NUM_THREADS"] = threads

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 import aiodist
-from aiodist.launching import spawn
+from aiodist.transports import polling
 from aiodist_cli.bench_cases import (
     Effort,
     Result,
@@ -90,7 +90,7 @@ def machine() -> dict[str, Any]:
     """Describe this machine, and the time."""
     return {
         "cpu": _cpu(),
-        "cores": spawn.cores(),
+        "cores": polling.cores(),
         "system": f"{platform.system()} {platform.release()}",
         "python": ".".join(map(str, sys.version_info[:3])),
         "aiodist": aiodist.__version__,

@@ -13,7 +13,7 @@ from typing import Literal
 
 from aiodist import compiled
 from aiodist.buffers.segment import unsupported_reason
-from aiodist.launching import spawn
+from aiodist.transports import polling
 from aiodist.wire.address import is_loopback
 
 Level = Literal["ok", "note", "warn", "fail"]
@@ -66,7 +66,7 @@ def all_checks(environ: Mapping[str, str]) -> list[Check]:
     return [
         python(sys.version_info[:3], platform.system()),
         *(package(name) for name in ("aiodist", *_NEEDED, *_OPTIONAL)),
-        cores(spawn.cores()),
+        cores(polling.cores()),
         identity("boot id", _read_boot_id()),
         identity("network namespace", _read_network_namespace()),
         shared_memory(unsupported_reason()),

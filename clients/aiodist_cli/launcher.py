@@ -20,6 +20,7 @@ from aiodist.environment import token_in
 from aiodist.errors import AiodistError
 from aiodist.launching import spawn
 from aiodist.rank.flight_recorder import VARIABLE
+from aiodist.transports import polling
 from aiodist.wire.address import Address
 from aiodist_cli import status
 from aiodist_cli.elastic import Spare, keep
@@ -70,7 +71,9 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
         told: list[Exit] = []
 
         async def start(local_rank: int, restarts: int = 0) -> None:
-            env = spawn.with_rank_environment(os.environ, job, local_rank, spawn.cores(), restarts)
+            env = spawn.with_rank_environment(
+                os.environ, job, local_rank, polling.cores(), restarts
+            )
             await ranks.start(job.rank(local_rank), program, env)
 
         async def tell(text: str, died: Exit) -> None:

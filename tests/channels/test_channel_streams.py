@@ -18,6 +18,19 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(manifest, "CHUNK", CHUNK)
 
 
+async def streamed(weights, parts):
+    """Begin to stream version 1, up to so many parts. Return the task, and what it takes."""
+    await weights.wait()
+
+    async def stream():
+        return [(name, array) async for name, array in weights.stream(1)]
+
+    streaming = asyncio.ensure_future(stream())
+    holding = weights._fetching.holding(weights._participant.releases[-1])
+    await filled(holding, parts)
+    return streaming, holding
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_stream_of_a_version_that_no_participant_has_ends(restarts):
     """Its publisher dies in the middle of it. A coordinator that is restarted meanwhile has to hear
@@ -56,20 +69,12 @@ def test_a_stream_goes_on_while_the_coordinator_is_away():
 
     async def main():
         async with stage.subscriber() as weights:
-            participant = weights._participant
-            await weights.wait()
-
-            async def stream():
-                return [name async for name, _ in weights.stream(1)]
-
-            streaming = asyncio.ensure_future(stream())
-            holding = weights._fetching.holding(participant.releases[-1])
-            await filled(holding, 5)
+            streaming, _ = await streamed(weights, 5)
             stage.sim.restart_coordinator(4 * PATIENCE)
-            for pair in participant.meetings._pairs:
+            for pair in weights._participant.meetings._pairs:
                 pair.abort("it breaks off")
             try:
-                return await streaming
+                return [name for name, _ in await streaming]
             finally:
                 stage.done.set()
 
@@ -84,14 +89,7 @@ def test_a_stream_goes_on_in_other_memory():
     async def main():
         async with stage.subscriber() as weights:
             participant = weights._participant
-            await weights.wait()
-
-            async def stream():
-                return [(name, array) async for name, array in weights.stream(1)]
-
-            streaming = asyncio.ensure_future(stream())
-            before = weights._fetching.holding(participant.releases[-1])
-            await filled(before, 5)
+            streaming, before = await streamed(weights, 5)
             participant.stock.holdings.pop(1).retire()
             for pair in participant.meetings._pairs:
                 pair.abort("it breaks off")

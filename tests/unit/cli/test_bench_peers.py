@@ -102,7 +102,7 @@ def test_ranks_of_aiodist_on_one_host() -> None:
 
 
 def test_cores_are_shared_out_unless_the_user_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_peers.spawn, "cores", lambda: 8)
+    monkeypatch.setattr(bench_peers.polling, "cores", lambda: 8)
     own, gloo = aiodist_over("auto"), Contender("gloo", "gloo")
     for contender in (own, gloo):
         for environ, threads in (({}, "4"), ({"OMP_NUM_THREADS": "3"}, "3")):
@@ -129,7 +129,7 @@ def test_ranks_on_two_hosts() -> None:
 def test_each_mpi_has_its_best_settings(
     monkeypatch: pytest.MonkeyPatch, flavour: str, crowded: bool
 ) -> None:
-    monkeypatch.setattr(bench_peers.spawn, "cores", lambda: 2 if crowded else 4)
+    monkeypatch.setattr(bench_peers.polling, "cores", lambda: 2 if crowded else 4)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     mpi = Mpi(flavour, "/mpi/bin/mpirun", "/mpi/bin/python")
     (launch,) = launches(Contender(flavour, "mpi", mpi=mpi), [Site()] * 4, CONTROL, {"PATH": "/b"})
@@ -148,7 +148,7 @@ def test_each_mpi_has_its_best_settings(
 
 def test_settings_of_the_user_win() -> None:
     mpi = Mpi("intelmpi", "/mpi/bin/mpirun", "/mpi/bin/python")
-    many = [Site()] * (bench_peers.spawn.cores() + 1)
+    many = [Site()] * (bench_peers.polling.cores() + 1)
     contender = Contender("intelmpi", "mpi", mpi=mpi)
     (launch,) = launches(contender, many, CONTROL, {"I_MPI_FABRICS": "ofi"})
     assert launch.env["I_MPI_FABRICS"] == "ofi"

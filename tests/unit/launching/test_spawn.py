@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 import signal
 import socket
 import subprocess
@@ -100,10 +99,6 @@ def test_free_port_is_free() -> None:
     port = spawn.free_port()
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", port))
-
-
-def test_cores_are_those_this_process_may_use() -> None:
-    assert spawn.cores() == len(os.sched_getaffinity(0))
 
 
 def test_only_posix_has_process_groups(monkeypatch: pytest.MonkeyPatch) -> None:

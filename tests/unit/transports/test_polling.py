@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from typing import Any
 
 import pytest
@@ -498,3 +499,9 @@ async def test_lingering_offers_the_core(clock: Clock, monkeypatch: pytest.Monke
     assert len(yields) == 1
     assert not progress.linger(clock.now)
     assert len(yields) == 1
+
+
+def test_cores_are_those_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert progress.cores() == len(os.sched_getaffinity(0))
+    monkeypatch.delattr(os, "sched_getaffinity")  # macOS and Windows do not tell
+    assert progress.cores() == os.cpu_count()
