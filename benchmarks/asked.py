@@ -41,6 +41,15 @@ def _beside_neighbours(op: str) -> list[Asked]:
     return [Asked(Case(op, nbytes, 2), gloo) for nbytes, gloo in sizes.items()]
 
 
+def _numpy(op: str, ranks: int, mpi: Sequence[float]) -> list[Asked]:
+    """An operation of numpy arrays that were just written. `mpi`: for each of its sizes."""
+    sizes = (8 * B, 64 * KIB, 1 * MIB, 16 * MIB)
+    if op in ("reduce_scatter", "all_to_all"):  # each rank has an element at least
+        sizes = (4 * ranks, *sizes[1:])
+    cases = (Case(op, nbytes, ranks, fill=True) for nbytes in sizes)
+    return [Asked(case, None, ratio) for case, ratio in zip(cases, mpi, strict=True)]
+
+
 def _both(op: str, nbytes: int, gloo: tuple[float, float], mpi: tuple[float, float]) -> list[Asked]:
     """For 2 and for 4 ranks."""
     return [Asked(Case(op, nbytes, n), gloo[i], mpi[i]) for i, n in enumerate((2, 4))]
@@ -62,6 +71,17 @@ ASKED: Mapping[str, Sequence[Asked]] = {
         *_filled(64 * KIB, (25, 40)),
         *_filled(1 * MIB, (12, 8), 1),
         *_filled(64 * MIB, (8, 4.5), 1),
+    ],
+    "numpy": [
+        *_numpy("all_reduce", 2, (0.9, 1.1, 1, 1)),
+        *_numpy("all_gather", 2, (0.9, 1.1, 1, 1)),
+        *_numpy("broadcast", 2, (0.5, 0.7, 0.8, 0.9)),
+        *_numpy("ping_pong", 2, (0.8, 1, 0.8, 0.8)),
+        *_numpy("all_reduce", 4, (0.9, 1, 0.9, 1.1)),
+        *_numpy("all_gather", 4, (0.8, 0.8, 0.8, 0.8)),
+        *_numpy("reduce_scatter", 4, (0.8, 0.8, 0.8, 0.8)),
+        *_numpy("all_to_all", 4, (0.8, 0.8, 0.8, 0.8)),
+        *_numpy("broadcast", 4, (0.5, 0.7, 0.8, 0.9)),
     ],
     "neighbours": [each for op in OPS for each in _beside_neighbours(op)],
     "collectives": [
@@ -101,6 +121,7 @@ PLACES = {
     "neighbours": ", busy cores",
     "torch": " of torch",
     "links": ", a bare link",
+    "numpy": ", numpy",
 }
 """Where the ranks of a benchmark are, if not all on one host."""
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from aiodist.launching import tether
@@ -43,6 +44,12 @@ async def one_host(report: Report, progress: Progress) -> None:
     """Cases between processes of this host, beside Gloo and MPI."""
     peers, report.notes = find_peers(["gloo", "openmpi", "intelmpi"], PEERS)
     await _on_one_host(report, [AIODIST, *peers], progress)
+
+
+async def numpy_arrays(report: Report, progress: Progress) -> None:
+    """Cases of numpy arrays between processes of this host, beside MPI."""
+    peers, report.notes = find_peers(["openmpi", "intelmpi"], PEERS)
+    await _on_one_host(report, [replace(AIODIST, arrays="numpy"), *peers], progress)
 
 
 async def neighbours(report: Report, progress: Progress) -> None:
@@ -252,6 +259,7 @@ async def run(report: Report, progress: Progress, **options: object) -> None:
 SUITES: Mapping[str, Callable[..., Awaitable[None]]] = {
     "all_reduce": one_host,
     "filled": one_host,
+    "numpy": numpy_arrays,
     "collectives": one_host,
     "neighbours": neighbours,
     "ping_pong": one_host,

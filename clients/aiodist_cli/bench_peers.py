@@ -63,13 +63,15 @@ class Contender:
     """A library to measure.
 
     `kind`: "aiodist", or the kind of `aiodist_cli.bench_worker`. `transports`: what aiodist may
-    use; None for its own choice.
+    use; None for its own choice. `arrays`: the library that makes aiodist's arrays, "torch" or
+    "numpy"; None for torch if it is installed.
     """
 
     name: str
     kind: str
     transports: tuple[str, ...] | None = None
     mpi: Mpi | None = None
+    arrays: str | None = None
 
     @property
     def label(self) -> str:
@@ -218,7 +220,8 @@ def launches(
 def _aiodist_command(
     contender: Contender, rank: int, sites: Sequence[Site], control: Path
 ) -> tuple[str, ...]:
-    return (sys.executable, "-m", "aiodist_cli.bench_rank", str(control))
+    arrays = () if contender.arrays is None else (contender.arrays,)
+    return (sys.executable, "-m", "aiodist_cli.bench_rank", str(control), *arrays)
 
 
 def _worker_command(

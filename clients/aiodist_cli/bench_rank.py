@@ -1,4 +1,7 @@
-"""One process of aiodist that benchmarks measure: `python -m aiodist_cli.bench_rank CONTROL`.
+"""One process of aiodist that benchmarks measure: ``python -m aiodist_cli.bench_rank CONTROL``.
+
+Its arrays are tensors if torch is installed, else numpy arrays. Another argument, "torch" or
+"numpy", chooses.
 
 It obeys the orders of `aiodist_cli.bench_worker` from inside a running event loop. So functions
 that are called by "MODULE:FUNCTION" are coroutine functions here, and get the `Rank`.
@@ -26,16 +29,15 @@ OP_TIMEOUT = 60.0
 class Aiodist:
     """aiodist as a `bench_worker.Library`, with methods that have to be awaited.
 
-    Its arrays are tensors if torch is installed, else numpy arrays. `shared`: the group makes them.
+    `arrays`: the library that makes its arrays. `shared`: the group makes them.
     """
 
     computes = True
 
-    def __init__(self, group: aiodist.Group, *, shared: bool = False) -> None:
+    def __init__(self, group: aiodist.Group, arrays: str, *, shared: bool = False) -> None:
         self.group = group
         self.rank, self.size = group.rank, group.size  # of the group
-        library = "numpy" if importlib.util.find_spec("torch") is None else "torch"
-        module = importlib.import_module(library)
+        module = importlib.import_module(arrays)
         # The name in reports.
         self.name = f"aiodist {aiodist.__version__}, {module.__name__} {module.__version__}"
         self._maker: Any = group if shared else module  # its `empty` makes the arrays
@@ -83,10 +85,11 @@ class Aiodist:
 
 
 class Rank:
-    def __init__(self, group: aiodist.Group) -> None:
+    def __init__(self, group: aiodist.Group, arrays: str | None = None) -> None:
+        arrays = arrays or ("numpy" if importlib.util.find_spec("torch") is None else "torch")
         self.group = group
-        self.library = Aiodist(group)
-        self._libraries = {"plain": self.library, "shared": Aiodist(group, shared=True)}
+        self.library = Aiodist(group, arrays)
+        self._libraries = {"plain": self.library, "shared": Aiodist(group, arrays, shared=True)}
         self._case: tuple[str, int] | None = None
         self._prepared: dict[str, Prepared] = {}  # by memory
 
@@ -145,12 +148,12 @@ class Rank:
         return Block(differences(stamps), time.process_time() - cpu)
 
 
-async def main(control: str) -> None:
+async def main(control: str, arrays: str | None = None) -> None:
     """Join the group that the environment names, and obey."""
     reader, writer = await asyncio.open_unix_connection(control)
     try:
         async with aiodist.connect(op_timeout=OP_TIMEOUT) as group:
-            rank = Rank(group)
+            rank = Rank(group, arrays)
             writer.write(encode(rank.hello))
             async for line in reader:
                 order = json.loads(line)
@@ -164,4 +167,4 @@ async def main(control: str) -> None:
 
 if __name__ == "__main__":
     with asyncio.Runner(loop_factory=spawn.new_event_loop) as runner:
-        runner.run(main(sys.argv[1]))
+        runner.run(main(*sys.argv[1:]))
