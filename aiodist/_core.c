@@ -16,9 +16,14 @@
 // **Posts.** A call with a tag is posted in a ring: see aiodist.shared_memory.posts. Its tape has no
 // steps, because all such calls do the same: post, wait for the posts of all others, reduce them.
 //
-// **Caller.** It does what `LaneExpress` and `PostExpress` do with a prepared call. It checks whether
-// the call may run at once, makes its Work, runs the tape and notes the end. If the call may not run
-// at once, nothing has happened, and the Python code takes it.
+// **Values.** A tape of values copies the arrays of a call to where other ranks read them, and theirs
+// to the places of the result: see aiodist.prepared.lane_values. The Python code has read what ranks
+// showed before. The tape only checks that all bytes but the data are the same.
+//
+// **Caller.** It does what `LaneExpress` and `PostExpress` do with a prepared call. It finds the call
+// by the form of its arguments: see aiodist.collectives.forms. It checks whether the call may run at
+// once, makes its Work, runs the tape and notes the end. If the call may not run at once, nothing has
+// happened, and the Python code takes it.
 //
 // Build this with -ffp-contract=off, because a fused multiply-add rounds differently.
 
@@ -39,7 +44,7 @@
 #include <unistd.h>
 #endif
 
-#define LAYOUT 9       // aiodist.compiled refuses a build with another number
+#define LAYOUT 10      // aiodist.compiled refuses a build with another number
 #define BLOCK 1024     // elements in one step of the work, so that they stay in the first cache
 #define ALONE 32768    // from so many bytes on, other threads may run meanwhile
 
@@ -413,11 +418,11 @@ static PyObject *differ(PyObject *self, PyObject *args) {
 // ---- shared state -------------------------------------------------------------------------------
 
 enum { IS_DUE, WATCH, ROUSE, SEEN, ADD, FINISH, SET_RESULT, TAPES, TELL, FIND, WAKE, FOLLOWS,
-       IS_NEG, STORAGE, DATA_PTR, NBYTES_OF, CLASS, RUNNING, NAMES };
+       IS_NEG, STORAGE, DATA_PTR, NBYTES_OF, CLASS, RUNNING, ALL_REDUCE, NAMES };
 static const char *const names[] = {"is_due", "watch",      "rouse", "seen", "add",   "finish",
                                     "set_result", "tapes", "tell",  "_find", "wake", "follows",
                                     "is_neg", "untyped_storage", "data_ptr", "nbytes", "__class__",
-                                    "__asyncio_running_event_loop__"};
+                                    "__asyncio_running_event_loop__", "all_reduce"};
 
 typedef struct {
     PyTypeObject *row;      // the base of lanes
@@ -458,7 +463,7 @@ typedef struct {
     void *older, *allocate, *managed, *to_python;
     int (*read)(void *object, Tensor *into);  // the result is valid as long as the object lives
 } Exchange;
-enum { ON_CPU = 1 };
+enum { ON_CPU = 1, COMPLEX = 5 };
 
 static double now(void) {
     struct timespec t;
@@ -577,9 +582,171 @@ BASE(Counts, counts, "Bytes that were moved.",
      {"sent", T_LONGLONG, offsetof(Counts, sent), 0, NULL},
      {"received", T_LONGLONG, offsetof(Counts, received), 0, NULL});
 
+// ---- values -------------------------------------------------------------------------------------
+
+#define LEAVES 32  // the most arrays and numbers of a call that is known by its form
+
+typedef struct {
+    PyObject *owner;  // keeps the memory
+    char *data;
+    Py_ssize_t nbytes;
+    int is_place;     // the result goes there
+    char number[8];   // the memory of a number
+} Leaf;
+
+// The arrays and numbers of a call, in the order of its arguments.
+typedef struct {
+    int count;
+    PyObject *result;  // what was made of the values of all ranks; NULL: nothing
+    Leaf leaf[LEAVES];
+} Leaves;
+
+static void drop_leaves(Leaves *leaves) {
+    while (leaves->count) Py_DECREF(leaves->leaf[--leaves->count].owner);
+    Py_CLEAR(leaves->result);
+}
+
+// Bytes `at` a place in shared memory, or those of the leaf `at_leaf`. They are, or become, those
+// of `with`, or those of the leaf `with_leaf` from `start` on.
+typedef struct {
+    Py_buffer at, with;
+    int at_leaf, with_leaf;
+    Py_ssize_t start;
+} Piece;
+
+typedef struct {
+    Py_ssize_t count;
+    Piece *piece;
+} Pieces;
+
+// What one kind of call shows, and does with what others have shown.
+typedef struct {
+    PyObject *template;             // what is shown, as the Python code describes it
+    Pieces shows, expects, moves;
+    PyObject *makers;               // functions that make the values of the result; NULL: not known yet
+    int is_listed;                  // the result is a list of these values
+} Values;
+
+static void drop_pieces(Pieces *pieces) {
+    while (pieces->count) {
+        Piece *piece = &pieces->piece[--pieces->count];
+        PyBuffer_Release(&piece->at);
+        PyBuffer_Release(&piece->with);
+    }
+    PyMem_Free(pieces->piece);
+    pieces->piece = NULL;
+}
+
+static void drop_values(Values *values) {
+    if (!values) return;
+    drop_pieces(&values->shows);
+    drop_pieces(&values->expects);
+    drop_pieces(&values->moves);
+    Py_CLEAR(values->makers);
+    Py_CLEAR(values->template);
+    PyMem_Free(values);
+}
+
+// Memory, or the number of a leaf.
+static int parse_end(PyObject *given, int how, Py_buffer *memory, int *leaf) {
+    *leaf = -1;
+    if (!PyLong_Check(given)) return PyObject_GetBuffer(given, memory, how);
+    const long number = PyLong_AsLong(given);
+    if (number < 0 || number >= LEAVES) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "there is no such leaf");
+        return -1;
+    }
+    *leaf = (int)number;
+    return 0;
+}
+
+// Pieces are given as (at, with), or (at, with, start).
+static int parse_pieces(PyObject *given, int how, Pieces *pieces) {
+    pieces->piece = PyMem_Calloc(PyList_GET_SIZE(given) + 1, sizeof(Piece));
+    if (!pieces->piece) return PyErr_NoMemory(), -1;
+    for (Py_ssize_t number = 0; number < PyList_GET_SIZE(given); number++) {
+        Piece *piece = &pieces->piece[pieces->count++];
+        PyObject *at, *with;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(given, number), "OO|n", &at, &with, &piece->start) ||
+            parse_end(at, how, &piece->at, &piece->at_leaf) < 0 ||
+            parse_end(with, PyBUF_SIMPLE, &piece->with, &piece->with_leaf) < 0)
+            return -1;
+        const int are_bytes = piece->at_leaf < 0 && piece->with_leaf < 0;
+        if (piece->start < 0 || (are_bytes && piece->at.len != piece->with.len)) {
+            PyErr_SetString(PyExc_ValueError, "a piece of another length");
+            return -1;
+        }
+    }
+    return 0;
+}
+
+// Whether the leaves have the memory that these pieces need.
+static int have_room(const Pieces *pieces, const Leaves *leaves) {
+    for (Py_ssize_t number = 0; number < pieces->count; number++) {
+        const Piece *piece = &pieces->piece[number];
+        if (piece->at_leaf >= leaves->count || piece->with_leaf >= leaves->count) return 0;
+        if (piece->with_leaf < 0) continue;
+        const Py_ssize_t room = leaves->leaf[piece->with_leaf].nbytes;
+        const Py_ssize_t length = piece->at_leaf < 0 ? piece->at.len : leaves->leaf[piece->at_leaf].nbytes;
+        if (piece->start > room || length > room - piece->start) return 0;
+    }
+    return 1;
+}
+
+static void copy_pieces(const Pieces *pieces, const Leaves *leaves, int shows) {
+    for (Py_ssize_t number = 0; number < pieces->count; number++) {
+        const Piece *piece = &pieces->piece[number];
+        const Leaf *leaf = piece->at_leaf < 0 ? NULL : &leaves->leaf[piece->at_leaf];
+        char *at = leaf ? leaf->data : piece->at.buf, *with = piece->with.buf;
+        if (piece->with_leaf >= 0) with = leaves->leaf[piece->with_leaf].data + piece->start;
+        memmove(shows ? at : with, shows ? with : at, leaf ? leaf->nbytes : piece->at.len);
+    }
+}
+
+// Show what the call shows, or copy what others have shown to its places.
+static void move_pieces(const Pieces *pieces, const Leaves *leaves, int shows, long long nbytes) {
+    if (nbytes < ALONE) {
+        copy_pieces(pieces, leaves, shows);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        copy_pieces(pieces, leaves, shows);
+        Py_END_ALLOW_THREADS
+    }
+}
+
+// Make the result of the values of all ranks. 1: it is made. 0: the Python code decides. -1: an error.
+static int take_values(Values *values, Leaves *leaves, long long nbytes) {
+    if (!values->makers || !have_room(&values->moves, leaves)) return 0;
+    for (Py_ssize_t number = 0; number < values->expects.count; number++) {
+        const Piece *piece = &values->expects.piece[number];
+        if (memcmp(piece->at.buf, piece->with.buf, piece->at.len)) return 0;
+    }
+    move_pieces(&values->moves, leaves, 0, nbytes);
+    PyObject *makers = Py_NewRef(values->makers);
+    const Py_ssize_t count = PyTuple_GET_SIZE(makers);
+    PyObject *made = values->is_listed && count ? PyList_New(count) : NULL;
+    for (Py_ssize_t number = 0; number < count; number++) {
+        PyObject *value = PyObject_CallNoArgs(PyTuple_GET_ITEM(makers, number));
+        if (!value) break;
+        if (made)
+            PyList_SET_ITEM(made, number, value);
+        else
+            Py_XSETREF(leaves->result, value);
+    }
+    Py_DECREF(makers);
+    if (PyErr_Occurred()) {
+        Py_XDECREF(made);
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return -1;
+        PyErr_Clear();  // a sum of numbers that is too large
+        return 0;
+    }
+    if (made) Py_XSETREF(leaves->result, made);
+    return 1;
+}
+
 // ---- tapes --------------------------------------------------------------------------------------
 
-enum { DO_COPY, DO_REDUCE, DO_PUBLISH, DO_AWAIT, DO_CALL };
+enum { DO_COPY, DO_REDUCE, DO_PUBLISH, DO_AWAIT, DO_SHOW, DO_TAKE };
 enum { USER = 2 };  // arrays of the user: the input, and the destination of the result
 
 typedef struct {
@@ -594,7 +761,7 @@ typedef struct {
     Where into;
     int operands;
     Where *from;
-    PyObject *function;  // DO_CALL
+    PyObject *function;  // DO_SHOW and DO_TAKE: what does it for values of any form
 } Step;
 
 typedef struct {
@@ -621,6 +788,7 @@ typedef struct {
     int steps;
     Step *step;
     Where *places;            // places of all operands
+    Values *values;           // NULL: it reduces, or functions do all the work
     // A tape of posts has the `Posts` as its `lane`, and rings instead of areas in `buffers`.
     PyObject *express, *heads;  // the owner; by tag, the bytes before the data
     int reduces;
@@ -906,7 +1074,8 @@ static void do_step(Tape *tape, const Step *step, char *const *user) {
     tape->kernel->run(place(&step->into, user), places, step->operands, length, tape->size);
 }
 
-enum { ALL_DONE = -1, FAILED = -2 };
+// NO_ROOM: nothing was done. UNKNOWN: the Python code has to do the last step.
+enum { ALL_DONE = -1, FAILED = -2, NO_ROOM = -3, UNKNOWN = -4 };
 
 // Call a function of the plan. It returns True to go on, or else the number of steps that are done.
 static int do_call(PyObject *function, PyObject *given) {
@@ -917,9 +1086,9 @@ static int do_call(PyObject *function, PyObject *given) {
     return done == -1 && PyErr_Occurred() ? FAILED : (int)done;
 }
 
-// Run all steps. Returns how many are done, ALL_DONE if the phase is over, or FAILED.
-static int run_tape(Tape *tape, PyObject *given, char *const *user) {
-    for (int at = 0; at < tape->steps; at++) {
+// Run the steps from the number `at` on. Returns how many are done, or one of the above.
+static int run_tape(Tape *tape, PyObject *given, char *const *user, Leaves *leaves, int at) {
+    for (; at < tape->steps; at++) {
         const Step *step = &tape->step[at];
         if (step->kind == DO_PUBLISH) {
             Row *row = row_of(tape);
@@ -928,7 +1097,12 @@ static int run_tape(Tape *tape, PyObject *given, char *const *user) {
             const int there = wait_for(tape, step->count);
             if (there < 0) return FAILED;
             if (!there) return at;
-        } else if (step->kind == DO_CALL) {
+        } else if (step->kind == DO_SHOW && leaves) {
+            move_pieces(&tape->values->shows, leaves, 1, tape->shown);
+        } else if (step->kind == DO_TAKE && leaves) {
+            const int taken = take_values(tape->values, leaves, tape->taken);
+            if (taken <= 0) return taken ? FAILED : UNKNOWN;
+        } else if (step->kind >= DO_SHOW) {
             const int done = do_call(step->function, given);
             if (done != ALL_DONE) return done;
         } else if (step->count * tape->kernel->itemsize * step->operands < ALONE) {
@@ -949,7 +1123,7 @@ static int run_tape(Tape *tape, PyObject *given, char *const *user) {
 
 // ---- posts --------------------------------------------------------------------------------------
 
-enum { POSTED = 0, NO_ROOM = -3 };
+enum { POSTED = 0 };
 
 // Show the posts and wake the ranks that sleep for them: `Posts.tell` and `PostExpress.wake`.
 // 1: no rank is lost. -1: an error.
@@ -1101,7 +1275,7 @@ static PyObject *tape_call(PyObject *self, PyObject *const *args, size_t nargsf,
     }
     char *user[USER];
     if (!memories_of(tape, args[0], user)) return PyObject_CallOneArg(tape->fallback, args[0]);
-    const int done = run_tape(tape, args[0], user);
+    const int done = run_tape(tape, args[0], user, NULL, 0);
     return done == FAILED ? NULL : PyLong_FromLong(done);
 }
 
@@ -1117,6 +1291,7 @@ static int tape_traverse(Tape *tape, visitproc visit, void *arg) {
     Py_VISIT(tape->finish);
     Py_VISIT(tape->express);
     Py_VISIT(tape->heads);
+    if (tape->values) Py_VISIT(tape->values->makers);
     for (int at = 0; at < tape->steps; at++) Py_VISIT(tape->step[at].function);
     return 0;
 }
@@ -1125,6 +1300,7 @@ static int tape_clear(Tape *tape) {
     // These may be parts of a cycle.
     Py_CLEAR(tape->fallback);
     Py_CLEAR(tape->express);
+    if (tape->values) Py_CLEAR(tape->values->makers);
     for (int at = 0; at < tape->steps; at++) Py_CLEAR(tape->step[at].function);
     return 0;
 }
@@ -1133,6 +1309,7 @@ static void tape_dealloc(Tape *tape) {
     PyTypeObject *type = Py_TYPE(tape);
     PyObject_GC_UnTrack(tape);
     tape_clear(tape);
+    drop_values(tape->values);
     while (tape->held) PyBuffer_Release(&tape->buffers[--tape->held]);
     PyMem_Free(tape->buffers);
     PyMem_Free(tape->step);
@@ -1188,7 +1365,7 @@ static int parse_steps(Tape *tape, PyObject *steps) {
         Step *step = &tape->step[at];
         if (!PyArg_ParseTuple(words, "iLOO!", &step->kind, &step->count, &into, &PyList_Type, &from))
             return -1;
-        if (step->kind == DO_CALL) step->function = Py_NewRef(into);
+        if (step->kind >= DO_SHOW) step->function = Py_NewRef(into);
         tape->steps++;
         if (step->kind > DO_REDUCE) continue;
         if (!tape->kernel) {
@@ -1354,6 +1531,58 @@ failed:
     return NULL;
 }
 
+// shows(template, pieces)
+static PyObject *tape_shows(Tape *tape, PyObject *args) {
+    PyObject *template, *pieces;
+    if (!PyArg_ParseTuple(args, "OO!", &template, &PyList_Type, &pieces)) return NULL;
+    if (tape->values || tape->steps != 4 || tape->step[3].kind != DO_TAKE) {
+        PyErr_SetString(PyExc_ValueError, "this tape shows no values, or other ones");
+        return NULL;
+    }
+    Values *values = PyMem_Calloc(1, sizeof(Values));
+    if (!values) return PyErr_NoMemory();
+    values->template = Py_NewRef(template);
+    if (parse_pieces(pieces, PyBUF_WRITABLE, &values->shows) < 0) {
+        drop_values(values);
+        return NULL;
+    }
+    tape->values = values;
+    Py_RETURN_NONE;
+}
+
+// expects(pieces, moves, makers, is_listed)
+static PyObject *tape_expects(Tape *tape, PyObject *args) {
+    PyObject *pieces, *moves, *makers;
+    int is_listed;
+    if (!PyArg_ParseTuple(args, "O!O!O!p", &PyList_Type, &pieces, &PyList_Type, &moves, &PyTuple_Type,
+                          &makers, &is_listed))
+        return NULL;
+    Values *values = tape->values;
+    if (!values) {
+        PyErr_SetString(PyExc_ValueError, "this tape shows no values");
+        return NULL;
+    }
+    Py_CLEAR(values->makers);
+    drop_pieces(&values->expects);
+    drop_pieces(&values->moves);
+    if (parse_pieces(pieces, PyBUF_SIMPLE, &values->expects) < 0 ||
+        parse_pieces(moves, PyBUF_SIMPLE, &values->moves) < 0)
+        return NULL;
+    for (Py_ssize_t number = 0; number < values->moves.count; number++)
+        if (values->moves.piece[number].with_leaf < 0) return PyErr_BadArgument(), NULL;
+    values->makers = Py_NewRef(makers);
+    values->is_listed = is_listed;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef tape_methods[] = {
+    {"shows", (PyCFunction)tape_shows, METH_VARARGS,
+     "shows(template, pieces)\n--\n\nShow the arrays of calls that are known by their form."},
+    {"expects", (PyCFunction)tape_expects, METH_VARARGS,
+     "expects(pieces, moves, makers, is_listed)\n--\n\nMake the result of such calls like this from"
+     " now on, if others have shown the `pieces`."},
+    {0},
+};
 static PyMemberDef tape_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Tape, vectorcall), READONLY, NULL},
     {0},
@@ -1365,6 +1594,7 @@ static PyType_Slot tape_slots[] = {
     {Py_tp_clear, tape_clear},
     {Py_tp_call, PyVectorcall_Call},
     {Py_tp_members, tape_members},
+    {Py_tp_methods, tape_methods},
     {Py_tp_doc, "The steps of one phase in one area of a lane: see aiodist.prepared.tapes."},
     {0, NULL},
 };
@@ -1383,15 +1613,27 @@ static const char *const work_slots[SLOTS] = {"op",     "tag",        "seq",    
                                               "source", "trace",      "record",   "_on_cancel",
                                               "_started", "_ended",   "_unseen"};
 
-#define KINDS 4  // so many kinds of all_reduce are recognised by their arrays
-#define DIMENSIONS 4
+#define KINDS 32       // so many kinds of calls are known by their form
+#define NODES 64       // the most arguments, arrays, numbers, lists and dicts of one form
+#define DIMENSIONS 4   // the most dimensions of an array
 #define LOOP_DUE 0.0007  // as in aiodist.transports.polling
 
+// The parts of a form: see aiodist.collectives.forms. A list or dict comes before what it contains.
+enum { AN_ARRAY, A_TENSOR, A_NUMBER, A_WORD, A_TREE, PARTS };
 typedef struct {
-    PyObject *op, *dtype, *recipe;  // `dtype` is None for tensors
-    Tensor like;                    // has their dtype
-    int nd;
-    Py_ssize_t dimensions[DIMENSIONS];
+    int kind, is_place;
+    PyObject *what, *keys;  // a dtype, type or object; the keys of a dict
+    int count;              // dimensions, or items
+    Py_ssize_t dimensions[DIMENSIONS], nbytes;
+    Tensor like;            // has the dtype of tensors
+} Node;
+
+// A kind of call. `args` arguments have these nodes.
+typedef struct {
+    PyObject *op, *recipe, *template, *finish;
+    int args, result, is_apart;  // the argument that is the result; whether no arrays share memory
+    int nodes;
+    Node *node;
 } Kind;
 
 typedef struct {
@@ -1399,7 +1641,7 @@ typedef struct {
     PyObject *empty, *unset;  // see `is_quiet`
     PyObject *next, *idle, *passed, *records, *progress, *said, *loop, *time, *where;
     PyObject *work, *ordinary, *unseen;  // types of a Work that is done and of others; `Unseen`
-    PyObject *run, *all_reduce, *flat_of, *unfinished, *broke, *nothing;
+    PyObject *run, *start, *all_reduce, *lay, *unfinished, *broke, *nothing;
     PyObject **names, *ndarray;
     PyObject *tensor;          // torch's type of tensors, after the first one was seen
     const Exchange *exchange;
@@ -1409,6 +1651,15 @@ typedef struct {
     Kind kinds[KINDS];  // the most recent first
     int known;
 } Caller;
+
+// One call. `x` and `flat` are what `Recipe.lay_out` returns. If they are NULL, the call is known by
+// its form, and the Python code has not laid it out.
+typedef struct {
+    PyObject *recipe, *x, *flat, *seconds, *tag;
+    PyObject *const *args;
+    const Kind *kind;
+    Leaves *leaves;
+} Call;
 
 // Whether an attribute is None or false. -1: an error.
 static int is_unset(PyObject *owner, PyObject *name) {
@@ -1499,15 +1750,20 @@ static int enter(Tape *tape, PyObject *said, long long seq) {
 }
 
 // Count a call as done, and complete its Work: `Express._done`.
-static int finish_call(Caller *caller, Tape *tape, PyObject *work, PyObject *tag, PyObject *seq,
-                       PyObject *next, PyObject *x) {
+static int finish_call(Caller *caller, Tape *tape, PyObject *work, const Call *call, PyObject *seq,
+                       PyObject *next) {
+    PyObject *const tag = call->tag;
     if (!tape->posters) {
         Row *row = row_of(tape);
         row->entered = row->agreed = 0;
         row->phase = -1;
     }
     PyObject *ended = NULL, *entry = NULL, *done = NULL, *add = NULL;
-    PyObject *result = tape->finish == Py_None ? Py_NewRef(x) : PyObject_CallOneArg(tape->finish, x);
+    PyObject *const finish = call->flat ? tape->finish : call->kind->finish;
+    PyObject *x = call->x, *result;
+    if (!x && call->leaves->result) x = call->leaves->result;
+    if (!x) x = call->kind->result < 0 ? Py_None : call->args[call->kind->result];
+    result = finish == Py_None ? Py_NewRef(x) : PyObject_CallOneArg(finish, x);
     int failed = -1;
     if (!result || PyDict_SetItem(caller->next, tag, next) < 0) goto end;
     if (tag != Py_None) {
@@ -1549,8 +1805,7 @@ end:
 }
 
 // Hand a call that did not end at once to the Python code that goes on with it.
-static int hand_over(Caller *caller, PyObject *recipe, PyObject *work, PyObject *x, PyObject *flat,
-                     PyObject *seconds, int area, int done) {
+static int hand_over(Caller *caller, const Call *call, PyObject *work, int area, int done) {
     PyObject *found = NULL;
     if (done == FAILED) {
         PyObject *type, *error, *trace;
@@ -1559,7 +1814,8 @@ static int hand_over(Caller *caller, PyObject *recipe, PyObject *work, PyObject 
         if (make_ordinary(caller, work) < 0) PyErr_Clear();
         if (trace) PyException_SetTraceback(error, trace);
         if (PyErr_GivenExceptionMatches(type, PyExc_Exception)) {
-            found = PyObject_CallFunctionObjArgs(caller->broke, work, recipe, error, seconds, NULL);
+            found = PyObject_CallFunctionObjArgs(caller->broke, work, call->recipe, error, call->seconds,
+                                                 NULL);
             Py_XDECREF(type);
             Py_XDECREF(error);
             Py_XDECREF(trace);
@@ -1568,8 +1824,8 @@ static int hand_over(Caller *caller, PyObject *recipe, PyObject *work, PyObject 
         }
     } else {
         if (make_ordinary(caller, work) < 0) return -1;
-        found = PyObject_CallFunction(caller->unfinished, "OOOOiiO", work, recipe, x, flat, area, done,
-                                      seconds);
+        found = PyObject_CallFunction(caller->unfinished, "OOOOiiO", work, call->recipe, call->x,
+                                      call->flat, area, done, call->seconds);
     }
     Py_XDECREF(found);
     return found ? 0 : -1;
@@ -1585,56 +1841,86 @@ static int may_enter(Caller *caller, Tape *tape, long long number) {
     return row_of(tape)->known >= needed || reached(tape, needed);
 }
 
-// Start a call of `recipe` with arrays at `user`. Python has them as `flat`, or as `x` if that is
-// NULL. Returns NULL without an error if nothing has happened.
-static PyObject *start(Caller *caller, PyObject *recipe, PyObject *x, PyObject *flat, char *const *user,
-                       PyObject *seconds, PyObject *tag) {
-    PyObject *tapes = PyObject_GetAttr(recipe, caller->names[TAPES]);
+// Lay a call out that is known by its form, because the Python code goes on with it. -1: an error.
+static int lay_out(Caller *caller, Call *call) {
+    if (call->flat) return 0;
+    // Keep the error of the tape, because laying out could overwrite it.
+    PyObject *type, *error, *trace, *pair = NULL, *args = PyTuple_New(call->kind->args);
+    PyErr_Fetch(&type, &error, &trace);
+    for (int at = 0; args && at < call->kind->args; at++)
+        PyTuple_SET_ITEM(args, at, Py_NewRef(call->args[at]));
+    if (args) pair = PyObject_CallFunctionObjArgs(caller->lay, call->recipe, args, NULL);
+    Py_XDECREF(args);
+    const int is_laid = pair && PyArg_ParseTuple(pair, "OO", &call->x, &call->flat);
+    if (is_laid) {
+        Py_INCREF(call->x);
+        Py_INCREF(call->flat);
+        PyErr_Restore(type, error, trace);
+    } else {
+        call->x = call->flat = NULL;
+        Py_XDECREF(type);
+        Py_XDECREF(error);
+        Py_XDECREF(trace);
+    }
+    Py_XDECREF(pair);
+    return is_laid ? 0 : -1;
+}
+
+// The arrays of the user, if the tape is made for such a call. 0: it is not.
+static int find_arrays(const Tape *tape, const Call *call, char **user) {
+    const Leaves *leaves = call->leaves;
+    if (!leaves) return memories_of((Tape *)tape, call->flat, user);
+    if (tape->values)
+        return tape->values->template == call->kind->template && have_room(&tape->values->shows, leaves);
+    if (!tape->kernel || call->kind->template != Py_None || leaves->count != 1 + tape->both) return 0;
+    for (int which = 0; which < USER; which++) {
+        const Leaf *leaf = &leaves->leaf[tape->both ? which : 0];
+        if (leaf->nbytes != tape->lengths[which] * tape->kernel->itemsize) return 0;
+        user[which] = leaf->data;
+    }
+    return 1;
+}
+
+// Start a call. Returns NULL without an error if nothing has happened.
+static PyObject *start(Caller *caller, Call *call) {
+    PyObject *tapes = PyObject_GetAttr(call->recipe, caller->names[TAPES]);
     if (!tapes) return NULL;
     PyObject *work = NULL, *seq = NULL, *next = NULL;
     if (!PyTuple_Check(tapes) || PyTuple_GET_SIZE(tapes) != 2) goto end;
-    seq = PyDict_GetItemWithError(caller->next, tag);
+    seq = PyDict_GetItemWithError(caller->next, call->tag);
     if (!seq && PyErr_Occurred()) goto end;
     seq = seq ? Py_NewRef(seq) : PyLong_FromLong(0);
     if (!seq) goto end;
     const long long number = PyLong_AsLongLong(seq);
     if (number < caller->first) goto end;
     Tape *tape = (Tape *)PyTuple_GET_ITEM(tapes, number & 1);
+    char *user[USER];
     if (!Py_IS_TYPE(tape, caller->tape) || is_quiet(caller) <= 0) goto end;
-    char *places[USER];
-    if (!user) {
-        if (!memories_of(tape, flat, places)) goto end;
-        user = places;
-    } else if (tape->both || !tape->kernel) {
-        goto end;  // the call uses another array than `x`
-    }
+    if (!find_arrays(tape, call, user)) goto end;
     if (tape->posters ? is_given_up(tape) : !may_enter(caller, tape, number)) goto end;
     next = PyLong_FromLongLong(number + 1);
-    work = next ? make_work(caller, tape, tag, seq) : NULL;
+    work = next ? make_work(caller, tape, call->tag, seq) : NULL;
     if (!work) goto end;
     Py_INCREF(tape);  // because the Python code may replace `tapes`
     int done, failed = 0;
     if (!tape->posters)
-        done = enter(tape, caller->said, number) < 0 ? NO_ROOM : run_tape(tape, flat, user);
+        done = enter(tape, caller->said, number) < 0
+                   ? NO_ROOM
+                   : run_tape(tape, call->flat, user, call->leaves, 0);
     else if (tape->kernel)
-        done = run_posts(tape, tag, number, user[0]);
+        done = run_posts(tape, call->tag, number, user[0]);
     else
-        done = run_function(tape, tag, seq, x, flat);
-    if (done == NO_ROOM) {
+        done = run_function(tape, call->tag, seq, call->x, call->flat);
+    if (done != ALL_DONE && done != NO_ROOM && lay_out(caller, call) < 0)
+        done = FAILED;
+    else if (done == UNKNOWN)
+        done = run_tape(tape, call->flat, user, NULL, tape->steps - 1);
+    if (done == NO_ROOM)
         drop_work(caller, &work);
-    } else if (done == ALL_DONE) {
-        failed = finish_call(caller, tape, work, tag, seq, next, x);
-    } else if (flat) {
-        failed = hand_over(caller, recipe, work, x, flat, seconds, tape->area, done);
-    } else {
-        // Keep the error of the tape, because making the array could overwrite it.
-        PyObject *type, *error, *trace;
-        PyErr_Fetch(&type, &error, &trace);
-        flat = PyObject_CallFunctionObjArgs(caller->flat_of, recipe, x, NULL);
-        if (flat) PyErr_Restore(type, error, trace);
-        failed = flat ? hand_over(caller, recipe, work, x, flat, seconds, tape->area, done) : -1;
-        Py_XDECREF(flat);
-    }
+    else if (done == ALL_DONE)
+        failed = finish_call(caller, tape, work, call, seq, next);
+    else
+        failed = hand_over(caller, call, work, tape->area, done);
     if (failed) drop_work(caller, &work);
     Py_DECREF(tape);
 end:
@@ -1654,12 +1940,11 @@ static long long number_of(PyObject *owner, PyObject *name) {
 
 // The address of a tensor's elements if they are contiguous, on this host, and in memory that its
 // storage has already: see `aiodist.buffers.tensors.flat`. NULL: the Python code decides.
-static char *read_tensor(Caller *caller, PyObject *x, Tensor *tensor) {
+static char *elements_of(Caller *caller, PyObject *x, const Tensor *tensor, Py_ssize_t nbytes) {
     char *data = NULL;
-    if (caller->exchange->read(x, tensor) || tensor->device != ON_CPU) goto end;
     int64_t elements = 1;
     for (int at = tensor->nd; at--; elements *= tensor->dimensions[at])
-        if (tensor->strides && tensor->dimensions[at] > 1 && tensor->strides[at] != elements) goto end;
+        if (tensor->strides && tensor->dimensions[at] > 1 && tensor->strides[at] != elements) return NULL;
     PyObject *is_negated = PyObject_CallMethodNoArgs(x, caller->names[IS_NEG]);
     Py_XDECREF(is_negated);
     if (is_negated != Py_False) goto end;
@@ -1669,54 +1954,167 @@ static char *read_tensor(Caller *caller, PyObject *x, Tensor *tensor) {
     const uint64_t held = (uint64_t)number_of(storage, caller->names[NBYTES_OF]);
     Py_DECREF(storage);
     char *first = (char *)tensor->data + tensor->offset;
-    const uint64_t before = (uint64_t)first - start, nbytes = elements * (tensor->dtype.bits / 8);
-    if (!PyErr_Occurred() && start && first && before <= held && nbytes <= held - before) data = first;
+    const uint64_t before = (uint64_t)first - start;
+    if (!PyErr_Occurred() && start && first && before <= held && (uint64_t)nbytes <= held - before)
+        data = first;
 end:
     if (PyErr_Occurred()) PyErr_Clear();
     return data;
 }
 
-// The address of the elements of an array or tensor, if it is of this kind.
-static char *elements_of(Caller *caller, const Kind *kind, PyObject *x, Tensor *tensor) {
-    if (kind->dtype == Py_None) {
-        if (!tensor->data || tensor->nd != kind->nd) return NULL;
-        if (memcmp(&tensor->dtype, &kind->like.dtype, sizeof tensor->dtype)) return NULL;
-        for (int at = 0; at < kind->nd; at++)
-            if (tensor->dimensions[at] != kind->dimensions[at]) return NULL;
-        return (char *)tensor->data + tensor->offset;
+// ---- forms --------------------------------------------------------------------------------------
+
+static Leaf *add_leaf(Leaves *leaves, const Node *node, PyObject *x, char *data) {
+    if (!data || leaves->count == LEAVES) return NULL;
+    Leaf *leaf = &leaves->leaf[leaves->count++];
+    leaf->owner = Py_NewRef(x);
+    leaf->data = data;
+    leaf->nbytes = node->nbytes;
+    leaf->is_place = node->is_place;
+    return leaf;
+}
+
+// Add the bytes of a number, as aiodist.collectives.numbers packs them. 0: it needs more bytes.
+static int add_number(Leaves *leaves, const Node *node, PyObject *x) {
+    Leaf *leaf = add_leaf(leaves, node, x, (char *)leaves);
+    if (!leaf) return 0;
+    leaf->data = leaf->number;
+    if (PyFloat_CheckExact(x)) return !PyFloat_Pack8(PyFloat_AS_DOUBLE(x), leaf->number, 0);
+    if (PyBool_Check(x)) {
+        leaf->number[0] = x == Py_True ? (char)0xc3 : (char)0xc2;
+        return 1;
     }
-    const Array *array = (Array *)x;
-    if (tensor->data || kind->dtype != array->descr || kind->nd != array->nd) return NULL;
-    if (memcmp(kind->dimensions, array->dimensions, array->nd * sizeof(Py_ssize_t))) return NULL;
-    return array->data;
+    int beyond;
+    const uint64_t number = (uint64_t)PyLong_AsLongLongAndOverflow(x, &beyond);
+    for (int at = 0; at < 8; at++) leaf->number[at] = (char)(number >> (56 - 8 * at));
+    return !beyond;
+}
+
+static int has_shape(const Node *node, int nd, const int64_t *dimensions) {
+    if (nd != node->count) return 0;
+    for (int at = 0; at < nd; at++)
+        if (dimensions[at] != node->dimensions[at]) return 0;
+    return 1;
+}
+
+// Whether `x` has the form that begins at `*next`. Its arrays and numbers are added to the leaves.
+static int matches(Caller *caller, const Node **next, PyObject *x, Leaves *leaves) {
+    const Node *node = (*next)++;
+    if (node->kind == A_WORD) return x == node->what;
+    if (node->kind == AN_ARRAY) {
+        const Array *array = (Array *)x;
+        return (PyObject *)Py_TYPE(x) == caller->ndarray && array->descr == node->what &&
+               (array->flags & PLAIN_ARRAY) == PLAIN_ARRAY &&
+               has_shape(node, array->nd, (int64_t *)array->dimensions) &&
+               add_leaf(leaves, node, x, array->data);
+    }
+    if (node->kind == A_TENSOR) {
+        Tensor tensor;
+        return (PyObject *)Py_TYPE(x) == caller->tensor && !caller->exchange->read(x, &tensor) &&
+               tensor.device == ON_CPU && has_shape(node, tensor.nd, tensor.dimensions) &&
+               !memcmp(&tensor.dtype, &node->like.dtype, sizeof tensor.dtype) &&
+               add_leaf(leaves, node, x, elements_of(caller, x, &tensor, node->nbytes));
+    }
+    if ((PyObject *)Py_TYPE(x) != node->what) return 0;
+    if (node->kind == A_NUMBER) return add_number(leaves, node, x);
+    if (node->keys) {
+        PyObject *key, *value;
+        Py_ssize_t at = 0;
+        if (PyDict_GET_SIZE(x) != node->count) return 0;
+        for (int number = 0; PyDict_Next(x, &at, &key, &value); number++)
+            if (number == node->count || key != PyTuple_GET_ITEM(node->keys, number) ||
+                !matches(caller, next, value, leaves))
+                return 0;
+        return 1;
+    }
+    if (PySequence_Fast_GET_SIZE(x) != node->count) return 0;
+    for (int number = 0; number < node->count; number++)
+        if (number >= PySequence_Fast_GET_SIZE(x) ||
+            !matches(caller, next, PySequence_Fast_GET_ITEM(x, number), leaves))
+            return 0;
+    return 1;
+}
+
+// Whether two arrays share memory of which one is a place. Values are copied before any is written,
+// so they may share memory with places.
+static int share_memory(const Kind *kind, const Leaves *leaves) {
+    for (int one = 0; one < leaves->count; one++) {
+        const Leaf *a = &leaves->leaf[one];
+        if (!a->is_place) continue;
+        for (int other = 0; other < leaves->count; other++) {
+            const Leaf *b = &leaves->leaf[other];
+            const int counts = other < one || !b->is_place;
+            if (counts && (kind->is_apart || b->is_place) && a->data < b->data + b->nbytes &&
+                b->data < a->data + a->nbytes)
+                return 1;
+        }
+    }
+    return 0;
+}
+
+// Start a call of `op` that is known by its form. Returns NULL without an error if none is.
+static PyObject *start_known(Caller *caller, PyObject *op, PyObject *const *args, Py_ssize_t count,
+                             PyObject *seconds, PyObject *tag) {
+    Leaves leaves;
+    leaves.count = 0;
+    leaves.result = NULL;
+    for (int at = 0; at < caller->known; at++) {
+        const Kind *kind = &caller->kinds[at];
+        if (kind->op != op || kind->args != count) continue;
+        const Node *next = kind->node;
+        int is_like = 1;
+        for (int arg = 0; is_like && arg < kind->args; arg++)
+            is_like = matches(caller, &next, args[arg], &leaves);
+        if (!is_like || share_memory(kind, &leaves)) {
+            drop_leaves(&leaves);
+            if (PyErr_Occurred()) PyErr_Clear();
+            continue;
+        }
+        // The Python code may make the caller forget this kind meanwhile.
+        Kind known = *kind;
+        Py_INCREF(known.recipe);
+        Py_INCREF(known.template);
+        Py_INCREF(known.finish);
+        Call call = {known.recipe, NULL, NULL, seconds, tag, args, &known, &leaves};
+        PyObject *work = start(caller, &call);
+        Py_XDECREF(call.x);
+        Py_XDECREF(call.flat);
+        Py_DECREF(known.recipe);
+        Py_DECREF(known.template);
+        Py_DECREF(known.finish);
+        drop_leaves(&leaves);
+        return work;
+    }
+    return NULL;
 }
 
 // all_reduce(x, op, seconds, tag=None)
 static PyObject *caller_all_reduce(Caller *caller, PyObject *const *args, Py_ssize_t nargs) {
-    PyObject *type = nargs == 3 || nargs == 4 ? (PyObject *)Py_TYPE(args[0]) : NULL;
-    Tensor tensor = {0};
-    int is_plain = type == caller->ndarray && (((Array *)args[0])->flags & PLAIN_ARRAY) == PLAIN_ARRAY;
-    if (type && type == caller->tensor) is_plain = read_tensor(caller, args[0], &tensor) != NULL;
-    for (int at = 0; is_plain && at < caller->known; at++) {
-        const Kind *kind = &caller->kinds[at];
-        char *data = kind->op == args[1] ? elements_of(caller, kind, args[0], &tensor) : NULL;
-        if (!data) continue;
-        char *user[USER] = {data, data};
-        PyObject *recipe = Py_NewRef(kind->recipe);
+    if (nargs == 3 || nargs == 4) {
         PyObject *tag = nargs == 4 ? args[3] : Py_None;
-        PyObject *work = start(caller, recipe, args[0], NULL, user, args[2], tag);
-        Py_DECREF(recipe);
+        if (PyFloat_CheckExact(args[0]) || PyLong_CheckExact(args[0])) Py_RETURN_NONE;  // no array
+        PyObject *work = start_known(caller, caller->names[ALL_REDUCE], args, 2, args[2], tag);
         if (work || PyErr_Occurred()) return work;
-        break;
     }
     return PyObject_Vectorcall(caller->all_reduce, args, nargs, NULL);
+}
+
+// start(op, make, args, seconds, tag=None)
+static PyObject *caller_start(Caller *caller, PyObject *const *args, Py_ssize_t nargs) {
+    if ((nargs == 4 || nargs == 5) && PyTuple_Check(args[2])) {
+        PyObject *tag = nargs == 5 ? args[4] : Py_None;
+        PyObject *const *each = ((PyTupleObject *)args[2])->ob_item;
+        PyObject *work = start_known(caller, args[0], each, PyTuple_GET_SIZE(args[2]), args[3], tag);
+        if (work || PyErr_Occurred()) return work;
+    }
+    return PyObject_Vectorcall(caller->start, args, nargs, NULL);
 }
 
 // run(recipe, x, flat, seconds, tag=None)
 static PyObject *caller_run(Caller *caller, PyObject *const *args, Py_ssize_t nargs) {
     if (nargs == 4 || nargs == 5) {
-        PyObject *tag = nargs == 5 ? args[4] : Py_None;
-        PyObject *work = start(caller, args[0], args[1], args[2], NULL, args[3], tag);
+        Call call = {args[0], args[1], args[2], args[3], nargs == 5 ? args[4] : Py_None, NULL, NULL, NULL};
+        PyObject *work = start(caller, &call);
         if (work || PyErr_Occurred()) return work;
     }
     return PyObject_Vectorcall(caller->run, args, nargs, NULL);
@@ -1724,8 +2122,16 @@ static PyObject *caller_run(Caller *caller, PyObject *const *args, Py_ssize_t na
 
 static void drop_kind(Kind *kind) {
     Py_CLEAR(kind->op);
-    Py_CLEAR(kind->dtype);
     Py_CLEAR(kind->recipe);
+    Py_CLEAR(kind->template);
+    Py_CLEAR(kind->finish);
+    for (int at = 0; at < kind->nodes; at++) {
+        Py_CLEAR(kind->node[at].what);
+        Py_CLEAR(kind->node[at].keys);
+    }
+    PyMem_Free(kind->node);
+    kind->node = NULL;
+    kind->nodes = 0;
 }
 
 // Find out how tensors are read, from the first one. 0: not possible here. -1: an error.
@@ -1746,38 +2152,94 @@ static int know_tensors(Caller *caller, PyObject *type) {
     return 1;
 }
 
-// know(x, op, recipe)
-static PyObject *caller_know(Caller *caller, PyObject *const *args, Py_ssize_t nargs) {
-    if (nargs != 3) {
-        PyErr_SetString(PyExc_TypeError, "know takes an array, an operator and a recipe");
-        return NULL;
+// Read the description of a part: (kind, what, shape or items, is_place). 1: it can be recognised here.
+// 0: it cannot. -1: an error.
+static int parse_node(Caller *caller, PyObject *given, Kind *kind) {
+    PyObject *what, *more, *items = NULL;
+    int part, is_place;
+    if (!PyArg_ParseTuple(given, "iOOp", &part, &what, &more, &is_place)) return -1;
+    if (part < 0 || part >= PARTS || kind->nodes == NODES) return 0;
+    Node *node = &kind->node[kind->nodes++];
+    node->kind = part;
+    node->is_place = is_place;
+    node->what = Py_NewRef(what);
+    if (part == A_NUMBER) {
+        node->nbytes = what == (PyObject *)&PyBool_Type ? 1 : 8;
+        return what == (PyObject *)&PyFloat_Type || what == (PyObject *)&PyLong_Type ||
+               what == (PyObject *)&PyBool_Type;
     }
+    if (part == A_TREE) {
+        PyObject *keys;
+        if (!PyArg_ParseTuple(more, "OO!", &keys, &PyList_Type, &items)) return -1;
+        if (PyTuple_Check(keys)) node->keys = Py_NewRef(keys);
+        node->count = (int)PyList_GET_SIZE(items);
+        const int is_dict = what == (PyObject *)&PyDict_Type;
+        const int is_known = is_dict || what == (PyObject *)&PyList_Type || what == (PyObject *)&PyTuple_Type;
+        if (!is_known || is_dict != (node->keys != NULL)) return 0;
+        if (node->keys && PyTuple_GET_SIZE(keys) != node->count) return 0;
+        for (int number = 0; number < node->count; number++) {
+            const int found = parse_node(caller, PyList_GET_ITEM(items, number), kind);
+            if (found <= 0) return found;
+        }
+    } else if (part == A_TENSOR) {
+        const int known = know_tensors(caller, (PyObject *)Py_TYPE(what));
+        if (known <= 0) return known;
+        if (caller->exchange->read(what, &node->like)) return -1;
+        if (node->like.nd > DIMENSIONS || node->like.dtype.code == COMPLEX) return 0;
+        node->count = node->like.nd;
+        node->nbytes = node->like.dtype.bits / 8 * node->like.dtype.lanes;
+        for (int at = 0; at < node->count; at++)
+            node->nbytes *= node->dimensions[at] = (Py_ssize_t)node->like.dimensions[at];
+        Py_SETREF(node->what, Py_NewRef(Py_None));  // the tensor itself may go
+    } else if (part == AN_ARRAY) {
+        const Array *like = (Array *)more;
+        if ((PyObject *)Py_TYPE(more) != caller->ndarray || like->nd > DIMENSIONS) return 0;
+        PyObject *itemsize = PyObject_GetAttrString(what, "itemsize");
+        node->nbytes = itemsize ? PyLong_AsSsize_t(itemsize) : -1;
+        Py_XDECREF(itemsize);
+        if (PyErr_Occurred()) return -1;
+        node->count = like->nd;
+        for (int at = 0; at < node->count; at++)
+            node->nbytes *= node->dimensions[at] = like->dimensions[at];
+    }
+    return 1;
+}
+
+// know(op, recipe, args, result, is_apart, template, finish)
+static PyObject *caller_know(Caller *caller, PyObject *given) {
     Kind kind = {0};
-    if ((PyObject *)Py_TYPE(args[0]) == caller->ndarray) {
-        const Array *x = (Array *)args[0];
-        if (x->nd > DIMENSIONS) Py_RETURN_NONE;
-        kind.dtype = x->descr;
-        kind.nd = x->nd;
-        memcpy(kind.dimensions, x->dimensions, x->nd * sizeof(Py_ssize_t));
-    } else {
-        const int known = know_tensors(caller, (PyObject *)Py_TYPE(args[0]));
-        if (known < 0) return NULL;
-        if (!known || !read_tensor(caller, args[0], &kind.like)) Py_RETURN_NONE;
-        if (kind.like.nd > DIMENSIONS) Py_RETURN_NONE;
-        kind.dtype = Py_None;
-        kind.nd = kind.like.nd;
-        for (int at = 0; at < kind.nd; at++) kind.dimensions[at] = kind.like.dimensions[at];
+    PyObject *args;
+    if (!PyArg_ParseTuple(given, "OOO!ipOO", &kind.op, &kind.recipe, &PyList_Type, &args, &kind.result,
+                          &kind.is_apart, &kind.template, &kind.finish))
+        return NULL;
+    Py_INCREF(kind.op);
+    Py_INCREF(kind.recipe);
+    Py_INCREF(kind.template);
+    Py_INCREF(kind.finish);
+    kind.node = PyMem_Calloc(NODES, sizeof(Node));
+    kind.args = (int)PyList_GET_SIZE(args);
+    int found = kind.node && kind.result < kind.args ? 1 : -1;
+    if (found < 0 && !PyErr_Occurred()) PyErr_BadArgument();
+    for (int at = 0; found > 0 && at < kind.args; at++)
+        found = parse_node(caller, PyList_GET_ITEM(args, at), &kind);
+    Node *fitting = found > 0 ? PyMem_Realloc(kind.node, (kind.nodes + 1) * sizeof(Node)) : NULL;
+    if (!fitting) {
+        drop_kind(&kind);
+        return found < 0 ? NULL : PyBool_FromLong(0);
     }
-    for (int at = 0; at < caller->known; at++)
-        if (caller->kinds[at].recipe == args[2]) Py_RETURN_NONE;
-    kind.op = Py_NewRef(args[1]);
-    kind.recipe = Py_NewRef(args[2]);
-    Py_INCREF(kind.dtype);
+    kind.node = fitting;
+    for (int at = 0; at < caller->known; at++) {
+        if (caller->kinds[at].recipe != kind.recipe) continue;
+        drop_kind(&caller->kinds[at]);
+        caller->known--;
+        memmove(caller->kinds + at, caller->kinds + at + 1, (caller->known - at) * sizeof(Kind));
+        break;
+    }
     if (caller->known == KINDS) drop_kind(&caller->kinds[--caller->known]);
     memmove(caller->kinds + 1, caller->kinds, caller->known * sizeof(Kind));
     caller->kinds[0] = kind;
     caller->known++;
-    Py_RETURN_NONE;
+    Py_RETURN_TRUE;
 }
 
 static PyObject *caller_forget(Caller *caller, PyObject *nothing) {
@@ -1789,10 +2251,10 @@ static PyObject *caller_forget(Caller *caller, PyObject *nothing) {
     {&(C)->empty, &(C)->unset, &(C)->next, &(C)->idle, &(C)->passed, &(C)->records, \
      &(C)->progress, &(C)->said, &(C)->loop, &(C)->time, &(C)->where, \
      &(C)->work, &(C)->ordinary, &(C)->unseen, \
-     &(C)->run, &(C)->all_reduce, &(C)->flat_of, &(C)->unfinished, &(C)->broke, &(C)->nothing}
+     &(C)->run, &(C)->start, &(C)->all_reduce, &(C)->lay, &(C)->unfinished, &(C)->broke, &(C)->nothing}
 #define REF_NAMES \
     {"empty", "unset", "next", "idle", "passed", "records", "progress", "said", "loop", \
-     "time", "where", "work", "ordinary", "unseen", "run", "all_reduce", "flat_of", "unfinished", "broke", "nothing"}
+     "time", "where", "work", "ordinary", "unseen", "run", "start", "all_reduce", "lay", "unfinished", "broke", "nothing"}
 
 static int caller_traverse(Caller *caller, visitproc visit, void *arg) {
     PyObject **const refs[] = REFS(caller);
@@ -1804,7 +2266,9 @@ static int caller_traverse(Caller *caller, visitproc visit, void *arg) {
 
 static int caller_clear(Caller *caller) {
     Py_CLEAR(caller->run);
+    Py_CLEAR(caller->start);
     Py_CLEAR(caller->all_reduce);
+    Py_CLEAR(caller->lay);
     Py_CLEAR(caller->unfinished);
     Py_CLEAR(caller->broke);
     return 0;
@@ -1886,8 +2350,11 @@ static PyMethodDef caller_methods[] = {
      "all_reduce(x, op, seconds, tag=None)\n--\n\nReduce `x` in place: see `Express.all_reduce`."},
     {"run", (PyCFunction)(void (*)(void))caller_run, METH_FASTCALL,
      "run(recipe, x, flat, seconds, tag=None)\n--\n\nDo `recipe` with `x`: see `Express._run`."},
-    {"know", (PyCFunction)(void (*)(void))caller_know, METH_FASTCALL,
-     "know(x, op, recipe)\n--\n\nFind this recipe for arrays like `x` from now on."},
+    {"start", (PyCFunction)(void (*)(void))caller_start, METH_FASTCALL,
+     "start(op, make, args, seconds, tag=None)\n--\n\nStart any other collective: see `Express.start`."},
+    {"know", (PyCFunction)caller_know, METH_VARARGS,
+     "know(op, recipe, args, result, is_apart, template, finish)\n--\n\nFind this recipe for such"
+     " arguments from now on, and say whether that is possible."},
     {"forget", (PyCFunction)caller_forget, METH_NOARGS,
      "forget()\n--\n\nForget all recipes."},
     {0},

@@ -239,6 +239,20 @@ def wrap(array: NDArray[Any], name: str) -> Any:
     return tensor.view(getattr(torch, name)) if name in CARRIERS else tensor
 
 
+def seen(flat: NDArray[Any], name: str, shape: tuple[int, ...]) -> Any | None:
+    """Return a tensor of dtype `name` over the memory of `flat`, which nobody may write to.
+
+    None if torch is not installed, or does not know the dtype.
+    """
+    torch = require()
+    if torch is None or not hasattr(torch, name):
+        return None
+    # torch warns of arrays that are read-only.
+    memory = Memory.from_address(flat.__array_interface__["data"][0])
+    memory.owner = flat
+    return wrap(np.ndarray(shape, flat.dtype, memory), name)
+
+
 def mark_written(tensor: Any) -> None:
     """Tell autograd that the memory was written without its knowledge."""
     # autograd saves tensors for the backward pass by reference. By the version counter it notices

@@ -18,7 +18,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from aiodist.buffers import arrays
+from aiodist.buffers import arrays, tensors
 from aiodist.buffers.dtypes import carrier
 from aiodist.buffers.tokens import Spec
 from aiodist.buffers.values import Incoming, parse
@@ -229,11 +229,14 @@ class MovingTemplate(Reading):
 
 
 class Data(Protocol):
-    """The data of one array in an area. `flat` is a view of it, and `copy` makes an array of its
-    own."""
+    """The data of one array in an area. `flat` is a view of it, `memory` are its bytes, and `copy`
+    makes an array of its own."""
 
     @property
     def flat(self) -> Any: ...
+
+    @property
+    def memory(self) -> memoryview: ...
 
     def copy(self) -> Any: ...
 
@@ -256,8 +259,13 @@ class _Shifting:
         window, dtype = self._window, self._dtype
         at = window.start + self._at
         if dtype is None:
-            return window.area[at : at + self._spec.nbytes]
+            return self.memory
         return np.ndarray((self._spec.nbytes // dtype.itemsize,), dtype, window.area, at)
+
+    @property
+    def memory(self) -> memoryview:
+        at = self._window.start + self._at
+        return self._window.area[at : at + self._spec.nbytes]
 
     def copy(self) -> Any:
         window, shape = self._window, self._shape
@@ -269,17 +277,21 @@ class _Shifting:
 class _Data:
     """The data of one array in an area that does not move."""
 
-    __slots__ = ("_spec", "copy", "flat")
+    __slots__ = ("_spec", "copy", "flat", "memory")
 
     def __init__(self, spec: Spec, memory: memoryview) -> None:
         self._spec = spec
+        self.memory = memory
         self.flat: Any = memory
         self.copy: Any = memory.tobytes  # makes the copy
         if spec.kind != "scalar":  # the bytes of a number are used as they are
             self.flat = np.frombuffer(memory, carrier(spec.name))
-            # Most arrays are of numpy, and one call copies these.
-            shaped = self.flat.reshape(spec.shape) if spec.kind == "numpy" else None
-            self.copy = self._made if shaped is None else shaped.copy
+            # One call copies arrays of numpy, and tensors.
+            if spec.kind == "numpy":
+                self.copy = self.flat.reshape(spec.shape).copy
+            else:
+                seen = tensors.seen(self.flat, *spec[1:3]) if spec.kind == "torch" else None
+                self.copy = self._made if seen is None else seen.clone
 
     def _made(self) -> object:
         return _made(self._spec, self.flat)

@@ -64,7 +64,7 @@ from aiodist.buffers import arrays, tensors
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import DtypeGroup
 from aiodist.buffers.vector import Vector
-from aiodist.collectives.forms import WORDS, Form, said
+from aiodist.collectives.forms import WORDS, Form, Known, described, has_tensors, said, word
 from aiodist.collectives.reductions import all_reduce_where, goes_on_berths
 from aiodist.compiled import core
 from aiodist.engine import tags
@@ -120,6 +120,15 @@ class Recipe:
 
     def form(self, args: tuple[Any, ...]) -> Form | None:
         """Make a form from a call that was laid out, for calls like it. None: it has no form."""
+        return None
+
+    def known(self, args: tuple[Any, ...]) -> Known | None:
+        """Describe a call that was laid out to the compiled part. None: Python does such calls."""
+        return None
+
+    @property
+    def template(self) -> object:
+        """What this rank shows, if the recipe is of values."""
         return None
 
     def lay_out(
@@ -219,11 +228,12 @@ class Express(ABC, Generic[G, R]):
             unseen=records.unseen,
             where=records.where,
             run=self._run,
+            start=self.start,
             all_reduce=self._all_reduce,
-            flat_of=flat_of,
+            lay=self._lay_out,
             **more,
         )
-        vars(self).update(all_reduce=self._caller.all_reduce, _run=self._caller.run)
+        vars(self).update({name: getattr(self._caller, to) for name, to in _COMPILED.items()})
 
     def _all_reduce(self, x: Any, op: Any, seconds: float, tag: object = None) -> Work[Any] | None:
         """Reduce an array of a kind that the compiled part does not know, and teach it if
@@ -231,9 +241,15 @@ class Express(ABC, Generic[G, R]):
         work = Express.all_reduce(self, x, op, seconds, tag)
         if work is not None:
             recipe = self._recipes.get((id(op), x.dtype, x.shape))
-            if recipe is not None and recipe.tapes[0] is not None:
-                self._caller.know(x, op, recipe)
+            part = described(x, is_place=True)
+            if recipe is not None and recipe.tapes[0] is not None and part is not None:
+                self._know("all_reduce", recipe, Known([part, word(op)], 0))
         return work
+
+    def _know(self, op: str, recipe: R, known: Known) -> None:
+        """Let the compiled part find `recipe` for calls of `op` like this one."""
+        finish = written if known.result >= 0 and has_tensors(known.args) else None
+        self._caller.know(op, recipe, *known, recipe.template, finish)
 
     def _passed(self, tag: object) -> None:
         """Count a finished call whose tag was not idle before."""
@@ -322,13 +338,35 @@ class Express(ABC, Generic[G, R]):
         laid = recipe.lay_out(args, flats, words)
         if laid is None:
             return None
+        self._learn_form(recipe, args)
+        return self._run(recipe, *laid, seconds, tag)
+
+    def _lay_out(self, recipe: R, args: tuple[Any, ...]) -> tuple[Any, Any] | None:
+        """Lay out a call that the compiled part has found, because it has to wait."""
+        for known, form in self._forms.get(recipe.op, ()):
+            if known is recipe and (found := form(args, *args)) is not None:
+                return found
+        flats: list[Flat] = []
+        words: list[Any] = []
+        kind_of(recipe.op, args, flats, words)
+        laid = recipe.lay_out(args, flats, words)
+        self._learn_form(recipe, args)
+        return laid
+
+    def _learn_form(self, recipe: R, args: tuple[Any, ...]) -> None:
+        """Find `recipe` faster for calls like one that was laid out."""
         recipe.unformed -= 1
-        if not recipe.unformed and (made := recipe.form(args)) is not None:
+        if recipe.unformed:
+            return
+        op = recipe.op
+        if self._caller is not None and (known := recipe.known(args)) is not None:
+            self._know(op, recipe, known)
+            recipe.unformed = AGAIN  # the compiled part keeps the latest ones
+        if (made := recipe.form(args)) is not None:
             others = [each for each in self._forms.get(op, ()) if each[0] is not recipe]
             self._forms[op] = [(recipe, made), *others[: FORMS - 1]]
             for dropped, _ in others[FORMS - 1 :]:
                 dropped.unformed = AGAIN
-        return self._run(recipe, *laid, seconds, tag)
 
     def _learn_other(self, op: str, make: Callable[..., Call], args: tuple[Any, ...]) -> R | None:
         """Make the recipe of the collective `op` for arguments like these."""
@@ -372,6 +410,8 @@ class Express(ABC, Generic[G, R]):
             for known, _ in itertools.chain.from_iterable(self._forms.values()):
                 known.unformed = 1
             self._forms.clear()  # else they would keep the recipe alive
+            if self._caller is not None:
+                self._caller.forget()
 
     def close(self) -> None:
         """Let go of all memory, because the group has ended."""
@@ -386,8 +426,8 @@ class Express(ABC, Generic[G, R]):
         if self._caller is not None:
             self._caller.forget()
             self._caller = None
-            vars(self).pop("all_reduce")
-            vars(self).pop("_run")
+            for name in _COMPILED:
+                vars(self).pop(name)
 
     # -- the two ends of a call -------------------------------------------------------------------
 
@@ -419,6 +459,10 @@ class Express(ABC, Generic[G, R]):
             (records.where, op, work.tag, work.seq, call, None, nbytes, work._started, ended)
         )
         return ended
+
+
+_COMPILED = {"all_reduce": "all_reduce", "start": "start", "_run": "run"}
+"""The methods of `Express` for which the compiled part has a function, and its name."""
 
 
 def flat_of(recipe: Recipe, x: Any) -> Flat | None:

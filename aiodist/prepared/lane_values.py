@@ -28,11 +28,25 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from aiodist.buffers import overlaps
+from aiodist.buffers.copying import LARGE
 from aiodist.buffers.vector import Vector
 from aiodist.collectives import fitting, numbers
 from aiodist.collectives.device_transfer import copy
 from aiodist.collectives.exchange import exchange
-from aiodist.collectives.forms import Form, Matches, matching, placing, showing
+from aiodist.collectives.forms import (
+    A_NUMBER,
+    Form,
+    Known,
+    Matches,
+    described,
+    matching,
+    placing,
+    showing,
+    word,
+)
+from aiodist.collectives.forms import (
+    Part as FormPart,
+)
 from aiodist.collectives.templates import Data, Reading, Template
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Program
@@ -42,7 +56,7 @@ from aiodist.phases.base import Call, Part
 from aiodist.phases.memories import Blobs
 from aiodist.prepared.exchanged import Exchanged, exchanged_by
 from aiodist.prepared.express import ExpressGroup, Flat, Recipe, written
-from aiodist.prepared.tapes import ALL_SHOWN, tape_of_values
+from aiodist.prepared.tapes import ALL_SHOWN, is_tape, tape_of_values
 from aiodist.schedules.plan import Copy
 from aiodist.shared_memory.lane import Lane
 from aiodist.shared_memory.posts import CHEAP_COPY
@@ -80,6 +94,9 @@ class Given(NamedTuple):
 
 
 Views = Sequence[memoryview]
+Move = tuple[memoryview | int, int, int]
+"""Memory of a value, or the number of an array of the call that has it; the number of the array
+that gets it; and from which of its bytes on."""
 Take = Callable[[Given], Any]
 """Makes the result of a call.
 
@@ -196,6 +213,28 @@ class ValueRecipe(Recipe):
         shown = own.shown_of(flats) if own.length <= CHEAP_COPY else None
         return result, Given(args, flats, result, own, place, shown)
 
+    @property
+    def template(self) -> Template:
+        return self._own
+
+    def known(self, args: tuple[Any, ...]) -> Known | None:
+        own, exchanged = self._own, self._exchanged
+        if own.length > LARGE or own.is_apart:
+            return None
+        parts: list[FormPart] = []
+        for at, x in enumerate(args):
+            if not at and exchanged.number is not None:
+                part: FormPart | None = (A_NUMBER, exchanged.number, None, False)
+            elif not at or at == exchanged.given:
+                is_place = at == exchanged.given and len(exchanged.takes) > 0
+                part = described(x, is_place=is_place)
+            else:
+                part = word(x)
+            if part is None:
+                return None
+            parts.append(part)
+        return Known(parts, -1 if exchanged.given is None else exchanged.given)
+
     def form(self, args: tuple[Any, ...]) -> Form | None:
         # Only for small values, because a form copies twice what they show. Calls with `out=` need
         # more checks.
@@ -269,7 +308,7 @@ class ValueRecipe(Recipe):
         # What the others showed the last time, without the data, and what makes the result of it.
         expected, expected_take = [_NEVER], cast("Take | None", None)
 
-        def find() -> bool:
+        def find(call: Given) -> bool:
             nonlocal expected, expected_take
             for peer, readings in known:
                 for reading in readings:
@@ -285,12 +324,14 @@ class ValueRecipe(Recipe):
                 takes[all_found] = self._taking(found)
             expected = [pair for peer, _ in known for pair in found[peer].fixed]
             expected_take = takes[all_found]
+            if tape is not None and expected_take is not None:
+                tape.expects(expected, *self._compiled(found, call, expected_take))
             return True
 
         def collect(call: Given) -> bool | None:
             for view, part in expected:
                 if view.tobytes() != part:
-                    if not find():
+                    if not find(call):
                         return False
                     break
             self._hit = give(expected_take, call)
@@ -331,7 +372,33 @@ class ValueRecipe(Recipe):
             return ALL
 
         self._collects[area] = collect
-        return tape_of_values(self, phase, lane, area, run, show, take)
+        made = tape_of_values(self, phase, lane, area, run, show, take)
+        tape: Any = made if is_tape(made) else None
+        if tape is not None:
+            tape.shows(template, [*own.fixed, *((own.data[at].memory, at) for at in shows)])
+        return made
+
+    def _compiled(
+        self, found: Sequence[Reading], call: Given, take: Take
+    ) -> tuple[list[Move], tuple[Callable[[], Any], ...], bool]:
+        """Describe `take`, which makes the result from `found`, to the compiled part: what goes to
+        places of the user, what makes new values, and whether the result is a list of these."""
+        exchanged, takes = self._exchanged, self._exchanged.takes
+        if exchanged.given is not None:
+            data = [found[src].data[number] for src, number in takes]
+            before, own = len(self._own.gaps), self._unshown()
+            is_one = len(call.flats) - before != len(data)
+            moves: list[Move] = []
+            for at, each, part in _in_order(data, own):
+                what = at if at == own else each.memory
+                if is_one:
+                    moves.append((what, before, part.start * each.flat.itemsize))
+                else:
+                    moves.append((what, before + at, 0))
+            return moves, (), False
+        if exchanged.number is not None and takes:
+            return [], (partial(take, call),), False
+        return [], tuple(found[src].values[n].copy for src, n in takes), exchanged.listed
 
     def take(self, found: Sequence[Reading], call: Given) -> bool:
         """Make the result from `found`, the blobs of all ranks. False: take the ordinary way."""
@@ -586,6 +653,19 @@ def give(take: Take | None, call: Given) -> bool:
     return True
 
 
+def _in_order(data: Sequence[Data], own: int | None) -> list[tuple[int, Data, slice]]:
+    """Return the number of each value, its data, and where that goes in an array for all values.
+
+    The value number `own` comes first, because it may lie in the place of another value.
+    """
+    bounds = [0, *accumulate([len(each.flat) for each in data])]
+    parts = [
+        (at, each, slice(*part))
+        for at, (each, part) in enumerate(zip(data, itertools.pairwise(bounds), strict=True))
+    ]
+    return sorted(parts, key=lambda part: part[0] != own)
+
+
 def _filling(data: Sequence[Data], before: int, own: int | None) -> Take:
     """Return what writes `data` to the place of the result.
 
@@ -593,13 +673,7 @@ def _filling(data: Sequence[Data], before: int, own: int | None) -> Take:
     has `before` other arrays in front of these. The array number `own` of them goes straight to the
     place with this number.
     """
-    bounds = [0, *accumulate([len(each.flat) for each in data])]
-    parts = [
-        (at, each, slice(*part))
-        for at, (each, part) in enumerate(zip(data, itertools.pairwise(bounds), strict=True))
-    ]
-    # It goes first, because it may lie in the place of another value.
-    parts.sort(key=lambda part: part[0] != own)
+    parts = _in_order(data, own)
 
     def take(call: Given) -> Any:
         flats = call.flats

@@ -24,7 +24,7 @@ from aiodist.shared_memory.lane import Lane
 from aiodist.shared_memory.posts import Posts
 from aiodist.transports import polling
 
-_COPY, _REDUCE, _PUBLISH, _AWAIT, _CALL = range(5)
+_COPY, _REDUCE, _PUBLISH, _AWAIT, _SHOW, _TAKE = range(6)
 MOST_STEPS = 64
 """The most steps of a plan that becomes a tape. Longer plans have arrays so large that a tape would
 not make them faster."""
@@ -118,17 +118,18 @@ def tape_of_values(
 ) -> Run:
     """Return a function that does `show`, waits until all ranks have shown, and does `collect`.
 
-    The compiled part publishes and waits in between. If there is no compiled part, this is `run`.
-    Both functions get what the call works with. They return True, or how many steps are done if the
-    call cannot go on.
+    The compiled part publishes and waits in between. It also shows and collects by itself if the
+    call is known by its form (`shows` and `expects` of the tape). If there is no compiled part,
+    this is `run`. Both functions get what the call works with. They return True, or how many steps
+    are done if the call cannot go on.
     """
     if core is None or type(lane.board.own) is not memoryview:
         return run
     steps: list[tuple[int, int, Any, list[Any]]] = [
-        (_CALL, 0, show, []),
+        (_SHOW, 0, show, []),
         (_PUBLISH, 0, None, []),
         (_AWAIT, 1, None, []),
-        (_CALL, 0, collect, []),
+        (_TAKE, 0, collect, []),
     ]
     return _made(
         what, phase, lane, area, steps, [],
