@@ -490,6 +490,16 @@ def written(x: Any) -> Any:
     return x
 
 
+def spread(found: tuple[Any, Flat, list[Flat]]) -> Any:
+    """Copy arrays that were joined to their places, and return the result."""
+    result, flat, places = found
+    at = 0
+    for place in places:
+        place[:] = flat[at : at + len(place)]
+        at += len(place)
+    return written(result)
+
+
 def rest_of(recipe: Recipe, x: Any) -> Program:
     """Return the program that follows the one phase of `recipe`."""
     yield from ()

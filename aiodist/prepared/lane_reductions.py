@@ -24,7 +24,7 @@ from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase
 from aiodist.phases import pulls
 from aiodist.phases.base import Call
-from aiodist.prepared.express import ExpressGroup, Flat, Recipe, rest_of, written
+from aiodist.prepared.express import ExpressGroup, Flat, Recipe, rest_of, spread, written
 from aiodist.schedules.selection import EAGER_LIMIT
 from aiodist.shared_memory.lane import Lane
 from aiodist.types import ReduceOp
@@ -292,15 +292,5 @@ def _learn(
     else:
         recipe.given = 0 if out is None else len(args) - 1
         recipe.parts = listed and not scatters
-        recipe.finish = _spread if recipe.parts else written
+        recipe.finish = spread if recipe.parts else written
     return recipe, group
-
-
-def _spread(found: tuple[Any, Flat, list[Flat]]) -> Any:
-    """Copy the joined arrays back to their places, and return the result."""
-    result, flat, places = found
-    at = 0
-    for place in places:
-        place[:] = flat[at : at + len(place)]
-        at += len(place)
-    return written(result)

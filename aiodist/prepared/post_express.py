@@ -46,6 +46,7 @@ from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import DtypeGroup
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.exchange import ROOM_IN_MEMORY
+from aiodist.collectives.reductions import all_reduce_where
 from aiodist.engine.early import key_of
 from aiodist.engine.operation import Operation
 from aiodist.engine.phase import Phase
@@ -63,6 +64,7 @@ from aiodist.prepared.posted import (
     Otherwise,
     Posted,
     PostedCall,
+    PostedElsewhere,
     PostedProgram,
     PostRecipe,
     Shows,
@@ -188,12 +190,12 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     def _learn_small(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
     ) -> PostRecipe | None:
-        if op == "all_reduce" or args[-1] is not None:
-            return None
         try:
             call = make(self._context, *args)
-            if op == "reduce":
-                return self._learn_reduce(call, *args)
+            if op != "reduce_scatter":
+                if op == "reduce" and args[-1] is None and type(args[0]) not in (list, tuple):
+                    return self._learn_reduce(call, *args)
+                return self._learn_rest(call, make, args)
             slots = posted_slots.learn(self._context, call, make, *args)
         except (TypeError, ValueError):
             return None  # the ordinary way raises it again
@@ -211,6 +213,26 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             recipe.finish = None  # no result, and no array was written
         if recipe.in_one_go is not None:
             self._fuse(recipe, in_one_go, recipe.compiled)
+        return recipe
+
+    def _learn_rest(
+        self, call: Call, make: Callable[..., Call], args: tuple[Any, ...]
+    ) -> PostRecipe | None:
+        """Make the recipe of a reduction of several arrays, or into another array."""
+        found = lane_reductions.learn_of(self._context, call.op, make, args)
+        if found is None:
+            return None
+        how, group = found
+        phases = list(all_reduce_where(self._context, [group], self._on_lane))
+        if len(phases) != 1 or not isinstance(phase := phases[0], Phase):
+            return None
+        if phase.prepared.plan.name != direct_exchange.ALL_REDUCE:
+            return None
+        kernel = group.kernel
+        assert isinstance(kernel, Kernel)
+        recipe = PostedElsewhere(call.op, call.text.encode(), phase, group.x, how.keeps, kernel)
+        recipe.use(how.given, how.inputs)
+        self._fuse(recipe, in_one_go, recipe.compiled)
         return recipe
 
     # -- calls ------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 
+from aiodist.buffers import overlaps
 from aiodist.buffers.kernels import Kernel, quietly
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.templates import native
@@ -36,6 +37,7 @@ from aiodist.prepared.express import (
     before,
     rest_of,
     returning,
+    spread,
 )
 from aiodist.schedules import direct_exchange
 from aiodist.schedules.plan import OUT, Copy, Span
@@ -220,6 +222,39 @@ class PostRecipe(Recipe, Posted):
         memory.copy(first)
         phase = Phase(self.phase.prepared, memory)
         return Otherwise(Executor(phase, None, done=self._size), rest_of(self, x))
+
+
+class PostedElsewhere(PostRecipe):
+    """A recipe of a posted reduction of several arrays, or whose result goes to other arrays.
+
+    The input is copied and reduced in the copy. The result goes to its places at the end.
+    """
+
+    __slots__ = ("_apart", "_given", "_inputs")
+
+    def use(self, given: int | None, inputs: int) -> None:
+        """Say which argument is the result, if this rank has one, and how many arrays are the
+        input."""
+        self._given, self._inputs = given, inputs
+        self._apart = overlaps.Apart()  # checks whether the places share memory
+        self.returns = given is not None
+        self.finish = spread if self.returns else None
+
+    def lay_out(
+        self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
+    ) -> tuple[Any, Any] | None:
+        inputs = flats[: self._inputs]
+        flat = native(np.concatenate(inputs))
+        if self._given is None:
+            return None, flat
+        result, places = args[self._given], flats[self._inputs :] or inputs
+        # If two places share memory, the ordinary way refuses the call.
+        if isinstance(result, (list, tuple)) and not self._apart.are(result, places):
+            return None
+        return (result, flat, places), flat
+
+    def made(self, x: Any) -> Any:
+        return None if x is None else x[0]  # `finish` has copied it there
 
 
 def in_one_go(

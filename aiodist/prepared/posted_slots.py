@@ -19,7 +19,7 @@ from aiodist.engine.executor import Executor
 from aiodist.engine.phase import Phase
 from aiodist.links.moved import Moved
 from aiodist.phases.base import Call
-from aiodist.prepared.express import ExpressGroup, Flat
+from aiodist.prepared.express import ExpressGroup, Flat, written
 from aiodist.prepared.lane_reductions import Slots, slots_of
 from aiodist.prepared.lane_values import kept
 from aiodist.prepared.posted import (
@@ -34,10 +34,12 @@ from aiodist.wire.frames import pack_fields
 
 
 class SlotsGiven(NamedTuple):
-    """The arguments of a call, and all slots of this rank."""
+    """The arguments of a call, all slots of this rank, and the place for the result, if there is
+    one."""
 
     args: tuple[Any, ...]
     flat: Flat
+    out: Flat | None = None
 
 
 class PostedSlots(PostRecipe):
@@ -75,13 +77,17 @@ class PostedSlots(PostRecipe):
 
     def lay_out(
         self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
-    ) -> tuple[Any, Any]:
-        return [], SlotsGiven(args, native(flats[0] if len(flats) == 1 else np.concatenate(flats)))
+    ) -> tuple[Any, Any] | None:
+        out = None if args[-1] is None else flats.pop()
+        if out is not None and any(np.may_share_memory(out, flat) for flat in flats):
+            return None  # the ordinary way makes a copy first
+        flat = native(flats[0] if len(flats) == 1 else np.concatenate(flats))
+        return [], SlotsGiven(args, flat, out)
 
     def form(self, args: tuple[Any, ...]) -> Form | None:
-        xs, op, _ = args
+        xs, op, place = args
         matches = placing(xs)
-        if matches is None or not xs.dtype.isnative:
+        if matches is None or not xs.dtype.isnative or place is not None:
             return None
 
         def lay(
@@ -125,10 +131,10 @@ class PostedSlots(PostRecipe):
 
     def reduced(self, slots: list[Flat], given: SlotsGiven) -> Any:
         """Return the result of reducing `slots`, this rank's slot of each other rank."""
-        value, out = self._makes()
+        value, out = self._makes() if given.out is None else (given.args[-1], given.out)
         slots[self._rank] = given.flat[self._own]
         self.reduce(slots, out)
-        return value
+        return written(value)
 
     def begun(self, x: Any, given: SlotsGiven) -> Otherwise:
         program = self._make(self._context, *given.args).start(False)
@@ -136,7 +142,7 @@ class PostedSlots(PostRecipe):
 
 
 def learn(
-    context: ExpressGroup, call: Call, make: Callable[..., Call], xs: Any, op: Any, out: None
+    context: ExpressGroup, call: Call, make: Callable[..., Call], xs: Any, op: Any, out: Any
 ) -> PostedSlots | None:
     """Make the recipe of a reduce_scatter. None: it is not posted."""
     slots = slots_of(context, call, xs, op)

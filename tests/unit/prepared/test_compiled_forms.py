@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from aiodist.prepared import express
 
 pytestmark = pytest.mark.usefixtures("no_turn_is_due")
 
-Call = Callable[[Group], Any]
+Call = Callable[["Tagged"], Any]
 """Starts a call on one rank."""
 Expected = Callable[[int, Any], None]
 """Checks the result of one rank."""
@@ -27,6 +28,16 @@ DTYPES = {
     "numpy": ("f4", "f8", "i8", "c8", "?", "M8[s]"),
     "torch": ("float32", "bfloat16", "int64", "complex64", "bool"),
 }
+
+
+class Tagged:
+    """Starts the collectives of a group with a tag."""
+
+    def __init__(self, group: Group, tag: str | None) -> None:
+        self._group, self._tag, self.rank = group, tag, group.rank
+
+    def __getattr__(self, op: str) -> Callable[..., Any]:
+        return partial(getattr(self._group, op), tag=self._tag)
 
 
 class Kind:
@@ -40,7 +51,8 @@ class Kind:
         self.dtype = numbers.choice(dtypes[:3] if reduces else dtypes)
         self.shape = numbers.choice([(), (1,), (3,), (2, 3), (1, 2, 1, 2, 1), (5000,)])
         self.out = numbers.choice(["none", "list", "rows"])
-        self.aliased = numbers.random() < 0.3
+        # Whether values lie in places. (A row of one dimension is no array, but a number.)
+        self.aliased = numbers.random() < 0.3 and not (self.out == "rows" and not self.shape)
 
     def value(self, numbers: random.Random, *before: int) -> Any:
         """An array of random numbers."""
@@ -147,6 +159,16 @@ def drawn(kind: Kind, numbers: random.Random) -> tuple[Call, Expected]:
             return lambda g: g.reduce(
                 xs[g.rank], ROOT, out=one[ROOT] if g.rank == ROOT else None
             ), lambda rank, found: check(found, due if rank == ROOT else None)
+        case "all_reduce list":
+            pairs = [[kind.value(numbers), kind.value(numbers, 2)] for _ in range(size)]
+            due = [sum_of([pair[which] for pair in pairs]) for which in range(2)]
+            into = [[kind.place(), kind.place(2)] if kind.out == "list" else None for _ in pairs]
+            return lambda g: g.all_reduce(pairs[g.rank], out=into[g.rank]), (
+                lambda rank, found: (
+                    check(found, due),
+                    is_it(found, into[rank] or pairs[rank]),
+                )[0]
+            )
         case "reduce_scatter":
             whole = [kind.value(numbers, size) for _ in range(size)]
             due = sum_of(whole)
@@ -178,7 +200,8 @@ def drawn(kind: Kind, numbers: random.Random) -> tuple[Call, Expected]:
 
 OPS = [
     "broadcast", "broadcast in place", "tree", "all_gather", "gather", "scatter", "all_to_all",
-    "all_reduce", "reduce", "reduce_scatter", "a number", "an int", "a bool", "barrier",
+    "all_reduce", "all_reduce list", "reduce", "reduce_scatter", "a number", "an int", "a bool",
+    "barrier",
 ]  # fmt: skip
 
 
@@ -214,10 +237,11 @@ async def test_random_calls_of_few_kinds(size: int, seed: int) -> None:
         kinds = [Kind(numbers, size) for _ in range(5)]
         for _ in range(60):
             call, expected = drawn(numbers.choice(kinds), numbers)
+            tag = numbers.choice([None, "a", "b"])
             order = numbers.sample(range(size), size)
             works = {}
             for rank in order:
-                works[rank] = call(ranks[rank])
+                works[rank] = call(Tagged(ranks[rank], tag))
                 if numbers.random() < 0.2:
                     await asyncio.sleep(0)
             for rank in order:

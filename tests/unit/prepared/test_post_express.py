@@ -286,7 +286,6 @@ def test_a_list_that_changes_after_the_call(run):
 OTHERS = {
     "half": lambda g: g.all_reduce(np.ones(3, np.float16), tag="a"),
     "own": lambda g: g.all_reduce(np.ones(3), ReduceOp.custom(np.add), tag="a"),
-    "out": lambda g: g.all_reduce(np.ones(3), tag="a", out=np.empty(3)),
 }
 
 
