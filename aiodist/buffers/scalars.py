@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from aiodist.buffers.kernels import Kernel
+from aiodist.buffers.packed_numbers import fits
 from aiodist.types import ReduceOp
 
 Scalar = bool | int | float | complex
@@ -26,7 +27,6 @@ _DTYPES: Final[dict[type, str]] = {
     complex: "complex128",
 }
 _FOR_BOOL: Final = frozenset({"LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR"})
-_MIN, _MAX = -(2**63), 2**63 - 1
 
 
 def check_scalar(value: Any, op: ReduceOp) -> Scalar:
@@ -131,11 +131,6 @@ def _custom(op: ReduceOp, a: Scalar, b: Scalar) -> Scalar:
         _check_range(result, f"{op}, {result},")
     plain: Scalar = result
     return plain
-
-
-def fits(value: int) -> bool:
-    """Tell whether it is an int of 64 bits."""
-    return _MIN <= value <= _MAX
 
 
 def _check_range(value: int, what: str) -> None:

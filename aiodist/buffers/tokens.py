@@ -11,6 +11,9 @@ tokens, after their number::
     7   DICT(2)   "w"   ARRAY(numpy float32 [2,3])   "n"   TUPLE(2)   1   2
 
 The 24 bytes of the array follow the metadata, and are not in it.
+
+In values of at most `FEW` tokens, every int takes 64 bits. So values that differ in their numbers
+only have metadata of the same length, and differ in known places (`leaves`).
 """
 
 from __future__ import annotations
@@ -18,13 +21,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import msgpack
 import numpy as np
 
 from aiodist.buffers.arrays import Kind, shown
 from aiodist.buffers.dtypes import CARRIERS, MAX_NDIM, TORCH, carrier
+from aiodist.buffers.packed_numbers import AN_INT, NUMBERS, fits, packed
 from aiodist.errors import ProtocolError
 
 MAX_DEPTH: Final = 100
@@ -37,6 +41,9 @@ PLAIN: Final = frozenset({type(None), bool, float, str, bytes})
 
 LIST, TUPLE, DICT, ARRAY, SCALAR, BIG_INT, COMPLEX, PICKLE = range(8)
 """Extension types. LIST, TUPLE and DICT hold the number of items, as 4 bytes."""
+
+FEW: Final = 64
+"""The most tokens of a value whose ints all take 64 bits."""
 
 _COUNT: Final = struct.Struct("<I")
 _COMPLEX: Final = struct.Struct("<dd")
@@ -62,11 +69,60 @@ def pack(tokens: list[Any]) -> bytes:
     """Return the metadata of these tokens."""
     # Names of files may hold bytes that are not UTF-8, which Python shows as lone surrogates. They
     # travel as they are.
-    packer = msgpack.Packer(unicode_errors="surrogatepass", autoreset=False)
+    packer: Any = msgpack.Packer(unicode_errors="surrogatepass", autoreset=False)
     packer.pack(len(tokens))
+    if len(tokens) > FEW:
+        for token in tokens:
+            packer.pack(token)
+        return bytes(packer.bytes())
+    made = bytearray()
     for token in tokens:
-        packer.pack(token)
-    return packer.bytes()
+        if type(token) is int and fits(token):
+            made += packer.bytes() + AN_INT + cast(bytes, packed(token))
+            packer.reset()
+        else:
+            packer.pack(token)
+    return bytes(made + packer.bytes())
+
+
+class Number(NamedTuple):
+    """A number in metadata: its type, and where its 8 bytes begin (see `packed_numbers`)."""
+
+    kind: type
+    at: int
+
+
+def leaves(meta: bytes) -> list[Number | Spec] | None:
+    """Return the numbers and arrays of a sound value in preorder, without keys of dicts.
+
+    None if it has numbers that may take other numbers of bytes another time.
+    """
+    unpacker = msgpack.Unpacker(raw=False, unicode_errors="surrogatepass")
+    unpacker.feed(meta)
+    count = unpacker.unpack()
+    found: list[Number | Spec] = []
+    # Of each container: how many of its items are to come, whether they are keys and values by
+    # turns, and whether it is in a key.
+    inside: list[tuple[int, bool, bool]] = []
+    for _ in range(count):
+        start = unpacker.tell()
+        token = unpacker.unpack()
+        kind, is_key = type(token), False
+        if inside:
+            left, is_dict, is_key = inside.pop()
+            inside += [(left - 1, is_dict, is_key)] if left > 1 else []
+            is_key = is_key or (is_dict and left % 2 == 0)
+        if kind in NUMBERS and not is_key:
+            if count > FEW or (kind is int and meta[start : start + 1] != AN_INT):
+                return None
+            found.append(Number(kind, start + 1))
+        elif kind is Ext and token.code == ARRAY:
+            found.append(read_array(token.data))
+        elif kind is Ext and token.code in (LIST, TUPLE, DICT):
+            is_dict = token.code == DICT
+            if items := read_count(token.data):
+                inside.append((items * (1 + is_dict), is_dict, is_key))
+    return found
 
 
 def unpack(meta: bytes | memoryview) -> list[Any]:

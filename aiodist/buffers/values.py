@@ -6,6 +6,7 @@ the memory for the bytes of the arrays, and finally the value.
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from aiodist.buffers import arrays, tokens
 from aiodist.buffers.arrays import Flat, check_same, view, writable
 from aiodist.buffers.encoding import byte_view
 from aiodist.buffers.foreign import Taker, Target
+from aiodist.buffers.packed_numbers import NUMBERS, fits
 from aiodist.buffers.paths import Path, Where
 from aiodist.buffers.tokens import MAX_DEPTH, PLAIN, Spec
 from aiodist.errors import MessageTooLargeError, ProtocolError
@@ -38,6 +40,15 @@ class _Leaf:
     def __init__(self, index: int, spec: Spec) -> None:
         self.index = index
         self.spec = spec
+
+
+class _Number:
+    """A number of a tree that `Incoming.build` gets."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
 
 
 class _Pickled:
@@ -154,9 +165,15 @@ class Incoming:
             return self._out
         return self.build([array.value for array in self.targets])
 
-    def build(self, arrays: Sequence[Any]) -> Any:
-        """Return the value with these as its arrays."""
-        return _build(self._tree, arrays)
+    def build(self, arrays: Sequence[Any], numbers: Sequence[Any] = ()) -> Any:
+        """Return the value with these as its arrays, and as its numbers if they were taken out."""
+        return _build(self._tree, arrays, numbers)
+
+    def take_out_numbers(self) -> int:
+        """Let `build` get the numbers, in preorder, and return how many there are. Keys stay."""
+        numbers = itertools.count()
+        self._tree = _without_numbers(self._tree, numbers)
+        return next(numbers)
 
     @property
     def has_pickles(self) -> bool:
@@ -165,16 +182,28 @@ class Incoming:
         return any(isinstance(leaf, _Pickled) for _, leaf, _ in leaves)
 
 
-def _build(tree: Any, arrays: Sequence[Any]) -> Any:
+def _without_numbers(tree: Any, numbers: Iterator[int]) -> Any:
+    kind = type(tree)
+    if kind is list or kind is tuple:
+        return kind([_without_numbers(item, numbers) for item in tree])
+    if kind is dict:
+        return {key: _without_numbers(item, numbers) for key, item in tree.items()}
+    is_data = kind in NUMBERS and (kind is not int or fits(tree))
+    return _Number(next(numbers)) if is_data else tree
+
+
+def _build(tree: Any, arrays: Sequence[Any], numbers: Sequence[Any]) -> Any:
     kind = type(tree)
     if kind is _Leaf:
         return arrays[tree.index]
+    if kind is _Number:
+        return numbers[tree.index]
     if kind is list:
-        return [_build(item, arrays) for item in tree]
+        return [_build(item, arrays, numbers) for item in tree]
     if kind is tuple:
-        return tuple([_build(item, arrays) for item in tree])
+        return tuple([_build(item, arrays, numbers) for item in tree])
     if kind is dict:
-        return {key: _build(item, arrays) for key, item in tree.items()}
+        return {key: _build(item, arrays, numbers) for key, item in tree.items()}
     if kind is _Pickled:
         return pickle.loads(tree.data)
     return tree

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aiodist.buffers import tensors
+from aiodist.buffers.packed_numbers import NUMBERS, packed
 from aiodist.collectives.templates import Template
 
 WORDS = frozenset({type(None), bool, int, float, complex, str, bytes})
@@ -41,8 +42,11 @@ AN_ARRAY, A_TENSOR, A_NUMBER, A_WORD, A_TREE = range(5)
 """What a part of a description is."""
 
 Part = tuple[int, Any, Any, bool]
-"""A part of the arguments: what it is; its dtype, type, or the object itself; an array like it, or
-the keys and parts of a list or dict; and whether the result goes there."""
+"""A part of the arguments.
+
+This is what it is, and then its dtype, its type or the object itself. Then comes an array like it,
+or the keys and parts of a list or dict. The last item says whether the result goes there.
+"""
 
 
 class Known(NamedTuple):
@@ -72,6 +76,8 @@ def described(value: Any, *, is_place: bool = False) -> Part | None:
         return (AN_ARRAY, value.dtype, value, is_place) if value.dtype.isnative else None
     if cls is tensors.plain_type():
         return A_TENSOR, value, None, is_place
+    if cls in NUMBERS and not is_place:
+        return A_NUMBER, cls, None, False
     if cls in WORDS:
         return None if is_place else word(value)
     if cls not in (dict, list, tuple):
@@ -115,7 +121,7 @@ def showing(
     The function returns None for any other value. The result is None if not all of `value` is
     shown, or if `matches` is None.
     """
-    parts, found = template.parts(), list[bytes]()
+    parts, found, order = template.parts(), list[bytes](), template.order
     if matches is None or not matches(value, found) or len(found) != len(template.gaps):
         return None
 
@@ -123,7 +129,7 @@ def showing(
         data: list[bytes] = []
         if not matches(x, data):
             return None
-        parts[1::2] = data
+        parts[1::2] = [data[at] for at in order] if order else data
         return b"".join(parts)
 
     return show
@@ -158,6 +164,15 @@ def matching(value: Any) -> Matches | None:
             return False
 
         return array if dtype.isnative else None
+    if cls in NUMBERS:
+
+        def number(x: Any, data: list[bytes]) -> bool:
+            if type(x) is not cls or (found := packed(x)) is None:
+                return False
+            data.append(found)
+            return True
+
+        return number if packed(value) is not None else None
     if cls in WORDS:
         text = said(value)
         return lambda x, data: x is value or (type(x) is cls and said(x) == text)

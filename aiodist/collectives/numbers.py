@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgpack
 
-from aiodist.buffers.scalars import Scalar, fits, reduction_of
+from aiodist.buffers.packed_numbers import AN_INT, packed, unpacked
+from aiodist.buffers.scalars import Scalar, reduction_of
 from aiodist.buffers.tokens import Spec
 from aiodist.collectives.forms import Matches
 from aiodist.collectives.templates import LENGTH, Reading, Template
 from aiodist.types import ReduceOp
 
-_INT: Final = struct.Struct(">q")
-_AN_INT: Final = b"\xd3"
-"""The byte that msgpack writes before an integer of 64 bits."""
 _FLOAT: Final = struct.Struct(">d")
-_BOOLS: Final = (b"\xc2", b"\xc3")
-"""The bytes that msgpack writes for False and True."""
 
 KINDS: Final[dict[type, tuple[int, Sequence[int]]]] = {
     bool: (1, (1,)),
@@ -43,10 +39,10 @@ def pack(values: Sequence[Scalar]) -> bytes:
 
 def _packed(value: Scalar) -> bytes:
     if type(value) is int:
-        return _AN_INT + _INT.pack(value)
+        return AN_INT + cast(bytes, packed(value))
     # msgpack has no complex numbers.
-    packed: bytes = msgpack.packb([value.real, value.imag] if type(value) is complex else value)
-    return packed
+    made: bytes = msgpack.packb([value.real, value.imag] if type(value) is complex else value)
+    return made
 
 
 def unpack(blob: bytes) -> list[Scalar]:
@@ -65,14 +61,10 @@ def template_of(blob: bytes, kind: type) -> Template | None:
 
 def bytes_of(value: Any) -> list[bytes] | None:
     """Return the bytes for the gaps of that template, or None if the number is too large."""
-    kind = type(value)
-    if kind is float:
-        return [_FLOAT.pack(value)]
-    if kind is int:
-        return [_INT.pack(value)] if fits(value) else None
-    if kind is bool:
-        return [_BOOLS[value]]
-    return [_FLOAT.pack(value.real), _FLOAT.pack(value.imag)]
+    if type(value) is complex:
+        return [_FLOAT.pack(value.real), _FLOAT.pack(value.imag)]
+    found = packed(value)
+    return None if found is None else [found]
 
 
 def matching(kind: type) -> Matches:
@@ -91,10 +83,7 @@ def reducing(found: Sequence[Reading], kind: type, op: ReduceOp) -> Callable[[],
     """Return a function that reduces the shown numbers of this type. It raises OverflowError."""
     reduce = reduction_of(kind, op)
     shown = [[data.flat for data in reading.data] for reading in found]
-    if kind is bool:
-        return lambda: reduce([bytes(view) == _BOOLS[True] for (view,) in shown])
     if kind is complex:
         return lambda: reduce([complex(*[_FLOAT.unpack(v)[0] for v in views]) for views in shown])
-    unpack = (_INT if kind is int else _FLOAT).unpack
     views = [view for (view,) in shown]
-    return lambda: reduce([unpack(view)[0] for view in views])
+    return lambda: reduce([unpacked(kind, view) for view in views])

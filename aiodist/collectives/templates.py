@@ -5,21 +5,23 @@ data of its arrays in between. Calls of one kind differ in the data only. So a b
 once by the rules (`offers.unpack`) gives a `Template`. If a later blob has the same bytes besides
 its data, it means the same, and need not be read again. All other blobs are read the ordinary way.
 
-The data of a tree is its arrays, one behind the other. Its numbers and strings are metadata, so
-they are fixed in a template. Numbers that are reduced are data: see `numbers`.
+The data of a tree is its numbers, which are within its metadata, and its arrays, one behind the
+other. Its strings and keys are fixed in a template. Numbers that are reduced: see `numbers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple, Protocol, cast
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from aiodist.buffers import arrays, tensors
+from aiodist.buffers import arrays, tensors, tokens
 from aiodist.buffers.dtypes import carrier
+from aiodist.buffers.packed_numbers import NUMBERS, WIDTH, packed, unpacked
 from aiodist.buffers.tokens import Spec
 from aiodist.buffers.values import Incoming, parse
 from aiodist.collectives import fitting
@@ -43,6 +45,8 @@ class Template(NamedTuple):
         given: What its rank gives (see `fitting`).
         is_apart: Whether the data travels behind the blob. The rank then gives an array, or several
             of one kind.
+        order: Which number or array goes into each gap, in the order of the call. (): the first
+            goes into the first.
     """
 
     length: int
@@ -52,6 +56,7 @@ class Template(NamedTuple):
     want: bytes = fitting.NOTHING
     given: bytes = fitting.NOTHING
     is_apart: bool = False
+    order: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, blob: bytes, gaps: Sequence[tuple[int, Spec]], *more: Any) -> Template:
@@ -77,14 +82,19 @@ class Template(NamedTuple):
         return parts
 
     def shown_of(self, flats: Sequence[NDArray[Any]]) -> bytes:
-        """Return the blob with the data of the first of `flats`.
-
-        Calls that take an array in place also have its target there, which is not shown.
-        """
-        shown = map(native, flats[: len(self.gaps)])
+        """Return the blob with the data of the first of `flats`: see `shown_flats`."""
+        shown = self.shown_flats(flats)
         if self.length <= CHEAP_COPY:
             return self.shown([flat.tobytes() for flat in shown])
         return self.shown([flat.view(np.uint8).data for flat in shown])  # copied once
+
+    def shown_flats(self, flats: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Return what goes into the gaps, of the arrays and numbers of a call.
+
+        Calls that take an array in place also have its target there, which is not shown.
+        """
+        order = self.order or range(len(self.gaps))
+        return [native(flats[at]) for at in order]
 
     def is_of(self, blob: bytes) -> bool:
         """Whether this is the template of `blob`."""
@@ -120,6 +130,8 @@ def template_of(blob: bytes, count: int, src: int, *, moves: bool = False) -> Te
     head = len(msgpack.packb([None] * count)) - count
     at = LENGTH + len(blob) - len(words) + (head if count else 0)
     gaps: list[tuple[int, Spec]] = []
+    metas: list[bytes] = []
+    order: list[int] = []
     is_apart = False
     for offer in offers:
         if not isinstance(offer.meta, bytes):
@@ -134,16 +146,44 @@ def template_of(blob: bytes, count: int, src: int, *, moves: bool = False) -> Te
             if value.array is None or offer != Offer(offer.meta, value.nbytes, None):
                 return None
             is_apart = True
+            metas = [offer.meta] * count
             break
+        leaves = tokens.leaves(offer.meta)
+        if leaves is None:
+            return None
+        # The metadata is the first field, behind a byte for the number of fields.
+        first = at + 1 + len(msgpack.packb(offer.meta)) - len(offer.meta)
+        numbers = [leaf for leaf in leaves if type(leaf) is tokens.Number]
+        gaps += [(first + number.at, _number(number.kind)) for number in numbers]
+        metas.append(_without(offer.meta, numbers))
+        by_gap = sorted(enumerate(leaves), key=lambda leaf: type(leaf[1]) is Spec)
+        order += [len(order) + number for number, _ in by_gap]
         # The data is the fourth field from the end. The fields behind it are small numbers.
         at += len(msgpack.packb(offer))
         start = at - len(msgpack.packb(offer[3:])) + 1 - value.nbytes
         for spec in value.specs:
             gaps.append((start, spec))
             start += spec.nbytes
-    metas = [offer.meta for offer in offers]
     given = fitting.given(metas) if offers else fitting.NOTHING
-    return Template.of(blob, gaps, tuple(metas), want, given, is_apart)
+    in_order = () if order == [*range(len(order))] else tuple(order)
+    return Template.of(blob, gaps, tuple(metas), want, given, is_apart, in_order)
+
+
+@cache
+def _number(kind: type) -> Spec:
+    """Return what stands for a number of this type in a template."""
+    return Spec("scalar", f"one {kind.__name__}", (), WIDTH)
+
+
+_TYPES = {_number(kind).name: kind for kind in NUMBERS}
+
+
+def _without(meta: bytes, numbers: Iterable[tokens.Number]) -> bytes:
+    """Return metadata with other numbers, which are the same each time."""
+    made = bytearray(meta)
+    for kind, at in numbers:
+        made[at : at + WIDTH] = cast(bytes, packed(kind()))
+    return bytes(made)
 
 
 class Reading:
@@ -161,10 +201,16 @@ class Reading:
         self.data = data
         self.values: list[Data | _Tree] = []  # the values that are offered
         first = 0
-        for value in map(parse, () if template.is_apart else template.metas):
-            those = data[first : first + len(value.specs)]
-            first += len(those)
-            self.values.append(_Tree(value, those) if value.array is None else those[0])
+        for meta in () if template.is_apart else template.metas:
+            value = parse(meta)
+            if value.array is not None:
+                self.values.append(data[first])
+                first += 1
+                continue
+            middle = first + value.take_out_numbers()
+            stop = middle + len(value.specs)
+            self.values.append(_Tree(value, data[first:middle], data[middle:stop]))
+            first = stop
         self.want = template.want
         self.given = template.given
         self.is_apart = template.is_apart
@@ -219,11 +265,11 @@ class MovingTemplate(Reading):
             return True
         return False
 
-    def rest_of(self, flats: Sequence[NDArray[Any]]) -> list[bytes | memoryview]:
-        """Return the parts behind `first` with the data of `flats`, see `Template.shown_of`."""
+    def rest_of(self, shown: Sequence[NDArray[Any]]) -> list[bytes | memoryview]:
+        """Return the parts behind `first` with the data of `shown`: see `Template.shown_flats`."""
         found: list[bytes | memoryview] = []
-        for (_, _, part), flat in zip(self._rest, flats, strict=False):
-            found.append(native(flat).view(np.uint8).data)
+        for (_, _, part), flat in zip(self._rest, shown, strict=True):
+            found.append(flat.view(np.uint8).data)
             found.append(part)
         return found
 
@@ -271,7 +317,10 @@ class _Shifting:
         window, shape = self._window, self._shape
         if shape is not None:
             return np.ndarray(shape, self._dtype, window.area, window.start + self._at).copy()
-        return self.flat.tobytes() if self._dtype is None else _made(self._spec, self.flat)
+        if self._dtype is not None:
+            return _made(self._spec, self.flat)
+        kind = _TYPES.get(self._spec.name)
+        return self.flat.tobytes() if kind is None else unpacked(kind, self.flat)
 
 
 class _Data:
@@ -284,7 +333,9 @@ class _Data:
         self.memory = memory
         self.flat: Any = memory
         self.copy: Any = memory.tobytes  # makes the copy
-        if spec.kind != "scalar":  # the bytes of a number are used as they are
+        if spec.name in _TYPES:
+            self.copy = partial(unpacked, _TYPES[spec.name], memory)
+        elif spec.kind != "scalar":  # the bytes of a number that is reduced are used as they are
             self.flat = np.frombuffer(memory, carrier(spec.name))
             # One call copies arrays of numpy, and tensors.
             if spec.kind == "numpy":
@@ -307,12 +358,15 @@ def _made(spec: Spec, flat: NDArray[Any]) -> object:
 class _Tree:
     """A value in an area that is not exactly one array."""
 
-    __slots__ = ("_data", "_value")
+    __slots__ = ("_arrays", "_numbers", "_value")
 
-    def __init__(self, value: Incoming, data: Sequence[Data]) -> None:
+    def __init__(self, value: Incoming, numbers: Sequence[Data], arrays: Sequence[Data]) -> None:
         self._value = value
-        self._data = data
+        self._numbers = numbers
+        self._arrays = arrays
 
     def copy(self) -> object:
         """Return the value with arrays of its own."""
-        return self._value.build([data.copy() for data in self._data])
+        return self._value.build(
+            [data.copy() for data in self._arrays], [data.copy() for data in self._numbers]
+        )

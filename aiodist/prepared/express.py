@@ -62,6 +62,7 @@ from numpy.typing import NDArray
 
 from aiodist.buffers import arrays, tensors
 from aiodist.buffers.kernels import Kernel
+from aiodist.buffers.packed_numbers import NUMBERS, packed
 from aiodist.buffers.reductions import DtypeGroup
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.forms import WORDS, Form, Known, described, has_tensors, said, word
@@ -543,8 +544,9 @@ def kind_of(
 
     The key has the dtypes, shapes and types of the value, which is the first of `args`, and of
     `out`, if the last one is that. It has the other arguments as they are. The memory of arrays is
-    added to `flats`. Everything else in the value is added to `words`, as objects that are equal if
-    the originals are. None: something in the call cannot be prepared.
+    added to `flats`, and so are the bytes of numbers. Everything else in the value is added to
+    `words`, as objects that are equal if the originals are. None: something in the call cannot be
+    prepared.
     """
     kinds: list[Any] = [op]
     last = 0 if op == "broadcast" else len(args) - 1
@@ -575,7 +577,13 @@ def _kind(x: Any, flats: list[Flat], words: list[Any] | None, depth: int = 0) ->
     if cls in WORDS:
         if words is None:
             return None
-        words.append(said(x))
+        if cls not in NUMBERS:
+            words.append(said(x))
+        elif (number := packed(x)) is not None:
+            flats.append(np.frombuffer(number, np.uint8))
+        else:
+            words.append(x)
+            return cls, "wide"  # its length depends on its value
         return cls
     kinds: list[Any] = [cls]
     if cls is dict:

@@ -95,8 +95,11 @@ class Given(NamedTuple):
 
 Views = Sequence[memoryview]
 Move = tuple[memoryview | int, int, int]
-"""Memory of a value, or the number of an array of the call that has it; the number of the array
-that gets it; and from which of its bytes on."""
+"""Where a value goes.
+
+This is its memory, or the number of the array of the call that has it. Then comes the number of the
+array that gets it, and from which of its bytes on.
+"""
 Take = Callable[[Given], Any]
 """Makes the result of a call.
 
@@ -348,8 +351,9 @@ class ValueRecipe(Recipe):
                 blob[:] = shown_bytes
             else:
                 own.write()
+                shown_flats = template.shown_flats(call.flats)
                 for at in shows:
-                    gaps[at][:] = call.flats[at]
+                    gaps[at][:] = shown_flats[at]
             return True
 
         def take(call: Given) -> int:
@@ -375,14 +379,18 @@ class ValueRecipe(Recipe):
         made = tape_of_values(self, phase, lane, area, run, show, take)
         tape: Any = made if is_tape(made) else None
         if tape is not None:
-            tape.shows(template, [*own.fixed, *((own.data[at].memory, at) for at in shows)])
+            order = template.order or range(len(gaps))
+            tape.shows(template, [*own.fixed, *((own.data[at].memory, order[at]) for at in shows)])
         return made
 
     def _compiled(
         self, found: Sequence[Reading], call: Given, take: Take
     ) -> tuple[list[Move], tuple[Callable[[], Any], ...], bool]:
-        """Describe `take`, which makes the result from `found`, to the compiled part: what goes to
-        places of the user, what makes new values, and whether the result is a list of these."""
+        """Describe to the compiled part what `take` does with `found`.
+
+        Returns what goes to places of the user, what makes new values, and whether the result is a
+        list of these.
+        """
         exchanged, takes = self._exchanged, self._exchanged.takes
         if exchanged.given is not None:
             data = [found[src].data[number] for src, number in takes]

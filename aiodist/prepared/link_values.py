@@ -186,7 +186,7 @@ class LinkValues(ValueRecipe):
             laid.own[:] = given.shown
         else:
             own.write()
-            for data, flat in zip(own.data, given.flats, strict=False):
+            for data, flat in zip(own.data, given.own.shown_flats(given.flats), strict=True):
                 data.flat[:] = flat
         frames = self.frames
         last, made = None, b""

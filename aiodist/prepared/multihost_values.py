@@ -224,7 +224,8 @@ class MultihostValues(LinkValues):
             places.written[:] = given.shown
         else:
             places.own.write()
-            for data, flat in zip(places.own.data, given.flats, strict=False):
+            shown = given.own.shown_flats(given.flats)
+            for data, flat in zip(places.own.data, shown, strict=True):
                 data.flat[:] = flat
         rank, size = self._context.rank, self._context.size
         memory = PlacedBlobs(rank, size, places, partial(self._taken, places, given))

@@ -177,7 +177,8 @@ def taking_in_one_go(
         ((own_begin, before, whole, own),) = expected[rank]
         shown, own_head = given.shown, own_begin(number)
         if shown is None:
-            at = posts.put_parts(own_head, own.rest_of(given.flats), whole)
+            shown_flats = given.own.shown_flats(given.flats)
+            at = posts.put_parts(own_head, own.rest_of(shown_flats), whole)
         else:  # joining a few bytes is faster than writing twice
             at = posts.put_parts(own_head + shown[len(own.first) :], (), whole)
         if at < 0:

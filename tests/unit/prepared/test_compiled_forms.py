@@ -117,6 +117,26 @@ def drawn(kind: Kind, numbers: random.Random) -> tuple[Call, Expected]:
                     check(found["c"], "text"),
                 )[0]
             )
+        case "metrics":
+            each = [tree_of(numbers, xs[rank]) for rank in range(size)]
+            return lambda g: g.all_gather(each[g.rank]), (
+                lambda rank, found: check_trees(found, each)
+            )
+        case "state":
+            tree = tree_of(numbers, xs[ROOT])
+            return lambda g: g.broadcast(tree if g.rank == ROOT else None, ROOT), (
+                lambda rank, found: check_trees([found], [tree])
+            )
+        case "shares":
+            each = [tree_of(numbers, xs[rank]) for rank in range(size)]
+            return lambda g: g.scatter(each if g.rank == ROOT else None, ROOT), (
+                lambda rank, found: check_trees([found], [each[rank]])
+            )
+        case "orders":
+            table = [[drawn_int(numbers) for _ in range(size)] for _ in range(size)]
+            return lambda g: g.all_to_all(table[g.rank]), (
+                lambda rank, found: check(found, [row[rank] for row in table])
+            )
         case "all_gather" | "gather":
             due = [copied(x) for x in xs]
             if kind.aliased and kind.out != "none":
@@ -199,10 +219,44 @@ def drawn(kind: Kind, numbers: random.Random) -> tuple[Call, Expected]:
 
 
 OPS = [
-    "broadcast", "broadcast in place", "tree", "all_gather", "gather", "scatter", "all_to_all",
-    "all_reduce", "all_reduce list", "reduce", "reduce_scatter", "a number", "an int", "a bool",
-    "barrier",
+    "metrics", "state", "shares", "orders", "broadcast", "broadcast in place", "tree", "all_gather",
+    "gather", "scatter", "all_to_all", "all_reduce", "all_reduce list", "reduce", "reduce_scatter",
+    "a number", "an int", "a bool", "barrier",
 ]  # fmt: skip
+
+
+def drawn_int(numbers: random.Random) -> int:
+    ends = (-(2**63), 2**63 - 1, -1, 0, 127, 128, 2**32)
+    return numbers.choice(ends) if numbers.random() < 0.5 else numbers.getrandbits(63)
+
+
+def tree_of(numbers: random.Random, x: Any) -> Any:
+    """A value with numbers that change each time, and other words that change now and then."""
+    loss = numbers.choice([0.0, -0.0, 1e-300, float("inf"), numbers.random()])
+    rare = numbers.random() < 0.1
+    return {
+        "step": drawn_int(numbers),
+        "x": x,
+        "more": (loss, [x, drawn_int(numbers)], {"lr": -loss}),
+        "done": rare,
+        "name": "other" if rare else "name",
+        "wide": 2**70 if rare else 3,
+    }
+
+
+def check_trees(found: list[Any], expected: list[Any]) -> None:
+    for one, due in zip(found, expected, strict=True):
+        assert list(one) == list(due)
+        check(one["x"], due["x"])
+        (loss, (x, number), rest), (loss_due, (x_due, number_due), rest_due) = (
+            one["more"],
+            due["more"],
+        )
+        check(x, x_due)
+        check([number, rest == rest_due], [number_due, True])
+        assert str([loss, *rest.values()]) == str([loss_due, *rest_due.values()])
+        for name in ("step", "done", "name", "wide"):
+            check(one[name], due[name])
 
 
 def sum_of(xs: list[Any]) -> Any:
@@ -265,6 +319,8 @@ KNOWN: dict[str, Callable[[Group, Any], Any]] = {
     "reduce": lambda g, x: g.reduce(x, ROOT),
     "reduce_scatter into": lambda g, x: g.reduce_scatter(x, out=like(x[:2])),
     "a number": lambda g, x: g.all_reduce(float(g.rank)),
+    "numbers that change": lambda g, x: g.all_gather(random.random()),
+    "trees that change": lambda g, x: g.gather({"step": random.getrandbits(63), "x": x}, ROOT),
     "barrier": lambda g, x: g.barrier(),
 }
 

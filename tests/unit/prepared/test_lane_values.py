@@ -252,11 +252,11 @@ def test_of_who_sends_something_else_each_time_little_is_learnt(run, inline):
                 return (await everyone(ranks, lambda g: g.broadcast(None if g.rank else x, 0)))[1]
 
             for number in range(lane_values.KNOWN + 1):
-                assert await send(number) == number
+                assert await send(str(number)) == str(number)
             known = ranks[1]._context.express._recipes["broadcast", None, 0]._known
             (before, _) = map(list, known)
             for number in range(lane_values.LATER):
-                assert await send([number]) == [number]
+                assert await send([str(number)]) == [str(number)]
                 assert known[0] == before
             assert ALL not in inline
             for _ in range(3):
