@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -153,8 +153,8 @@ class Incoming:
         self._staged = [copy for _, copy in staged]
         self.buffers = [byte_view(target) for target, _ in staged if target.nbytes]
 
-    def finish(self) -> Any:
-        """Return the value, because all bytes are in `buffers`.
+    def finish(self, numbers: Sequence[Any] = ()) -> Any:
+        """Return the value, because all bytes are in `buffers`. `numbers`: see `build`.
 
         With `out`, this is `out` itself if it is an array or if the value holds only arrays.
         Otherwise it is the value that came, with the arrays of `out` in it.
@@ -163,7 +163,7 @@ class Incoming:
             array.commit(staged)
         if self._out is not None and _only_arrays(self._tree):
             return self._out
-        return self.build([array.value for array in self.targets])
+        return self.build([array.value for array in self.targets], numbers)
 
     def build(self, arrays: Sequence[Any], numbers: Sequence[Any] = ()) -> Any:
         """Return the value with these as its arrays, and as its numbers if they were taken out."""
@@ -175,11 +175,48 @@ class Incoming:
         self._tree = _without_numbers(self._tree, numbers)
         return next(numbers)
 
+    def anew(self) -> Incoming:
+        """Return the same, not allocated yet."""
+        return Incoming(self._tree, self.specs, self._allow_pickle)
+
+    def outline(self) -> Any:
+        """Return the `outline` of the value, with dtype and shape of each array."""
+
+        def leaf(item: Any) -> Any:
+            if isinstance(item, _Pickled):
+                return None
+            if isinstance(item, _Leaf):
+                return None if item.spec.kind == "device" else item.spec[1:3]
+            return WORD
+
+        return outline(self._tree, leaf)
+
     @property
     def has_pickles(self) -> bool:
         """Whether an object came as a pickle."""
         leaves = _walk(self._tree, None, "value")
         return any(isinstance(leaf, _Pickled) for _, leaf, _ in leaves)
+
+
+WORD: Final = "word"
+"""Stands for a leaf that is not an array in an `outline`."""
+
+
+def outline(tree: Any, leaf: Callable[[Any], Any], depth: int = 0) -> Any:
+    """Return the form of a tree: equal for two of which one fits the other (see `_walk`).
+
+    `leaf` returns what stands for a leaf; None: it is not known whether others fit. The result is
+    None then.
+    """
+    if depth > MAX_DEPTH:
+        return None
+    if isinstance(tree, dict):
+        items = [(repr(key), outline(item, leaf, depth + 1)) for key, item in tree.items()]
+        return None if any(item is None for _, item in items) else ("dict", *sorted(items))
+    if isinstance(tree, (list, tuple)):
+        parts = [outline(item, leaf, depth + 1) for item in tree]
+        return None if None in parts else ("list", *parts)
+    return leaf(tree)
 
 
 def _without_numbers(tree: Any, numbers: Iterator[int]) -> Any:

@@ -1,20 +1,23 @@
 """Find out on all ranks, before data is moved, whether the values fit at their destinations.
 
-A rank that gives an `out` says in its first words which kind of array it takes from each rank. If
-all offers are of this kind, everything fits. Otherwise (trees, sizes that differ) each rank tries,
-and shares what does not fit. Then no rank gets a result, and all know which place was wrong.
+A rank that gives an `out` says in its first words what it takes from each rank: an array, or a
+tree of this form. If all offers are of this form, everything fits. Otherwise (for example, if sizes
+differ) each rank tries, and shares what does not fit. Then no rank gets a result, and all know
+which place was wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any
 
 import msgpack
 
 from aiodist.buffers.arrays import view, writable
-from aiodist.buffers.values import parse
+from aiodist.buffers.tokens import PLAIN
+from aiodist.buffers.values import WORD, outline, parse
 from aiodist.devices import device_of
 from aiodist.errors import MismatchError, ProtocolError
 from aiodist.phases.base import Part, Place, share
@@ -27,13 +30,20 @@ LOOK = b"?"
 _MARK = b"\xc1"
 """The first byte of words that want something. No message of msgpack begins with it."""
 _LONGEST = 255
-_SHORT = 128
-"""The most bytes of metadata that can describe one array."""
+_SHORT = 1024
+"""The most bytes of metadata that are compared with what others want."""
 
 
 def wanted(out: Any) -> bytes:
-    """Return what `out` takes: the dtype and shape of one array, `LOOK`, or `NOTHING` for None."""
-    return NOTHING if out is None else _text(_described(out, to_write=True))
+    """Return what `out` takes: the form of an array or tree, `LOOK`, or `NOTHING` for None."""
+    return NOTHING if out is None else _text(outline(out, _place))
+
+
+def _place(leaf: Any) -> Any:
+    """Return what stands for a leaf of a place in its outline; None: nothing does."""
+    if type(leaf) in PLAIN or type(leaf) in (int, complex):
+        return WORD
+    return _described(leaf, to_write=True)
 
 
 def wanted_of_each(out: Any, x: Any, size: int) -> bytes:
@@ -61,15 +71,14 @@ def all_fit(wants: Sequence[bytes], metas: Iterable[bytes | int]) -> bool:
 
 
 def given(metas: Iterable[bytes | int]) -> bytes:
-    """Return the one kind of array that all these metadata describe, or `LOOK`."""
+    """Return the one form that all these metadata describe, or `LOOK`."""
     one, *more = set(metas)
     return LOOK if more or not isinstance(one, bytes) or len(one) > _SHORT else _given(one)
 
 
 @lru_cache(maxsize=1024)
 def _given(meta: bytes) -> bytes:
-    array = parse(meta).array
-    return LOOK if array is None else _text((array.name, array.shape))
+    return _text(parse(meta).outline())
 
 
 def joined(want: bytes, words: bytes) -> bytes:
@@ -134,6 +143,8 @@ def _described(value: Any, *, to_write: bool = False) -> tuple[str, tuple[int, .
     return None if array is None or array.kind == "scalar" else (array.name, array.shape)
 
 
-def _text(described: tuple[str, tuple[int, ...]] | None) -> bytes:
-    text = repr(described).encode()
-    return text if described is not None and len(text) <= _LONGEST else LOOK
+def _text(outlined: Any) -> bytes:
+    if outlined is None:
+        return LOOK
+    text = repr(outlined).encode("utf-8", "surrogatepass")
+    return text if len(text) <= _LONGEST else blake2b(text, digest_size=32).digest()

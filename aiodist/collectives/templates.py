@@ -199,7 +199,7 @@ class Reading:
     def _has(self, template: Template, data: Sequence[Data]) -> None:
         """Set the `data`, and build the values from it."""
         self.data = data
-        self.values: list[Data | _Tree] = []  # the values that are offered
+        self.values: list[Data | Tree] = []  # the values that are offered
         first = 0
         for meta in () if template.is_apart else template.metas:
             value = parse(meta)
@@ -209,7 +209,7 @@ class Reading:
                 continue
             middle = first + value.take_out_numbers()
             stop = middle + len(value.specs)
-            self.values.append(_Tree(value, data[first:middle], data[middle:stop]))
+            self.values.append(Tree(value, data[first:middle], data[middle:stop]))
             first = stop
         self.want = template.want
         self.given = template.given
@@ -355,7 +355,7 @@ def _made(spec: Spec, flat: NDArray[Any]) -> object:
     return made.value
 
 
-class _Tree:
+class Tree:
     """A value in an area that is not exactly one array."""
 
     __slots__ = ("_arrays", "_numbers", "_value")
@@ -370,3 +370,11 @@ class _Tree:
         return self._value.build(
             [data.copy() for data in self._arrays], [data.copy() for data in self._numbers]
         )
+
+    def fill(self, place: Any) -> object:
+        """Return the value with the arrays of `place`, which get the data."""
+        value = self._value.anew()
+        value.allocate(place)
+        for buffer, data in zip(value.buffers, self._arrays, strict=True):
+            buffer[:] = data.memory
+        return value.finish([data.copy() for data in self._numbers])

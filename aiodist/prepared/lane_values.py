@@ -47,7 +47,7 @@ from aiodist.collectives.forms import (
 from aiodist.collectives.forms import (
     Part as FormPart,
 )
-from aiodist.collectives.templates import Data, Reading, Template
+from aiodist.collectives.templates import Data, Reading, Template, Tree
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase
@@ -207,14 +207,17 @@ class ValueRecipe(Recipe):
         # All ranks copy what they show before they write results, so results may go over inputs.
         # But of two places in the same memory only one would keep its value, so the ordinary way
         # refuses them.
-        if (
-            self._exchanged.listed
-            and isinstance(place, (list, tuple))
-            and not self._apart.are(place, flats[len(flats) - len(place) :])
-        ):
+        takes_many = self._exchanged.takes and isinstance(place, (list, tuple, dict))
+        if takes_many and not self._are_apart(place, flats):
             return None
         shown = own.shown_of(flats) if own.length <= CHEAP_COPY else None
         return result, Given(args, flats, result, own, place, shown)
+
+    def _are_apart(self, place: Any, flats: Sequence[Flat]) -> bool:
+        """Say whether the arrays of `place`, a list or a tree, share no memory."""
+        if self._exchanged.listed:
+            return self._apart.are(place, flats[len(flats) - len(place) :])
+        return not overlaps.Ranges(flats[len(self._own.gaps) :]).overlap
 
     @property
     def template(self) -> Template:
@@ -327,7 +330,7 @@ class ValueRecipe(Recipe):
                 takes[all_found] = self._taking(found)
             expected = [pair for peer, _ in known for pair in found[peer].fixed]
             expected_take = takes[all_found]
-            if tape is not None and expected_take is not None:
+            if tape is not None and expected_take is not None and not self._fills_tree(found):
                 tape.expects(expected, *self._compiled(found, call, expected_take))
             return True
 
@@ -424,6 +427,10 @@ class ValueRecipe(Recipe):
             return lambda call: reduce()
         if exchanged.sources and not fit(found, exchanged.sources):
             return None
+        if self._fills_tree(found):
+            ((src, number),) = takes
+            tree = cast(Tree, found[src].values[number])
+            return lambda call: tree.fill(call.place)
         if exchanged.given is not None:
             data = [found[src].data[number] for src, number in takes]
             return _filling(data, len(self._own.gaps), self._unshown())
@@ -434,6 +441,13 @@ class ValueRecipe(Recipe):
             return lambda call: None
         (copy,) = copies
         return lambda call: copy()
+
+    def _fills_tree(self, found: Sequence[Reading]) -> bool:
+        """Say whether the result goes to the arrays of a tree."""
+        exchanged = self._exchanged
+        return exchanged.given is not None and any(
+            type(found[src].values[number]) is Tree for src, number in exchanged.takes
+        )
 
     def _unshown(self) -> int | None:
         """Return the number of the array that only this rank takes. None: there is none.
@@ -554,7 +568,8 @@ class ValueRecipe(Recipe):
     def _rest(self, program: Program, phase: Phase, given: Given) -> Program:
         """Run the rest of the ordinary way, and learn what others show."""
         result = yield from program
-        if self._exchanged.given is not None:
+        at = self._exchanged.given
+        if at is not None and result is given.args[at]:
             result = given.place  # the kept arguments may have a copy of this list
         blobs = cast(Blobs, phase.memory).blobs
         if self._are_known(blobs):

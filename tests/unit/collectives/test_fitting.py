@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 from aiodist.buffers.encoding import encode
+from aiodist.buffers.tokens import MAX_DEPTH
+from aiodist.buffers.values import parse
 from aiodist.collectives import fitting
 from aiodist.collectives.fitting import (
     LOOK,
@@ -36,10 +39,33 @@ def test_what_is_wanted_is_what_is_given() -> None:
     assert wanted(X.T) == given([meta(X.T)]) != wanted(X)
     assert wanted(X.astype("f8")) not in (wanted(X), LOOK)
     assert wanted(None) == NOTHING
-    for out in (FROZEN, np.broadcast_to(X, (5, 2, 3)), [X], {"a": X}, 7, np.float32(1), object()):
+    for out in (FROZEN, np.broadcast_to(X, (5, 2, 3)), np.float32(1), object(), [object()]):
         assert wanted(out) == LOOK
-    for metas in ([meta(X), meta(X.T)], [meta([X])], [meta(7)], [100_000], [meta("a" * 500)]):
+    for metas in ([meta(X), meta(X.T)], [100_000], [meta("a" * 2000)]):
         assert given(metas) == LOOK
+
+
+TREES: list[Any] = [
+    7, "word", [], [X], [X, 7], [[X], 7], {"a": X}, {"a": 7}, {"b": X}, {1: X}, {"1": X},
+    {"a": X, "b": 7}, {"a": {"b": X}}, [X.T], {"a": X.T}, {str(number): X for number in range(30)},
+]  # fmt: skip
+
+
+def test_forms_of_trees() -> None:
+    """If two trees have one form, one is a place for the other."""
+    for one, other in itertools.product(TREES, TREES):
+        if wanted(one) == given([meta(other)]):
+            parse(meta(other)).allocate(one)
+        else:
+            assert one is not other
+    swapped = {"b": 8.5, "a": X}
+    assert wanted(swapped) == wanted({"a": X, "b": 7}) != LOOK
+    assert wanted((X, "x")) == wanted([X, None]) != LOOK
+    assert wanted({"a": FROZEN}) == wanted([np.float32(1)]) == LOOK
+    deep: Any = X
+    for _ in range(MAX_DEPTH + 2):
+        deep = [deep]
+    assert wanted(deep) == LOOK
 
 
 def test_what_is_wanted_of_each() -> None:

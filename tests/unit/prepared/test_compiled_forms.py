@@ -14,7 +14,7 @@ import torch
 from seeds import seeds
 from sharing import everyone, sharing
 
-from aiodist import Group, ReduceOp, compiled
+from aiodist import CollectiveAbortedError, Group, ReduceOp, compiled
 from aiodist.prepared import express
 
 pytestmark = pytest.mark.usefixtures("no_turn_is_due")
@@ -127,6 +127,25 @@ def drawn(kind: Kind, numbers: random.Random) -> tuple[Call, Expected]:
             return lambda g: g.broadcast(tree if g.rank == ROOT else None, ROOT), (
                 lambda rank, found: check_trees([found], [tree])
             )
+        case "state in place" | "shares in place":
+            each = [tree_of(numbers, xs[rank]) for rank in range(size)]
+            held = [tree_of(numbers, kind.place()) for _ in range(size)]
+            scatters = op == "shares in place"
+            for tree in held:
+                tree["more"] = (0.0, [kind.place(), 0], {"lr": 0.0})
+
+            def start(g: Tagged) -> Any:
+                if scatters:
+                    return g.scatter(each if g.rank == ROOT else None, ROOT, out=held[g.rank])
+                return g.broadcast(each[ROOT] if g.rank == ROOT else held[g.rank], ROOT)
+
+            def placed(rank: int, found: Any) -> None:
+                check_trees([found], [each[rank if scatters else ROOT]])
+                if scatters or rank != ROOT:
+                    assert found["x"] is held[rank]["x"]
+                    assert found["more"][1][0] is held[rank]["more"][1][0]
+
+            return start, placed
         case "shares":
             each = [tree_of(numbers, xs[rank]) for rank in range(size)]
             return lambda g: g.scatter(each if g.rank == ROOT else None, ROOT), (
@@ -219,7 +238,8 @@ def drawn(kind: Kind, numbers: random.Random) -> tuple[Call, Expected]:
 
 
 OPS = [
-    "metrics", "state", "shares", "orders", "broadcast", "broadcast in place", "tree", "all_gather",
+    "metrics", "state", "shares", "state in place", "shares in place", "orders", "broadcast",
+    "broadcast in place", "tree", "all_gather",
     "gather", "scatter", "all_to_all", "all_reduce", "all_reduce list", "reduce", "reduce_scatter",
     "a number", "an int", "a bool", "barrier",
 ]  # fmt: skip
@@ -367,6 +387,31 @@ async def test_places_that_share_memory_are_refused_as_ever() -> None:
                 await group.all_gather(x, out=[both[:4], both[2:]])
         found = await everyone(ranks, shifted)
         assert all((each == 2).all() for each in found)
+
+
+async def test_trees_whose_arrays_share_memory() -> None:
+    """The same array twice, as tied weights are, gets its value. Parts of arrays are refused."""
+    async with sharing(2) as ranks:
+        tree = {"a": np.ones(4), "b": np.ones(4), "n": 1}
+
+        def call(group: Group, place: Any) -> Any:
+            return group.broadcast(tree if group.rank == ROOT else place, ROOT)
+
+        for _ in range(6):
+            place: Any = {"a": np.empty(4), "b": np.empty(4), "n": 2}
+            found = await everyone(ranks, lambda g, place=place: call(g, place))
+            assert found[0]["a"] is place["a"]
+            assert (found[0]["n"], found[0]["b"].tolist()) == (1, [1] * 4)
+        tied = np.empty(4)
+        found = await everyone(ranks, lambda g: call(g, {"a": tied, "b": tied, "n": 2}))
+        assert found[0]["b"] is tied
+        assert (tied == 1).all()
+        both = np.empty(6)
+        work = call(ranks[ROOT], None)
+        with pytest.raises(ValueError, match="share a part of their memory"):
+            call(ranks[0], {"a": both[:4], "b": both[2:], "n": 2})
+        with pytest.raises(CollectiveAbortedError):
+            await work
 
 
 async def shifted(group: Group) -> Any:
