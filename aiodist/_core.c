@@ -418,11 +418,11 @@ static PyObject *differ(PyObject *self, PyObject *args) {
 // ---- shared state -------------------------------------------------------------------------------
 
 enum { IS_DUE, WATCH, ROUSE, SEEN, ADD, FINISH, SET_RESULT, TAPES, TELL, FIND, WAKE, FOLLOWS,
-       IS_NEG, STORAGE, DATA_PTR, NBYTES_OF, CLASS, RUNNING, ALL_REDUCE, NAMES };
+       IS_NEG, STORAGE, DATA_PTR, NBYTES_OF, CLASS, RUNNING, ALL_REDUCE, PART, NAMES };
 static const char *const names[] = {"is_due", "watch",      "rouse", "seen", "add",   "finish",
                                     "set_result", "tapes", "tell",  "_find", "wake", "follows",
                                     "is_neg", "untyped_storage", "data_ptr", "nbytes", "__class__",
-                                    "__asyncio_running_event_loop__", "all_reduce"};
+                                    "__asyncio_running_event_loop__", "all_reduce", "part"};
 
 typedef struct {
     PyTypeObject *row;      // the base of lanes
@@ -475,7 +475,8 @@ static double now(void) {
 
 // The words of posts are behind them, as in aiodist.shared_memory.posts.
 enum { HEAD = 384, LAP = 385, GIVEN_UP = 386, NAP = 392, DOZES = 393, NUMBER_AT = 16, UNIT = 32 };
-enum { STAMP = 0, CALL = 1, ABORTED = 3, PLACE = 5, CORE = 7, ASLEEP = 8, WANTED = 9, HOW = 10 };
+enum { STAMP = 0, CALL = 1, ABORTED = 3, PLACE = 5, CORE = 7, ASLEEP = 8, WANTED = 9, HOW = 10,
+       THREAD = 11 };
 enum { TEXT = 128 };
 #define AN_OPERATION (1ll << 24)
 #define A_PHASE (1ll << 20)
@@ -563,14 +564,15 @@ typedef struct {
     PyObject_HEAD
     char polls;
     int in_vain, dozed_in_vain;
-    double due;
+    double due, parts_at;
 } Pace;
 
 BASE(Pace, pace, "How long calls poll.",
      {"polls", T_BOOL, offsetof(Pace, polls), 0, NULL},
      {"_in_vain", T_INT, offsetof(Pace, in_vain), 0, NULL},
      {"_dozed_in_vain", T_INT, offsetof(Pace, dozed_in_vain), 0, NULL},
-     {"_due", T_DOUBLE, offsetof(Pace, due), 0, NULL});
+     {"_due", T_DOUBLE, offsetof(Pace, due), 0, NULL},
+     {"_parts_at", T_DOUBLE, offsetof(Pace, parts_at), 0, NULL});
 
 // Bytes that were moved. The members are those of `aiodist.links.moved.MovedCounts`.
 typedef struct {
@@ -967,6 +969,22 @@ static int watch_virtually(Tape *tape, long long count) {
     return there;
 }
 
+// `Progress.part`. -1: an error.
+static int part(Tape *tape) {
+    const uint64_t *own = own_words(tape);
+    PyObject *where = PyList_New(0);
+    for (int at = 0; where && at <= tape->peers; at++) {
+        const uint64_t *words = at ? words_of(tape, at - 1) : own;
+        if (at && look(words + THREAD) == own[THREAD]) continue;
+        PyObject *pair = Py_BuildValue("iK", tape->ranks[at], (unsigned long long)look(words + CORE));
+        if (!pair || PyList_Append(where, pair) < 0) Py_CLEAR(where);
+        Py_XDECREF(pair);
+    }
+    const int done = where ? asks((PyObject *)tape->progress, tape->names[PART], where, NULL) : -1;
+    Py_XDECREF(where);
+    return done;
+}
+
 // `Progress.watch`: poll until all others reach a stamp, or post, for a moment. -1: an error.
 static int watch(Tape *tape, long long stamp, long long count) {
     if (reached(tape, stamp)) return 1;
@@ -982,6 +1000,7 @@ static int watch(Tape *tape, long long stamp, long long count) {
         const uint64_t core = look(words_of(tape, peer) + CORE);
         if ((!core || core == at) && is_missing(tape, peer, stamp)) near = 1;
     }
+    if (near && now() >= tape->progress->parts_at && part(tape) < 0) return -1;
     const double until = tape->progress->due + (tape->crowded ? HELD : 0);
     if (near || tape->crowded) {
         if (spin(tape, stamp, 1, near ? 0 : APART, can_doze ? OTHERS : HOGGED, until)) return 1;

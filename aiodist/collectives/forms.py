@@ -49,7 +49,7 @@ or the keys and parts of a list or dict. The last item says whether the result g
 """
 
 
-class Known(NamedTuple):
+class KnownCall(NamedTuple):
     """A call as the compiled part knows it: see `core.Caller.know`.
 
     `args` describes the arguments. `result` is the number of the argument that is the result, or

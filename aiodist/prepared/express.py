@@ -65,7 +65,7 @@ from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.packed_numbers import NUMBERS, packed
 from aiodist.buffers.reductions import DtypeGroup
 from aiodist.buffers.vector import Vector
-from aiodist.collectives.forms import WORDS, Form, Known, described, has_tensors, said, word
+from aiodist.collectives.forms import WORDS, Form, KnownCall, described, has_tensors, said, word
 from aiodist.collectives.reductions import all_reduce_where, goes_on_berths
 from aiodist.compiled import core
 from aiodist.engine import tags
@@ -123,7 +123,7 @@ class Recipe:
         """Make a form from a call that was laid out, for calls like it. None: it has no form."""
         return None
 
-    def known(self, args: tuple[Any, ...]) -> Known | None:
+    def known(self, args: tuple[Any, ...]) -> KnownCall | None:
         """Describe a call that was laid out to the compiled part. None: Python does such calls."""
         return None
 
@@ -244,10 +244,10 @@ class Express(ABC, Generic[G, R]):
             recipe = self._recipes.get((id(op), x.dtype, x.shape))
             part = described(x, is_place=True)
             if recipe is not None and recipe.tapes[0] is not None and part is not None:
-                self._know("all_reduce", recipe, Known([part, word(op)], 0))
+                self._know("all_reduce", recipe, KnownCall([part, word(op)], 0))
         return work
 
-    def _know(self, op: str, recipe: R, known: Known) -> None:
+    def _know(self, op: str, recipe: R, known: KnownCall) -> None:
         """Let the compiled part find `recipe` for calls of `op` like this one."""
         finish = written if known.result >= 0 and has_tensors(known.args) else None
         self._caller.know(op, recipe, *known, recipe.template, finish)

@@ -18,7 +18,7 @@ from aiodist.buffers.dtypes import carrier
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import DtypeGroup, split_slots
 from aiodist.buffers.vector import Vector
-from aiodist.collectives.forms import Form, Known, described, placing, word
+from aiodist.collectives.forms import Form, KnownCall, described, placing, word
 from aiodist.engine.executor import Executor, all_at_once, in_steps
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase
@@ -103,7 +103,7 @@ class LaneRecipe(Recipe):
         # If the result would overwrite input, the ordinary way makes a copy first.
         return None if np.may_share_memory(flat, out) else (result, (flat, out))
 
-    def known(self, args: tuple[Any, ...]) -> Known | None:
+    def known(self, args: tuple[Any, ...]) -> KnownCall | None:
         x, *how, out = args
         if self.makes is not None or type(x) in (list, tuple) or type(out) in (list, tuple):
             return None
@@ -111,7 +111,7 @@ class LaneRecipe(Recipe):
         if (part := described(x, is_place=True)) is None or into is None:
             return None
         result = -1 if self.given is None else self.given
-        return Known([part, *map(word, how), into], result, is_apart=True)
+        return KnownCall([part, *map(word, how), into], result, is_apart=True)
 
     def form(self, args: tuple[Any, ...]) -> Form | None:
         x, *how, out = args

@@ -36,7 +36,7 @@ from aiodist.collectives.exchange import exchange
 from aiodist.collectives.forms import (
     A_NUMBER,
     Form,
-    Known,
+    KnownCall,
     Matches,
     described,
     matching,
@@ -223,7 +223,7 @@ class ValueRecipe(Recipe):
     def template(self) -> Template:
         return self._own
 
-    def known(self, args: tuple[Any, ...]) -> Known | None:
+    def known(self, args: tuple[Any, ...]) -> KnownCall | None:
         own, exchanged = self._own, self._exchanged
         if own.length > LARGE or own.is_apart:
             return None
@@ -239,7 +239,7 @@ class ValueRecipe(Recipe):
             if part is None:
                 return None
             parts.append(part)
-        return Known(parts, -1 if exchanged.given is None else exchanged.given)
+        return KnownCall(parts, -1 if exchanged.given is None else exchanged.given)
 
     def form(self, args: tuple[Any, ...]) -> Form | None:
         # Only for small values, because a form copies twice what they show. Calls with `out=` need

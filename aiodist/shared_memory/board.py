@@ -124,6 +124,7 @@ WANTED: Final = 9
 # How the rank sleeps. The upper half is 1 + the rank that it waits for, or 0 if it waits for all
 # others. The lower half is the `dozes` of `Board.sleep`.
 _HOW: Final = 10
+_THREAD: Final = 11  # the thread of the rank's loop, by its number in the system
 _TEXT: Final = 1024  # in bytes; and 1024 bytes further, by parity: the call in words
 # The words from byte 3072 on belong to `aiodist.shared_memory.posts`.
 _TEXT_ROOM: Final = 1016
@@ -178,6 +179,7 @@ class Board(CoreNaps):
     ) -> None:
         self.rank = rank
         self.own = own[:PAGE].cast("Q")
+        self.own[_THREAD] = threading.get_native_id()
         self.words = {peer: memory[:PAGE].cast("Q") for peer, memory in others.items()}
         self._words = list(self.words.items())  # a list, because loops over it are faster
         self._own_bytes = own  # the memory of `own` as bytes, for texts
@@ -361,6 +363,13 @@ class Board(CoreNaps):
             if words[STAMP] < stamp and words[CORE] in (0, here):
                 return False
         return here > 0
+
+    def where(self) -> list[tuple[int, int]]:
+        """Return 1 + the core on which each rank was seen last: this rank first, and no others of
+        its thread."""
+        own = self.own
+        others = [(r, w[CORE]) for r, w in self._words if w[_THREAD] != own[_THREAD]]
+        return [(self.rank, own[CORE]), *others]
 
     def sleep(self, peers: Sequence[int], wanted: int, dozes: int = 0) -> None:
         """Ask to be woken once all of `peers` have reached the stamp `wanted`.

@@ -155,6 +155,7 @@ class Posts(CoreRing):
         place = ranks.index(board.rank)
         self._own = board.own
         self._here = board.here
+        self.where = board.where  # see `Stamps`
         self.rank = board.rank
         self._dozes = board.can_doze
         self.ring = board.memory(board.rank)[START : START + SIZE]

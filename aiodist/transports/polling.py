@@ -12,6 +12,7 @@ link. The loop `Progress._spin` does this. How long it lasts depends on who else
   before every look. If all missing ranks were seen elsewhere, looks alone are faster: for `ALONE`
   with a core for each rank, and for `APART` on crowded hosts. A yield that let another program work
   is the last one, because each further yield costs two switches.
+- **A core for each rank.** If more ranks share a core than need to, one of them moves (`part`).
 - **Neighbours.** A yield that took longer than `OTHERS` let another program work. It does not count
   as waiting. One that took longer than `HOGGED` was a whole time slice of a program that computes,
   and more will follow. The scheduler prefers a thread that has slept to one that yields. So for
@@ -46,7 +47,7 @@ import os
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -69,6 +70,11 @@ class Stamps(Protocol):
 
     def apart(self, peers: Sequence[Any], stamp: int, /) -> bool:
         """Tell whether all of `peers` that have not were last seen on other cores."""
+        ...
+
+    def where(self) -> list[tuple[int, int]]:
+        """Return this rank and those of other threads, with 1 + the core where each was seen
+        last."""
         ...
 
     @property
@@ -121,6 +127,8 @@ HOGGED = 2e-3
 A_WHILE = 1.0
 """Seconds for which that program counts as computing on this core. A yield to check that may take
 ten milliseconds."""
+PART = 5e-3
+"""Seconds after which ranks that share a core are parted again."""
 DOZE = 5
 """How many times as long as a poll a doze lasts."""
 
@@ -205,7 +213,7 @@ def linger(until: float) -> bool:
 class Pace:
     """How long the calls of one endpoint poll. The compiled part has the same, and waits by it."""
 
-    __slots__ = ("_dozed_in_vain", "_due", "_in_vain", "polls")
+    __slots__ = ("_dozed_in_vain", "_due", "_in_vain", "_parts_at", "polls")
 
     polls: bool
     """False in virtual time, because nothing comes while a rank looks."""
@@ -215,6 +223,8 @@ class Pace:
     """The same of dozes."""
     _due: float
     """When the loop is due for a turn; inf: no call was made since the last one."""
+    _parts_at: float
+    """When to ask again whether ranks should be parted: see `Progress.part`."""
 
 
 if TYPE_CHECKING:
@@ -231,6 +241,7 @@ class Progress(CorePace):
         self.polls = not is_virtual(loop)
         self._in_vain = self._dozed_in_vain = 0
         self._due = math.inf
+        self._parts_at = 0.0
         self._read = -math.inf  # when all links were read for a call
         # Done operations that complete with the next turn: see `finish`.
         self._late: deque[tuple[Finishing, Any, float]] = deque()
@@ -362,6 +373,8 @@ class Progress(CorePace):
             return self._spin(board.met, peers, stamp, SPINS, crowded=False, due=math.inf) is True
         until = self._due + HELD if crowded else self._due
         near = not board.apart(peers, stamp)  # one that is missing may need this core
+        if near and self.polls and _clock() >= self._parts_at:
+            self.part(board.where())
         dozes = board.can_doze and self.polls
         if crowded or near:
             hogged = OTHERS if board.can_doze else HOGGED
@@ -374,6 +387,32 @@ class Progress(CorePace):
         else:
             found = self._spin(board.met, peers, stamp, SPINS, crowded=False)
         return found is True or (dozes and self._doze(board, peers, stamp, until, crowded=crowded))
+
+    def part(self, where: Sequence[tuple[int, int]]) -> None:
+        """Move this thread to another core if too many ranks share this one.
+
+        `where`: see `Stamps.where`. Of the ranks that share a core, the last one moves, to the core
+        with the fewest ranks. The thread keeps the set of cores on which it may run.
+        """
+        # Linux tends to put a thread on the core of the one that has woken it. It leaves both
+        # there, although another core is idle, because each runs for too short a time. Two ranks on
+        # one core take three to six times as long.
+        now = _clock()
+        self._parts_at = now + PART
+        (rank, here), *_ = where
+        if not here or rank < max(r for r, core in where if core == here):
+            return
+        if neighbours.compute(now) or not hasattr(os, "sched_setaffinity"):
+            return
+        try:
+            allowed = os.sched_getaffinity(0)
+            ranks = Counter(core for _, core in where)
+            best = min(allowed, key=lambda core: ranks[1 + core])
+            if ranks[1 + best] + 2 <= ranks[here]:
+                os.sched_setaffinity(0, {best})
+                os.sched_setaffinity(0, allowed)
+        except OSError:  # not allowed here
+            self._parts_at = math.inf
 
     def _doze(
         self, board: Stamps, peers: Sequence[Any], stamp: int, due: float, *, crowded: bool

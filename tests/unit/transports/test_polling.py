@@ -256,6 +256,7 @@ class Peer:
     def __init__(self, clock: Clock, looks: float, dozes: float = math.inf) -> None:
         self.can_doze = True
         self.is_apart = True
+        self.places = [(0, 0)]  # where ranks were seen last
         self._clock = clock
         self._left = looks
         self._naps = dozes
@@ -270,6 +271,9 @@ class Peer:
     def apart(self, peers: Any, stamp: int) -> bool:
         return self.is_apart
 
+    def where(self) -> list[tuple[int, int]]:
+        return self.places
+
     def doze(self, peers: Any, stamp: int, seconds: float) -> bool:
         self.dozed.append(seconds)
         if not self.wakes:
@@ -280,6 +284,70 @@ class Peer:
 def watch(polling: Progress, peer: Peer) -> bool:
     polling._turned()
     return polling.watch(peer, [1], 1, crowded=False)
+
+
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
+    """The sets of cores that this thread was given, in order. It may use cores 0, 1 and 2."""
+    given: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, to: given.append(set(to)), raising=False)
+    return given
+
+
+# The ranks and 1 + the core of each, this rank first; and the core to which this rank moves.
+PLACES = {
+    "two on one core": ([(1, 1), (0, 1)], 1),
+    "the other one moves": ([(0, 1), (1, 1)], None),
+    "each on one of its own": ([(1, 1), (0, 2)], None),
+    "four on three cores": ([(3, 1), (0, 1), (1, 2), (2, 3)], None),
+    "three and one": ([(2, 1), (0, 1), (1, 1), (3, 2)], 2),
+    "all on one": ([(3, 2), (0, 2), (1, 2), (2, 2)], 0),
+    "unknown": ([(1, 0), (0, 0)], None),
+    "others of its thread": ([(1, 1)], None),
+    "another core than it may use": ([(1, 1), (0, 1), (2, 2), (3, 3), (4, 9)], None),
+}
+
+
+@pytest.mark.parametrize("case", PLACES)
+async def test_ranks_that_share_a_core_part(moved: list[set[int]], clock: Clock, case: str) -> None:
+    where, to = PLACES[case]
+    Progress(asyncio.get_running_loop()).part(where)
+    assert moved == ([] if to is None else [{to}, {0, 1, 2}])
+
+
+async def test_ranks_part_now_and_then(moved: list[set[int]], clock: Clock) -> None:
+    """A rank that waits for one of another core does not move."""
+    polling = Progress(asyncio.get_running_loop())
+    peer = Peer(clock, 0)
+    peer.places = [(1, 1), (0, 1)]
+    watch(polling, peer)
+    assert not moved
+    peer.is_apart = False
+    for _ in range(3):
+        watch(polling, peer)
+    assert len(moved) == 2
+    clock.now += progress.PART
+    watch(polling, peer)
+    assert len(moved) == 4
+
+
+async def test_ranks_stay_if_that_is_not_allowed_or_others_compute(
+    moved: list[set[int]], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polling = Progress(asyncio.get_running_loop())
+    clock.now = 5.0
+    progress.neighbours.yielded(clock.now - 1.0, clock.now)
+    polling.part([(1, 1), (0, 1)])
+    assert not moved
+    clock.now += progress.A_WHILE
+
+    def refused(_: int, to: Any) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setaffinity", refused)
+    polling.part([(1, 1), (0, 1)])
+    assert polling._parts_at == math.inf
 
 
 async def test_who_polled_in_vain_dozes(clock: Clock) -> None:

@@ -1,0 +1,50 @@
+"""Ranks that share a core although another one is free."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import Group
+from aiodist.transports import polling
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity") or polling.cores() < 2, reason="needs two cores of Linux"
+)
+
+
+async def main(group: Group) -> tuple[list[Any], bool]:
+    """Go to one core again and again, until a rank leaves it by itself."""
+    moves: list[Any] = []
+    place, allowed = os.sched_setaffinity, os.sched_getaffinity(0)
+
+    def noted(thread: int, to: Any) -> None:
+        moves.append(to)
+        place(thread, to)
+
+    os.sched_setaffinity = noted
+    polling.Neighbours.compute = lambda self, now: False  # type: ignore[method-assign]
+    x = np.ones(1)
+    while not await group.all_reduce(len(moves)):
+        place(0, {min(allowed)})
+        place(0, allowed)
+        for _ in range(100):
+            await group.all_reduce(x)
+    return moves, os.sched_getaffinity(0) == allowed
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("core", ["", "python"])
+def test_the_last_one_moves_to_another_core(monkeypatch: pytest.MonkeyPatch, core: str) -> None:
+    monkeypatch.setenv("AIODIST_CORE", core)
+    (first, kept), (moves, kept_too) = aiodist.run(main, nprocs=2)
+    assert not first
+    (to, back), *_ = zip(moves[::2], moves[1::2], strict=True)
+    assert to != {min(os.sched_getaffinity(0))}
+    assert back == os.sched_getaffinity(0)
+    assert kept
+    assert kept_too
