@@ -11,12 +11,12 @@ _FLOAT: Final = struct.Struct(">d")
 _BOOLS: Final = (b"\xc2", b"\xc3")
 """The bytes that msgpack writes for False and True."""
 
-NUMBERS: Final = frozenset({int, float})
+CODES: Final[dict[type, bytes]] = {int: b"\xd3", float: b"\xcb"}
+"""The byte that msgpack writes before an int or a float of 64 bits."""
+NUMBERS: Final = frozenset(CODES)
 """The types of numbers that have a byte for their type before their own."""
 WIDTH: Final = 8
 """How many bytes of their own these have."""
-AN_INT: Final = b"\xd3"
-"""The byte that msgpack writes before an int of 64 bits."""
 
 
 def fits(value: int) -> bool:

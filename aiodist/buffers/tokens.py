@@ -28,7 +28,7 @@ import numpy as np
 
 from aiodist.buffers.arrays import Kind, shown
 from aiodist.buffers.dtypes import CARRIERS, MAX_NDIM, TORCH, carrier
-from aiodist.buffers.packed_numbers import AN_INT, NUMBERS, fits, packed
+from aiodist.buffers.packed_numbers import CODES, NUMBERS, fits, packed
 from aiodist.errors import ProtocolError
 
 MAX_DEPTH: Final = 100
@@ -78,7 +78,7 @@ def pack(tokens: list[Any]) -> bytes:
     made = bytearray()
     for token in tokens:
         if type(token) is int and fits(token):
-            made += packer.bytes() + AN_INT + cast(bytes, packed(token))
+            made += packer.bytes() + CODES[int] + cast(bytes, packed(token))
             packer.reset()
         else:
             packer.pack(token)
@@ -113,7 +113,7 @@ def leaves(meta: bytes) -> list[Number | Spec] | None:
             inside += [(left - 1, is_dict, is_key)] if left > 1 else []
             is_key = is_key or (is_dict and left % 2 == 0)
         if kind in NUMBERS and not is_key:
-            if count > FEW or (kind is int and meta[start : start + 1] != AN_INT):
+            if count > FEW or meta[start : start + 1] != CODES[kind]:
                 return None
             found.append(Number(kind, start + 1))
         elif kind is Ext and token.code == ARRAY:

@@ -32,18 +32,24 @@ _MARK = b"\xc1"
 _LONGEST = 255
 _SHORT = 1024
 """The most bytes of metadata that are compared with what others want."""
+_FEW = 64
+"""The most leaves of a tree of places whose form is told."""
 
 
 def wanted(out: Any) -> bytes:
     """Return what `out` takes: the form of an array or tree, `LOOK`, or `NOTHING` for None."""
-    return NOTHING if out is None else _text(outline(out, _place))
+    if out is None:
+        return NOTHING
+    left = iter(range(_FEW))
 
+    def place(leaf: Any) -> Any:
+        if next(left, None) is None:
+            return None
+        if type(leaf) in PLAIN or type(leaf) in (int, complex):
+            return WORD
+        return _described(leaf, to_write=True)
 
-def _place(leaf: Any) -> Any:
-    """Return what stands for a leaf of a place in its outline; None: nothing does."""
-    if type(leaf) in PLAIN or type(leaf) in (int, complex):
-        return WORD
-    return _described(leaf, to_write=True)
+    return _text(outline(out, place))
 
 
 def wanted_of_each(out: Any, x: Any, size: int) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 import msgpack
 
-from aiodist.buffers.packed_numbers import AN_INT, packed, unpacked
+from aiodist.buffers.packed_numbers import CODES, packed, unpacked
 from aiodist.buffers.scalars import Scalar, reduction_of
 from aiodist.buffers.tokens import Spec
 from aiodist.collectives.forms import Matches
@@ -39,7 +39,7 @@ def pack(values: Sequence[Scalar]) -> bytes:
 
 def _packed(value: Scalar) -> bytes:
     if type(value) is int:
-        return AN_INT + cast(bytes, packed(value))
+        return CODES[int] + cast(bytes, packed(value))
     # msgpack has no complex numbers.
     made: bytes = msgpack.packb([value.real, value.imag] if type(value) is complex else value)
     return made

@@ -66,6 +66,7 @@ def test_forms_of_trees() -> None:
     for _ in range(MAX_DEPTH + 2):
         deep = [deep]
     assert wanted(deep) == LOOK
+    assert wanted([X] * 64) != wanted([X] * 65) == LOOK
 
 
 def test_what_is_wanted_of_each() -> None:
