@@ -211,8 +211,11 @@ def outline(tree: Any, leaf: Callable[[Any], Any], depth: int = 0) -> Any:
     if depth > MAX_DEPTH:
         return None
     if isinstance(tree, dict):
-        items = [(repr(key), outline(item, leaf, depth + 1)) for key, item in tree.items()]
-        return None if any(item is None for _, item in items) else ("dict", *sorted(items))
+        # Keys of one text may differ, as NaNs do, and others are equal to keys of other texts.
+        if not all(type(key) in (str, int, bytes) for key in tree):
+            return None
+        items = {repr(key): outline(item, leaf, depth + 1) for key, item in tree.items()}
+        return None if None in items.values() else ("dict", *sorted(items.items()))
     if isinstance(tree, (list, tuple)):
         parts = [outline(item, leaf, depth + 1) for item in tree]
         return None if None in parts else ("list", *parts)

@@ -67,6 +67,8 @@ def test_forms_of_trees() -> None:
         deep = [deep]
     assert wanted(deep) == LOOK
     assert wanted([X] * 64) != wanted([X] * 65) == LOOK
+    for key in (float("nan"), 1.5, True, (1, "a"), None):
+        assert wanted({key: X, "a": 7}) == given([meta({key: X, "a": 7})]) == LOOK
 
 
 def test_what_is_wanted_of_each() -> None:
