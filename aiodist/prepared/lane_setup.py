@@ -134,8 +134,10 @@ class LaneSetup:
                 problem or f"rank {refused[0]} cannot share it",
             )
             return None
+        board = Board(context.rank, memory, others, dozes=futex.works())
+        board.show_thread()
         return Lane(
-            Board(context.rank, memory, others, dozes=futex.works()),
+            board,
             context.loop,
             context.endpoint.progress,
             context.kick,

@@ -330,7 +330,9 @@ class ValueRecipe(Recipe):
                 takes[all_found] = self._taking(found)
             expected = [pair for peer, _ in known for pair in found[peer].fixed]
             expected_take = takes[all_found]
-            if tape is not None and expected_take is not None and not self._fills_tree(found):
+            # A tape that these functions kept would keep them, too, until the collector comes.
+            tape: Any = self.at_once.get(area)
+            if expected_take is not None and is_tape(tape) and not self._fills_tree(found):
                 tape.expects(expected, *self._compiled(found, call, expected_take))
             return True
 
@@ -379,12 +381,11 @@ class ValueRecipe(Recipe):
             return ALL
 
         self._collects[area] = collect
-        made = tape_of_values(self, phase, lane, area, run, show, take)
-        tape: Any = made if is_tape(made) else None
-        if tape is not None:
+        made: Any = tape_of_values(self, phase, lane, area, run, show, take)
+        if is_tape(made):
             order = template.order or range(len(gaps))
-            tape.shows(template, [*own.fixed, *((own.data[at].memory, order[at]) for at in shows)])
-        return made
+            made.shows(template, [*own.fixed, *((own.data[at].memory, order[at]) for at in shows)])
+        return cast("Callable[[Given], int]", made)
 
     def _compiled(
         self, found: Sequence[Reading], call: Given, take: Take

@@ -179,7 +179,6 @@ class Board(CoreNaps):
     ) -> None:
         self.rank = rank
         self.own = own[:PAGE].cast("Q")
-        self.own[_THREAD] = threading.get_native_id()
         self.words = {peer: memory[:PAGE].cast("Q") for peer, memory in others.items()}
         self._words = list(self.words.items())  # a list, because loops over it are faster
         self._own_bytes = own  # the memory of `own` as bytes, for texts
@@ -363,6 +362,10 @@ class Board(CoreNaps):
             if words[STAMP] < stamp and words[CORE] in (0, here):
                 return False
         return here > 0
+
+    def show_thread(self) -> None:
+        """Say which thread this rank is, because ranks of one thread cannot be parted."""
+        self.own[_THREAD] = threading.get_native_id()
 
     def where(self) -> list[tuple[int, int]]:
         """Return 1 + the core on which each rank was seen last: this rank first, and no others of
