@@ -44,7 +44,8 @@ def test_the_last_one_moves_to_another_core(monkeypatch: pytest.MonkeyPatch, cor
     (first, kept), (moves, kept_too) = aiodist.run(main, nprocs=2)
     assert not first
     (to, back), *_ = zip(moves[::2], moves[1::2], strict=True)
-    assert to != {min(os.sched_getaffinity(0))}
-    assert back == os.sched_getaffinity(0)
+    # Linux may have put both on another core meanwhile, so it is not known which core is the other.
+    assert len(to) == 1
+    assert to < back == os.sched_getaffinity(0)
     assert kept
     assert kept_too
