@@ -7,6 +7,7 @@ the calls, which shows what a call costs, and the median, which shows your machi
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -26,18 +27,37 @@ CALLS: dict[str, Callable[[Group, Any, str | None], aiodist.Work[Any]]] = {
     "all_to_all": lambda group, x, tag: group.all_to_all([x] * group.size, tag=tag),
     "reduce": lambda group, x, tag: group.reduce(x, 0, tag=tag),
 }
+METRICS = {
+    "all_gather of numbers": lambda group, x, tag: group.all_gather(metrics(), tag=tag),
+    "and of a string": lambda group, x, tag: group.all_gather(
+        metrics() | {"at": f"{next(STEPS):8}"}, tag=tag
+    ),
+}
+"""Calls with values that change each time."""
+STEPS = itertools.count()
 CASES = [*((op, None) for op in CALLS), ("all_reduce", "loss")]
 
 Case = tuple[str, str | None, int]
 
 
+def metrics() -> dict[str, float]:
+    """What ranks tell each other of a step."""
+    return {"loss": 1 / (1 + next(STEPS)), "step": next(STEPS)}
+
+
+def cases() -> list[Case]:
+    """The calls, with their tags and the bytes of their arrays."""
+    each = [(op, tag, nbytes) for op, tag in CASES for nbytes in SIZES]
+    return [*each, *((op, None, 8) for op in METRICS)]
+
+
 async def measured(group: Group) -> dict[Case, list[float]]:
     """Seconds of each call on this rank."""
     found: dict[Case, list[float]] = {}
-    for (op, tag), (nbytes, count) in ((case, size) for case in CASES for size in SIZES.items()):
-        call, x = CALLS[op], np.ones(nbytes // 8)
+    for op, tag, nbytes in cases():
+        call, x = {**CALLS, **METRICS}[op], np.ones(nbytes // 8)
         times = found[op, tag, nbytes] = []
-        for number in range(count + 20):
+        for number in range(SIZES[nbytes] + 20):
             x.fill(1)
             start = time.perf_counter()
             await call(group, x, tag)
@@ -63,16 +83,13 @@ def main() -> None:
                 times.setdefault((how, case), []).extend(seconds)
     print(f"{given.n} ranks, microseconds: shortest tenth, median")
     print(f"{'':24}{'bytes':>9}{'compiled':>18}{'python':>18}{'times as fast':>16}")
-    for op, tag in CASES:
-        for nbytes in SIZES:
-            case = op, tag, nbytes
-            both = [
-                np.percentile(times[how, case], [10, 50]) * 1e6 for how in ("compiled", "python")
-            ]
-            shown = "".join(f"{low:9.1f}{median:9.1f}" for low, median in both)
-            ratios = both[1] / both[0]
-            name = op if tag is None else f"{op}, tag"
-            print(f"{name:24}{nbytes:>9,}{shown}{ratios[0]:8.1f}{ratios[1]:8.1f}")
+    for case in cases():
+        op, tag, nbytes = case
+        both = [np.percentile(times[how, case], [10, 50]) * 1e6 for how in ("compiled", "python")]
+        shown = "".join(f"{low:9.1f}{median:9.1f}" for low, median in both)
+        ratios = both[1] / both[0]
+        name = op if tag is None else f"{op}, tag"
+        print(f"{name:24}{nbytes:>9,}{shown}{ratios[0]:8.1f}{ratios[1]:8.1f}")
 
 
 if __name__ == "__main__":

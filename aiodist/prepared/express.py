@@ -247,10 +247,10 @@ class Express(ABC, Generic[G, R]):
                 self._know("all_reduce", recipe, KnownCall([part, word(op)], 0))
         return work
 
-    def _know(self, op: str, recipe: R, known: KnownCall) -> None:
-        """Let the compiled part find `recipe` for calls of `op` like this one."""
+    def _know(self, op: str, recipe: R, known: KnownCall) -> bool:
+        """Let the compiled part find `recipe` for calls of `op` like this one, if it can."""
         finish = written if known.result >= 0 and has_tensors(known.args) else None
-        self._caller.know(op, recipe, *known, recipe.template, finish)
+        return bool(self._caller.know(op, recipe, *known, recipe.template, finish))
 
     def _passed(self, tag: object) -> None:
         """Count a finished call whose tag was not idle before."""
@@ -360,8 +360,8 @@ class Express(ABC, Generic[G, R]):
         if recipe.unformed:
             return
         op = recipe.op
-        if self._caller is not None and (known := recipe.known(args)) is not None:
-            self._know(op, recipe, known)
+        known = None if self._caller is None else recipe.known(args)
+        if known is not None and self._know(op, recipe, known):
             recipe.unformed = AGAIN  # the compiled part keeps the latest ones
         if (made := recipe.form(args)) is not None:
             others = [each for each in self._forms.get(op, ()) if each[0] is not recipe]
