@@ -240,7 +240,7 @@ def wrap(array: NDArray[Any], name: str) -> Any:
 
 
 def seen(flat: NDArray[Any], name: str, shape: tuple[int, ...]) -> Any | None:
-    """Return a tensor of dtype `name` over the memory of `flat`, which nobody may write to.
+    """Return a tensor of dtype `name` over the memory of `flat`. Do not write to this tensor.
 
     None if torch is not installed, or does not know the dtype.
     """

@@ -1,6 +1,6 @@
 """Forms compare a call with one before it as fast as possible, for calls of a few microseconds.
 
-`express.kind_of` can describe any call, so that its recipe can be found, but needs one to three
+`kinds.kind_of` can describe any call, so that its recipe can be found, but needs one to three
 microseconds. A *form* is made from one call. It only checks whether another call is like that one:
 the same objects as roots and operators, arrays of the same dtype and shape, the same keys, numbers
 and strings. Other calls go the slow way, which also finds calls that are equal in other respects.

@@ -62,10 +62,9 @@ from numpy.typing import NDArray
 
 from aiodist.buffers import arrays, tensors
 from aiodist.buffers.kernels import Kernel
-from aiodist.buffers.packed_numbers import NUMBERS, packed
 from aiodist.buffers.reductions import DtypeGroup
 from aiodist.buffers.vector import Vector
-from aiodist.collectives.forms import WORDS, Form, KnownCall, described, has_tensors, said, word
+from aiodist.collectives.forms import Form, KnownCall, described, has_tensors, word
 from aiodist.collectives.reductions import all_reduce_where, goes_on_berths
 from aiodist.compiled import core
 from aiodist.engine import tags
@@ -74,6 +73,7 @@ from aiodist.engine.operation import Program, Running
 from aiodist.engine.phase import Phase
 from aiodist.links.endpoint import Endpoint
 from aiodist.phases.base import Call, Place
+from aiodist.prepared.kinds import kind_of
 from aiodist.shared_memory.board import ON_DEVICE, digest_of
 from aiodist.transports.surroundings import is_virtual
 from aiodist.types import ReduceOp
@@ -529,79 +529,3 @@ def _weight(key: tuple[Any, ...], recipe: Recipe | None) -> int:
     """Return the bytes of a recipe and of its key."""
     kinds = sum([len(kind) for kind in key if type(kind) is tuple])
     return A_STEP * (1 + kinds) if recipe is None else A_RECIPE + A_STEP * (recipe.weight + kinds)
-
-
-WIDE = 64
-"""The most items of a container that `kind_of` looks at."""
-DEEP = 4
-"""The most levels of nested containers that `kind_of` looks at."""
-
-
-def kind_of(
-    op: str, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
-) -> tuple[Any, ...] | None:
-    """Return a key that calls of `op` share if one recipe fits them all.
-
-    The key has the dtypes, shapes and types of the value, which is the first of `args`, and of
-    `out`, if the last one is that. It has the other arguments as they are. The memory of arrays is
-    added to `flats`, and so are the bytes of numbers. Everything else in the value is added to
-    `words`, as objects that are equal if the originals are. None: something in the call cannot be
-    prepared.
-    """
-    kinds: list[Any] = [op]
-    last = 0 if op == "broadcast" else len(args) - 1
-    for index, each in enumerate(args):
-        cls = type(each)
-        if each is None or (index and cls is int):
-            kinds.append(each)
-        elif cls is ReduceOp and index and each.function is None:
-            kinds.append(id(each))
-        elif not index or index == last:
-            kind = _kind(each, flats, None if index else words)
-            if kind is None:
-                return None
-            kinds.append(kind)
-        else:
-            return None
-    return tuple(kinds)
-
-
-def _kind(x: Any, flats: list[Flat], words: list[Any] | None, depth: int = 0) -> Any:
-    """Return the part of the key for `x`. `words`: None if `x` may have arrays only."""
-    cls = type(x)
-    if cls is np.ndarray:  # the most common case
-        if not x.flags.carray:
-            return None
-        flats.append(x.reshape(-1))
-        return x.dtype, x.shape
-    if cls in WORDS:
-        if words is None:
-            return None
-        if cls not in NUMBERS:
-            words.append(said(x))
-        elif (number := packed(x)) is not None:
-            flats.append(np.frombuffer(number, np.uint8))
-        else:
-            words.append(x)
-            return cls, "wide"  # its length depends on its value
-        return cls
-    kinds: list[Any] = [cls]
-    if cls is dict:
-        kinds += x
-        if {*map(type, x)} - {str}:
-            return None
-        x = x.values()
-    elif not (cls is list or cls is tuple):
-        flat = arrays.plain(x)
-        if flat is None:
-            return None
-        flats.append(flat)
-        return x.dtype, x.shape
-    if len(x) > WIDE or depth == DEEP:
-        return None
-    for each in x:
-        kind = _kind(each, flats, words, depth + 1)
-        if kind is None:
-            return None
-        kinds.append(kind)
-    return tuple(kinds)

@@ -19,11 +19,9 @@ of 2.5 MiB.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -47,7 +45,7 @@ from aiodist.collectives.forms import (
 from aiodist.collectives.forms import (
     Part as FormPart,
 )
-from aiodist.collectives.templates import Data, Reading, Template, Tree
+from aiodist.collectives.templates import Reading, Template, Tree
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase
@@ -56,8 +54,20 @@ from aiodist.phases.base import Call, Part
 from aiodist.phases.memories import Blobs
 from aiodist.prepared.exchanged import Exchanged, exchanged_by
 from aiodist.prepared.express import ExpressGroup, Flat, Recipe, written
+from aiodist.prepared.taking import (
+    AwaitedBlobs,
+    Collect,
+    Given,
+    Move,
+    Take,
+    Views,
+    filling,
+    fit,
+    give,
+    in_order,
+    kept,
+)
 from aiodist.prepared.tapes import ALL_SHOWN, is_tape, tape_of_values
-from aiodist.schedules.plan import Copy
 from aiodist.shared_memory.lane import Lane
 from aiodist.shared_memory.posts import CHEAP_COPY
 
@@ -76,41 +86,6 @@ BEGUN = 2
 """Steps that are done before a call waits: the blob of this rank is copied and published."""
 Make = Callable[..., Call]
 
-
-class Given(NamedTuple):
-    """The arguments of one call, and the memory of its arrays.
-
-    `result` is a list that gets the result. `own` is the template of what this rank shows. `place`
-    is the argument for the result, if there is one. `shown` has all that this rank shows, if that
-    is little.
-    """
-
-    args: tuple[Any, ...]
-    flats: Sequence[Flat]
-    result: list[Any]
-    own: Template
-    place: Any = None
-    shown: bytes | None = None
-
-
-Views = Sequence[memoryview]
-Move = tuple[memoryview | int, int, int]
-"""Where a value goes.
-
-This is its memory, or the number of the array of the call that has it. Then comes the number of the
-array that gets it, and from which of its bytes on.
-"""
-Take = Callable[[Given], Any]
-"""Makes the result of a call.
-
-It raises OverflowError if the ordinary way does, which then happens on all ranks.
-"""
-Collect = Callable[[Given], bool | None]
-"""Makes the result from the blobs of all ranks.
-
-It returns None if the data is not in the blobs, because it travels apart. It returns False if the
-call has to take the ordinary way.
-"""
 
 _new = tuple.__new__
 """Makes a `Given` in half the time."""
@@ -401,7 +376,7 @@ class ValueRecipe(Recipe):
             before, own = len(self._own.gaps), self._unshown()
             is_one = len(call.flats) - before != len(data)
             moves: list[Move] = []
-            for at, each, part in _in_order(data, own):
+            for at, each, part in in_order(data, own):
                 what = at if at == own else each.memory
                 if is_one:
                     moves.append((what, before, part.start * each.flat.itemsize))
@@ -434,7 +409,7 @@ class ValueRecipe(Recipe):
             return lambda call: tree.fill(call.place)
         if exchanged.given is not None:
             data = [found[src].data[number] for src, number in takes]
-            return _filling(data, len(self._own.gaps), self._unshown())
+            return filling(data, len(self._own.gaps), self._unshown())
         copies = [found[src].values[number].copy for src, number in takes]
         if exchanged.listed and copies:
             return lambda call: [copy() for copy in copies]
@@ -470,11 +445,11 @@ class ValueRecipe(Recipe):
             phase = cast(Phase, next(program))
             return Executor(phase, None, lane, area, 0, done), self._rest(program, phase, given)
         collect = partial(self._collects[area], given)
-        memory = _Awaited(self._context.rank, self._context.size, collect)
+        memory = AwaitedBlobs(self._context.rank, self._context.size, collect)
         phase = self.phase._replace(memory=memory)
         return Executor(phase, None, lane, area, 0, done), self._awaited(memory, self.keep(given))
 
-    def _awaited(self, memory: _Awaited, given: Given) -> Program:
+    def _awaited(self, memory: AwaitedBlobs, given: Given) -> Program:
         """Continue with the blobs of all ranks."""
         if memory.made:
             return given.result.pop()
@@ -611,101 +586,11 @@ class ValueRecipe(Recipe):
         self._collects.clear()
 
 
-class _Awaited(Blobs):
-    """The blobs of a call that waits.
-
-    They are copied only if `collect` cannot make the result while they are in shared memory. `made`
-    is what `collect` has returned.
-    """
-
-    def __init__(self, rank: int, size: int, collect: Callable[[], bool | None]) -> None:
-        super().__init__(rank, size, b"")
-        self._collect: Callable[[], bool | None] | None = collect
-        self.made: bool | None = False
-
-    def copy(self, step: Copy) -> None:
-        if self._collect is not None:
-            self.made = self._collect()
-            self._collect = None
-        if self.made is False:
-            super().copy(step)
-
-
 _NEVER = memoryview(b""), b"?"
 """A pair that no blob matches."""
 
 V = TypeVar("V", bound=ValueRecipe)
 
 
-def fit(readings: Sequence[Reading], sources: Sequence[int]) -> bool:
-    """Say whether what `sources` give is what every rank takes that says so: see
-    `fitting.all_fit`."""
-    first = readings[sources[0]]
-    for reading in readings:
-        if reading.want and (reading.want != first.given or reading.want == fitting.LOOK):
-            return False
-        if reading.want:
-            # If metadata differs, even if only because another library has made an array, it is
-            # unknown whether the values fit. Then no rank says that they do.
-            for src in sources:
-                if readings[src].given != first.given or readings[src].meta != first.meta:
-                    return False
-    return True
-
-
 def _bytes(flat: Flat) -> memoryview:
     return flat.view(np.uint8).data
-
-
-def kept(value: Any) -> Any:
-    """Copy the lists and dicts in `value`, because the program may change them."""
-    kind = type(value)
-    if kind is list or kind is tuple:
-        return kind(map(kept, value))
-    return {key: kept(each) for key, each in value.items()} if kind is dict else value
-
-
-def give(take: Take | None, call: Given) -> bool:
-    """Make the result of a call. False: take the ordinary way."""
-    if take is None:
-        return False
-    # Write only now, because if the values do not fit on one rank, no rank may write any.
-    try:
-        call.result.append(take(call))
-    except OverflowError:
-        return False
-    return True
-
-
-def _in_order(data: Sequence[Data], own: int | None) -> list[tuple[int, Data, slice]]:
-    """Return the number of each value, its data, and where that goes in an array for all values.
-
-    The value number `own` comes first, because it may lie in the place of another value.
-    """
-    bounds = [0, *accumulate([len(each.flat) for each in data])]
-    parts = [
-        (at, each, slice(*part))
-        for at, (each, part) in enumerate(zip(data, itertools.pairwise(bounds), strict=True))
-    ]
-    return sorted(parts, key=lambda part: part[0] != own)
-
-
-def _filling(data: Sequence[Data], before: int, own: int | None) -> Take:
-    """Return what writes `data` to the place of the result.
-
-    There is one array for each value, or one array for all, one value behind the other. The call
-    has `before` other arrays in front of these. The array number `own` of them goes straight to the
-    place with this number.
-    """
-    parts = _in_order(data, own)
-
-    def take(call: Given) -> Any:
-        flats = call.flats
-        places = flats[before:]
-        is_one = len(places) != len(data)
-        for at, each, part in parts:
-            place = places[0][part] if is_one else places[at]
-            place[:] = flats[at] if at == own else each.flat
-        return written(call.place) if data else call.place
-
-    return take

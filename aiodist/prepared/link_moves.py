@@ -33,9 +33,9 @@ from aiodist.engine.executor import ALL
 from aiodist.engine.operation import Operation, Pause, Program
 from aiodist.links.party import Party
 from aiodist.prepared.express import written
-from aiodist.prepared.lane_values import Given
 from aiodist.prepared.link_frames import ComingFrame
 from aiodist.prepared.link_values import LinkValues, Route
+from aiodist.prepared.taking import Given
 from aiodist.transports.base import Landing
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields

@@ -25,8 +25,9 @@ from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase, Spans, prepared
 from aiodist.phases.base import Part
 from aiodist.phases.memories import Blobs
-from aiodist.prepared.lane_values import Given, ValueRecipe, Views
+from aiodist.prepared.lane_values import ValueRecipe
 from aiodist.prepared.link_frames import Frames, LinkGroup
+from aiodist.prepared.taking import Given, Views
 from aiodist.schedules import star
 from aiodist.schedules.choose_values import choose_all_gather, choose_broadcast
 from aiodist.schedules.plan import Plan, Recv, Send, Span

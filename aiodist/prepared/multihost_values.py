@@ -19,10 +19,10 @@ from aiodist.engine.executor import Executor
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase, Spans
 from aiodist.phases.memories import Blobs
-from aiodist.prepared import lane_values
-from aiodist.prepared.lane_values import Given, Take, ValueRecipe
+from aiodist.prepared.lane_values import ValueRecipe
 from aiodist.prepared.link_frames import LendingFrames, LinkGroup
 from aiodist.prepared.link_values import LinkValues
+from aiodist.prepared.taking import Given, Take, give
 from aiodist.schedules.plan import SHARED, Copy, Send
 from aiodist.schedules.teams import team_view
 from aiodist.shared_memory.lane import Lane
@@ -236,7 +236,7 @@ class MultihostValues(LinkValues):
 
     def _taken(self, places: BlobPlaces, given: Given) -> bool:
         """Make the result from blobs that are there. Return whether that worked."""
-        taken = lane_values.give(places.take, given)
+        taken = give(places.take, given)
         self._hit = self._hit or taken
         return taken
 

@@ -230,8 +230,10 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             return None
         kernel = group.kernel
         assert isinstance(kernel, Kernel)
-        recipe = PostedElsewhere(call.op, call.text.encode(), phase, group.x, how.keeps, kernel)
-        recipe.use(how.given, how.inputs)
+        text = call.text.encode()
+        recipe = PostedElsewhere(
+            call.op, text, phase, group.x, how.keeps, kernel, given=how.given, inputs=how.inputs
+        )
         self._fuse(recipe, in_one_go, recipe.compiled)
         return recipe
 

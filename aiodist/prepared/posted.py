@@ -232,9 +232,10 @@ class PostedElsewhere(PostRecipe):
 
     __slots__ = ("_apart", "_given", "_inputs")
 
-    def use(self, given: int | None, inputs: int) -> None:
-        """Say which argument is the result, if this rank has one, and how many arrays are the
-        input."""
+    def __init__(self, *args: Any, given: int | None, inputs: int) -> None:
+        """`given` is the number of the argument that is the result, if this rank has one. The first
+        `inputs` arrays are the input."""
+        super().__init__(*args)
         self._given, self._inputs = given, inputs
         self._apart = overlaps.Apart()  # checks whether the places share memory
         self.returns = given is not None

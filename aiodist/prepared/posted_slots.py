@@ -21,7 +21,6 @@ from aiodist.links.moved import Moved
 from aiodist.phases.base import Call
 from aiodist.prepared.express import ExpressGroup, Flat, written
 from aiodist.prepared.lane_reductions import Slots, slots_of
-from aiodist.prepared.lane_values import kept
 from aiodist.prepared.posted import (
     Begin,
     Data,
@@ -29,6 +28,7 @@ from aiodist.prepared.posted import (
     Otherwise,
     PostRecipe,
 )
+from aiodist.prepared.taking import kept
 from aiodist.shared_memory.posts import HEAD, Posts, Reader, padded, prefixes
 from aiodist.wire.frames import pack_fields
 

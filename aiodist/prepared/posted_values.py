@@ -17,8 +17,9 @@ from aiodist.engine.phase import Phase
 from aiodist.links.moved import Moved
 from aiodist.phases.memories import Blobs
 from aiodist.prepared.express import ExpressGroup
-from aiodist.prepared.lane_values import MOST_TAKES, Given, Take, ValueRecipe, give
+from aiodist.prepared.lane_values import MOST_TAKES, ValueRecipe
 from aiodist.prepared.posted import Begin, ByTag, Data, InOneGo, Otherwise, Posted, Shows
+from aiodist.prepared.taking import Given, Take, give
 from aiodist.schedules.plan import OUT, Span
 from aiodist.shared_memory.posts import HEAD, Posts, Reader, padded, prefixes
 from aiodist.wire.frames import pack_fields
