@@ -244,7 +244,9 @@ class Express(ABC, Generic[G, R]):
             recipe = self._recipes.get((id(op), x.dtype, x.shape))
             part = described(x, is_place=True)
             if recipe is not None and recipe.tapes[0] is not None and part is not None:
-                self._know("all_reduce", recipe, KnownCall([part, word(op)], 0))
+                self._caller.know(
+                    "all_reduce", recipe, [part, word(op)], 0, False, None, recipe.finish
+                )
         return work
 
     def _know(self, op: str, recipe: R, known: KnownCall) -> bool:
