@@ -20,6 +20,9 @@
 // to the places of the result: see aiodist.prepared.lane_values. The Python code has read what ranks
 // showed before. The tape only checks that all bytes but the data are the same.
 //
+// **Messages.** An array that fits into the ring of a link is written there, and one that comes next
+// is copied from there, as frames like those of `aiodist.p2p.express`, byte for byte.
+//
 // **Caller.** It does what `LaneExpress` and `PostExpress` do with a prepared call. It finds the call
 // by the form of its arguments: see aiodist.collectives.forms. It checks whether the call may run at
 // once, makes its Work, runs the tape and notes the end. If the call may not run at once, nothing has
@@ -44,7 +47,7 @@
 #include <unistd.h>
 #endif
 
-#define LAYOUT 10      // aiodist.compiled refuses a build with another number
+#define LAYOUT 11      // aiodist.compiled refuses a build with another number
 #define BLOCK 1024     // elements in one step of the work, so that they stay in the first cache
 #define ALONE 32768    // from so many bytes on, other threads may run meanwhile
 
@@ -55,11 +58,110 @@
 #define CLONES
 #endif
 
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#define STREAMS 1
+#else
+#define STREAMS 0
+#endif
+#define STREAMED 4096  // copies of so many bytes into shared memory may pass by the caches
+
 #if defined(__GNUC__)
 #define SEPARATE __attribute__((noinline))
 #else
 #define SEPARATE
 #endif
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// Copy to memory that another process reads. The caches of its core mostly have those lines from the
+// last time. A plain store must first get each line from there, only to overwrite it. A streaming store
+// takes the line out of all caches, and writes it to memory. If two cores share a cache (or are one
+// core with two threads), plain stores take half the time of streaming ones, or less. If not, they take
+// up to six times as long. So one copy of `AGAIN_PLAIN` measures what plain stores take here. (MPI
+// libraries choose between both by size alone.)
+#define AGAIN_PLAIN 256
+#define PLAIN_SPEED 8e9  // bytes a second. Plain stores that are slower wait for other caches
+
+#define SLOW 3           // so many in a row, because the system may have taken the core meanwhile
+
+static int streamed_left;  // so many copies stream before a plain one is measured again
+static int slow_in_a_row;
+
+static int streams(void) { return STREAMS && __atomic_load_n(&streamed_left, __ATOMIC_RELAXED) > 0; }
+
+#if STREAMS
+static inline void copy_lines(char *into, const char *from, size_t nbytes, const int is_streaming) {
+    size_t before = -(uintptr_t)into & 63, at;
+    if (before > nbytes) before = nbytes;
+    memcpy(into, from, before);
+    for (at = before; at + 64 <= nbytes; at += 64) {
+        const __m128i *next = (const __m128i *)(from + at);
+        __m128i *const line = (__m128i *)(into + at);
+        const __m128i a = _mm_loadu_si128(next), b = _mm_loadu_si128(next + 1);
+        const __m128i c = _mm_loadu_si128(next + 2), d = _mm_loadu_si128(next + 3);
+        if (is_streaming) {
+            _mm_stream_si128(line, a);
+            _mm_stream_si128(line + 1, b);
+            _mm_stream_si128(line + 2, c);
+            _mm_stream_si128(line + 3, d);
+        } else {
+            _mm_store_si128(line, a);
+            _mm_store_si128(line + 1, b);
+            _mm_store_si128(line + 2, c);
+            _mm_store_si128(line + 3, d);
+        }
+    }
+    memcpy(into + at, from + at, nbytes - at);
+}
+#endif
+
+// Copy with streaming stores, where the processor has them.
+static void stream(char *into, const char *from, size_t nbytes) {
+#if STREAMS
+    copy_lines(into, from, nbytes, 1);
+    _mm_sfence();  // the word that shows this data is a plain store, which does not wait for it
+#else
+    memcpy(into, from, nbytes);
+#endif
+}
+
+// For long copies `memcpy` uses one instruction, `rep movsb`. That takes ten times as long if the target
+// lies a few bytes behind the source, modulo the page size.
+static void copy_plainly(char *into, const char *from, size_t nbytes) {
+#if STREAMS
+    const size_t behind = ((uintptr_t)into - (uintptr_t)from) & 4095;
+    if (nbytes >= STREAMED && behind && behind < 64) {
+        copy_lines(into, from, nbytes, 0);
+        return;
+    }
+#endif
+    memcpy(into, from, nbytes);
+}
+
+static void copy_to_shared(char *into, const char *from, size_t nbytes) {
+#if STREAMS
+    if (nbytes >= STREAMED && streams()) {
+        __atomic_fetch_sub(&streamed_left, 1, __ATOMIC_RELAXED);
+        stream(into, from, nbytes);
+        return;
+    }
+    if (nbytes >= STREAMED) {
+        const double start = now();
+        copy_plainly(into, from, nbytes);
+        const int is_slow = (now() - start) * PLAIN_SPEED > (double)nbytes;
+        const int slow = is_slow ? __atomic_load_n(&slow_in_a_row, __ATOMIC_RELAXED) + 1 : 0;
+        if (slow >= SLOW) __atomic_store_n(&streamed_left, AGAIN_PLAIN, __ATOMIC_RELAXED);
+        __atomic_store_n(&slow_in_a_row, slow < SLOW ? slow : SLOW - 1, __ATOMIC_RELAXED);
+        return;
+    }
+#endif
+    memcpy(into, from, nbytes);
+}
 
 // ---- elements: their form in memory, and their form in sums -------------------------------------
 
@@ -418,15 +520,18 @@ static PyObject *differ(PyObject *self, PyObject *args) {
 // ---- shared state -------------------------------------------------------------------------------
 
 enum { IS_DUE, WATCH, ROUSE, SEEN, ADD, FINISH, SET_RESULT, TAPES, TELL, FIND, WAKE, FOLLOWS,
-       IS_NEG, STORAGE, DATA_PTR, NBYTES_OF, CLASS, RUNNING, ALL_REDUCE, PART, NAMES };
+       IS_NEG, STORAGE, DATA_PTR, NBYTES_OF, CLASS, RUNNING, ALL_REDUCE, PART, SEND, RECV,
+       TRACE_HOOK, IN_VAIN, STAY_AWAKE, TAKE_NEXT, WAKE_PEER, BELL, NAMES };
 static const char *const names[] = {"is_due", "watch",      "rouse", "seen", "add",   "finish",
                                     "set_result", "tapes", "tell",  "_find", "wake", "follows",
                                     "is_neg", "untyped_storage", "data_ptr", "nbytes", "__class__",
-                                    "__asyncio_running_event_loop__", "all_reduce", "part"};
+                                    "__asyncio_running_event_loop__", "all_reduce", "part", "send",
+                                    "recv", "trace", "in_vain", "_stay_awake", "take_next",
+                                    "_wake_peer", "_bell"};
 
 typedef struct {
     PyTypeObject *row;      // the base of lanes
-    PyTypeObject *tape, *ring, *cursor, *naps, *pace, *counts;
+    PyTypeObject *tape, *ring, *cursor, *naps, *pace, *counts, *rings, *debt;
     PyObject *ndarray;      // numpy's type of arrays
     PyObject *names[NAMES];  // names of attributes
     PyObject *get_running_loop, *running, *loop;  // see `running_loop`
@@ -464,12 +569,6 @@ typedef struct {
     int (*read)(void *object, Tensor *into);  // the result is valid as long as the object lives
 } Exchange;
 enum { ON_CPU = 1, COMPLEX = 5 };
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 // ---- the words of a board: see aiodist.shared_memory.board --------------------------------------
 
@@ -583,6 +682,90 @@ typedef struct {
 BASE(Counts, counts, "Bytes that were moved.",
      {"sent", T_LONGLONG, offsetof(Counts, sent), 0, NULL},
      {"received", T_LONGLONG, offsetof(Counts, received), 0, NULL});
+
+// The rings of a link, and their memory as long as the link has it. The members are those of
+// `aiodist.transports.shm_rings.RingState`, which says what they are.
+typedef struct {
+    PyObject_HEAD
+    unsigned long long written, origin, limit, rung, read, peer_origin, seen, given, granted, sleeps;
+    long long sent, received;
+    Py_buffer own, peer;
+    uint64_t *words;        // NULL: the link has ended
+    const uint64_t *others;
+} Rings;
+
+enum { WORDS_OF_RING = 4096 };  // bytes before the ring
+enum { R_WRITTEN = 0, R_ORIGIN = 1, R_READ = 16, R_ASLEEP = 17, R_WANTED = 18, R_CORE = 20, R_THREAD = 21 };
+
+static void detach(Rings *rings) {
+    rings->words = NULL;
+    rings->others = NULL;
+    PyBuffer_Release(&rings->own);
+    PyBuffer_Release(&rings->peer);
+}
+
+static PyObject *rings_detach(Rings *rings, PyObject *nothing) {
+    detach(rings);
+    Py_RETURN_NONE;
+}
+
+// attach(own, peer)
+static PyObject *rings_attach(Rings *rings, PyObject *args) {
+    PyObject *own, *peer;
+    if (!PyArg_ParseTuple(args, "OO", &own, &peer)) return NULL;
+    detach(rings);
+    if (PyObject_GetBuffer(own, &rings->own, PyBUF_WRITABLE) < 0 ||
+        PyObject_GetBuffer(peer, &rings->peer, PyBUF_SIMPLE) < 0)
+        return NULL;
+    if (rings->own.len != rings->peer.len || rings->own.len <= WORDS_OF_RING) {
+        detach(rings);
+        PyErr_SetString(PyExc_ValueError, "two segments of the same size have rings");
+        return NULL;
+    }
+    rings->words = rings->own.buf;
+    rings->others = rings->peer.buf;
+    Py_RETURN_NONE;
+}
+
+static void rings_dealloc(Rings *rings) {
+    PyTypeObject *type = Py_TYPE(rings);
+    detach(rings);
+    type->tp_free(rings);
+    Py_DECREF(type);
+}
+
+static PyMethodDef rings_methods[] = {
+    {"attach", (PyCFunction)rings_attach, METH_VARARGS, "attach(own, peer)\n--\n\nUse these segments."},
+    {"detach", (PyCFunction)rings_detach, METH_NOARGS, "detach()\n--\n\nUse them no more."},
+    {0},
+};
+#define OF_RINGS(name, field) {name, T_ULONGLONG, offsetof(Rings, field), 0, NULL}
+static PyMemberDef rings_members[] = {
+    OF_RINGS("_written", written), OF_RINGS("_origin", origin), OF_RINGS("_limit", limit),
+    OF_RINGS("_rung", rung),       OF_RINGS("read", read),      OF_RINGS("origin", peer_origin),
+    OF_RINGS("_seen", seen),       OF_RINGS("_given", given),   OF_RINGS("_granted", granted),
+    OF_RINGS("_sleeps", sleeps),
+    {"sent", T_LONGLONG, offsetof(Rings, sent), 0, NULL},
+    {"received", T_LONGLONG, offsetof(Rings, received), 0, NULL},
+    {0},
+};
+static PyType_Slot rings_slots[] = {
+    {Py_tp_dealloc, rings_dealloc}, {Py_tp_methods, rings_methods}, {Py_tp_members, rings_members},
+    {Py_tp_doc, "What one side knows of the rings of a link."}, {0, NULL}};
+static PyType_Spec rings_spec = {.name = "aiodist._core.Rings",
+                                 .basicsize = sizeof(Rings),
+                                 .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+                                 .slots = rings_slots};
+
+// Credit of all tags. The members are those of `aiodist.p2p.credit.Debt`.
+typedef struct {
+    PyObject_HEAD
+    long long total, owed;
+} Debt;
+
+BASE(Debt, debt, "What messages cost.",
+     {"_total", T_LONGLONG, offsetof(Debt, total), 0, NULL},
+     {"_owed_total", T_LONGLONG, offsetof(Debt, owed), 0, NULL});
 
 // ---- values -------------------------------------------------------------------------------------
 
@@ -701,7 +884,11 @@ static void copy_pieces(const Pieces *pieces, const Leaves *leaves, int shows) {
         const Leaf *leaf = piece->at_leaf < 0 ? NULL : &leaves->leaf[piece->at_leaf];
         char *at = leaf ? leaf->data : piece->at.buf, *with = piece->with.buf;
         if (piece->with_leaf >= 0) with = leaves->leaf[piece->with_leaf].data + piece->start;
-        memmove(shows ? at : with, shows ? with : at, leaf ? leaf->nbytes : piece->at.len);
+        const Py_ssize_t nbytes = leaf ? leaf->nbytes : piece->at.len;
+        if (shows)
+            copy_to_shared(at, with, nbytes);
+        else
+            memmove(with, at, nbytes);
     }
 }
 
@@ -808,7 +995,8 @@ static int is_missing(Tape *tape, int peer, long long stamp) {
     return look(words_of(tape, peer) + STAMP) < (uint64_t)stamp;
 }
 
-static int reached(Tape *tape, long long stamp) {
+static int reached(void *of, long long stamp) {
+    Tape *tape = of;
     for (int peer = 0; peer < tape->peers; peer++)
         if (is_missing(tape, peer, stamp)) return 0;
     return 1;
@@ -857,34 +1045,43 @@ static int asks(PyObject *owner, PyObject *name, PyObject *first, PyObject *seco
     return is_true;
 }
 
+// One that waits: for what, and by what pace.
+typedef struct {
+    Pace *pace;
+    PyObject *neighbours, **names;
+    int (*is_there)(void *of, long long stamp);
+    void *of;
+} Waiter;
+
 // Whether other programs compute on our cores: see `Neighbours`.
-static int others_compute(Tape *tape, double t) {
-    PyObject *seen = PyObject_GetAttr(tape->neighbours, tape->names[SEEN]);
+static int others_compute(const Waiter *waiter, double t) {
+    PyObject *seen = PyObject_GetAttr(waiter->neighbours, waiter->names[SEEN]);
     const double at = seen ? PyFloat_AsDouble(seen) : 0;
     Py_XDECREF(seen);
     if (PyErr_Occurred()) PyErr_Clear();
     return at > 0 && t >= at && t - at < A_WHILE;
 }
 
-static void yielded(Tape *tape, double since, double t) {
+static void yielded(const Waiter *waiter, double since, double t) {
     if (t - since <= HOGGED) return;
-    PyObject *noted = PyObject_CallMethod(tape->neighbours, "yielded", "dd", since, t);
+    PyObject *noted = PyObject_CallMethod(waiter->neighbours, "yielded", "dd", since, t);
     if (!noted) PyErr_Clear();
     Py_XDECREF(noted);
 }
 
 // `Progress.is_due`. -1: an error.
-static int is_due(Tape *tape) {
-    if (tape->progress->polls && !isinf(tape->progress->due)) return now() >= tape->progress->due;
-    return asks((PyObject *)tape->progress, tape->names[IS_DUE], NULL, NULL);
+static int is_due(Pace *pace, PyObject **names) {
+    if (pace->polls && !isinf(pace->due)) return now() >= pace->due;
+    return asks((PyObject *)pace, names[IS_DUE], NULL, NULL);
 }
 
 // `Progress._spin`.
-static int spin(Tape *tape, long long stamp, int crowded, double alone, double hogged, double due) {
-    Pace *pace = tape->progress;
+static int spin(const Waiter *waiter, long long stamp, int crowded, double alone, double hogged,
+                double due) {
+    Pace *pace = waiter->pace;
     double t = now(), limit = t + patience(pace->in_vain);
     alone += crowded ? t : t + ALONE_SECONDS;
-    if (!crowded && others_compute(tape, t)) {
+    if (!crowded && others_compute(waiter, t)) {
         alone = INFINITY;
         limit = t + SHORTEST;
     }
@@ -892,9 +1089,9 @@ static int spin(Tape *tape, long long stamp, int crowded, double alone, double h
         const int yields = t >= alone;
         if (yields) sched_yield();
         for (int looks = yields ? 1 : LOOKS; looks; looks--) {
-            if (reached(tape, stamp)) {
+            if (waiter->is_there(waiter->of, stamp)) {
                 pace->in_vain = 0;
-                if (yields) yielded(tape, t, now());
+                if (yields) yielded(waiter, t, now());
                 return 1;
             }
 #if defined(__x86_64__) || defined(__i386__)
@@ -903,7 +1100,7 @@ static int spin(Tape *tape, long long stamp, int crowded, double alone, double h
         }
         const double before = t, away = (t = now()) - before;
         if (away > OTHERS) limit += away;
-        yielded(tape, before, t);
+        yielded(waiter, before, t);
         if (t > limit || away > hogged) {
             pace->in_vain++;
             break;
@@ -990,9 +1187,10 @@ static int watch(Tape *tape, long long stamp, long long count) {
     if (reached(tape, stamp)) return 1;
     if (!tape->progress->polls) return watch_virtually(tape, count);
     if (!tape->polls) return 0;
-    const int due = is_due(tape), can_doze = tape->naps->can_doze;
+    const Waiter waiter = {tape->progress, tape->neighbours, tape->names, reached, tape};
+    const int due = is_due(tape->progress, tape->names), can_doze = tape->naps->can_doze;
     if (due < 0) return -1;
-    if (due && !tape->crowded) return spin(tape, stamp, 0, 0, HOGGED, INFINITY);
+    if (due && !tape->crowded) return spin(&waiter, stamp, 0, 0, HOGGED, INFINITY);
     const uint64_t at = (uint64_t)here();
     int near = !at;
     if (own_words(tape)[CORE] != at) show(own_words(tape) + CORE, at);
@@ -1003,8 +1201,9 @@ static int watch(Tape *tape, long long stamp, long long count) {
     if (near && now() >= tape->progress->parts_at && part(tape) < 0) return -1;
     const double until = tape->progress->due + (tape->crowded ? HELD : 0);
     if (near || tape->crowded) {
-        if (spin(tape, stamp, 1, near ? 0 : APART, can_doze ? OTHERS : HOGGED, until)) return 1;
-    } else if (!(can_doze && others_compute(tape, now())) && spin(tape, stamp, 0, 0, HOGGED, until)) {
+        if (spin(&waiter, stamp, 1, near ? 0 : APART, can_doze ? OTHERS : HOGGED, until)) return 1;
+    } else if (!(can_doze && others_compute(&waiter, now())) &&
+               spin(&waiter, stamp, 0, 0, HOGGED, until)) {
         return 1;
     }
     return can_doze ? doze(tape, stamp, until) : 0;
@@ -1015,7 +1214,7 @@ static int wait_for(Tape *tape, long long count) {
     Row *row = row_of(tape);
     const long long stamp = row->base + count;
     // Give the loop its turn between two pieces, even if the next piece is there.
-    int there = count > 1 ? is_due(tape) : 0;
+    int there = count > 1 ? is_due(tape->progress, tape->names) : 0;
     if (there) return there < 0 ? -1 : 0;
     there = watch(tape, stamp, count);
     if (there <= 0) return there;
@@ -1083,14 +1282,30 @@ static char *place(const Where *where, char *const *user) {
 }
 
 static void do_step(Tape *tape, const Step *step, char *const *user) {
-    const Py_ssize_t length = (Py_ssize_t)step->count;
+    const Py_ssize_t length = (Py_ssize_t)step->count, itemsize = tape->kernel->itemsize;
+    const int is_shared = step->into.user < 0;
+    char *into = place(&step->into, user);
     if (step->kind == DO_COPY) {
-        memcpy(place(&step->into, user), place(step->from, user), length * tape->kernel->itemsize);
+        if (is_shared)
+            copy_to_shared(into, place(step->from, user), length * itemsize);
+        else
+            memcpy(into, place(step->from, user), length * itemsize);
         return;
     }
     void *places[FEW];
     for (int k = 0; k < step->operands; k++) places[k] = place(&step->from[k], user);
-    tape->kernel->run(place(&step->into, user), places, step->operands, length, tape->size);
+    if (!is_shared || length * itemsize < STREAMED || !streams()) {
+        tape->kernel->run(into, places, step->operands, length, tape->size);
+        return;
+    }
+    char block[8 * BLOCK] __attribute__((aligned(64)));
+    const Py_ssize_t most = (Py_ssize_t)sizeof block / itemsize;
+    for (Py_ssize_t at = 0; at < length; at += most) {
+        const Py_ssize_t now = length - at < most ? length - at : most;
+        tape->kernel->run(block, places, step->operands, now, tape->size);
+        copy_to_shared(into + at * itemsize, block, now * itemsize);
+        for (int k = 0; k < step->operands; k++) places[k] = (char *)places[k] + now * itemsize;
+    }
 }
 
 // NO_ROOM: nothing was done. UNKNOWN: the Python code has to do the last step.
@@ -1186,7 +1401,7 @@ static int put(Tape *tape, const char *head, Py_ssize_t before, int64_t number, 
     char *post = (char *)memory->buf + at;
     memcpy(post, head, before);
     memcpy(post + NUMBER_AT, &number, sizeof number);
-    memcpy(post + before, data, nbytes);
+    copy_to_shared(post + before, data, nbytes);
     ring->head += whole;
     return 1;
 }
@@ -1655,20 +1870,29 @@ typedef struct {
     Node *node;
 } Kind;
 
+// What starts calls: it makes their Works, and knows their kinds.
+#define STARTER                                                                                    \
+    PyObject_HEAD                                                                                  \
+    PyObject *records, *progress, *loop, *time, *where, *nothing;                                  \
+    PyObject *work, *ordinary, *unseen; /* types of a Work that is done and of others; `Unseen` */ \
+    PyObject **names, *ndarray;                                                                    \
+    PyObject *tensor; /* torch's type of tensors, after the first one was seen */                  \
+    const Exchange *exchange;                                                                      \
+    Py_ssize_t slots[SLOTS];                                                                       \
+    Kind kinds[KINDS]; /* the most recent first */                                                 \
+    int known
+
 typedef struct {
-    PyObject_HEAD
+    STARTER;
+} Starter;
+
+typedef struct {
+    STARTER;
     PyObject *empty, *unset;  // see `is_quiet`
-    PyObject *next, *idle, *passed, *records, *progress, *said, *loop, *time, *where;
-    PyObject *work, *ordinary, *unseen;  // types of a Work that is done and of others; `Unseen`
-    PyObject *run, *start, *all_reduce, *lay, *unfinished, *broke, *nothing;
-    PyObject **names, *ndarray;
-    PyObject *tensor;          // torch's type of tensors, after the first one was seen
-    const Exchange *exchange;
-    Py_ssize_t slots[SLOTS];
+    PyObject *next, *idle, *passed, *said;
+    PyObject *run, *start, *all_reduce, *lay, *unfinished, *broke;
     long long first, many;
     PyTypeObject *tape;
-    Kind kinds[KINDS];  // the most recent first
-    int known;
 } Caller;
 
 // One call. `x` and `flat` are what `Recipe.lay_out` returns. If they are NULL, the call is known by
@@ -1689,8 +1913,8 @@ static int is_unset(PyObject *owner, PyObject *name) {
     return set < 0 ? -1 : !set;
 }
 
-static void set_slot(Caller *caller, PyObject *work, int slot, PyObject *value) {
-    PyObject **at = (PyObject **)((char *)work + caller->slots[slot]);
+static void set_slot(Starter *starter, PyObject *work, int slot, PyObject *value) {
+    PyObject **at = (PyObject **)((char *)work + starter->slots[slot]);
     Py_XSETREF(*at, Py_NewRef(value));
 }
 
@@ -1710,35 +1934,36 @@ static int is_quiet(Caller *caller) {
 }
 
 // Make an ordinary Work of one that is not done yet. The Python way has it watched.
-static int make_ordinary(Caller *caller, PyObject *work) {
-    return PyObject_SetAttr(work, caller->names[CLASS], caller->ordinary);
+static int make_ordinary(Starter *starter, PyObject *work) {
+    return PyObject_SetAttr(work, starter->names[CLASS], starter->ordinary);
 }
 
 // Drop a Work that the program never gets, so that it is not warned of.
-static void drop_work(Caller *caller, PyObject **work) {
+static void drop_work(Starter *starter, PyObject **work) {
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
-    if (make_ordinary(caller, *work) < 0) PyErr_Clear();
+    if (make_ordinary(starter, *work) < 0) PyErr_Clear();
     PyErr_Restore(type, error, trace);
     Py_CLEAR(*work);
 }
 
-static PyObject *make_work(Caller *caller, Tape *tape, PyObject *tag, PyObject *seq) {
-    PyObject *started = PyObject_CallNoArgs(caller->time);
+static PyObject *make_work(Starter *starter, PyObject *op, PyObject *tag, PyObject *seq,
+                           PyObject *nbytes) {
+    PyObject *started = PyObject_CallNoArgs(starter->time);
     if (!started) return NULL;
     // A call of the type would make this tuple and this dict anew each time.
-    PyTypeObject *type = (PyTypeObject *)caller->work;
-    PyObject *work = type->tp_new(type, caller->nothing, caller->loop);
-    if (work && type->tp_init(work, caller->nothing, caller->loop) < 0) Py_CLEAR(work);
+    PyTypeObject *type = (PyTypeObject *)starter->work;
+    PyObject *work = type->tp_new(type, starter->nothing, starter->loop);
+    if (work && type->tp_init(work, starter->nothing, starter->loop) < 0) Py_CLEAR(work);
     if (work) {
-        set_slot(caller, work, OP, tape->op);
-        set_slot(caller, work, TAG, tag);
-        set_slot(caller, work, SEQ, seq);
-        set_slot(caller, work, NBYTES, tape->nbytes);
-        for (int slot = SOURCE; slot <= ON_CANCEL; slot++) set_slot(caller, work, slot, Py_None);
-        set_slot(caller, work, STARTED, started);
-        set_slot(caller, work, ENDED, Py_None);
-        set_slot(caller, work, UNSEEN, caller->unseen);
+        set_slot(starter, work, OP, op);
+        set_slot(starter, work, TAG, tag);
+        set_slot(starter, work, SEQ, seq);
+        set_slot(starter, work, NBYTES, nbytes);
+        for (int slot = SOURCE; slot <= ON_CANCEL; slot++) set_slot(starter, work, slot, Py_None);
+        set_slot(starter, work, STARTED, started);
+        set_slot(starter, work, ENDED, Py_None);
+        set_slot(starter, work, UNSEEN, starter->unseen);
     }
     Py_DECREF(started);
     return work;
@@ -1768,8 +1993,43 @@ static int enter(Tape *tape, PyObject *said, long long seq) {
     return 0;
 }
 
-// Count a call as done, and complete its Work: `Express._done`.
-static int finish_call(Caller *caller, Tape *tape, PyObject *work, const Call *call, PyObject *seq,
+// Record a call that is done, and complete its Work: at once, or after the loop's next turn if that is
+// due and it may wait.
+static int end_work(Starter *starter, PyObject *work, PyObject *call, PyObject *peer, PyObject *result,
+                    int at_once) {
+    PyObject *entry = NULL, *add = NULL, *done = NULL, *had[SLOTS];
+    int failed = -1;
+    for (int slot = 0; slot < SLOTS; slot++)
+        had[slot] = *(PyObject **)((char *)work + starter->slots[slot]);
+    PyObject *ended = PyObject_CallNoArgs(starter->time);
+    if (!ended) return -1;
+    entry = PyTuple_Pack(9, starter->where, had[OP], had[TAG], had[SEQ], call, peer, had[NBYTES],
+                         had[STARTED], ended);
+    add = entry ? PyObject_GetAttr(starter->records, starter->names[ADD]) : NULL;
+    done = add ? PyObject_CallOneArg(add, entry) : NULL;
+    if (!done) goto end;
+    Py_CLEAR(done);
+    // If the loop is due for a turn, or was never asked for one, `Progress.finish` handles that.
+    const double left = ((Pace *)starter->progress)->due - now();
+    if (!at_once && (left <= 0 || left > LOOP_DUE)) {
+        PyObject *args[] = {starter->progress, work, result, ended};
+        if (make_ordinary(starter, work) < 0) goto end;
+        done = PyObject_VectorcallMethod(starter->names[FINISH], args, 4, NULL);
+    } else {
+        set_slot(starter, work, ENDED, ended);
+        done = PyObject_CallMethodOneArg(work, starter->names[SET_RESULT], result);
+    }
+    failed = done ? 0 : -1;
+end:
+    Py_XDECREF(done);
+    Py_XDECREF(add);
+    Py_XDECREF(entry);
+    Py_DECREF(ended);
+    return failed;
+}
+
+// Count a call as done: `Express._done`.
+static int finish_call(Caller *caller, Tape *tape, PyObject *work, const Call *call,
                        PyObject *next) {
     PyObject *const tag = call->tag;
     if (!tape->posters) {
@@ -1777,7 +2037,6 @@ static int finish_call(Caller *caller, Tape *tape, PyObject *work, const Call *c
         row->entered = row->agreed = 0;
         row->phase = -1;
     }
-    PyObject *ended = NULL, *entry = NULL, *done = NULL, *add = NULL;
     PyObject *const finish = call->flat ? tape->finish : call->kind->finish;
     PyObject *x = call->x, *result;
     if (!x && call->leaves->result) x = call->leaves->result;
@@ -1789,36 +2048,13 @@ static int finish_call(Caller *caller, Tape *tape, PyObject *work, const Call *c
         const int is_idle = PyDict_Contains(caller->idle, tag);
         if (is_idle < 0) goto end;
         if (!is_idle || PyDict_GET_SIZE(caller->idle) > caller->many) {
-            done = PyObject_CallOneArg(caller->passed, tag);
+            PyObject *done = PyObject_CallOneArg(caller->passed, tag);
             if (!done) goto end;
-            Py_CLEAR(done);
+            Py_DECREF(done);
         }
     }
-    ended = PyObject_CallNoArgs(caller->time);
-    PyObject *started = *(PyObject **)((char *)work + caller->slots[STARTED]);
-    if (!ended) goto end;
-    entry = PyTuple_Pack(9, caller->where, tape->op, tag, seq, tape->call, Py_None, tape->nbytes,
-                         started, ended);
-    add = entry ? PyObject_GetAttr(caller->records, caller->names[ADD]) : NULL;
-    done = add ? PyObject_CallOneArg(add, entry) : NULL;
-    if (!done) goto end;
-    Py_CLEAR(done);
-    // If the loop is due for a turn, or was never asked for one, `Progress.finish` handles that.
-    const double left = tape->progress->due - now();
-    if (left <= 0 || left > LOOP_DUE) {
-        PyObject *args[] = {caller->progress, work, result, ended};
-        if (make_ordinary(caller, work) < 0) goto end;
-        done = PyObject_VectorcallMethod(caller->names[FINISH], args, 4, NULL);
-    } else {
-        set_slot(caller, work, ENDED, ended);
-        done = PyObject_CallMethodOneArg(work, caller->names[SET_RESULT], result);
-    }
-    failed = done ? 0 : -1;
+    failed = end_work((Starter *)caller, work, tape->call, Py_None, result, 0);
 end:
-    Py_XDECREF(done);
-    Py_XDECREF(add);
-    Py_XDECREF(entry);
-    Py_XDECREF(ended);
     Py_XDECREF(result);
     return failed;
 }
@@ -1830,7 +2066,7 @@ static int hand_over(Caller *caller, const Call *call, PyObject *work, int area,
         PyObject *type, *error, *trace;
         PyErr_Fetch(&type, &error, &trace);
         PyErr_NormalizeException(&type, &error, &trace);
-        if (make_ordinary(caller, work) < 0) PyErr_Clear();
+        if (make_ordinary((Starter *)caller, work) < 0) PyErr_Clear();
         if (trace) PyException_SetTraceback(error, trace);
         if (PyErr_GivenExceptionMatches(type, PyExc_Exception)) {
             found = PyObject_CallFunctionObjArgs(caller->broke, work, call->recipe, error, call->seconds,
@@ -1842,7 +2078,7 @@ static int hand_over(Caller *caller, const Call *call, PyObject *work, int area,
             PyErr_Restore(type, error, trace);
         }
     } else {
-        if (make_ordinary(caller, work) < 0) return -1;
+        if (make_ordinary((Starter *)caller, work) < 0) return -1;
         found = PyObject_CallFunction(caller->unfinished, "OOOOiiO", work, call->recipe, call->x,
                                       call->flat, area, done, call->seconds);
     }
@@ -1918,7 +2154,7 @@ static PyObject *start(Caller *caller, Call *call) {
     if (!find_arrays(tape, call, user)) goto end;
     if (tape->posters ? is_given_up(tape) : !may_enter(caller, tape, number)) goto end;
     next = PyLong_FromLongLong(number + 1);
-    work = next ? make_work(caller, tape, call->tag, seq) : NULL;
+    if (next) work = make_work((Starter *)caller, tape->op, call->tag, seq, tape->nbytes);
     if (!work) goto end;
     Py_INCREF(tape);  // because the Python code may replace `tapes`
     int done, failed = 0;
@@ -1935,12 +2171,12 @@ static PyObject *start(Caller *caller, Call *call) {
     else if (done == UNKNOWN)
         done = run_tape(tape, call->flat, user, NULL, tape->steps - 1);
     if (done == NO_ROOM)
-        drop_work(caller, &work);
+        drop_work((Starter *)caller, &work);
     else if (done == ALL_DONE)
-        failed = finish_call(caller, tape, work, call, seq, next);
+        failed = finish_call(caller, tape, work, call, next);
     else
         failed = hand_over(caller, call, work, tape->area, done);
-    if (failed) drop_work(caller, &work);
+    if (failed) drop_work((Starter *)caller, &work);
     Py_DECREF(tape);
 end:
     Py_XDECREF(next);
@@ -1959,18 +2195,18 @@ static long long number_of(PyObject *owner, PyObject *name) {
 
 // The address of a tensor's elements if they are contiguous, on this host, and in memory that its
 // storage has already: see `aiodist.buffers.tensors.flat`. NULL: the Python code decides.
-static char *elements_of(Caller *caller, PyObject *x, const Tensor *tensor, Py_ssize_t nbytes) {
+static char *elements_of(PyObject **names, PyObject *x, const Tensor *tensor, Py_ssize_t nbytes) {
     char *data = NULL;
     int64_t elements = 1;
     for (int at = tensor->nd; at--; elements *= tensor->dimensions[at])
         if (tensor->strides && tensor->dimensions[at] > 1 && tensor->strides[at] != elements) return NULL;
-    PyObject *is_negated = PyObject_CallMethodNoArgs(x, caller->names[IS_NEG]);
+    PyObject *is_negated = PyObject_CallMethodNoArgs(x, names[IS_NEG]);
     Py_XDECREF(is_negated);
     if (is_negated != Py_False) goto end;
-    PyObject *storage = PyObject_CallMethodNoArgs(x, caller->names[STORAGE]);
+    PyObject *storage = PyObject_CallMethodNoArgs(x, names[STORAGE]);
     if (!storage) goto end;
-    const uint64_t start = (uint64_t)number_of(storage, caller->names[DATA_PTR]);
-    const uint64_t held = (uint64_t)number_of(storage, caller->names[NBYTES_OF]);
+    const uint64_t start = (uint64_t)number_of(storage, names[DATA_PTR]);
+    const uint64_t held = (uint64_t)number_of(storage, names[NBYTES_OF]);
     Py_DECREF(storage);
     char *first = (char *)tensor->data + tensor->offset;
     const uint64_t before = (uint64_t)first - start;
@@ -2017,22 +2253,22 @@ static int has_shape(const Node *node, int nd, const int64_t *dimensions) {
 }
 
 // Whether `x` has the form that begins at `*next`. Its arrays and numbers are added to the leaves.
-static int matches(Caller *caller, const Node **next, PyObject *x, Leaves *leaves) {
+static int matches(Starter *starter, const Node **next, PyObject *x, Leaves *leaves) {
     const Node *node = (*next)++;
     if (node->kind == A_WORD) return x == node->what;
     if (node->kind == AN_ARRAY) {
         const Array *array = (Array *)x;
-        return (PyObject *)Py_TYPE(x) == caller->ndarray && array->descr == node->what &&
+        return (PyObject *)Py_TYPE(x) == starter->ndarray && array->descr == node->what &&
                (array->flags & PLAIN_ARRAY) == PLAIN_ARRAY &&
                has_shape(node, array->nd, (int64_t *)array->dimensions) &&
                add_leaf(leaves, node, x, array->data);
     }
     if (node->kind == A_TENSOR) {
         Tensor tensor;
-        return (PyObject *)Py_TYPE(x) == caller->tensor && !caller->exchange->read(x, &tensor) &&
+        return (PyObject *)Py_TYPE(x) == starter->tensor && !starter->exchange->read(x, &tensor) &&
                tensor.device == ON_CPU && has_shape(node, tensor.nd, tensor.dimensions) &&
                !memcmp(&tensor.dtype, &node->like.dtype, sizeof tensor.dtype) &&
-               add_leaf(leaves, node, x, elements_of(caller, x, &tensor, node->nbytes));
+               add_leaf(leaves, node, x, elements_of(starter->names, x, &tensor, node->nbytes));
     }
     if ((PyObject *)Py_TYPE(x) != node->what) return 0;
     if (node->kind == A_NUMBER) return add_number(leaves, node, x);
@@ -2042,14 +2278,14 @@ static int matches(Caller *caller, const Node **next, PyObject *x, Leaves *leave
         if (PyDict_GET_SIZE(x) != node->count) return 0;
         for (int number = 0; PyDict_Next(x, &at, &key, &value); number++)
             if (number == node->count || key != PyTuple_GET_ITEM(node->keys, number) ||
-                !matches(caller, next, value, leaves))
+                !matches(starter, next, value, leaves))
                 return 0;
         return 1;
     }
     if (PySequence_Fast_GET_SIZE(x) != node->count) return 0;
     for (int number = 0; number < node->count; number++)
         if (number >= PySequence_Fast_GET_SIZE(x) ||
-            !matches(caller, next, PySequence_Fast_GET_ITEM(x, number), leaves))
+            !matches(starter, next, PySequence_Fast_GET_ITEM(x, number), leaves))
             return 0;
     return 1;
 }
@@ -2083,7 +2319,7 @@ static PyObject *start_known(Caller *caller, PyObject *op, PyObject *const *args
         const Node *next = kind->node;
         int is_like = 1;
         for (int arg = 0; is_like && arg < kind->args; arg++)
-            is_like = matches(caller, &next, args[arg], &leaves);
+            is_like = matches((Starter *)caller, &next, args[arg], &leaves);
         if (!is_like || share_memory(kind, &leaves)) {
             drop_leaves(&leaves);
             if (PyErr_Occurred()) PyErr_Clear();
@@ -2154,8 +2390,8 @@ static void drop_kind(Kind *kind) {
 }
 
 // Find out how tensors are read, from the first one. 0: not possible here. -1: an error.
-static int know_tensors(Caller *caller, PyObject *type) {
-    if (caller->tensor) return type == caller->tensor;
+static int know_tensors(Starter *starter, PyObject *type) {
+    if (starter->tensor) return type == starter->tensor;
     PyObject *capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
     if (!capsule) {
         if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;
@@ -2166,14 +2402,14 @@ static int know_tensors(Caller *caller, PyObject *type) {
     Py_DECREF(capsule);
     if (!exchange) return -1;
     if (exchange->major != 1 || !exchange->read) return 0;
-    caller->exchange = exchange;
-    caller->tensor = Py_NewRef(type);
+    starter->exchange = exchange;
+    starter->tensor = Py_NewRef(type);
     return 1;
 }
 
 // Read the description of a part: (kind, what, shape or items, is_place). 1: it can be recognised here.
 // 0: it cannot. -1: an error.
-static int parse_node(Caller *caller, PyObject *given, Kind *kind) {
+static int parse_node(Starter *starter, PyObject *given, Kind *kind) {
     PyObject *what, *more, *items = NULL;
     int part, is_place;
     if (!PyArg_ParseTuple(given, "iOOp", &part, &what, &more, &is_place)) return -1;
@@ -2197,13 +2433,13 @@ static int parse_node(Caller *caller, PyObject *given, Kind *kind) {
         if (!is_known || is_dict != (node->keys != NULL)) return 0;
         if (node->keys && PyTuple_GET_SIZE(keys) != node->count) return 0;
         for (int number = 0; number < node->count; number++) {
-            const int found = parse_node(caller, PyList_GET_ITEM(items, number), kind);
+            const int found = parse_node(starter, PyList_GET_ITEM(items, number), kind);
             if (found <= 0) return found;
         }
     } else if (part == A_TENSOR) {
-        const int known = know_tensors(caller, (PyObject *)Py_TYPE(what));
+        const int known = know_tensors(starter, (PyObject *)Py_TYPE(what));
         if (known <= 0) return known;
-        if (caller->exchange->read(what, &node->like)) return -1;
+        if (starter->exchange->read(what, &node->like)) return -1;
         if (node->like.nd > DIMENSIONS || node->like.dtype.code == COMPLEX) return 0;
         node->count = node->like.nd;
         node->nbytes = node->like.dtype.bits / 8 * node->like.dtype.lanes;
@@ -2212,7 +2448,7 @@ static int parse_node(Caller *caller, PyObject *given, Kind *kind) {
         Py_SETREF(node->what, Py_NewRef(Py_None));  // the tensor itself may go
     } else if (part == AN_ARRAY) {
         const Array *like = (Array *)more;
-        if ((PyObject *)Py_TYPE(more) != caller->ndarray || like->nd > DIMENSIONS) return 0;
+        if ((PyObject *)Py_TYPE(more) != starter->ndarray || like->nd > DIMENSIONS) return 0;
         PyObject *itemsize = PyObject_GetAttrString(what, "itemsize");
         node->nbytes = itemsize ? PyLong_AsSsize_t(itemsize) : -1;
         Py_XDECREF(itemsize);
@@ -2225,7 +2461,7 @@ static int parse_node(Caller *caller, PyObject *given, Kind *kind) {
 }
 
 // know(op, recipe, args, result, is_apart, template, finish)
-static PyObject *caller_know(Caller *caller, PyObject *given) {
+static PyObject *starter_know(Starter *starter, PyObject *given) {
     Kind kind = {0};
     PyObject *args;
     if (!PyArg_ParseTuple(given, "OOO!ipOO", &kind.op, &kind.recipe, &PyList_Type, &args, &kind.result,
@@ -2240,47 +2476,130 @@ static PyObject *caller_know(Caller *caller, PyObject *given) {
     int found = kind.node && kind.result < kind.args ? 1 : -1;
     if (found < 0 && !PyErr_Occurred()) PyErr_BadArgument();
     for (int at = 0; found > 0 && at < kind.args; at++)
-        found = parse_node(caller, PyList_GET_ITEM(args, at), &kind);
+        found = parse_node(starter, PyList_GET_ITEM(args, at), &kind);
     Node *fitting = found > 0 ? PyMem_Realloc(kind.node, (kind.nodes + 1) * sizeof(Node)) : NULL;
     if (!fitting) {
         drop_kind(&kind);
         return found < 0 ? NULL : PyBool_FromLong(0);
     }
     kind.node = fitting;
-    for (int at = 0; at < caller->known; at++) {
-        if (caller->kinds[at].recipe != kind.recipe) continue;
-        drop_kind(&caller->kinds[at]);
-        caller->known--;
-        memmove(caller->kinds + at, caller->kinds + at + 1, (caller->known - at) * sizeof(Kind));
+    for (int at = 0; at < starter->known; at++) {
+        if (starter->kinds[at].recipe != kind.recipe) continue;
+        drop_kind(&starter->kinds[at]);
+        starter->known--;
+        memmove(starter->kinds + at, starter->kinds + at + 1, (starter->known - at) * sizeof(Kind));
         break;
     }
-    if (caller->known == KINDS) drop_kind(&caller->kinds[--caller->known]);
-    memmove(caller->kinds + 1, caller->kinds, caller->known * sizeof(Kind));
-    caller->kinds[0] = kind;
-    caller->known++;
+    if (starter->known == KINDS) drop_kind(&starter->kinds[--starter->known]);
+    memmove(starter->kinds + 1, starter->kinds, starter->known * sizeof(Kind));
+    starter->kinds[0] = kind;
+    starter->known++;
     Py_RETURN_TRUE;
 }
 
-static PyObject *caller_forget(Caller *caller, PyObject *nothing) {
-    while (caller->known) drop_kind(&caller->kinds[--caller->known]);
+static PyObject *starter_forget(Starter *starter, PyObject *nothing) {
+    while (starter->known) drop_kind(&starter->kinds[--starter->known]);
     Py_RETURN_NONE;
 }
 
-#define REFS(C) \
-    {&(C)->empty, &(C)->unset, &(C)->next, &(C)->idle, &(C)->passed, &(C)->records, \
-     &(C)->progress, &(C)->said, &(C)->loop, &(C)->time, &(C)->where, \
-     &(C)->work, &(C)->ordinary, &(C)->unseen, \
-     &(C)->run, &(C)->start, &(C)->all_reduce, &(C)->lay, &(C)->unfinished, &(C)->broke, &(C)->nothing}
-#define REF_NAMES \
-    {"empty", "unset", "next", "idle", "passed", "records", "progress", "said", "loop", \
-     "time", "where", "work", "ordinary", "unseen", "run", "start", "all_reduce", "lay", "unfinished", "broke", "nothing"}
+// Objects that are given by keywords when a starter is made.
+typedef struct {
+    const char *name;
+    size_t at;
+} Ref;
+
+#define REF(Type, name) {#name, offsetof(Type, name)}
+static const Ref starter_refs[] = {
+    REF(Starter, records), REF(Starter, progress), REF(Starter, loop),     REF(Starter, time),
+    REF(Starter, where),   REF(Starter, nothing),  REF(Starter, work),     REF(Starter, ordinary),
+    REF(Starter, unseen),  {0}};
+static const Ref caller_refs[] = {
+    REF(Caller, empty), REF(Caller, unset), REF(Caller, next),       REF(Caller, idle),
+    REF(Caller, said),  REF(Caller, passed), REF(Caller, run),       REF(Caller, start),
+    REF(Caller, lay),   REF(Caller, broke), REF(Caller, unfinished), REF(Caller, all_reduce),
+    {0}};
+
+static PyObject **ref_of(void *of, const Ref *ref) { return (PyObject **)((char *)of + ref->at); }
+
+static int visit_refs(void *of, const Ref *refs, visitproc visit, void *arg) {
+    for (; refs->name; refs++) Py_VISIT(*ref_of(of, refs));
+    return 0;
+}
+
+static void clear_refs(void *of, const Ref *refs) {
+    for (; refs->name; refs++) Py_CLEAR(*ref_of(of, refs));
+}
+
+static int take_refs(void *of, const Ref *refs, PyObject *keywords) {
+    for (; refs->name; refs++) {
+        PyObject *given = keywords ? PyDict_GetItemString(keywords, refs->name) : NULL;
+        if (!given) {
+            PyErr_Format(PyExc_TypeError, "a starter needs %s", refs->name);
+            return -1;
+        }
+        *ref_of(of, refs) = Py_NewRef(given);
+    }
+    return 0;
+}
+
+// Where an object of this type keeps an attribute. -1: it is no slot.
+static Py_ssize_t slot_of(PyObject *type, const char *name) {
+    PyObject *found = PyObject_GetAttrString(type, name);
+    if (!found) return -1;
+    const int is_slot = Py_IS_TYPE(found, &PyMemberDescr_Type) &&
+                        ((PyMemberDescrObject *)found)->d_member->type == T_OBJECT_EX;
+    const Py_ssize_t at = is_slot ? ((PyMemberDescrObject *)found)->d_member->offset : -1;
+    Py_DECREF(found);
+    if (!is_slot) PyErr_Format(PyExc_TypeError, "%s is no slot", name);
+    return at;
+}
+
+static int visit_starter(Starter *starter, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(starter));
+    for (int at = 0; at < starter->known; at++) {
+        Py_VISIT(starter->kinds[at].recipe);
+        Py_VISIT(starter->kinds[at].finish);
+    }
+    return visit_refs(starter, starter_refs, visit, arg);
+}
+
+// Make a starter of a type with these references.
+static Starter *make_starter(PyTypeObject *type, const Ref *refs, PyObject *args, PyObject *keywords) {
+    State *state = state_of(type);
+    if (!state) return NULL;
+    Starter *starter = (Starter *)type->tp_alloc(type, 0);
+    if (!starter) return NULL;
+    starter->names = state->names;
+    starter->ndarray = Py_NewRef(state->ndarray);
+    if (take_refs(starter, starter_refs, keywords) < 0 || take_refs(starter, refs, keywords) < 0)
+        goto failed;
+    if (PyTuple_GET_SIZE(args) || !PyType_Check(starter->work) || !PyDict_Check(starter->loop) ||
+        !PyTuple_Check(starter->nothing) || !PyObject_TypeCheck(starter->progress, state->pace)) {
+        PyErr_SetString(PyExc_TypeError, "a starter is made of other things");
+        goto failed;
+    }
+    for (int slot = 0; slot < SLOTS; slot++)
+        if ((starter->slots[slot] = slot_of(starter->work, work_slots[slot])) < 0) goto failed;
+    return starter;
+failed:
+    Py_DECREF(starter);
+    return NULL;
+}
+
+static void drop_starter(Starter *starter, const Ref *refs) {
+    PyTypeObject *type = Py_TYPE(starter);
+    starter_forget(starter, NULL);
+    clear_refs(starter, starter_refs);
+    clear_refs(starter, refs);
+    Py_CLEAR(starter->ndarray);
+    Py_CLEAR(starter->tensor);
+    type->tp_free(starter);
+    Py_DECREF(type);
+}
 
 static int caller_traverse(Caller *caller, visitproc visit, void *arg) {
-    PyObject **const refs[] = REFS(caller);
-    for (size_t i = 0; i < sizeof refs / sizeof *refs; i++) Py_VISIT(*refs[i]);
-    for (int at = 0; at < caller->known; at++) Py_VISIT(caller->kinds[at].recipe);
-    Py_VISIT(Py_TYPE(caller));
-    return 0;
+    const int found = visit_refs(caller, caller_refs, visit, arg);
+    return found ? found : visit_starter((Starter *)caller, visit, arg);
 }
 
 static int caller_clear(Caller *caller) {
@@ -2294,71 +2613,34 @@ static int caller_clear(Caller *caller) {
 }
 
 static void caller_dealloc(Caller *caller) {
-    PyTypeObject *type = Py_TYPE(caller);
     PyObject_GC_UnTrack(caller);
-    caller_forget(caller, NULL);
-    PyObject **const refs[] = REFS(caller);
-    for (size_t i = 0; i < sizeof refs / sizeof *refs; i++) Py_CLEAR(*refs[i]);
-    Py_CLEAR(caller->ndarray);
-    Py_CLEAR(caller->tensor);
     Py_CLEAR(caller->tape);
-    type->tp_free(caller);
-    Py_DECREF(type);
+    drop_starter((Starter *)caller, caller_refs);
+}
+
+// Get a number that is given by a keyword. -1: there is none.
+static long long number_from(PyObject *keywords, const char *name) {
+    PyObject *given = keywords ? PyDict_GetItemString(keywords, name) : NULL;
+    if (!given) return PyErr_Format(PyExc_TypeError, "a starter needs %s", name), -1;
+    return PyLong_AsLongLong(given);
 }
 
 static PyObject *caller_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static const char *const words[] = REF_NAMES;
-    State *state = state_of(type);
-    if (!state) return NULL;
-    PyObject *first = keywords ? PyDict_GetItemString(keywords, "first") : NULL;
-    PyObject *many = keywords ? PyDict_GetItemString(keywords, "many") : NULL;
-    if (PyTuple_GET_SIZE(args) || !first || !many) {
-        PyErr_SetString(PyExc_TypeError, "a caller is made with keywords");
-        return NULL;
-    }
-    Caller *caller = (Caller *)type->tp_alloc(type, 0);
+    Caller *caller = (Caller *)make_starter(type, caller_refs, args, keywords);
     if (!caller) return NULL;
-    caller->names = state->names;
-    caller->ndarray = Py_NewRef(state->ndarray);
-    caller->tape = (PyTypeObject *)Py_NewRef(state->tape);
-    caller->first = PyLong_AsLongLong(first);
-    caller->many = PyLong_AsLongLong(many);
-    PyObject **const refs[] = REFS(caller);
-    for (size_t i = 0; i < sizeof refs / sizeof *refs; i++) {
-        PyObject *given = PyDict_GetItemString(keywords, words[i]);
-        if (!given) {
-            PyErr_Format(PyExc_TypeError, "a caller needs %s", words[i]);
-            goto failed;
-        }
-        *refs[i] = Py_NewRef(given);
-    }
+    caller->tape = (PyTypeObject *)Py_NewRef(state_of(type)->tape);
+    caller->first = number_from(keywords, "first");
+    if (!PyErr_Occurred()) caller->many = number_from(keywords, "many");
     if (PyErr_Occurred()) goto failed;
-    int is_sound = PyType_Check(caller->work) && PyDict_Check(caller->next) &&
-                   PyDict_Check(caller->idle) && PyDict_Check(caller->loop) &&
-                   PyTuple_Check(caller->nothing) && PyList_Check(caller->said) &&
-                   PyList_GET_SIZE(caller->said) == 2 && PyTuple_Check(caller->empty) &&
-                   PyTuple_Check(caller->unset);
+    int is_sound = PyDict_Check(caller->next) && PyDict_Check(caller->idle) &&
+                   PyList_Check(caller->said) && PyList_GET_SIZE(caller->said) == 2 &&
+                   PyTuple_Check(caller->empty) && PyTuple_Check(caller->unset);
     for (Py_ssize_t at = 0; is_sound && at < PyTuple_GET_SIZE(caller->unset); at++) {
         PyObject *pair = PyTuple_GET_ITEM(caller->unset, at);
         is_sound = PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) == 2;
     }
-    if (!is_sound) {
-        PyErr_SetString(PyExc_TypeError, "a caller is made of other things");
-        goto failed;
-    }
-    for (int slot = 0; slot < SLOTS; slot++) {
-        PyObject *found = PyObject_GetAttrString(caller->work, work_slots[slot]);
-        if (!found) goto failed;
-        const int is_slot = Py_IS_TYPE(found, &PyMemberDescr_Type) &&
-                            ((PyMemberDescrObject *)found)->d_member->type == T_OBJECT_EX;
-        if (is_slot) caller->slots[slot] = ((PyMemberDescrObject *)found)->d_member->offset;
-        Py_DECREF(found);
-        if (!is_slot) {
-            PyErr_Format(PyExc_TypeError, "%s is no slot of a Work", work_slots[slot]);
-            goto failed;
-        }
-    }
-    return (PyObject *)caller;
+    if (is_sound) return (PyObject *)caller;
+    PyErr_SetString(PyExc_TypeError, "a caller is made of other things");
 failed:
     Py_DECREF(caller);
     return NULL;
@@ -2371,10 +2653,10 @@ static PyMethodDef caller_methods[] = {
      "run(recipe, x, flat, seconds, tag=None)\n--\n\nDo `recipe` with `x`: see `Express._run`."},
     {"start", (PyCFunction)(void (*)(void))caller_start, METH_FASTCALL,
      "start(op, make, args, seconds, tag=None)\n--\n\nStart any other collective: see `Express.start`."},
-    {"know", (PyCFunction)caller_know, METH_VARARGS,
+    {"know", (PyCFunction)starter_know, METH_VARARGS,
      "know(op, recipe, args, result, is_apart, template, finish)\n--\n\nFind this recipe for such"
      " arguments from now on, and say whether that is possible."},
-    {"forget", (PyCFunction)caller_forget, METH_NOARGS,
+    {"forget", (PyCFunction)starter_forget, METH_NOARGS,
      "forget()\n--\n\nForget all recipes."},
     {0},
 };
@@ -2392,6 +2674,607 @@ static PyType_Spec caller_spec = {
     .basicsize = sizeof(Caller),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = caller_slots,
+};
+
+// ---- messages -----------------------------------------------------------------------------------
+
+#define REWIND 65536     // as in aiodist.transports.shm_rings
+#define GIVE_BACK 32768
+#define TRIES 4          // as in aiodist.p2p.express
+#define CHUNK 32768      // bytes after which a writer shows what it has copied
+
+enum { DIRECT, TO_COME, POLLING, PEER_ENDED, COMES_AGAIN, FLAGS };
+static const char *const flag_names[FLAGS] = {"_direct", "_to_come", "_polling", "_peer_ended", "_again"};
+
+// The way to one rank, and the credit of both directions. `rings` is NULL if it is not known.
+typedef struct {
+    PyObject *link, *used, *wants, *stalled, *waiting, *held, *owed;
+    Rings *rings;
+    Debt *sends, *receives;
+    Py_ssize_t flags[FLAGS];  // where the link keeps what `FramedLink.is_clear` asks
+} Line;
+
+// `cost`: what a message costs. `head`: its bytes before the data. `nbytes`: the bytes of its payload.
+typedef struct {
+    PyObject *tag, *entry, *data_size, *text;  // `tag` and `entry` are owned
+    char *head;
+    Py_ssize_t before;
+    long long cost, nbytes;
+} Envelope;
+
+typedef struct {
+    STARTER;
+    PyObject *neighbours, *unread, *boxes, *receives, *owing;
+    PyObject *send, *recv, *packed, *let_all_go, *took, *express, *any_tag;
+    long long window, most, batch;
+    int rank, size, crowded, dozes;
+    Line *lines;
+} Messages;
+
+static const Ref messages_refs[] = {
+    REF(Messages, neighbours), REF(Messages, unread), REF(Messages, boxes),
+    REF(Messages, receives),   REF(Messages, owing),  REF(Messages, send),
+    REF(Messages, recv),       REF(Messages, packed), REF(Messages, let_all_go),
+    REF(Messages, took),       REF(Messages, express), REF(Messages, any_tag), {0}};
+
+// The line to a rank whose link has not ended, or NULL.
+static Line *line_to(Messages *messages, PyObject *peer) {
+    if (!PyLong_CheckExact(peer)) return NULL;
+    int beyond;
+    const long rank = PyLong_AsLongAndOverflow(peer, &beyond);
+    if (beyond || rank < 0 || rank >= messages->size) return NULL;
+    Line *line = &messages->lines[rank];
+    return line->rings && line->rings->words ? line : NULL;
+}
+
+static int is_set(const Line *line, int flag) {
+    PyObject *found = *(PyObject **)((char *)line->link + line->flags[flag]);
+    return found && found != Py_None && PyObject_IsTrue(found);
+}
+
+// `FramedLink.is_clear`.
+static int is_clear(const Line *line) {
+    return is_set(line, DIRECT) && !is_set(line, TO_COME) && !is_set(line, POLLING) &&
+           !is_set(line, PEER_ENDED) && !is_set(line, COMES_AGAIN);
+}
+
+// Read what Python has made of a kind of message and a tag: see `aiodist.p2p.express.Wrapping`.
+static int read_envelope(PyObject *tag, PyObject *found, Envelope *envelope) {
+    if (!PyTuple_Check(found) || PyTuple_GET_SIZE(found) != 5) return 0;
+    PyObject *head = PyTuple_GET_ITEM(found, 0);
+    Py_XSETREF(envelope->tag, Py_NewRef(tag));
+    Py_XSETREF(envelope->entry, Py_NewRef(found));
+    envelope->cost = PyLong_AsLongLong(PyTuple_GET_ITEM(found, 1));
+    envelope->nbytes = PyLong_AsLongLong(PyTuple_GET_ITEM(found, 2));
+    envelope->data_size = PyTuple_GET_ITEM(found, 3);
+    envelope->text = PyTuple_GET_ITEM(found, 4);
+    if (PyErr_Occurred() || !PyBytes_Check(head)) return 0;
+    envelope->head = PyBytes_AS_STRING(head);
+    envelope->before = PyBytes_GET_SIZE(head);
+    return 1;
+}
+
+// The envelope of this kind for a tag. The kind keeps it. 0: the Python code decides.
+static int envelope_for(const Kind *kind, PyObject *tag, Envelope *envelope) {
+    // True equals 1, but is not a tag.
+    if (!PyLong_CheckExact(tag) && !PyUnicode_CheckExact(tag)) return 0;
+    PyObject *found = PyDict_GetItemWithError(kind->template, tag);
+    if (found) return read_envelope(tag, found, envelope);
+    if (PyErr_Occurred()) return 0;
+    PyObject *heads = Py_NewRef(kind->template);
+    found = PyObject_GetItem(heads, tag);
+    const int is_read = found && read_envelope(tag, found, envelope);
+    Py_XDECREF(found);
+    Py_DECREF(heads);
+    return is_read;
+}
+
+static void drop_envelope(Envelope *envelope) {
+    Py_CLEAR(envelope->tag);
+    Py_CLEAR(envelope->entry);
+}
+
+// What an entry of a dict of credit has. -1: an error.
+static long long credit_of(PyObject *credit, PyObject *tag) {
+    PyObject *found = PyDict_GetItemWithError(credit, tag);
+    return found ? PyLong_AsLongLong(found) : PyErr_Occurred() ? -1 : 0;
+}
+
+static int set_credit(PyObject *credit, PyObject *tag, long long amount) {
+    PyObject *number = PyLong_FromLongLong(amount);
+    const int failed = number ? PyDict_SetItem(credit, tag, number) : -1;
+    Py_XDECREF(number);
+    return failed;
+}
+
+// A place for so many bytes in the own ring: `Rings.put`. NULL: there is none, or not in one piece.
+static char *place_for(Rings *rings, unsigned long long nbytes) {
+    const unsigned long long size = rings->own.len - WORDS_OF_RING;
+    if (rings->written - rings->origin >= REWIND && look(rings->others + R_READ) == rings->written) {
+        rings->origin = rings->written;
+        rings->words[R_ORIGIN] = rings->written;  // shown with the next bytes
+    }
+    const unsigned long long at = (rings->written - rings->origin) % size;
+    if (nbytes > size - at) return NULL;
+    if (nbytes > rings->limit - rings->written) {
+        const unsigned long long pending = rings->written - look(rings->others + R_READ);
+        if (pending > size) return NULL;  // the Python code raises it
+        rings->limit = rings->written + size - pending;
+        if (nbytes > size - pending) return NULL;
+    }
+    return (char *)rings->own.buf + WORDS_OF_RING + at;
+}
+
+// Let the peer see more bytes, and wake it if it sleeps: `Rings._show`. -1: an error.
+static int show_bytes(Rings *rings, unsigned long long nbytes, PyObject **names) {
+    rings->written += nbytes;
+    show(rings->words + R_WRITTEN, rings->written);
+    fence();
+    const uint64_t asleep = look(rings->others + R_ASLEEP);
+    if (!asleep || asleep == rings->rung) return 0;
+    if (asleep & 1) {
+        rings->rung = asleep;
+        ring(rings->words + R_WRITTEN);
+        return 0;
+    }
+    PyObject *done = PyObject_CallMethodNoArgs((PyObject *)rings, names[WAKE_PEER]);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
+// How many bytes have come: `Rings.available`. -1: the peer's words make no sense.
+static long long bytes_there(Rings *rings) {
+    const unsigned long long size = rings->own.len - WORDS_OF_RING;
+    rings->seen = look(rings->others + R_WRITTEN);
+    const unsigned long long have = rings->seen - rings->read;
+    if (have > size) return -1;
+    const unsigned long long origin = rings->others[R_ORIGIN];
+    if (have && origin != rings->peer_origin) {
+        if (origin != rings->read) return -1;
+        rings->peer_origin = origin;
+    }
+    return (long long)have;
+}
+
+// Whether more than so many bytes have come.
+static int has_bytes(void *of, long long count) {
+    const Rings *rings = of;
+    return look(rings->others + R_WRITTEN) - rings->read > (unsigned long long)count;
+}
+
+// Note that bytes were read: `Rings.taken`. -1: an error.
+static int take_bytes(Rings *rings, unsigned long long nbytes, PyObject **names) {
+    rings->read += nbytes;
+    if (rings->read - rings->given < GIVE_BACK) return 0;
+    rings->given = rings->read;
+    show(rings->words + R_READ, rings->read);  // a release, so the bytes are read before
+    fence();
+    const uint64_t wanted = look(rings->others + R_WANTED);
+    if (!wanted || wanted == rings->granted || wanted > rings->read) return 0;
+    rings->granted = wanted;
+    PyObject *bell = PyObject_GetAttr((PyObject *)rings, names[BELL]);
+    PyObject *done = bell ? PyObject_CallNoArgs(bell) : NULL;
+    Py_XDECREF(bell);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
+// Sleep until more bytes have come: `Rings.doze`.
+static void nap_at(Rings *rings, double seconds) {
+    rings->given = rings->read;
+    show(rings->words + R_READ, rings->read);
+    rings->sleeps += 2;
+    show(rings->words + R_ASLEEP, rings->sleeps + 1);
+    fence();
+    sleep_at(rings->others + R_WRITTEN, rings->read, seconds);
+    if (rings->words) show(rings->words + R_ASLEEP, 0);
+}
+
+// Wait for bytes within the call: `Progress.look`. -1: an error.
+static int wait_for_bytes(Messages *messages, Rings *rings, PyObject *src) {
+    Pace *pace = (Pace *)messages->progress;
+    // A rank of this thread sends nothing while this one waits.
+    if (!pace->polls || look(rings->others + R_THREAD) == rings->words[R_THREAD]) return 0;
+    const uint64_t at = (uint64_t)here();
+    if (rings->words[R_CORE] != at) show(rings->words + R_CORE, at);
+    const int near = at && look(rings->others + R_CORE) == at;
+    if (near && now() >= pace->parts_at) {
+        PyObject *where = Py_BuildValue("((iK)(OK))", messages->rank, (unsigned long long)at, src,
+                                        (unsigned long long)at);
+        const int done = where ? asks((PyObject *)pace, messages->names[PART], where, NULL) : -1;
+        Py_XDECREF(where);
+        if (done < 0) return -1;
+    }
+    const Waiter waiter = {pace, messages->neighbours, messages->names, has_bytes, rings};
+    if (spin(&waiter, 0, near || messages->crowded, 0, HOGGED, pace->due)) return 1;
+    if (messages->crowded || !messages->dozes) return 0;
+    double t = now(), until = t + DOZE * patience(pace->dozed_in_vain);
+    if (until > pace->due) until = pace->due;
+    for (; t < until && rings->words; t = now()) {
+        nap_at(rings, until - t);
+        if (rings->words && has_bytes(rings, 0)) {
+            pace->dozed_in_vain = 0;
+            return 1;
+        }
+    }
+    pace->dozed_in_vain++;
+    return 0;
+}
+
+// The next kind of message of `op` whose array is like `x`. NULL: there is none.
+static const Kind *next_kind(Messages *messages, int *at, PyObject *op, PyObject *x, Leaves *leaves) {
+    while (*at < messages->known) {
+        const Kind *kind = &messages->kinds[(*at)++];
+        const Node *next = kind->node;
+        drop_leaves(leaves);
+        if (kind->op == op && matches((Starter *)messages, &next, x, leaves)) return kind;
+    }
+    return NULL;
+}
+
+// Send a message of a known kind. NULL without an error: nothing has happened.
+static PyObject *send_known(Messages *messages, PyObject *x, PyObject *dst, PyObject *tag) {
+    PyObject *work = NULL, *packed = NULL, **names = messages->names;
+    Rings *rings = NULL;
+    Leaves leaves = {0};
+    Envelope envelope = {0};
+    int at = 0;
+    Line *line = line_to(messages, dst);
+    if (!line || !is_set(line, DIRECT) || PyDict_GET_SIZE(line->waiting) ||
+        PyDict_GET_SIZE(line->stalled) || PySet_GET_SIZE(line->wants) ||
+        is_unset(messages->records, names[TRACE_HOOK]) <= 0)
+        return NULL;
+    const Kind *kind = next_kind(messages, &at, names[SEND], x, &leaves);
+    if (!kind || !envelope_for(kind, tag, &envelope)) goto end;
+    const Leaf *leaf = &leaves.leaf[0];
+    const long long used = credit_of(line->used, tag);
+    if (used < 0 || used + envelope.cost > messages->window ||
+        line->sends->total + envelope.cost > messages->most)
+        goto end;
+    // A frame that is held for this rank goes first.
+    if (PyDict_GET_SIZE(messages->unread)) {
+        packed = PyObject_CallOneArg(messages->packed, dst);
+        if (!packed) goto end;
+    }
+    const Py_ssize_t ahead = packed && PyBytes_Check(packed) ? PyBytes_GET_SIZE(packed) : 0;
+    const Py_ssize_t whole = ahead + envelope.before + leaf->nbytes;
+    char *place = place_for(line->rings, whole);
+    if (!place) goto end;
+    work = make_work((Starter *)messages, names[SEND], tag, Py_None, envelope.data_size);
+    if (!work || set_credit(line->used, tag, used + envelope.cost) < 0) goto failed;
+    line->sends->total += envelope.cost;
+    rings = (Rings *)Py_NewRef(line->rings);
+    if (ahead) {
+        memcpy(place, PyBytes_AS_STRING(packed), ahead);
+        if (PyDict_DelItem(messages->unread, dst) < 0) goto failed;
+    }
+    memcpy(place + ahead, envelope.head, envelope.before);
+    rings->sent += envelope.nbytes;
+    // The receiver copies what it sees meanwhile. To wake it may run any Python code.
+    for (Py_ssize_t done = 0, shown = 0; done < leaf->nbytes && rings->words;
+         shown = ahead + envelope.before + done) {
+        const Py_ssize_t left = leaf->nbytes - done, part = left < 2 * CHUNK ? left : CHUNK;
+        copy_to_shared(place + ahead + envelope.before + done, leaf->data + done, part);
+        done += part;
+        if (show_bytes(rings, ahead + envelope.before + done - shown, names) < 0) goto failed;
+    }
+    if (end_work((Starter *)messages, work, envelope.text, dst, Py_None, 0) < 0) goto failed;
+end:
+    drop_leaves(&leaves);
+    drop_envelope(&envelope);
+    Py_XDECREF(packed);
+    Py_XDECREF(rings);
+    return work;
+failed:
+    Py_CLEAR(work);
+    goto end;
+}
+
+// Find the message that comes next among the known kinds. 1: it is one of `kind`, and its data begins
+// at `*data`. 0: something else has come. -1: it is not in one piece.
+static int find_message(Messages *messages, const Rings *rings, long long have, PyObject *out,
+                        PyObject *tag, Leaves *leaves, const Kind **kind, Envelope *envelope,
+                        char **data) {
+    const unsigned long long size = rings->own.len - WORDS_OF_RING;
+    const unsigned long long start = (rings->read - rings->peer_origin) % size;
+    char *first = (char *)rings->peer.buf + WORDS_OF_RING + start;
+    Py_ssize_t room = (Py_ssize_t)(size - start);
+    if (room > have) room = (Py_ssize_t)have;
+    int at = 0;
+    while ((*kind = next_kind(messages, &at, messages->names[RECV], out, leaves))) {
+        PyObject *key, *found;
+        Py_ssize_t position = 0;
+        if (tag && !envelope_for(*kind, tag, envelope)) return 0;
+        while (tag || PyDict_Next((*kind)->template, &position, &key, &found)) {
+            if (!tag && !read_envelope(key, found, envelope)) return 0;
+            if (envelope->before <= room && !memcmp(first, envelope->head, envelope->before)) {
+                *data = first + envelope->before;
+                const Py_ssize_t nbytes = (*kind)->node[(*kind)->nodes - 1].nbytes;
+                return start + envelope->before + nbytes > size ? -1 : 1;
+            }
+            if (tag) break;
+        }
+    }
+    return 0;
+}
+
+// Copy the data of a message as it comes. 1: it is complete. 0: nothing more has come for a while, or
+// the link has ended. -1: the words of the peer make no sense.
+static int copy_message(Messages *messages, Rings *rings, const Envelope *envelope, const char *data,
+                        const Leaf *leaf) {
+    Pace *pace = (Pace *)messages->progress;
+    const Waiter waiter = {pace, messages->neighbours, messages->names, has_bytes, rings};
+    for (long long copied = 0; rings->words;) {
+        const long long have = bytes_there(rings) - envelope->before;
+        const long long upto = have < leaf->nbytes ? have : leaf->nbytes;
+        if (upto < copied) return -1;
+        copy_plainly(leaf->data + copied, data + copied, upto - copied);
+        copied = upto;
+        if (copied == leaf->nbytes) return 1;
+        if (!spin(&waiter, envelope->before + copied, messages->crowded, 0, HOGGED, pace->due)) break;
+    }
+    return 0;
+}
+
+// Count a message that was consumed as it came: `Flow.passed`. 0: it is counted. 1: its sender had no
+// credit left. -1: an error.
+static int count_message(Messages *messages, Line *line, PyObject *src, const Envelope *envelope) {
+    Debt *debt = line->receives;
+    const long long held = credit_of(line->held, envelope->tag), owed = credit_of(line->owed, envelope->tag);
+    if (held < 0 || owed < 0) return -1;
+    const long long cost = envelope->cost;
+    const int is_owing = PySet_Contains(messages->owing, src);
+    if (is_owing > 0 && held + cost <= messages->window && debt->total + cost <= messages->most &&
+        debt->owed + cost < messages->batch) {
+        debt->total += cost;
+        debt->owed += cost;
+        return set_credit(line->held, envelope->tag, held + cost) < 0 ||
+                       set_credit(line->owed, envelope->tag, owed + cost) < 0 ? -1 : 0;
+    }
+    PyObject *number = PyLong_FromLongLong(cost), *done = NULL;
+    if (number) done = PyObject_CallFunctionObjArgs(messages->took, src, envelope->tag, number, NULL);
+    const int is_counted = done ? PyObject_IsTrue(done) : -1;
+    Py_XDECREF(number);
+    Py_XDECREF(done);
+    return is_counted < 0 ? -1 : !is_counted;
+}
+
+// Receive a message of a known kind. NULL without an error: the Python code decides if `*is_over` is 0.
+// If it is 1, this call has waited in vain.
+static PyObject *receive_known(Messages *messages, PyObject *src, PyObject *tag, PyObject *out, int *is_over) {
+    PyObject *work = NULL, *value = NULL, **names = messages->names;
+    Leaves leaves = {0};
+    Envelope envelope = {0};
+    const Kind *kind;
+    char *data;
+    int at = 0;
+    Line *line = line_to(messages, src);
+    if (!line || is_unset(messages->records, names[TRACE_HOOK]) <= 0) return NULL;
+    PyObject *const key = tag == messages->any_tag ? NULL : tag;
+    if (key && !PyLong_CheckExact(key) && !PyUnicode_CheckExact(key)) return NULL;
+    // The Python code may end the link, and forget the line.
+    Rings *rings = (Rings *)Py_NewRef(line->rings);
+    if (!next_kind(messages, &at, names[RECV], out, &leaves)) goto end;
+    if (is_due((Pace *)messages->progress, names)) goto end;
+    for (int tried = 0; tried < TRIES; tried++) {
+        // Others come first: messages that wait, and receives that wait for one.
+        if (line->rings != rings || !rings->words || !is_clear(line) ||
+            PyDict_GET_SIZE(messages->boxes) || PyDict_GET_SIZE(messages->receives))
+            goto end;
+        if (rings->words[R_ASLEEP]) {
+            PyObject *done = PyObject_CallMethodNoArgs(line->link, names[STAY_AWAKE]);
+            Py_XDECREF(done);
+            if (!done) goto end;
+        }
+        long long have = bytes_there(rings);
+        if (!have) {
+            if (PyDict_GET_SIZE(messages->unread)) {
+                PyObject *done = PyObject_CallNoArgs(messages->let_all_go);
+                Py_XDECREF(done);
+                if (!done || !rings->words) goto end;
+            }
+            const int has_come = wait_for_bytes(messages, rings, src);
+            *is_over = !has_come;
+            if (has_come <= 0 || !rings->words) goto end;
+            have = bytes_there(rings);
+        }
+        if (have <= 0) goto end;
+        const int found = find_message(messages, rings, have, out, key, &leaves, &kind, &envelope, &data);
+        if (found < 0 || PyErr_Occurred()) goto end;
+        if (!found) {
+            PyObject *done = PyObject_CallMethodNoArgs(line->link, names[TAKE_NEXT]);
+            Py_XDECREF(done);
+            if (!done) goto end;
+            continue;
+        }
+        // The Python code may make us forget this kind.
+        PyObject *finish = Py_NewRef(kind->finish);
+        const Node node = kind->node[kind->nodes - 1], *next = &node;
+        PyObject *what = Py_NewRef(node.what);
+        value = leaves.count ? Py_NewRef(out) : PyObject_CallNoArgs(finish);
+        const int is_there = value && (leaves.count || matches((Starter *)messages, &next, value, &leaves));
+        Py_DECREF(what);
+        const Leaf *leaf = &leaves.leaf[0];
+        if (is_there && copy_message(messages, rings, &envelope, data, leaf) > 0)
+            work = make_work((Starter *)messages, names[RECV], envelope.tag, Py_None, envelope.data_size);
+        if (work) {
+            set_slot((Starter *)messages, work, SOURCE, src);
+            rings->received += envelope.nbytes;
+            int failed = take_bytes(rings, envelope.before + leaf->nbytes, names);
+            if (!failed && line->rings == rings) failed = count_message(messages, line, src, &envelope);
+            if (!failed && finish != Py_None && value == out) {
+                PyObject *done = PyObject_CallOneArg(finish, value);
+                Py_XDECREF(done);
+                failed = !done;
+            }
+            if (failed || end_work((Starter *)messages, work, envelope.text, src, value, 1) < 0)
+                Py_CLEAR(work);
+        }
+        Py_DECREF(finish);
+        goto end;
+    }
+end:
+    Py_XDECREF(value);
+    drop_leaves(&leaves);
+    drop_envelope(&envelope);
+    Py_DECREF(rings);
+    return work;
+}
+
+// Call the Python code with the same arguments if the compiled part has done nothing.
+static PyObject *or_python(PyObject *work, PyObject *python, PyObject *const *args, Py_ssize_t nargs) {
+    return work || PyErr_Occurred() ? work : PyObject_Vectorcall(python, args, nargs, NULL);
+}
+
+// send(x, dst, tag)
+static PyObject *messages_send(Messages *messages, PyObject *const *args, Py_ssize_t nargs) {
+    PyObject *work = nargs == 3 ? send_known(messages, args[0], args[1], args[2]) : NULL;
+    return or_python(work, messages->send, args, nargs);
+}
+
+// recv(src, tag, out)
+static PyObject *messages_recv(Messages *messages, PyObject *const *args, Py_ssize_t nargs) {
+    int is_over = 0;
+    PyObject *work = nargs == 3 ? receive_known(messages, args[0], args[1], args[2], &is_over) : NULL;
+    if (work || PyErr_Occurred() || !is_over) return or_python(work, messages->recv, args, nargs);
+    if (PyObject_SetAttr(messages->express, messages->names[IN_VAIN], Py_True) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+static void drop_line(Line *line) {
+    Py_CLEAR(line->rings);
+    Py_CLEAR(line->sends);
+    Py_CLEAR(line->receives);
+    Py_CLEAR(line->link);
+    Py_CLEAR(line->used);
+    Py_CLEAR(line->wants);
+    Py_CLEAR(line->stalled);
+    Py_CLEAR(line->waiting);
+    Py_CLEAR(line->held);
+    Py_CLEAR(line->owed);
+}
+
+// use(rank, link, rings, sends, used, wants, stalled, waiting, receives, held, owed)
+static PyObject *messages_use(Messages *messages, PyObject *args) {
+    State *state = state_of(Py_TYPE(messages));
+    Line line = {0};
+    int rank;
+    if (!state ||
+        !PyArg_ParseTuple(args, "iOO!O!O!O!O!O!O!O!O!", &rank, &line.link, state->rings, &line.rings,
+                          state->debt, &line.sends, &PyDict_Type, &line.used, &PySet_Type,
+                          &line.wants, &PyDict_Type, &line.stalled, &PyDict_Type, &line.waiting,
+                          state->debt, &line.receives, &PyDict_Type, &line.held, &PyDict_Type,
+                          &line.owed))
+        return NULL;
+    if (rank < 0 || rank >= messages->size) return PyErr_BadArgument(), NULL;
+    for (int flag = 0; flag < FLAGS; flag++)
+        if ((line.flags[flag] = slot_of((PyObject *)Py_TYPE(line.link), flag_names[flag])) < 0) return NULL;
+    Py_INCREF(line.rings);
+    Py_INCREF(line.sends);
+    Py_INCREF(line.receives);
+    Py_INCREF(line.link);
+    Py_INCREF(line.used);
+    Py_INCREF(line.wants);
+    Py_INCREF(line.stalled);
+    Py_INCREF(line.waiting);
+    Py_INCREF(line.held);
+    Py_INCREF(line.owed);
+    drop_line(&messages->lines[rank]);
+    messages->lines[rank] = line;
+    Py_RETURN_NONE;
+}
+
+// leave(rank)
+static PyObject *messages_leave(Messages *messages, PyObject *given) {
+    const long rank = PyLong_AsLong(given);
+    if (rank >= 0 && rank < messages->size) drop_line(&messages->lines[rank]);
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_NONE;
+}
+
+static int messages_traverse(Messages *messages, visitproc visit, void *arg) {
+    for (int rank = 0; messages->lines && rank < messages->size; rank++) {
+        Py_VISIT(messages->lines[rank].link);
+        Py_VISIT(messages->lines[rank].rings);
+    }
+    const int found = visit_refs(messages, messages_refs, visit, arg);
+    return found ? found : visit_starter((Starter *)messages, visit, arg);
+}
+
+static int messages_clear(Messages *messages) {
+    Py_CLEAR(messages->send);
+    Py_CLEAR(messages->recv);
+    Py_CLEAR(messages->packed);
+    Py_CLEAR(messages->let_all_go);
+    Py_CLEAR(messages->took);
+    Py_CLEAR(messages->express);
+    return 0;
+}
+
+static void messages_dealloc(Messages *messages) {
+    PyObject_GC_UnTrack(messages);
+    for (int rank = 0; messages->lines && rank < messages->size; rank++) drop_line(&messages->lines[rank]);
+    PyMem_Free(messages->lines);
+    drop_starter((Starter *)messages, messages_refs);
+}
+
+static PyObject *messages_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    Messages *messages = (Messages *)make_starter(type, messages_refs, args, keywords);
+    if (!messages) return NULL;
+    const char *const words[] = {"rank", "size", "crowded", "dozes"};
+    int *const numbers[] = {&messages->rank, &messages->size, &messages->crowded, &messages->dozes};
+    for (int at = 0; at < 4; at++) {
+        const long long number = number_from(keywords, words[at]);
+        if (PyErr_Occurred()) goto failed;
+        *numbers[at] = (int)number;
+    }
+    messages->window = number_from(keywords, "window");
+    if (!PyErr_Occurred()) messages->most = number_from(keywords, "most");
+    if (!PyErr_Occurred()) messages->batch = number_from(keywords, "batch");
+    if (PyErr_Occurred()) goto failed;
+    if (messages->size < 1 || messages->size > 1 << 20 || !PyDict_Check(messages->unread) ||
+        !PyDict_Check(messages->boxes) || !PyDict_Check(messages->receives) ||
+        !PySet_Check(messages->owing)) {
+        messages->size = 0;
+        PyErr_SetString(PyExc_TypeError, "messages are made of other things");
+        goto failed;
+    }
+    messages->lines = PyMem_Calloc(messages->size, sizeof(Line));
+    if (messages->lines) return (PyObject *)messages;
+    PyErr_NoMemory();
+failed:
+    Py_DECREF(messages);
+    return NULL;
+}
+
+static PyMethodDef messages_methods[] = {
+    {"send", (PyCFunction)(void (*)(void))messages_send, METH_FASTCALL,
+     "send(x, dst, tag)\n--\n\nSend an array: see `P2PExpress.send`."},
+    {"recv", (PyCFunction)(void (*)(void))messages_recv, METH_FASTCALL,
+     "recv(src, tag, out)\n--\n\nReceive an array that comes next: see `P2PExpress.recv`."},
+    {"use", (PyCFunction)messages_use, METH_VARARGS,
+     "use(rank, link, rings, sends, used, wants, stalled, waiting, receives, held, owed)\n--\n\n"
+     "Send to a rank, and receive from it, over this link."},
+    {"leave", (PyCFunction)messages_leave, METH_O, "leave(rank)\n--\n\nForget the link to a rank."},
+    {"know", (PyCFunction)starter_know, METH_VARARGS,
+     "know(op, recipe, args, result, is_apart, template, finish)\n--\n\nKnow such messages from now"
+     " on, and say whether that is possible."},
+    {0},
+};
+static PyType_Slot messages_slots[] = {
+    {Py_tp_new, messages_new},
+    {Py_tp_dealloc, messages_dealloc},
+    {Py_tp_traverse, messages_traverse},
+    {Py_tp_clear, messages_clear},
+    {Py_tp_methods, messages_methods},
+    {Py_tp_doc, "Sends and receives arrays over shared memory: see aiodist.p2p.express."},
+    {0, NULL},
+};
+static PyType_Spec messages_spec = {
+    .name = "aiodist._core.Messages",
+    .basicsize = sizeof(Messages),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = messages_slots,
 };
 
 // ---- the running loop ---------------------------------------------------------------------------
@@ -2447,7 +3330,32 @@ static PyObject *await_natively(PyObject *self, PyObject *unseen) {
 
 // ---- the module ---------------------------------------------------------------------------------
 
+// copy_to_shared(into, data, streaming=False)
+static PyObject *copy_shared(PyObject *self, PyObject *args) {
+    Py_buffer into, data;
+    int streaming = 0;
+    if (!PyArg_ParseTuple(args, "w*y*|p:copy_to_shared", &into, &data, &streaming)) return NULL;
+    void (*const copy)(char *, const char *, size_t) = streaming ? stream : copy_to_shared;
+    const int is_wrong = into.len != data.len;
+    if (is_wrong) {
+        PyErr_Format(PyExc_ValueError, "%zd bytes do not fill %zd", data.len, into.len);
+    } else if (data.len < ALONE) {
+        copy(into.buf, data.buf, data.len);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        copy(into.buf, data.buf, data.len);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&into);
+    PyBuffer_Release(&data);
+    if (is_wrong) return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"copy_to_shared", copy_shared, METH_VARARGS,
+     "copy_to_shared(into, data, streaming=False)\n--\n\nCopy bytes to memory that another process"
+     " reads, with streaming stores or what is faster."},
     {"await_natively", await_natively, METH_O,
      "await_natively(cls)\n--\n\nAwait instances of `UnseenWork` without a call of Python."},
     {"differ", differ, METH_VARARGS,
@@ -2476,11 +3384,13 @@ static int begin(PyObject *module) {
     Py_XDECREF(asyncio);
     if (!state->ndarray || !state->get_running_loop) return -1;
     // The bases come first.
-    PyType_Spec *const specs[] = {&counts_spec, &naps_spec,   &pace_spec, &row_spec,
-                                  &ring_spec,   &cursor_spec, &tape_spec, &caller_spec};
-    PyTypeObject **const kept[] = {&state->counts, &state->naps,   &state->pace, &state->row,
-                                   &state->ring,   &state->cursor, &state->tape, NULL};
-    for (int i = 0; i < 8; i++) {
+    PyType_Spec *const specs[] = {&counts_spec, &naps_spec,  &pace_spec,  &row_spec,
+                                  &ring_spec,   &cursor_spec, &rings_spec, &debt_spec,
+                                  &tape_spec,   &caller_spec, &messages_spec};
+    PyTypeObject **const kept[] = {&state->counts, &state->naps,  &state->pace,  &state->row,
+                                   &state->ring,   &state->cursor, &state->rings, &state->debt,
+                                   &state->tape,   NULL,           NULL};
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
         PyObject *base = specs[i] == &ring_spec ? (PyObject *)state->naps : NULL;
         PyObject *type = PyType_FromModuleAndSpec(module, specs[i], base);
         const int failed = !type || PyModule_AddType(module, (PyTypeObject *)type);
@@ -2500,6 +3410,8 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->tape);
     Py_VISIT(state->ring);
     Py_VISIT(state->cursor);
+    Py_VISIT(state->rings);
+    Py_VISIT(state->debt);
     Py_VISIT(state->ndarray);
     Py_VISIT(state->get_running_loop);
     Py_VISIT(state->running);
@@ -2516,6 +3428,8 @@ static int module_clear(PyObject *module) {
     Py_CLEAR(state->tape);
     Py_CLEAR(state->ring);
     Py_CLEAR(state->cursor);
+    Py_CLEAR(state->rings);
+    Py_CLEAR(state->debt);
     Py_CLEAR(state->ndarray);
     Py_CLEAR(state->get_running_loop);
     Py_CLEAR(state->running);

@@ -550,7 +550,12 @@ class Operations(ABC):
         except BaseException:
             sending.cancel()
             raise
-        return both(self._loop, sending, receiving).for_user(self._context.records.unseen)
+        unseen = self._context.records.unseen
+        # Most are done by now, and need no Work beside them. Those with a record keep what it says.
+        if receiving.is_prepared and sending.is_prepared:
+            receiving.op, receiving.tag = "sendrecv", sending.tag
+            return receiving.of_prepared_call(unseen)
+        return both(self._loop, sending, receiving).for_user(unseen)
 
     def probe(
         self,

@@ -127,6 +127,12 @@ class Work(asyncio.Future[T], Generic[T]):
         reports an error that the program never retrieves. For the engine."""
         return self._exception
 
+    @property
+    def is_prepared(self) -> bool:
+        """Whether it ended well within its call, without a record of its own. For the engine."""
+        well = self.done() and self.record is None and self._exception is None
+        return well and not self.cancelled()
+
     def finish(self, result: T, ended: float | None = None) -> None:
         """Complete with `result`, unless the Work is done. `ended`: the time, if not now. For the
         engine."""

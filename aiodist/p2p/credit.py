@@ -23,8 +23,9 @@ error.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from aiodist.compiled import core
 from aiodist.errors import ProtocolError
 
 MessageTag = str | int
@@ -38,7 +39,7 @@ KIB: Final = 1024
 COST: Final = 256
 """What a message costs in addition to its bytes."""
 
-WINDOW: Final = 256 * KIB
+WINDOW: Final = 640 * KIB
 """The most that unconsumed messages of one sender and tag cost, if ranks are near."""
 
 TOTAL: Final = 4096 * KIB
@@ -47,11 +48,11 @@ TOTAL: Final = 4096 * KIB
 FAR_WINDOW: Final = 8192 * KIB
 """The most for one tag at any distance. All tags together have twice as much."""
 
-BATCH: Final = 64 * KIB
+BATCH: Final = 192 * KIB
 """How much must be consumed before credit is returned. After a while without traffic, less is
 returned, too. It goes with the next frame to the sender, if one follows soon."""
 
-EAGER: Final = 65 * KIB
+EAGER: Final = 257 * KIB
 """The most bytes (metadata and data) of a message that is sent before a receive takes it: 64 KiB of
 data, and the description of an array."""
 
@@ -88,10 +89,26 @@ def limits_for(way: int) -> Limits:
     return Limits(max(WINDOW, far), max(TOTAL, 2 * far), far * 5 // 8)
 
 
-class SenderCredit:
+class Debt:
+    """What messages of all tags cost. The compiled part has the same, and adds to it."""
+
+    __slots__ = ("_owed_total", "_total")
+
+    _total: int
+    _owed_total: int
+    """The part of a receiver's credit that was consumed, and not returned yet."""
+
+
+if TYPE_CHECKING:
+    CoreDebt: TypeAlias = Debt
+else:
+    CoreDebt = Debt if core is None else core.Debt
+
+
+class SenderCredit(CoreDebt):
     """What one receiver allows this rank to send."""
 
-    __slots__ = ("_most", "_stalled", "_total", "_used", "_wants", "_window")
+    __slots__ = ("_most", "_stalled", "_used", "_wants", "_window")
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._window, self._most, _ = limits or limits_for(0)
@@ -106,6 +123,11 @@ class SenderCredit:
     def idle(self) -> bool:
         """Whether no state is kept for any tag."""
         return not (self._used or self._wants or self._stalled)
+
+    @property
+    def books(self) -> tuple[dict[MessageTag, int], set[MessageTag], dict[MessageTag, None]]:
+        """What is used, wanted and stalled, for the compiled part."""
+        return self._used, self._wants, self._stalled
 
     def first_stalled(self) -> MessageTag | None:
         """Return the tag that goes next when the total allows it."""
@@ -183,10 +205,10 @@ class SenderCredit:
         return False
 
 
-class ReceiverCredit:
+class ReceiverCredit(CoreDebt):
     """How much of its credit one sender has used."""
 
-    __slots__ = ("_held", "_most", "_owed", "_owed_total", "_told", "_total", "_window")
+    __slots__ = ("_held", "_most", "_owed", "_told", "_window")
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._window, self._most, _ = limits or limits_for(0)
@@ -201,6 +223,11 @@ class ReceiverCredit:
     def idle(self) -> bool:
         """Whether no state is kept for any tag."""
         return not (self._held or self._told)
+
+    @property
+    def books(self) -> tuple[dict[MessageTag, int], dict[MessageTag, int]]:
+        """What is held and owed, for the compiled part."""
+        return self._held, self._owed
 
     @property
     def tight(self) -> bool:
@@ -247,16 +274,17 @@ class ReceiverCredit:
 
     def settle(self) -> list[tuple[MessageTag, int]]:
         """Return the credit to give back, as (tag, amount)."""
-        owed, self._owed = self._owed, {}
+        owed = list(self._owed.items())
+        self._owed.clear()  # the same dict, because the compiled part has it
         self._total -= self._owed_total
         self._owed_total = 0
-        for tag, amount in owed.items():
+        for tag, amount in owed:
             held = self._held[tag] - amount
             if held:
                 self._held[tag] = held
             else:
                 del self._held[tag]
-        return list(owed.items())
+        return owed
 
     def ask(self, tag: MessageTag) -> bool:
         """Return whether to tell the sender now that this rank waits for `tag`."""

@@ -1,10 +1,13 @@
 """Point to point for arrays that are not large, within the call.
 
 It sends the same EAGER frames as the engine, byte for byte, so that no peer can tell. Credit, order
-and losses are those of the engine. The part that is the same in all messages of one dtype and shape
-is kept: the frame up to its data. A receive compares what comes with the frame that it expects, and
-takes the data to its place. If something else comes, or something has to wait, the engine does the
-work.
+and losses are those of the engine. The part that is the same in all messages of one dtype, shape
+and tag is kept: the frame up to its data. A receive compares what comes with the frame that it
+expects, and takes the data to its place. If something else comes, or something has to wait, the
+engine does the work.
+
+The compiled part does the same for messages over shared memory, once this code has taught it their
+kind. It calls this code for all others.
 
 Larger arrays, up to `frames.MOST_PUSHED`, take the PUSH, DATA and FIN frames of a pushed message.
 This needs leave of the receiver, and room in the link for all three. They are written together. The
@@ -15,21 +18,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from aiodist.buffers import arrays, tensors, tokens, values
+from aiodist.buffers.descriptions import Part, described, word
 from aiodist.buffers.tokens import Spec
+from aiodist.compiled import core
 from aiodist.errors import ProtocolError
 from aiodist.links.endpoint import Endpoint
 from aiodist.p2p import frames as wire
-from aiodist.p2p.credit import EAGER, Key, MessageTag, cost
+from aiodist.p2p.credit import BATCH, EAGER, Key, MessageTag, cost
 from aiodist.p2p.point_to_point import PointToPoint, as_tag
 from aiodist.recorder import Records
+from aiodist.transports import futex
 from aiodist.transports.base import Link
 from aiodist.transports.framed import FramedLink, Whole
-from aiodist.transports.polling import cores
+from aiodist.transports.polling import cores, neighbours
+from aiodist.transports.surroundings import is_virtual
 from aiodist.types import ANY_TAG
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields, prefix
@@ -45,10 +53,15 @@ KEPT: Final = 1024
 tag."""
 
 
+MOST_TAGS: Final = 64
+"""The most tags for which a form keeps what is around the data."""
+
+
 class MessageGroup(Protocol):
     """The group whose messages are sent and received within the call."""
 
     id: bytes
+    rank: int
     size: int
     loop: asyncio.AbstractEventLoop
     max_message_bytes: int
@@ -65,16 +78,25 @@ class MessageGroup(Protocol):
         ...
 
 
-class MessageForm:
-    """What is the same in all messages of one dtype and shape.
+class Wrapping(NamedTuple):
+    """What is the same in all messages of one dtype, shape and tag. The compiled part reads it."""
 
-    `head`: an eager frame up to its data, for the last tag. `price`: what such a message costs.
-    `text`: how records show it.
-    """
+    head: bytes
+    """An eager frame up to its data; empty if the message is pushed."""
+    cost: int
+    """What such a message costs."""
+    nbytes: int
+    """The bytes of metadata and data."""
+    size: int
+    """The bytes of data."""
+    text: bytes
+    """How records show it."""
 
-    __slots__ = (
-        "head", "is_pushed", "meta", "nbytes", "plain", "price", "spec", "start", "tag", "text",
-    )  # fmt: skip
+
+class MessageForm(dict[MessageTag, Wrapping]):
+    """What is the same in all messages of one dtype and shape, by tag."""
+
+    __slots__ = ("is_pushed", "meta", "nbytes", "plain", "spec", "start", "text")
 
     def __init__(self, context: bytes, spec: Spec) -> None:
         self.start = (kinds.P2P, context)
@@ -84,19 +106,21 @@ class MessageForm:
         self.meta = tokens.pack([tokens.array(spec.kind, spec.name, spec.shape)])
         self.nbytes = len(self.meta) + spec.nbytes
         self.is_pushed = self.nbytes > EAGER
-        self.use(0)
 
-    def use(self, tag: MessageTag) -> None:
-        """Use `tag` for the next message."""
-        self.tag = tag
+    def __missing__(self, tag: MessageTag) -> Wrapping:
+        tag = as_tag(tag)
         header = pack_fields(*self.start, wire.EAGER, tag, False, len(self.meta))
-        self.head = b"" if self.is_pushed else prefix(header, self.nbytes) + self.meta
-        self.price = cost(tag, len(self.meta) if self.is_pushed else self.nbytes)
+        head = b"" if self.is_pushed else prefix(header, self.nbytes) + self.meta
+        price = cost(tag, len(self.meta) if self.is_pushed else self.nbytes)
+        if len(self) >= MOST_TAGS:
+            self.clear()
+        found = self[tag] = Wrapping(head, price, self.nbytes, self.spec.nbytes, self.text)
+        return found
 
-    def around(self, sid: int) -> tuple[bytes, bytes]:
+    def around(self, tag: MessageTag, sid: int) -> tuple[bytes, bytes]:
         """Return what comes before and after the data of a pushed message with the id `sid`."""
         start, size = self.start, self.spec.nbytes
-        about = pack_fields(*start, wire.PUSH, self.tag, False, sid, len(self.meta), size)
+        about = pack_fields(*start, wire.PUSH, tag, False, sid, len(self.meta), size)
         data = prefix(pack_fields(*start, wire.DATA, sid), size)
         end = prefix(pack_fields(*start, wire.FIN, sid), 0)
         return prefix(about, len(self.meta)) + self.meta + data, end
@@ -124,6 +148,10 @@ class P2PExpress:
         self.in_vain = False
         """Whether the last receive waited, and nothing came."""
         self._came: dict[bytes, MessageForm | None] = {}  # by metadata
+        self._compiled: Any = None
+        """Sends and receives messages of known kinds over shared memory."""
+        if not is_virtual(self._loop):
+            self._use_compiled(context)
 
     def send(self, x: Any, dst: Any, tag: Any) -> Work[None] | None:
         """Send an array. None: the fast path does not apply, and nothing was done.
@@ -139,24 +167,23 @@ class P2PExpress:
         data = arrays.window(x, form.spec.nbytes)
         if data is None:
             return None
-        # Compare by identity: True equals 1, but is not a tag, and `as_tag` refuses it. An equal
-        # tag that is another object only costs a new header.
-        if tag is not form.tag:
-            form.use(as_tag(tag))
+        tag = _plain(tag)
+        head, price, *_ = form[tag]
         # Pay first: a frame in the link cannot be taken back, but credit can.
         if form.is_pushed:
-            if not self._push(link, dst, form, data):
+            if not self._push(link, dst, tag, form, data):
                 return None
-        elif not self._sender.pay(dst, form.tag, form.price):
+        elif not self._sender.pay(dst, tag, price):
             return None
         elif not (
-            (self._held and self._post_behind(link, dst, form, (form.head, data)))
-            or link.post(form.head, data, form.nbytes)
+            (self._held and self._post_behind(link, dst, form, (head, data)))
+            or link.post(head, data, form.nbytes)
         ):
-            self._sender.repay(dst, form.tag, form.price)
-            self._links.pop(dst, None)  # there may be a newer one
+            self._sender.repay(dst, tag, price)
+            self._forget(dst)  # there may be a newer one
             return None
-        work: Work[None] = Work.begin(self._loop, "send", form.tag, None, form.spec.nbytes)
+        self._teach("send", form, form, described(x))
+        work: Work[None] = Work.begin(self._loop, "send", tag, None, form.spec.nbytes)
         # If the loop is due, give it a turn now, while the message is in flight, and not when the
         # answer is there.
         self._progress.finish(work, None, self._note(work, form, dst))
@@ -172,7 +199,7 @@ class P2PExpress:
         link = self._link(src)
         if link is None:
             return None
-        key: Key = None if tag is ANY_TAG else as_tag(tag)
+        key: Key = None if tag is ANY_TAG else _plain(tag)
         receiver = self._receiver
         last_tag, last_meta = receiver.last(src)
         form = self._came.get(last_meta)
@@ -182,7 +209,7 @@ class P2PExpress:
         if out is None:
             if form is None:
                 return None
-            value = arrays.empty(form.spec.kind, form.spec.name, form.spec.shape, "value").value
+            value = _new(form.spec)
         else:
             due = self._form(self._due, out)
             if due is None:
@@ -191,27 +218,26 @@ class P2PExpress:
             if form is None or form.plain != due.plain:
                 form = due
         expected = last_tag if key is None else key
-        if expected is not form.tag:
-            form.use(expected)
+        head, price, *_ = form[expected]
         into = arrays.window(value, form.spec.nbytes)
         if into is None:
             return None
         work: Work[Any] = Work.begin(self._loop, "recv", expected, None, form.spec.nbytes)
         progress = self._progress
         look: Callable[[Any, Any], bool | None] = link.look_for
-        what: Any = form.head
+        what: Any = head
         if form.is_pushed:
             sid = receiver.next_pushed(src)
             if sid is None:
                 return None
-            start, end = form.around(sid)
+            start, end = form.around(expected, sid)
             look, what = link.look_for_whole, Whole(start, into, end)
         if progress.is_due():
             return None
         found: bool | None = False
         for _ in range(TRIES):
             if not link.is_clear:
-                self._links.pop(src, None)
+                self._forget(src)
                 return None
             # Ask before each look. This message may have come in between, or a receive that has
             # waited for longer may need it.
@@ -228,7 +254,7 @@ class P2PExpress:
             self.in_vain = found is None
             return None
         try:
-            (receiver.took_pushed if form.is_pushed else receiver.took)(src, expected, form.price)
+            (receiver.took_pushed if form.is_pushed else receiver.took)(src, expected, price)
         except ProtocolError as error:  # the sender had no credit left
             link.close(error)
             return None
@@ -236,19 +262,28 @@ class P2PExpress:
         self._moved.received += len(form.meta)
         if value is out and type(out) is not np.ndarray:
             tensors.mark_written(out)
+        if out is None:
+            make = partial(_new, form.spec)
+            self._teach("recv", form, form.spec, word(None), described(value), finish=make)
+        else:
+            mark = tensors.mark_written if type(out) is not np.ndarray else None
+            self._teach("recv", form, form, described(out, is_place=True), finish=mark)
         work.source = src
         work.finish_within_call(value, self._note(work, form, src))
         return work
 
-    def _push(self, link: FramedLink, dst: int, form: MessageForm, data: memoryview) -> bool:
+    def _push(
+        self, link: FramedLink, dst: int, tag: MessageTag, form: MessageForm, data: memoryview
+    ) -> bool:
         """Send the whole of a larger array, if the receiver has given leave. False: nothing was
         done."""
-        sid = self._sender.push(dst, form.tag, form.price)
+        price = form[tag].cost
+        sid = self._sender.push(dst, tag, price)
         if sid is None:
             return False
-        start, end = form.around(sid)
+        start, end = form.around(tag, sid)
         if not self._post_behind(link, dst, form, (start, data, end)):
-            self._sender.unpush(dst, form.tag, form.price)
+            self._sender.unpush(dst, tag, price)
             return False
         return True
 
@@ -294,11 +329,93 @@ class P2PExpress:
             if not isinstance(found, FramedLink):
                 return None
             link = self._links[peer] = found
+            receives = self._receiver.books(peer)
+            if self._compiled is not None and link.rings is not None and receives is not None:
+                self._compiled.use(peer, link, link.rings, *self._sender.books(peer), *receives)
         return link
 
     def rank_lost(self, peer: int) -> None:
         """Forget the link to `peer`."""
+        self._forget(peer)
+
+    def _forget(self, peer: int) -> None:
         self._links.pop(peer, None)
+        if self._compiled is not None:
+            self._compiled.leave(peer)
+
+    # -- the compiled part ------------------------------------------------------------------------
+
+    def _use_compiled(self, context: MessageGroup) -> None:
+        """Let the compiled part do the calls that it can do. It calls this code for the others."""
+        if core is None:
+            return
+        boxes, receives, owing = self._receiver.waiting
+        limits = context.p2p.limits
+        self._compiled = core.Messages(
+            records=self._records,
+            progress=self._progress,
+            loop={"loop": self._loop},
+            nothing=(),
+            time=self._loop.time,
+            where=self._records.where,
+            work=Work,
+            ordinary=Work,
+            unseen=self._records.unseen,
+            neighbours=neighbours,
+            unread=self._held,
+            boxes=boxes,
+            receives=receives,
+            owing=owing,
+            send=self.send,
+            recv=self.recv,
+            packed=self._packed,
+            let_all_go=self._wire.let_all_go,
+            took=self._took,
+            express=self,
+            any_tag=ANY_TAG,
+            rank=context.rank,
+            size=context.size,
+            crowded=self.crowded,
+            dozes=futex.works(),
+            window=limits.window,
+            most=limits.total,
+            batch=BATCH,
+        )
+        vars(self).update(send=self._compiled.send, recv=self._compiled.recv)
+
+    def _teach(
+        self,
+        op: str,
+        form: MessageForm,
+        name: object,
+        *parts: Part | None,
+        finish: Callable[..., object] | None = None,
+    ) -> None:
+        """Let the compiled part send or receive such messages from now on.
+
+        `parts` describe the array. For a receive without `out` they are the None and the new array,
+        which `finish` makes. Otherwise `finish` is called with the array that was written. The new
+        kind replaces the one of the same `name`.
+        """
+        if self._compiled is not None and not form.is_pushed and None not in parts:
+            self._compiled.know(op, name, [*parts], -1, False, form, finish)
+
+    def _packed(self, dst: int) -> bytes | None:
+        """Return the frame that is held for `dst`, if there is one."""
+        held = self._held.get(dst)
+        return None if held is None else prefix(pack_fields(kinds.P2P, self._context.id, *held), 0)
+
+    def _took(self, src: int, tag: MessageTag, price: int) -> bool:
+        """Count a message that was received. False: its sender had no credit left."""
+        try:
+            self._receiver.took(src, tag, price)
+        except ProtocolError as error:
+            if (link := self._links.get(src)) is not None:
+                link.close(error)
+            return False
+        return True
+
+    # -- forms ------------------------------------------------------------------------------------
 
     def _form(self, forms: dict[tuple[Any, Any], MessageForm | None], x: Any) -> MessageForm | None:
         cls = type(x)
@@ -340,6 +457,17 @@ class P2PExpress:
             return None
         form = MessageForm(self._context.id, spec)
         return form if form.nbytes <= self._most or form.is_pushed else None
+
+
+def _plain(tag: Any) -> MessageTag:
+    """Return a tag as it is sent, checked when it is packed if it is an int or str itself."""
+    # True equals 1, but is not a tag, and `as_tag` refuses it.
+    return tag if type(tag) is int or type(tag) is str else as_tag(tag)
+
+
+def _new(spec: Spec) -> Any:
+    """Make a new array for a message."""
+    return arrays.empty(spec.kind, spec.name, spec.shape, "value").value
 
 
 def _keep(

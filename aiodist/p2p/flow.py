@@ -37,7 +37,8 @@ class Flow:
         self._credits: list[ReceiverCredit | None] = [ReceiverCredit(limits) for _ in range(size)]
         self._tight: set[int] = set()  # senders that the total may hold back
         self._asking: set[int] = set()  # these, and senders with an open want
-        self._owed: set[int] = set()  # senders to which credit is owed
+        self.owed: set[int] = set()
+        """Senders to which credit is owed."""
         self._timer: asyncio.TimerHandle | None = None  # returns less than a batch
 
     @property
@@ -50,17 +51,22 @@ class Flow:
         self._credits = [None] * len(self._credits)
         self._tight.clear()
         self._asking.clear()
-        self._owed.clear()
+        self.owed.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def books(self, src: int) -> tuple[Any, ...] | None:
+        """Return the credit of `src` and its parts. None: it is lost."""
+        credit = self._credits[src]
+        return None if credit is None else (credit, *credit.books)
 
     def lose(self, src: int) -> None:
         """Stop counting for `src`, which is gone."""
         self._credits[src] = None
         self._tight.discard(src)
         self._asking.discard(src)
-        self._owed.discard(src)
+        self.owed.discard(src)
 
     # -- credit -----------------------------------------------------------------------------------
 
@@ -97,12 +103,12 @@ class Flow:
             return
         # Little credit is held until there is more, because a frame for each small message would
         # cost as much as the message. The timer is for the end of a series.
-        self._owed.add(src)
+        self.owed.add(src)
         if self._timer is None:
             self._timer = self._loop.call_later(SETTLE_AFTER, self._settle_all)
 
     def _settle(self, src: int, credit: ReceiverCredit) -> None:
-        self._owed.discard(src)
+        self.owed.discard(src)
         entries = credit.settle()
         for at in range(0, len(entries), wire.CREDITS):
             flat = [field for entry in entries[at : at + wire.CREDITS] for field in entry]
@@ -111,7 +117,7 @@ class Flow:
 
     def _settle_all(self) -> None:
         self._timer = None
-        for src in tuple(self._owed):
+        for src in tuple(self.owed):
             credit = self._credits[src]
             if credit is not None:
                 self._settle(src, credit)

@@ -61,32 +61,32 @@ def covers(named: Source, source: int) -> bool:
 class PendingReceives(Generic[R]):
     """Receives, or probes, that wait."""
 
-    __slots__ = ("_lines", "_several", "_wild")
+    __slots__ = ("_several", "_wild", "lines")
 
     def __init__(self) -> None:
-        self._lines: dict[tuple[Source, Key], NumberedQueue[R]] = {}
+        self.lines: dict[tuple[Source, Key], NumberedQueue[R]] = {}
         self._wild = 0  # how many of the lines have a wildcard
         # The keys that name several sources. They are in order, so that a simulation repeats
         # itself.
         self._several: dict[tuple[Source, Key], None] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return sum(map(len, self.lines.values()))
 
     def __iter__(self) -> Iterator[R]:
-        return iter([item for line in self._lines.values() for item in line.values()])
+        return iter([item for line in self.lines.values() for item in line.values()])
 
     @property
     def has_several(self) -> bool:
         """Whether more than one waits."""
-        lines = self._lines
+        lines = self.lines
         return len(lines) > 1 or any(len(line) > 1 for line in lines.values())
 
     def add(self, item: R) -> None:
         key = (item.source, item.tag)
-        line = self._lines.get(key)
+        line = self.lines.get(key)
         if line is None:
-            line = self._lines[key] = NumberedQueue()
+            line = self.lines[key] = NumberedQueue()
             self._wild += None in key
             if type(item.source) is tuple:
                 self._several[key] = None
@@ -94,16 +94,16 @@ class PendingReceives(Generic[R]):
 
     def remove(self, item: R) -> None:
         key = (item.source, item.tag)
-        line = self._lines[key]
+        line = self.lines[key]
         del line[item.number]
         if not line:
-            del self._lines[key]
+            del self.lines[key]
             self._wild -= None in key
             self._several.pop(key, None)
 
     def first(self, source: int, tag: MessageTag) -> R | None:
         """Return the oldest one that takes a message of `source` and `tag`."""
-        lines = self._lines
+        lines = self.lines
         line = lines.get((source, tag))
         found = None if line is None else line.head
         if self._wild:
@@ -120,13 +120,13 @@ class PendingReceives(Generic[R]):
 
     def waits(self, source: int, tag: MessageTag) -> bool:
         """Return whether one waits for `tag` by name from `source`."""
-        if (source, tag) in self._lines or (None, tag) in self._lines:
+        if (source, tag) in self.lines or (None, tag) in self.lines:
             return True
         return any(covers(named, source) and wanted == tag for named, wanted in self._several)
 
     def tags(self, source: int) -> list[MessageTag]:
         """Return the tags that are waited for by name from `source`."""
-        return [tag for named, tag in self._lines if tag is not None and covers(named, source)]
+        return [tag for named, tag in self.lines if tag is not None and covers(named, source)]
 
     def concerning(self, source: int) -> list[R]:
         """Return all that wait for `source`."""
@@ -146,21 +146,21 @@ class _Box(Generic[M]):
 class Mailbox(Generic[M]):
     """Messages that no receive has taken yet."""
 
-    __slots__ = ("_boxes", "_served", "_services")
+    __slots__ = ("_served", "_services", "boxes")
 
     def __init__(self) -> None:
-        self._boxes: dict[int, _Box[M]] = {}
+        self.boxes: dict[int, _Box[M]] = {}
         # By source: the number of the last receive of several sources that took a message from it.
         self._served: dict[int, int] = {}
         self._services = 0  # how many such receives there were
 
     def __len__(self) -> int:
-        return sum(len(box.by_age) for box in self._boxes.values())
+        return sum(len(box.by_age) for box in self.boxes.values())
 
     def put(self, message: M) -> None:
-        box = self._boxes.get(message.source)
+        box = self.boxes.get(message.source)
         if box is None:
-            box = self._boxes[message.source] = _Box()
+            box = self.boxes[message.source] = _Box()
         line = box.by_tag.get(message.tag)
         if line is None:
             line = box.by_tag[message.tag] = NumberedQueue()
@@ -168,18 +168,18 @@ class Mailbox(Generic[M]):
         box.by_age.insert(message.number, message)
 
     def remove(self, message: M) -> None:
-        box = self._boxes[message.source]
+        box = self.boxes[message.source]
         line = box.by_tag[message.tag]
         del line[message.number]
         if not line:
             del box.by_tag[message.tag]
         del box.by_age[message.number]
         if not box.by_age:
-            del self._boxes[message.source]
+            del self.boxes[message.source]
 
     def cut(self, message: M) -> list[M]:
         """Remove and return `message` and the messages behind it, of the same source and tag."""
-        line = self._boxes[message.source].by_tag[message.tag]
+        line = self.boxes[message.source].by_tag[message.tag]
         removed = [item for number, item in line.items() if number >= message.number]
         for item in removed:
             self.remove(item)
@@ -191,14 +191,14 @@ class Mailbox(Generic[M]):
 
         If several sources have a message, it is from the one that was served the longest ago.
         """
-        if not self._boxes:
+        if not self.boxes:
             return None
         if type(source) is int:
-            box = self._boxes.get(source)
+            box = self.boxes.get(source)
             return None if box is None else self._in(box, tag)
         ready = [
             (self._served.get(rank, 0), rank, found)
-            for rank, box in self._boxes.items()
+            for rank, box in self.boxes.items()
             if covers(source, rank) and (found := self._in(box, tag)) is not None
         ]
         return min(ready, key=itemgetter(0, 1))[2] if ready else None
@@ -217,4 +217,4 @@ class Mailbox(Generic[M]):
         self._served[source] = self._services
 
     def clear(self) -> None:
-        self._boxes.clear()
+        self.boxes.clear()

@@ -80,6 +80,16 @@ class MessageReceiver:
 
     # -- from the short way -----------------------------------------------------------------------
 
+    @property
+    def waiting(self) -> tuple[dict[int, Any], dict[Any, Any], set[int]]:
+        """Messages and receives that wait, and senders to which credit is owed, for the compiled
+        part. All remain the same objects."""
+        return self._mailbox.boxes, self._receives.lines, self._flow.owed
+
+    def books(self, src: int) -> tuple[Any, ...] | None:
+        """Return the credit of `src` and its parts, for the compiled part. None: it is lost."""
+        return self._flow.books(src)
+
     def last(self, src: int) -> tuple[MessageTag, bytes]:
         """Return the tag and metadata of the last message of `src` that took the ordinary way."""
         return self._origins[src].last

@@ -109,6 +109,11 @@ class Sender:
     def idle(self) -> bool:
         return all(peer.idle for peer in self._peers)
 
+    def books(self, dst: int) -> tuple[Any, ...]:
+        """Return the credit of `dst`, its parts, and what waits, for the compiled part."""
+        peer = self._peers[dst]
+        return peer.credit, *peer.credit.books, peer.waiting
+
     # -- from the user ----------------------------------------------------------------------------
 
     def send(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aiodist.buffers.copying import copy_out
+from aiodist.buffers.copying import copy_in, copy_out
 from aiodist.buffers.custom import CustomKernel
 from aiodist.buffers.kernels import Kernel, quietly
 from aiodist.buffers.vector import Vector, align
@@ -191,7 +191,7 @@ class Regions:
             if into.buffer < SHARED:
                 copy_out(part, other)
             else:
-                part[:] = other
+                copy_in(part, other)
 
     def _aligned(self, *spans: Span) -> Iterator[list[Array]]:
         """Yield arrays of spans of equal length, cut so that all arrays of a row have one

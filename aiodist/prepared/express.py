@@ -61,10 +61,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiodist.buffers import arrays, tensors
+from aiodist.buffers.descriptions import KnownCall, described, has_tensors, word
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import DtypeGroup
 from aiodist.buffers.vector import Vector
-from aiodist.collectives.forms import Form, KnownCall, described, has_tensors, word
+from aiodist.collectives.forms import Form
 from aiodist.collectives.reductions import all_reduce_where, goes_on_berths
 from aiodist.compiled import core
 from aiodist.engine import tags

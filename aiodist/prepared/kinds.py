@@ -8,8 +8,9 @@ import numpy as np
 
 from aiodist.buffers import arrays
 from aiodist.buffers.arrays import Flat
+from aiodist.buffers.descriptions import WORDS
 from aiodist.buffers.packed_numbers import NUMBERS, packed
-from aiodist.collectives.forms import WORDS, said
+from aiodist.collectives.forms import said
 from aiodist.types import ReduceOp
 
 WIDE = 64

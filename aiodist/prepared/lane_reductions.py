@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aiodist.buffers import arrays, overlaps
+from aiodist.buffers.descriptions import KnownCall, described, word
 from aiodist.buffers.dtypes import carrier
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import DtypeGroup, split_slots
 from aiodist.buffers.vector import Vector
-from aiodist.collectives.forms import Form, KnownCall, described, placing, word
+from aiodist.collectives.forms import Form, placing
 from aiodist.engine.executor import Executor, all_at_once, in_steps
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase

@@ -26,25 +26,14 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from aiodist.buffers import overlaps
-from aiodist.buffers.copying import LARGE
+from aiodist.buffers.copying import LARGE, copy_in
+from aiodist.buffers.descriptions import A_NUMBER, KnownCall, described, word
+from aiodist.buffers.descriptions import Part as FormPart
 from aiodist.buffers.vector import Vector
 from aiodist.collectives import fitting, numbers
 from aiodist.collectives.device_transfer import copy
 from aiodist.collectives.exchange import exchange
-from aiodist.collectives.forms import (
-    A_NUMBER,
-    Form,
-    KnownCall,
-    Matches,
-    described,
-    matching,
-    placing,
-    showing,
-    word,
-)
-from aiodist.collectives.forms import (
-    Part as FormPart,
-)
+from aiodist.collectives.forms import Form, Matches, matching, placing, showing
 from aiodist.collectives.templates import Reading, Template, Tree
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Program
@@ -333,7 +322,7 @@ class ValueRecipe(Recipe):
                 own.write()
                 shown_flats = template.shown_flats(call.flats)
                 for at in shows:
-                    gaps[at][:] = shown_flats[at]
+                    copy_in(gaps[at], shown_flats[at])
             return True
 
         def take(call: Given) -> int:

@@ -28,10 +28,15 @@ from aiodist.transports.retransmission import (
     RetransmissionBuffer,
     read_own,
 )
+from aiodist.transports.shm_rings import Rings
 from aiodist.wire.frames import parse_prefix, prefix
 
 BYE = prefix(b"", 0)
 """The last frame of a stream that ends in order."""
+
+
+MANY = 1 << 30
+"""As many frames as there are."""
 
 
 class Whole:
@@ -199,6 +204,11 @@ class FramedLink(BaseLink):
         return False
 
     @property
+    def rings(self) -> Rings | None:
+        """The memory that the compiled part uses, if the frames go through such memory."""
+        return None
+
+    @property
     def is_clear(self) -> bool:
         """Whether nothing is queued, no payload is under way, and the link has not ended."""
         return self._direct and not (
@@ -348,15 +358,21 @@ class FramedLink(BaseLink):
         return self._receive() or moved
 
     def _parse(
-        self, data: bytes | bytearray | memoryview, view: memoryview, start: int, stop: int
+        self,
+        data: bytes | bytearray | memoryview,
+        view: memoryview,
+        start: int,
+        stop: int,
+        most: int = MANY,
     ) -> int:
         """Take the frames in ``data[start:stop]`` (`view` is of the same bytes) until one is under
-        way.
+        way, or until there were so many.
 
-        Returns the position of the first byte that was not taken. It is `stop`, or the start of an
-        incomplete prefix, or anywhere once the link or the peer has ended.
+        Returns the position of the first byte that was not taken. It is `stop`, or the start of a
+        frame or incomplete prefix, or anywhere once the link or the peer has ended.
         """
-        while start < stop and not self._closed:
+        while start < stop and most and not self._closed:
+            most -= 1
             parsed = parse_prefix(data, start, stop, self.max_header, self.max_payload)
             if parsed is None:
                 return start

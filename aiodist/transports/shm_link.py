@@ -20,7 +20,7 @@ from aiodist.buffers.copying import copy
 from aiodist.errors import ProtocolError
 from aiodist.transports import futex
 from aiodist.transports.base import Receiver
-from aiodist.transports.framed import FramedLink, Whole
+from aiodist.transports.framed import MANY, FramedLink, Whole
 from aiodist.transports.link import FRAME, POLL_BUDGET
 from aiodist.transports.polling import linger, others_compute
 from aiodist.transports.processes import open_behind
@@ -42,6 +42,11 @@ WINDOW = 2 * PIECE
 """The most bytes of which frames are taken before the room is given back. More than any prefix
 has."""
 
+BRIEF = 8
+"""The most frames that one turn of the loop takes. A message that the loop has taken costs its
+receive ten times as much as one that is still in the ring. So a rank that is behind can catch
+up."""
+
 
 class ShmLink(FramedLink):
     """A link over the segments `own` and `peer` and a non-blocking Unix socket, all of which it
@@ -50,6 +55,7 @@ class ShmLink(FramedLink):
     __slots__ = (
         "_asleep",
         "_bedtime",
+        "_brief",
         "_due",
         "_moved",
         "_reading",
@@ -77,6 +83,7 @@ class ShmLink(FramedLink):
         self._rings = Rings(own, peer, self._ring)  # carry the frames
         self._reading = False  # the loop watches the socket
         self._asleep = False  # the peer has to ring
+        self._brief = False  # reading for a turn of the loop, and for no call
         self._moved = 0  # of the rings, when last looked
         self._bedtime = 0.0  # no sleep before this, on the clock of `perf_counter`
         self._due = False  # `_turn` will be called
@@ -101,7 +108,7 @@ class ShmLink(FramedLink):
 
     def _turn(self) -> None:
         """Go on. If there is nothing to do, sleep until a bell."""
-        self.poll()
+        self._read_briefly()
         self._due = False
         if self._closed:
             return
@@ -119,6 +126,12 @@ class ShmLink(FramedLink):
             self._stay_awake()
         else:
             self._asleep = True
+
+    def _read_briefly(self) -> None:
+        """Read for the loop, and for no call that waits: see `BRIEF`."""
+        self._brief = True
+        self.poll()
+        self._brief = False
 
     def knock(self) -> None:
         """Ask the peer's loop for a sign."""
@@ -146,7 +159,7 @@ class ShmLink(FramedLink):
             bells = b""
         if bells:
             self._stay_awake()
-            self.poll()
+            self._read_briefly()
             return
         while self._receive():  # read all that it had written
             pass
@@ -195,6 +208,10 @@ class ShmLink(FramedLink):
         self._outbox.sent_bytes += nbytes
         return True
 
+    @property
+    def sent_bytes(self) -> int:
+        return self._outbox.sent_bytes + self._rings.sent
+
     def _arm(self) -> None:
         self._stay_awake()
 
@@ -202,6 +219,15 @@ class ShmLink(FramedLink):
         """Do nothing, because shared memory breaks only with the process that reads it."""
 
     # ---- receiving ----
+
+    @property
+    def received_bytes(self) -> int:
+        return self._received_bytes + self._rings.received
+
+    @property
+    def rings(self) -> Rings:
+        """The memory, for the compiled part."""
+        return self._rings
 
     def poll(self) -> bool:
         if self._polling or self._busy:
@@ -240,7 +266,8 @@ class ShmLink(FramedLink):
                 budget -= -(-count // LARGE)
             else:
                 window = min(count, WINDOW)
-                count = self._parse(ring, ring, start, start + window) - start
+                most = BRIEF if self._brief else MANY
+                count = self._parse(ring, ring, start, start + window, most) - start
                 if not count and window < have:
                     count = self._parse_wrapped(start, have)
                 if not count:
@@ -248,6 +275,8 @@ class ShmLink(FramedLink):
                 if not self._closed:
                     rings.taken(count)
                 budget -= count
+                if self._brief and not self._to_come:
+                    break
             if self._closed or self._peer_ended or budget <= FRAME * (self._came - came):
                 break
             if count == have and have < PIECE and not self._to_come:
@@ -300,8 +329,7 @@ class ShmLink(FramedLink):
             return None
         if not whole.there:
             if not self._lies(0, whole.start):
-                start = (rings.read - rings.origin) % rings.size
-                self._take_other(start, min(start + have, rings.size))
+                self.take_next()
                 return False
             whole.there = first
         if whole.there < stop:
@@ -316,6 +344,16 @@ class ShmLink(FramedLink):
         rings.taken(whole.nbytes)
         self._received_bytes += len(whole.into)
         return True
+
+    def take_next(self) -> None:
+        """Take what has come: one frame if it has no payload, and else all of it."""
+        rings = self._rings
+        try:
+            have = rings.available()
+        except ProtocolError:
+            have = 0
+        start = (rings.read - rings.origin) % rings.size
+        self._take_other(start, min(start + have, rings.size))
 
     def _lies(self, start: int, expected: bytes) -> bool:
         """Tell whether these bytes have come, from the `start`-th available one on."""

@@ -33,8 +33,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
-from aiodist.buffers.copying import copy
+from aiodist.buffers.copying import copy, share
+from aiodist.compiled import core
 from aiodist.errors import ProtocolError
 from aiodist.transports import futex
 
@@ -75,18 +77,66 @@ _TURNS = 19
 """How many turns of its loop the owner was awake in."""
 _WANTED = 18
 """Not 0: the owner waits for room, until the peer has read so many bytes."""
+_CORE = 20
+"""1 + the core on which the owner last waited within a call. 0: not known. The compiled part writes
+it."""
+_THREAD = 21
+"""The thread of the owner's loop, by its number in the system."""
 
 
-class Rings:
+class RingState:
+    """What one side of a link knows of both rings. The compiled part has the same, and uses it."""
+
+    __slots__ = (
+        "_given", "_granted", "_limit", "_origin", "_rung", "_seen", "_sleeps", "_written",
+        "origin", "read", "received", "sent",
+    )  # fmt: skip
+
+    read: int
+    """Bytes that were read. The next one is at ``incoming[(read - origin) % size]``."""
+    origin: int
+    """The peer's origin, as far as read."""
+    sent: int
+    """Payload bytes that the compiled part has written."""
+    received: int
+    """Payload bytes that the compiled part has read."""
+    _written: int
+    _origin: int
+    """Bytes written when it last went back to the start of the ring."""
+    _limit: int
+    """The end of the room that was seen last."""
+    _rung: int
+    """The peer's sleep that a bell has ended."""
+    _seen: int
+    """Bytes that had come when last looked."""
+    _given: int
+    """Bytes that the peer knows to be read."""
+    _granted: int
+    """The peer's wait for room that a bell has ended."""
+    _sleeps: int
+
+    def attach(self, own: memoryview, peer: memoryview) -> None:
+        """Let the compiled part use these segments, if there is one."""
+
+    def detach(self) -> None:
+        """Let it use them no more."""
+
+
+if TYPE_CHECKING:
+    CoreRings: TypeAlias = RingState
+else:
+    CoreRings = RingState if core is None else core.Rings
+
+
+class Rings(CoreRings):
     """The rings of one link, seen from one side: out of `own` memory, in from the `peer`'s.
 
     Both are segments of the same size. `bell()` is called when the peer must be woken.
     """
 
     __slots__ = (
-        "_bell", "_doorstep", "_fence", "_given", "_granted", "_limit", "_origin", "_out", "_own",
-        "_peer", "_rung", "_seen", "_sleeps", "_threshold", "_turns", "_written", "incoming",
-        "origin", "read", "size",
+        "_bell", "_doorstep", "_fence", "_out", "_own", "_peer", "_threshold", "_turns", "incoming",
+        "size",
     )  # fmt: skip
 
     def __init__(self, own: memoryview, peer: memoryview, bell: Callable[[], None]) -> None:
@@ -98,21 +148,13 @@ class Rings:
         self.size = len(self._out)  # bytes of each ring
         self._bell = bell
         self._fence = threading.Lock()  # never contended, see the module
-        # Out.
-        self._written = 0
-        self._origin = 0  # bytes written when it last went back to the start of the ring
-        self._limit = self.size  # the end of the room that was seen last
-        self._rung = 0  # the peer's sleep that a bell has ended
-        # In.
-        self.read = 0
-        """Bytes that were read. The next one is at ``incoming[(read - origin) % size]``."""
-        self.origin = 0  # the peer's origin, as far as read
-        self._seen = 0  # bytes that had come when last looked
-        self._given = 0  # bytes that the peer knows to be read
-        self._granted = 0  # the peer's wait for room that a bell has ended
-        # Sleep.
-        self._sleeps = 0
-        self._turns = 0
+        self._written = self._origin = self._rung = 0
+        self._limit = self.size
+        self.read = self.origin = self._seen = self._given = self._granted = 0
+        self._sleeps = self._turns = 0
+        self.sent = self.received = 0
+        self._own[_THREAD] = threading.get_native_id()
+        self.attach(own, peer)
         # The words at which the peer and this side doze: what each has written.
         self._doorstep = futex.address_of(own)
         self._threshold = futex.address_of(peer)
@@ -170,7 +212,7 @@ class Rings:
             view = view.cast("B")
             while view and left:
                 count = min(len(view), left, self.size - at, step - hidden)
-                copy(self._out[at : at + count], view[:count])
+                share(self._out[at : at + count], view[:count])
                 view = view[count:]
                 at = (at + count) % self.size
                 left -= count
@@ -305,5 +347,6 @@ class Rings:
 
     def close(self) -> None:
         """Release the memory. Nothing else may be called afterwards."""
+        self.detach()
         for view in (self._own, self._peer, self._out, self.incoming):
             view.release()  # tracebacks of errors may hold on to the views

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodist.buffers.copying import LARGE, copy
+from aiodist.buffers.copying import LARGE, STREAMED, copy, copy_in, share
+from aiodist.compiled import core
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 100, LARGE - 1, LARGE, LARGE + 13, 1_000_003])
@@ -19,6 +20,32 @@ def test_all_bytes_are_copied_and_no_others(nbytes: int, shift: int) -> None:
     copy(memoryview(target)[7 : 7 + nbytes], data)
     assert target[7 : 7 + nbytes] == data
     assert not any(target[:7]) and not any(target[7 + nbytes :])
+
+
+WAYS = [share, lambda into, data: copy_in(np.frombuffer(into, "u1"), np.frombuffer(data, "u1"))]
+if core is not None:
+    WAYS += [core.copy_to_shared, lambda into, data: core.copy_to_shared(into, data, True)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("nbytes", [0, 1, STREAMED - 1, STREAMED, STREAMED + 77, LARGE + 13])
+def test_the_same_for_copies_into_shared_memory(way: Any, nbytes: int) -> None:
+    rng = random.Random(nbytes)
+    for _ in range(8):
+        start, shift = rng.randrange(70), rng.randrange(70)
+        data = memoryview(rng.randbytes(nbytes + 70))[shift : shift + nbytes]
+        target = bytearray(nbytes + 140)
+        way(memoryview(target)[start : start + nbytes], data)
+        assert target[start : start + nbytes] == data
+        assert not any(target[:start]) and not any(target[start + nbytes :])
+
+
+@pytest.mark.skipif(core is None, reason="needs the compiled part")
+def test_the_compiled_part_refuses_other_sizes_and_memory_that_is_read_only() -> None:
+    with pytest.raises(ValueError, match="5 bytes do not fill 4"):
+        core.copy_to_shared(bytearray(4), bytes(5))
+    with pytest.raises(TypeError, match="read-write"):
+        core.copy_to_shared(bytes(4), bytes(4))
 
 
 @pytest.mark.parametrize("nbytes", [1, LARGE])

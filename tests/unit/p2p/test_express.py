@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import asynccontextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -44,15 +45,19 @@ def short(monkeypatch):
     """By call: the name of what went the short way, or None."""
     seen = []
     monkeypatch.setattr(progress, "LOOP_DUE", 60.0)  # a slow test is not due for a turn of the loop
-    for name in ("send", "recv"):
-        real = getattr(P2PExpress, name)
+    make = P2PExpress.__init__
 
-        def noted(self, *args, real=real, name=name):
-            work = real(self, *args)
-            seen.append(None if work is None else name)
-            return work
+    def noted(real, name, *args):
+        work = real(*args)
+        seen.append(None if work is None else name)
+        return work
 
-        monkeypatch.setattr(P2PExpress, name, noted)
+    def made(self, context):
+        make(self, context)
+        for name in ("send", "recv"):
+            setattr(self, name, partial(noted, getattr(self, name), name))
+
+    monkeypatch.setattr(P2PExpress, "__init__", made)
     return seen
 
 
@@ -92,12 +97,13 @@ async def test_an_array_arrives(transport, short, name):
 
 async def test_the_short_way_is_byte_for_byte_the_ordinary_one(transport, monkeypatch):
     """Whoever receives the ordinary way cannot tell, and the other way round."""
-    real_send, real_recv = P2PExpress.send, P2PExpress.recv
     x, out = np.arange(4.0), np.zeros(4)
     async with pair(transport) as (a, b):
-        for send, recv in ((real_send, None), (None, real_recv), (None, None)):
-            for name, way in (("send", send), ("recv", recv)):
-                monkeypatch.setattr(P2PExpress, name, way or (lambda *_: None))
+        ways = [group._context.p2p_express for group in (a, b)]
+        short = ways[0].send, ways[1].recv
+        for send, recv in ((True, True), (True, False), (False, True), (False, False)):
+            monkeypatch.setattr(ways[0], "send", short[0] if send else lambda *_: None)
+            monkeypatch.setattr(ways[1], "recv", short[1] if recv else lambda *_: None)
             moved = a.bytes_moved[0], b.bytes_moved[1]
             a.send(x, 1, tag="t")
             await b.recv(src=0, tag="t", out=out)
@@ -166,8 +172,9 @@ async def test_what_is_pushed_the_short_way_is_byte_for_byte_the_same(monkeypatc
     x, out = LARGE["just"], np.zeros_like(LARGE["just"])
     async with pair("shm") as (a, b):
         await meet(a, b, x)
-        for name in {"send", "recv"} - {shorter}:
-            monkeypatch.setattr(P2PExpress, name, lambda *_: None)
+        for group, name in ((a, "send"), (b, "recv")):
+            if name != shorter:
+                monkeypatch.setattr(group._context.p2p_express, name, lambda *_: None)
         a.send(x, 1, tag="t")
         assert same(await b.recv(src=0, tag="t", out=out), x)
         await until(lambda: has_leave(a, 1))
@@ -431,3 +438,31 @@ def test_metadata_that_is_garbage_fails_the_receive_that_takes_it_alone(run, tra
             assert await second == "fine"
 
     run(main())
+
+
+async def test_sendrecv_is_one_work(transport, short):
+    """If both messages are done within the call, it is the one of the receive."""
+    x, out = np.arange(3.0), np.zeros(3)
+    async with pair(transport) as (a, b):
+        for round in range(3):
+            b.send(x + round, 0, tag="up")
+            work = a.sendrecv(x, 1, src=1, tag="down", recv_tag="up", out=out)
+            assert (work.op, work.tag, work.source) == ("sendrecv", "down", 1)
+            assert await work is out
+            assert (out == x + round).all()
+            assert (await b.recv(src=0, tag="down", out=np.zeros(3)) == x).all()
+        # A failed send fails it.
+        b.send(x, 0)
+        with pytest.raises(ValueError, match="2 is not a rank"):
+            a.sendrecv(x, 2, src=1, out=out)
+        assert (await a.recv(src=1) == x).all()
+
+
+async def test_a_sendrecv_that_nobody_awaits_is_noticed():
+    x, out = np.arange(3.0), np.zeros(3)
+    async with pair("shm") as (a, b):
+        for _ in range(2):
+            b.send(x, 0)
+            with pytest.warns(RuntimeWarning, match="sendrecv was dropped"):
+                a.sendrecv(x, 1, src=1, out=out)
+            await b.recv(src=0, out=out)

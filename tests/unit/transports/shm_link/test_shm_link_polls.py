@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -61,6 +62,21 @@ async def test_a_link_that_is_polled_needs_no_bell(wired: Any, asleep: Any) -> N
         with pytest.raises(BlockingIOError):
             w.link._socket.recv(1)
         assert w.raw.bells() == 0
+
+
+async def test_a_turn_of_the_loop_takes_few_frames_and_a_poll_takes_all(wired: Any) -> None:
+    """A receive takes those that are left in the ring without the loop."""
+    async with wired() as w:
+        for number in range(5 * shm_link.BRIEF):
+            w.raw.send(frames.encode(b"%d" % number, b"x" * (number % 3)))
+        counts = [0]
+        while counts[-1] < 3 * shm_link.BRIEF:
+            await asyncio.sleep(0)
+            counts.append(len(w.seen.headers))
+        steps = [now - before for before, now in itertools.pairwise(counts)]
+        assert max(steps) <= shm_link.BRIEF
+        w.link.poll()
+        assert w.seen.headers == [b"%d" % number for number in range(5 * shm_link.BRIEF)]
 
 
 async def test_a_sleeping_peer_gets_one_bell(wired: Any) -> None:

@@ -1,0 +1,120 @@
+"""Random programs of messages between processes, with and without the compiled part."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import ANY_SOURCE, ANY_TAG, Group
+from aiodist.p2p.credit import EAGER
+
+try:
+    import torch
+except ModuleNotFoundError:
+    torch = None  # type: ignore[assignment]
+
+SIZES = [1, 2, 100, 1000, 4096, 5000, 32_768, 70_000, EAGER - 40, EAGER, EAGER + 40, 1 << 20]
+"""Bytes, around every border at which messages take another way."""
+TAGS = [0, 1, -1, "a", "b", 2**40]
+DTYPES = ["uint8", "float32", "int64", "complex128"]
+
+
+def drawn(rng: random.Random, number: int) -> Any:
+    """An array whose elements say which message it is."""
+    dtype = np.dtype(rng.choice(DTYPES))
+    length = max(1, rng.choice(SIZES) // dtype.itemsize)
+    x = ((np.arange(length) + number) % 251).astype(dtype)
+    return x.reshape(2, -1) if length % 2 == 0 and rng.random() < 0.3 else x
+
+
+def like(x: Any, kind: str) -> Any:
+    """A place for `x`: a numpy array or a tensor, or None."""
+    if kind == "none":
+        return None
+    return torch.from_numpy(np.zeros_like(x)) if kind == "torch" else np.zeros_like(x)
+
+
+def busy(rng: random.Random) -> None:
+    """Compute, so that one side is late."""
+    sum(range(rng.choice([0, 0, 10, 1000, 20_000])))
+
+
+async def exchange(group: Group, rng: random.Random, step: int, late: random.Random) -> None:
+    """Some messages one way, received by tag or in order."""
+    sender = rng.randrange(2)
+    messages = [
+        (rng.choice([*TAGS, f"step {step}"]), drawn(rng, step + at), rng.random() < 0.3)
+        for at in range(rng.choice([1, 1, 1, 2, 5, 12]))
+    ]
+    if rng.random() < 0.5:  # one kind again and again, as in a loop
+        messages = messages[:1] * len(messages)
+    in_order, ahead = rng.random() < 0.5, rng.random() < 0.3
+    places = [rng.choice(["numpy", "torch", "none"]) for _ in messages]
+    anyone = rng.random() < 0.2
+    if group.rank == sender:
+        works = []
+        for tag, x, is_tensor in messages:
+            busy(late)
+            works.append(group.isend(torch.from_numpy(x) if is_tensor else x, 1 - sender, tag=tag))
+        for work in works:
+            await work
+        return
+    order = list(range(len(messages)))
+    if not in_order:  # in order within each tag
+        order.sort(key=lambda at: str(messages[at][0]))
+    source: Any = ANY_SOURCE if anyone else sender
+    receives = []
+    for at in order:
+        tag, x, _ = messages[at]
+        busy(late)
+        out = like(x, places[at])
+        work = group.irecv(src=source, tag=ANY_TAG if in_order else tag, out=out)
+        receives.append((at, out, work))
+        if not ahead:
+            await work
+    for at, out, work in receives:
+        tag, x, is_tensor = messages[at]
+        found = await work
+        assert out is None or found is out
+        assert (work.source, work.tag, work.op) == (sender, tag, "recv")
+        assert isinstance(found, torch.Tensor) == (
+            is_tensor if out is None else places[at] == "torch"
+        )
+        assert found.shape == x.shape
+        assert np.asarray(found).tobytes() == x.tobytes(), (step, at)
+
+
+async def program(group: Group, seed: int, without: tuple[int, ...], steps: int) -> Any:
+    """Run a program, without the compiled part on some ranks."""
+    express = group._context.p2p_express
+    if group.rank in without:
+        for name in ("send", "recv"):
+            vars(express).pop(name, None)
+    rng, late = random.Random(seed), random.Random(seed * 2 + group.rank)
+    x, out = np.arange(8.0) + group.rank, np.zeros(8)
+    await group.barrier()  # sets up shared memory, which takes some messages
+    for step in range(steps):
+        await exchange(group, rng, step, late)
+        for _ in range(rng.choice([0, 0, 20])):
+            await group.sendrecv(x, 1 - group.rank, src=1 - group.rank, out=out)
+            assert out[0] == 1 - group.rank
+    for _ in range(2):
+        await group.barrier()  # nothing is on its way any more
+    return group.bytes_moved
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(torch is None, reason="needs torch")
+@pytest.mark.parametrize("without", [(), (0,), (1,), (0, 1)])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_messages_are_alike_with_and_without_the_compiled_part(
+    without: tuple[int, ...], transport: str
+) -> None:
+    run = partial(program, seed=len(without), without=without, steps=60)
+    (sent, received), back = aiodist.run(run, nprocs=2, transports=(transport,))
+    assert back == (received, sent)
