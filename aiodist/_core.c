@@ -2704,7 +2704,7 @@ typedef struct {
 
 typedef struct {
     STARTER;
-    PyObject *neighbours, *unread, *boxes, *receives, *owing;
+    PyObject *neighbours, *frames, *boxes, *receives, *owing;
     PyObject *send, *recv, *packed, *let_all_go, *took, *express, *any_tag;
     long long window, most, batch;
     int rank, size, crowded, dozes;
@@ -2712,7 +2712,7 @@ typedef struct {
 } Messages;
 
 static const Ref messages_refs[] = {
-    REF(Messages, neighbours), REF(Messages, unread), REF(Messages, boxes),
+    REF(Messages, neighbours), REF(Messages, frames), REF(Messages, boxes),
     REF(Messages, receives),   REF(Messages, owing),  REF(Messages, send),
     REF(Messages, recv),       REF(Messages, packed), REF(Messages, let_all_go),
     REF(Messages, took),       REF(Messages, express), REF(Messages, any_tag), {0}};
@@ -2932,7 +2932,7 @@ static PyObject *send_known(Messages *messages, PyObject *x, PyObject *dst, PyOb
         line->sends->total + envelope.cost > messages->most)
         goto end;
     // A frame that is held for this rank goes first.
-    if (PyDict_GET_SIZE(messages->unread)) {
+    if (PyDict_GET_SIZE(messages->frames)) {
         packed = PyObject_CallOneArg(messages->packed, dst);
         if (!packed) goto end;
     }
@@ -2946,7 +2946,7 @@ static PyObject *send_known(Messages *messages, PyObject *x, PyObject *dst, PyOb
     rings = (Rings *)Py_NewRef(line->rings);
     if (ahead) {
         memcpy(place, PyBytes_AS_STRING(packed), ahead);
-        if (PyDict_DelItem(messages->unread, dst) < 0) goto failed;
+        if (PyDict_DelItem(messages->frames, dst) < 0) goto failed;
     }
     memcpy(place + ahead, envelope.head, envelope.before);
     rings->sent += envelope.nbytes;
@@ -3068,7 +3068,7 @@ static PyObject *receive_known(Messages *messages, PyObject *src, PyObject *tag,
         }
         long long have = bytes_there(rings);
         if (!have) {
-            if (PyDict_GET_SIZE(messages->unread)) {
+            if (PyDict_GET_SIZE(messages->frames)) {
                 PyObject *done = PyObject_CallNoArgs(messages->let_all_go);
                 Py_XDECREF(done);
                 if (!done || !rings->words) goto end;
@@ -3232,7 +3232,7 @@ static PyObject *messages_new(PyTypeObject *type, PyObject *args, PyObject *keyw
     if (!PyErr_Occurred()) messages->most = number_from(keywords, "most");
     if (!PyErr_Occurred()) messages->batch = number_from(keywords, "batch");
     if (PyErr_Occurred()) goto failed;
-    if (messages->size < 1 || messages->size > 1 << 20 || !PyDict_Check(messages->unread) ||
+    if (messages->size < 1 || messages->size > 1 << 20 || !PyDict_Check(messages->frames) ||
         !PyDict_Check(messages->boxes) || !PyDict_Check(messages->receives) ||
         !PySet_Check(messages->owing)) {
         messages->size = 0;

@@ -39,7 +39,7 @@ KIB: Final = 1024
 COST: Final = 256
 """What a message costs in addition to its bytes."""
 
-WINDOW: Final = 640 * KIB
+WINDOW: Final = 256 * KIB
 """The most that unconsumed messages of one sender and tag cost, if ranks are near."""
 
 TOTAL: Final = 4096 * KIB
@@ -48,11 +48,11 @@ TOTAL: Final = 4096 * KIB
 FAR_WINDOW: Final = 8192 * KIB
 """The most for one tag at any distance. All tags together have twice as much."""
 
-BATCH: Final = 192 * KIB
+BATCH: Final = 160 * KIB
 """How much must be consumed before credit is returned. After a while without traffic, less is
 returned, too. It goes with the next frame to the sender, if one follows soon."""
 
-EAGER: Final = 257 * KIB
+EAGER: Final = 65 * KIB
 """The most bytes (metadata and data) of a message that is sent before a receive takes it: 64 KiB of
 data, and the description of an array."""
 

@@ -182,7 +182,8 @@ class P2PExpress:
             self._sender.repay(dst, tag, price)
             self._forget(dst)  # there may be a newer one
             return None
-        self._teach("send", form, form, described(x))
+        if self._teaches(link, form):
+            self._teach("send", form, form, described(x))
         work: Work[None] = Work.begin(self._loop, "send", tag, None, form.spec.nbytes)
         # If the loop is due, give it a turn now, while the message is in flight, and not when the
         # answer is there.
@@ -262,12 +263,13 @@ class P2PExpress:
         self._moved.received += len(form.meta)
         if value is out and type(out) is not np.ndarray:
             tensors.mark_written(out)
-        if out is None:
-            make = partial(_new, form.spec)
-            self._teach("recv", form, form.spec, word(None), described(value), finish=make)
-        else:
-            mark = tensors.mark_written if type(out) is not np.ndarray else None
-            self._teach("recv", form, form, described(out, is_place=True), finish=mark)
+        if self._teaches(link, form):
+            if out is None:
+                make = partial(_new, form.spec)
+                self._teach("recv", form, form.spec, word(None), described(value), finish=make)
+            else:
+                mark = tensors.mark_written if type(out) is not np.ndarray else None
+                self._teach("recv", form, form, described(out, is_place=True), finish=mark)
         work.source = src
         work.finish_within_call(value, self._note(work, form, src))
         return work
@@ -362,7 +364,7 @@ class P2PExpress:
             ordinary=Work,
             unseen=self._records.unseen,
             neighbours=neighbours,
-            unread=self._held,
+            frames=self._held,
             boxes=boxes,
             receives=receives,
             owing=owing,
@@ -383,6 +385,10 @@ class P2PExpress:
         )
         vars(self).update(send=self._compiled.send, recv=self._compiled.recv)
 
+    def _teaches(self, link: FramedLink, form: MessageForm) -> bool:
+        """Whether the compiled part can send and receive such messages over this link."""
+        return self._compiled is not None and link.rings is not None and not form.is_pushed
+
     def _teach(
         self,
         op: str,
@@ -397,7 +403,7 @@ class P2PExpress:
         which `finish` makes. Otherwise `finish` is called with the array that was written. The new
         kind replaces the one of the same `name`.
         """
-        if self._compiled is not None and not form.is_pushed and None not in parts:
+        if None not in parts:
             self._compiled.know(op, name, [*parts], -1, False, form, finish)
 
     def _packed(self, dst: int) -> bytes | None:

@@ -34,7 +34,7 @@ matched later, as in MPI.
 
 **Bounds** for each sender at each receiver. It is a ProtocolError if a sender exceeds them:
 
-* Unconsumed messages cost at most 640 KiB for each tag, and 4 MiB in all. A message costs 256
+* Unconsumed messages cost at most 256 KiB for each tag, and 4 MiB in all. A message costs 256
   bytes, its tag, and what has been sent of it. In Python objects this is about five times as much
   in the worst case, empty messages with different tags.
 * Beyond these 4 MiB, there may be one message (at most 67 KiB) for every tag that a receive or

@@ -46,7 +46,7 @@ from __future__ import annotations
 from typing import Final
 
 MAGIC: Final = "aiodist"
-VERSION: Final = 3
+VERSION: Final = 2
 
 HELLO: Final = 1
 HELLO_ACK: Final = 2

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from aiodist.buffers.encoding import encode
 from aiodist.errors import AiodistError, ProtocolError
 from aiodist.p2p import frames as wire
-from aiodist.p2p.credit import EAGER as MAX_EAGER
 from aiodist.p2p.credit import MAX_WANTS, TOTAL
 from aiodist.transports.base import deliver
 from aiodist.wire.frames import pack_fields
@@ -48,7 +47,7 @@ MALFORMED: list[tuple[tuple[Any, ...], int]] = [
     ((wire.EAGER, 2**63, False, 1), 10),
     ((wire.EAGER, "x" * 1025, False, 1), 10),
     ((wire.EAGER, [1], False, 1), 10),
-    ((wire.EAGER, 0, False, 1), MAX_EAGER + 1),
+    ((wire.EAGER, 0, False, 1), 65 * 1024 + 1),
     ((wire.EAGER, 0, True, 1), 10),
     ((wire.RTS, 0, False, 0, 10, 10), 9),
     ((wire.RTS, 0, False, 0, 0, 10), 0),
@@ -112,7 +111,7 @@ def test_garbage_raises_nothing_but_protocol_errors(make_net: Any, frames: Any) 
 @pytest.mark.parametrize("nbytes", [1, 10_000])
 def test_messages_beyond_the_window_of_a_tag(net: Any, nbytes: int) -> None:
     with pytest.raises(ProtocolError, match="credit"):
-        for _ in range(5000):
+        for _ in range(2000):
             put(net, (wire.EAGER, "t", False, 1), bytes(nbytes))
 
 
@@ -138,7 +137,7 @@ def test_a_want_is_good_for_one_message(net: Any) -> None:
 
 def test_announcements_cost_too(net: Any) -> None:
     with pytest.raises(ProtocolError, match="credit"):
-        for sid in range(5000):
+        for sid in range(2000):
             announce(net, sid)
 
 

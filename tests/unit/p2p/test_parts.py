@@ -27,7 +27,7 @@ def test_the_limits_are_related_as_the_proof_needs_them(way: int) -> None:
 def test_what_far_ranks_send_is_limited_as_well() -> None:
     limits = credit.limits_for(credit.FAR_WINDOW)
     books, other = SenderCredit(limits), ReceiverCredit(limits)
-    price = credit.FAR_WINDOW // 16
+    price = credit.WINDOW
     for _ in range(credit.FAR_WINDOW // price):
         assert books.pay("a", price)
         other.charge("a", price, wanted=False)

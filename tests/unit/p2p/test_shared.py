@@ -92,7 +92,7 @@ def assert_idle(net: Any) -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-@pytest.mark.parametrize("nbytes", [400_000, 5 * MIB])
+@pytest.mark.parametrize("nbytes", [100_000, 5 * MIB])
 def test_data_is_read_where_it_lies(net: Any, waits: bool, nbytes: int) -> None:
     x = ramp(net, nbytes, 3)
     if waits:
@@ -139,21 +139,21 @@ def test_little_that_is_mapped_is_pushed_where_receives_wait(
     net = build(make_net, "mapped", monkeypatch)
     monkeypatch.setattr(wire, "MOST_PUSHED", MIB)
     for number in range(3):
-        receiving, out = receive(net, 400_000)
-        sending = net.engines[0].send(ramp(net, 400_000, number), 1)
+        receiving, out = receive(net, 100_000)
+        sending = net.engines[0].send(ramp(net, 100_000, number), 1)
         net.settle()
         assert sending.done() and receiving.result() is out
-        assert (out == ramp(net, 400_000, number)).all()
+        assert (out == ramp(net, 100_000, number)).all()
     first = [wire.RTS, wire.DATA, wire.FIN]
     assert net.kinds(0, 1) == first + [wire.PUSH, wire.DATA, wire.FIN] * 2
-    net.engines[0].send(ramp(net, 400_000), 1)  # pushed, and nobody waits: no leave for the next
+    net.engines[0].send(ramp(net, 100_000), 1)  # pushed, and nobody waits: no leave for the next
     net.settle()
-    net.engines[0].send(ramp(net, 400_000), 1)
+    net.engines[0].send(ramp(net, 100_000), 1)
     net.settle()
     for _ in range(2):
-        receiving, out = receive(net, 400_000)
+        receiving, out = receive(net, 100_000)
         net.settle()
-        assert receiving.result() is out and (out == ramp(net, 400_000)).all()
+        assert receiving.result() is out and (out == ramp(net, 100_000)).all()
     assert net.kinds(0, 1)[-2:] == [wire.RTS, wire.FIN]
     assert_idle(net)
 
