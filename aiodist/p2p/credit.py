@@ -7,7 +7,8 @@ because messages in flight count until the receiver's answer is back. Both sides
 limits.
 
 Why does no message wait for ever? There are two facts. Credit that was consumed and not returned
-yet is always less than `BATCH`. And ``window - BATCH >= MOST`` and ``total - BATCH >= MOST``.
+yet is always less than `SHARED_BATCH`, which is more than `BATCH`. And ``window - SHARED_BATCH >=
+MOST`` and ``total - SHARED_BATCH >= MOST``.
 
 * A message is held back by the window of its tag. Then the receiver has unconsumed messages of that
   tag, so a receive of it finds one. Taking it returns the credit.
@@ -48,9 +49,13 @@ TOTAL: Final = 4096 * KIB
 FAR_WINDOW: Final = 8192 * KIB
 """The most for one tag at any distance. All tags together have twice as much."""
 
-BATCH: Final = 160 * KIB
+BATCH: Final = 64 * KIB
 """How much must be consumed before credit is returned. After a while without traffic, less is
 returned, too. It goes with the next frame to the sender, if one follows soon."""
+
+SHARED_BATCH: Final = 160 * KIB
+"""The same for messages that the compiled part receives in shared memory, where returning credit
+takes longer than such a message."""
 
 EAGER: Final = 65 * KIB
 """The most bytes (metadata and data) of a message that is sent before a receive takes it: 64 KiB of

@@ -30,7 +30,7 @@ from aiodist.compiled import core
 from aiodist.errors import ProtocolError
 from aiodist.links.endpoint import Endpoint
 from aiodist.p2p import frames as wire
-from aiodist.p2p.credit import BATCH, EAGER, Key, MessageTag, cost
+from aiodist.p2p.credit import EAGER, SHARED_BATCH, Key, MessageTag, cost
 from aiodist.p2p.point_to_point import PointToPoint, as_tag
 from aiodist.recorder import Records
 from aiodist.transports import futex
@@ -381,7 +381,7 @@ class P2PExpress:
             dozes=futex.works(),
             window=limits.window,
             most=limits.total,
-            batch=BATCH,
+            batch=SHARED_BATCH,
         )
         vars(self).update(send=self._compiled.send, recv=self._compiled.recv)
 

@@ -16,8 +16,9 @@ from aiodist.p2p.pieces import Pieces, cut
 @pytest.mark.parametrize("way", [0, 1, credit.WINDOW, 10**6, 10**7, 10**12])
 def test_the_limits_are_related_as_the_proof_needs_them(way: int) -> None:
     window, total, ahead = credit.limits_for(way)
-    assert window - credit.BATCH >= credit.MOST
-    assert total - credit.BATCH >= credit.MOST
+    assert window - credit.SHARED_BATCH >= credit.MOST
+    assert total - credit.SHARED_BATCH >= credit.MOST
+    assert credit.BATCH <= credit.SHARED_BATCH
     assert credit.WINDOW <= window <= credit.FAR_WINDOW and credit.TOTAL <= total <= 16 << 20
     assert window >= min(way, credit.FAR_WINDOW)  # the way is filled by one tag
     assert total >= 2 * window  # and one that nobody receives leaves room for others
