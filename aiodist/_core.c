@@ -3196,12 +3196,14 @@ static int messages_traverse(Messages *messages, visitproc visit, void *arg) {
     for (int rank = 0; messages->lines && rank < messages->size; rank++) {
         Py_VISIT(messages->lines[rank].link);
         Py_VISIT(messages->lines[rank].rings);
+        Py_VISIT(messages->lines[rank].waiting);
     }
     const int found = visit_refs(messages, messages_refs, visit, arg);
     return found ? found : visit_starter((Starter *)messages, visit, arg);
 }
 
 static int messages_clear(Messages *messages) {
+    for (int rank = 0; messages->lines && rank < messages->size; rank++) drop_line(&messages->lines[rank]);
     Py_CLEAR(messages->send);
     Py_CLEAR(messages->recv);
     Py_CLEAR(messages->packed);
@@ -3213,7 +3215,7 @@ static int messages_clear(Messages *messages) {
 
 static void messages_dealloc(Messages *messages) {
     PyObject_GC_UnTrack(messages);
-    for (int rank = 0; messages->lines && rank < messages->size; rank++) drop_line(&messages->lines[rank]);
+    messages_clear(messages);
     PyMem_Free(messages->lines);
     drop_starter((Starter *)messages, messages_refs);
 }

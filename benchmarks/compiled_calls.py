@@ -10,7 +10,7 @@ import argparse
 import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,20 @@ from aiodist import Group, compiled
 
 SIZES = {8: 2000, 64 << 10: 1000, 1 << 20: 100}
 """Bytes of an array, and how many calls are measured in a turn."""
-CALLS: dict[str, Callable[[Group, Any, str | None], aiodist.Work[Any]]] = {
+CALLS: dict[str, Callable[[Group, Any, str | None], Awaitable[Any]]] = {
     "all_reduce": lambda group, x, tag: group.all_reduce(x, tag=tag),
     "all_gather": lambda group, x, tag: group.all_gather(x, tag=tag),
     "broadcast": lambda group, x, tag: group.broadcast(x, 0, tag=tag),
     "all_to_all": lambda group, x, tag: group.all_to_all([x] * group.size, tag=tag),
     "reduce": lambda group, x, tag: group.reduce(x, 0, tag=tag),
 }
+MESSAGES = {
+    "sendrecv": lambda group, x, tag: group.sendrecv(
+        x, (group.rank + 1) % group.size, src=(group.rank - 1) % group.size, out=x
+    ),
+    "one way": lambda group, x, tag: one_way(group, x),
+}
+"""Around the ring of all ranks, and one message after the other from rank 0 to rank 1."""
 METRICS = {
     "all_gather of numbers": lambda group, x, tag: group.all_gather(metrics(), tag=tag),
     "and of a string": lambda group, x, tag: group.all_gather(
@@ -35,7 +42,7 @@ METRICS = {
 }
 """Calls with values that change each time."""
 STEPS = itertools.count()
-CASES = [*((op, None) for op in CALLS), ("all_reduce", "loss")]
+CASES = [*((op, None) for op in (*CALLS, *MESSAGES)), ("all_reduce", "loss")]
 
 Case = tuple[str, str | None, int]
 
@@ -43,6 +50,17 @@ Case = tuple[str, str | None, int]
 def metrics() -> dict[str, float]:
     """What ranks tell each other of a step."""
     return {"loss": 1 / (1 + next(STEPS)), "step": next(STEPS)}
+
+
+def one_way(group: Group, x: Any) -> Awaitable[Any]:
+    """Send `x` to rank 1, and receive it there. The other ranks do nothing."""
+    if group.rank == 0:
+        return group.send(x, 1)
+    return group.recv(src=0, out=x) if group.rank == 1 else nothing()
+
+
+async def nothing() -> None:
+    """Neither send nor receive."""
 
 
 def cases() -> list[Case]:
@@ -55,7 +73,7 @@ async def measured(group: Group) -> dict[Case, list[float]]:
     """Seconds of each call on this rank."""
     found: dict[Case, list[float]] = {}
     for op, tag, nbytes in cases():
-        call, x = {**CALLS, **METRICS}[op], np.ones(nbytes // 8)
+        call, x = {**CALLS, **MESSAGES, **METRICS}[op], np.ones(nbytes // 8)
         times = found[op, tag, nbytes] = []
         for number in range(SIZES[nbytes] + 20):
             x.fill(1)

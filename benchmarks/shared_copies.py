@@ -27,7 +27,16 @@ def copy(way: str, into: memoryview, data: memoryview) -> None:
     if way == "plain":
         into[:] = data
     else:
-        core.copy_to_shared(into, data, way == "streaming")  # type: ignore[union-attr]
+        assert core is not None  # `main` has checked it
+        core.copy_to_shared(into, data, way == "streaming")
+
+
+def wait(words: memoryview, at: int, turn: int) -> None:
+    """Look until the other rank has written `turn`. Raises TimeoutError if it seems to be gone."""
+    until = time.perf_counter() + 30
+    while words[at] != turn:
+        if time.perf_counter() > until:
+            raise TimeoutError("the other process does not answer")
 
 
 def rank(number: int, memory: memoryview, cases: list[tuple[str, int]], rounds: int) -> list[float]:
@@ -47,8 +56,7 @@ def rank(number: int, memory: memoryview, cases: list[tuple[str, int]], rounds: 
                     copy(way, areas[writer][:nbytes], data)
                     words[128 * number] = turn
                 else:
-                    while words[128 * writer] != turn:
-                        pass
+                    wait(words, 128 * writer, turn)
                     data[:] = areas[writer][:nbytes]
             seconds.append(time.perf_counter() - started)
         medians.append(statistics.median(seconds))

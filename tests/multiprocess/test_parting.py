@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 import aiodist
-from aiodist import Group
+from aiodist import Group, compiled
 from aiodist.transports import polling
 
 pytestmark = pytest.mark.skipif(
@@ -17,7 +18,17 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-async def main(group: Group) -> tuple[list[Any], bool]:
+async def by_messages(group: Group, x: Any) -> None:
+    """Exchange arrays, without a collective."""
+    other = 1 - group.rank
+    await group.sendrecv(x, other, src=other, out=x)
+
+
+async def by_collectives(group: Group, x: Any) -> None:
+    await group.all_reduce(x)
+
+
+async def main(group: Group, call: Any = by_collectives) -> tuple[list[Any], bool]:
     """Go to one core again and again, until a rank leaves it by itself."""
     moves: list[Any] = []
     place, allowed = os.sched_setaffinity, os.sched_getaffinity(0)
@@ -28,20 +39,27 @@ async def main(group: Group) -> tuple[list[Any], bool]:
 
     os.sched_setaffinity = noted
     polling.Neighbours.compute = lambda self, now: False  # type: ignore[method-assign]
-    x = np.ones(1)
-    while not await group.all_reduce(len(moves)):
+    x, other = np.ones(1), 1 - group.rank
+    # Each tells the other one by a message, so that no collective has parted them.
+    while not len(moves) + await group.sendrecv(len(moves), other, src=other):
         place(0, {min(allowed)})
         place(0, allowed)
         for _ in range(100):
-            await group.all_reduce(x)
+            await call(group, x)
     return moves, os.sched_getaffinity(0) == allowed
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("core", ["", "python"])
-def test_the_last_one_moves_to_another_core(monkeypatch: pytest.MonkeyPatch, core: str) -> None:
+@pytest.mark.parametrize(
+    ("core", "call"), [("", by_collectives), ("python", by_collectives), ("", by_messages)]
+)
+def test_the_last_one_moves_to_another_core(
+    monkeypatch: pytest.MonkeyPatch, core: str, call: Any
+) -> None:
+    if call is by_messages and compiled.core is None:
+        pytest.skip("the Python code does not say on which core it waits for messages")
     monkeypatch.setenv("AIODIST_CORE", core)
-    (first, kept), (moves, kept_too) = aiodist.run(main, nprocs=2)
+    (first, kept), (moves, kept_too) = aiodist.run(partial(main, call=call), nprocs=2)
     assert not first
     (to, back), *_ = zip(moves[::2], moves[1::2], strict=True)
     # Linux may have put both on another core meanwhile, so it is not known which core is the other.
