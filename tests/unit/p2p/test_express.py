@@ -458,7 +458,7 @@ async def test_sendrecv_is_one_work(transport, short):
         assert (await a.recv(src=1) == x).all()
 
 
-async def test_a_sendrecv_that_nobody_awaits_is_noticed():
+async def test_a_sendrecv_that_nobody_awaits_is_noticed(short):
     x, out = np.arange(3.0), np.zeros(3)
     async with pair("shm") as (a, b):
         for _ in range(2):
