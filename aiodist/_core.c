@@ -47,7 +47,7 @@
 #include <unistd.h>
 #endif
 
-#define LAYOUT 11      // aiodist.compiled refuses a build with another number
+#define LAYOUT 12      // aiodist.compiled refuses a build with another number
 #define BLOCK 1024     // elements in one step of the work, so that they stay in the first cache
 #define ALONE 32768    // from so many bytes on, other threads may run meanwhile
 
@@ -982,6 +982,10 @@ typedef struct {
     PyObject *express, *heads;  // the owner; by tag, the bytes before the data
     int reduces;
     Peer *posters;              // by peer; NULL: this is no tape of posts
+    // Operations go round in the area: each begins so many bytes behind the last one. `begin`: where
+    // this one does.
+    Py_ssize_t apart, begin;
+    int turns;
 } Tape;
 
 static Row *row_of(Tape *tape) { return (Row *)tape->lane; }
@@ -1277,23 +1281,23 @@ static int end_phase(Tape *tape) {
     return tape->last && reach(tape, over) < 0 ? -1 : 1;
 }
 
-static char *place(const Where *where, char *const *user) {
-    return (where->user < 0 ? where->base : user[where->user]) + where->offset;
+static char *place(const Tape *tape, const Where *where, char *const *user) {
+    return (where->user < 0 ? where->base + tape->begin : user[where->user]) + where->offset;
 }
 
 static void do_step(Tape *tape, const Step *step, char *const *user) {
     const Py_ssize_t length = (Py_ssize_t)step->count, itemsize = tape->kernel->itemsize;
     const int is_shared = step->into.user < 0;
-    char *into = place(&step->into, user);
+    char *into = place(tape, &step->into, user);
     if (step->kind == DO_COPY) {
         if (is_shared)
-            copy_to_shared(into, place(step->from, user), length * itemsize);
+            copy_to_shared(into, place(tape, step->from, user), length * itemsize);
         else
-            memcpy(into, place(step->from, user), length * itemsize);
+            memcpy(into, place(tape, step->from, user), length * itemsize);
         return;
     }
     void *places[FEW];
-    for (int k = 0; k < step->operands; k++) places[k] = place(&step->from[k], user);
+    for (int k = 0; k < step->operands; k++) places[k] = place(tape, &step->from[k], user);
     if (!is_shared || length * itemsize < STREAMED || !streams()) {
         tape->kernel->run(into, places, step->operands, length, tape->size);
         return;
@@ -1322,10 +1326,11 @@ static int do_call(PyObject *function, PyObject *given) {
 
 // Run the steps from the number `at` on. Returns how many are done, or one of the above.
 static int run_tape(Tape *tape, PyObject *given, char *const *user, Leaves *leaves, int at) {
+    Row *row = row_of(tape);
+    tape->begin = (row->seq >> 1) % tape->turns * tape->apart;  // as in `board.in_round`
     for (; at < tape->steps; at++) {
         const Step *step = &tape->step[at];
         if (step->kind == DO_PUBLISH) {
-            Row *row = row_of(tape);
             if (reach(tape, row->base + ++row->publishes) < 0) return FAILED;
         } else if (step->kind == DO_AWAIT) {
             const int there = wait_for(tape, step->count);
@@ -1577,7 +1582,8 @@ static int parse_place(Tape *tape, PyObject *words, Py_ssize_t length, int writt
         return -1;
     }
     const Py_ssize_t room =
-        buffer < USER ? tape->lengths[buffer] : tape->buffers[area].len / itemsize;
+        buffer < USER ? tape->lengths[buffer]
+                      : (tape->buffers[area].len - (tape->turns - 1) * tape->apart) / itemsize;
     if (start > room || length > room - start) {
         PyErr_SetString(PyExc_ValueError, "a step goes beyond its memory");
         return -1;
@@ -1671,11 +1677,12 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *keywords
                             "dtype",  "shown",    "taken", "words",      "ranks",   "areas",  "steps",
                             "lengths", "kernel",  "size",  "area",       "polls",   "crowded", "last",
                             "op",     "call",     "digest", "nbytes",    "finish",  "unended", "posters",
-                            "heads",  "express",  "reduces", NULL};
+                            "heads",  "express",  "reduces", "apart", "places", NULL};
     PyObject *lane, *progress, *naps, *neighbours, *moved, *free, *fallback, *dtype,
         *boards, *ranks, *areas, *steps, *op, *call, *nbytes, *finish, *posters = NULL, *heads = NULL,
         *express = NULL;
-    int reduces = 0;
+    int reduces = 0, turns = 1;
+    Py_ssize_t apart = 0;
     unsigned long long digest;
     long long sent, received;
     Py_ssize_t lengths[USER];
@@ -1684,13 +1691,13 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     State *state = state_of(type);
     if (!state) return NULL;
     if (!PyArg_ParseTupleAndKeywords(
-            args, keywords, "OO!O!OO!O!OOLLO!O!O!O!(nn)idipppO!O!KO!Oi|O!OOp:Tape", words, &lane,
+            args, keywords, "OO!O!OO!O!OOLLO!O!O!O!(nn)idipppO!O!KO!Oi|O!OOpni:Tape", words, &lane,
             state->pace, &progress, state->naps, &naps, &neighbours, state->counts, &moved,
             &PyList_Type, &free, &fallback, &dtype, &sent, &received, &PyList_Type, &boards,
             &PyList_Type, &ranks, &PyList_Type, &areas, &PyList_Type, &steps, &lengths[0],
             &lengths[1], &kernel, &size, &area, &polls, &crowded, &last, &PyUnicode_Type, &op,
             &PyBytes_Type, &call, &digest, &PyLong_Type, &nbytes, &finish, &unended, &PyList_Type,
-            &posters, &heads, &express, &reduces))
+            &posters, &heads, &express, &reduces, &apart, &turns))
         return NULL;
     if (!PyObject_TypeCheck(lane, posters ? state->ring : state->row)) {
         PyErr_SetString(PyExc_TypeError, "a tape is for a lane");
@@ -1698,7 +1705,8 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     }
     const Py_ssize_t pages = PyList_GET_SIZE(boards), all = pages + PyList_GET_SIZE(areas);
     if (pages < 1 || all > 1 << 16 || kernel >= COUNT || lengths[0] < 0 ||
-        PyList_GET_SIZE(steps) > 1 << 16 || area < 0 || area >= PyList_GET_SIZE(free)) {
+        PyList_GET_SIZE(steps) > 1 << 16 || area < 0 || area >= PyList_GET_SIZE(free) || apart < 0 ||
+        apart > 1 << 30 || turns < 1 || turns > 1 << 10) {
         PyErr_SetString(PyExc_ValueError, "no such tape can be made");
         return NULL;
     }
@@ -1726,6 +1734,8 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     tape->kernel = kernel < 0 ? NULL : &entries[kernel];
     tape->size = size;
     tape->area = area;
+    tape->apart = apart;
+    tape->turns = turns;
     tape->polls = polls;
     tape->crowded = crowded;
     tape->last = last;

@@ -20,7 +20,7 @@ from aiodist.engine.phase import Phase, Spans
 from aiodist.errors import PeerLostError
 from aiodist.schedules.plan import Await, Copy, Grant, Publish, Recv, Reduce, Send, Step
 from aiodist.schedules.script import Pages, ahead
-from aiodist.shared_memory.board import A_PHASE, AREAS, SMALL
+from aiodist.shared_memory.board import A_PHASE, AREAS, LEAST_IN_ROUND, SMALL, in_round
 from aiodist.shared_memory.lane import Lane
 from aiodist.shared_memory.posts import CHEAP_COPY
 
@@ -78,7 +78,30 @@ def area_of(phase: Phase, lane: Lane, seq: int, number: int) -> int:
             f"the data has {publishes} pieces, but a collective may have {A_PHASE - 1} at most: "
             "move fewer bytes at a time"
         )
+    if phase.shared >= LEAST_IN_ROUND and goes_round(phase, lane):
+        return in_round(phase.shared, seq + number)
     return area_for(phase.shared, seq, number, lane.by_turns)
+
+
+def goes_round(phase: Phase, lane: Lane) -> bool:
+    """Whether `phase` begins in another place of its area each time: see `board.in_round`."""
+    return lane.goes_round and LEAST_IN_ROUND <= (phase.shared or 0) <= lane.by_turns
+
+
+def by_turn(
+    make: Callable[[Phase, Lane, int], Callable[[Any], int]], phase: Phase, lane: Lane
+) -> Callable[[Any], int]:
+    """Return what `make` returns for the first phase of the operation that has entered, wherever it
+    begins."""
+    made: dict[int, Callable[[Any], int]] = {}
+
+    def run(x: Any) -> int:
+        at = area_of(phase, lane, lane.seq, 0)
+        if at not in made:
+            made[at] = make(phase, lane, at)
+        return made[at](x)
+
+    return run
 
 
 def begin_area(phase: Phase, lane: Lane | None, seq: int) -> int | None:

@@ -82,7 +82,8 @@ class Phase(NamedTuple):
     """A plan to run on a memory.
 
     `shared`: how many bytes the plan needs of the area of each rank, or None if it uses no shared
-    memory. `itemsize`: the bytes of a unit of such a plan.
+    memory. 0: ranks need different numbers of bytes, for which a small area has room. `itemsize`:
+    the bytes of a unit of such a plan.
 
     `direct`: makes the plan to run instead, if all ranks have their arrays in memory that all see.
     It takes the places of the others, and makes the memory show those arrays. Raises ProtocolError

@@ -22,7 +22,7 @@ from aiodist.schedules.choose_values import choose_share
 from aiodist.schedules.costs import Costs
 from aiodist.schedules.teams import Teams, spans_hosts
 from aiodist.shared_memory.berths import Berths
-from aiodist.shared_memory.board import BULK, SMALL
+from aiodist.shared_memory.board import BULK
 from aiodist.types import Tag
 
 T = TypeVar("T")
@@ -151,15 +151,13 @@ def share(
     if on_lane and spans_hosts(place.teams):
         by_hub = of_one and choose_share(len(place.teams), place.costs).algorithm is star.all_gather
         plan = prepared(team_whole.share, place.rank, place.teams, by_hub, root if by_hub else None)
-        yield Phase(
-            plan, memory, len(own), SMALL if place.size <= MAX_RANKS_IN_SMALL_AREA else BULK
-        )
+        yield Phase(plan, memory, len(own), 0 if place.size <= MAX_RANKS_IN_SMALL_AREA else BULK)
         # Now the phase is over, so no rank gave up meanwhile. Bad data was written like that.
         memory.check()
     elif on_lane:
         # Each rank has one cell, the whole of its small area.
         plan = prepared(pull_whole.share, place.rank, place.size, 1)
-        yield Phase(plan, memory, len(own), SMALL)
+        yield Phase(plan, memory, len(own), 0)
         memory.check()
     else:
         yield Phase(share_over_links(place, first=first, of_one=of_one), memory)

@@ -22,7 +22,7 @@ from typing import Any
 
 from aiodist.buffers.vector import Vector
 from aiodist.engine.early import Key
-from aiodist.engine.executor import ALL, Executor, area_for, area_of
+from aiodist.engine.executor import ALL, Executor, area_for, area_of, by_turn, goes_round
 from aiodist.engine.operation import NoResult, Operation, Program
 from aiodist.engine.phase import Phase
 from aiodist.phases.base import Call
@@ -135,7 +135,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
                 done = (recipe.at_once.get(area) or self._fused(recipe, area))(flat)
             else:
                 assert isinstance(recipe, LaneRecipe)
-                executor = recipe.executor(flat, lane, area, place)
+                executor = recipe.executor(flat, lane, area_of(phase, lane, seq, 0), place)
                 done = ALL if executor.run() else 0
         except Exception as error:
             if executor is not None:
@@ -159,8 +159,9 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         """Make the function that runs `recipe` in `area`."""
         phase, lane = recipe.phase, self._lane
         assert recipe.fused is not None
-        run = recipe.fused(phase, lane, area)
-        run = tape_of(recipe, phase, lane, area, run) or run
+        fused, turns = recipe.fused, goes_round(phase, lane)
+        run = by_turn(fused, phase, lane) if turns else fused(phase, lane, area)
+        run = tape_of(recipe, phase, lane, area, run, goes_round=turns) or run
         if is_tape(run) and phase.direct is None:
             even, odd = recipe.tapes
             recipe.tapes = (even if area == 1 else run, odd if area == 0 else run)

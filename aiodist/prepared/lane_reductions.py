@@ -20,13 +20,14 @@ from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import DtypeGroup, split_slots
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.forms import Form, placing
-from aiodist.engine.executor import Executor, all_at_once, in_steps
+from aiodist.engine.executor import Executor, all_at_once, area_of, in_steps
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase
 from aiodist.phases import pulls
 from aiodist.phases.base import Call
 from aiodist.prepared.express import ExpressGroup, Flat, Recipe, rest_of, spread, written
 from aiodist.schedules.selection import EAGER_LIMIT
+from aiodist.shared_memory.board import LEAST_IN_ROUND
 from aiodist.shared_memory.lane import Lane
 from aiodist.types import ReduceOp
 
@@ -168,6 +169,8 @@ class LaneRecipe(Recipe):
         self, x: Any, flat: Any, lane: Lane, area: int, done: int
     ) -> tuple[Executor, Program]:
         """Return the executor and the rest of a call that has to wait."""
+        if (self.phase.shared or 0) >= LEAST_IN_ROUND:
+            area = area_of(self.phase, lane, lane.seq, 0)
         return self.executor(flat, lane, area, 0, done), rest_of(self, x)
 
     def keep(self, flat: Any) -> Any:

@@ -20,6 +20,7 @@ from aiodist.engine.phase import Phase
 from aiodist.links.moved import Moved
 from aiodist.phases.memories import Reductions
 from aiodist.schedules.plan import Await, Copy, Publish, Reduce
+from aiodist.shared_memory.board import STEP, round_of
 from aiodist.shared_memory.lane import Lane
 from aiodist.shared_memory.posts import Posts
 from aiodist.transports import polling
@@ -73,7 +74,9 @@ def is_tape(run: Run) -> bool:
     return core is not None and type(run) is core.Tape
 
 
-def tape_of(what: Taped, phase: Phase, lane: Lane, area: int, run: Run) -> Run | None:
+def tape_of(
+    what: Taped, phase: Phase, lane: Lane, area: int, run: Run, *, goes_round: bool
+) -> Run | None:
     """Return the tape of `phase` in `area` of `lane`, or None if the compiled part cannot do it.
 
     `run` does the same in Python. The tape calls it for arrays that are not numpy's, or that the
@@ -106,10 +109,11 @@ def tape_of(what: Taped, phase: Phase, lane: Lane, area: int, run: Run) -> Run |
             return None
     lengths = x.length, -1 if out is x else out.length
     areas = [board.area(rank, area) for rank in range(plan.size)]
+    steps_apart, places = round_of(phase.shared or 0) if goes_round else (0, 1)
     return _made(
         what, phase, lane, area, steps, areas,
         fallback=run, dtype=x.dtype, lengths=lengths, kernel=kernel.compiled, size=memory.size,
-        unended=len(steps),
+        unended=len(steps), apart=steps_apart * STEP, places=places,
     )  # fmt: skip
 
 

@@ -26,10 +26,11 @@ class Areas:
         found = self._vectors.get((index, dtype))
         if found is None:
             board = self._board
-            count = AREAS[index][1] // dtype.itemsize
             found = [Vector.of(np.empty(0, dtype))] * self._size
             for rank in (board.rank, *board.words):
-                found[rank] = Vector.of(np.frombuffer(board.area(rank, index), dtype, count))
+                area = board.area(rank, index)
+                count = len(area) // dtype.itemsize
+                found[rank] = Vector.of(np.frombuffer(area, dtype, count))
             self._vectors[index, dtype] = found
         return found
 

@@ -135,6 +135,7 @@ class Berth(Lane):
         )
         # An operation has its areas to itself, so a higher limit would only take more memory.
         self.by_turns = SMALL
+        self.goes_round = False
         self.index = index
         self.offered = -1  # the number with which it is offered, or -1
         self.along = [index] * size  # by rank, the berths that the board has now

@@ -40,11 +40,12 @@ words about the call and the array are written before the stamp of the entry.
 
 **Three areas.** An area may be overwritten once all others are done with it. With one area, every
 operation would begin with a wait for that. So there are two small areas, used in turn: operation n
-writes to the area of n - 2. It needs no further stamp, because a rank that has entered n - 1 is
-done with n - 2. Larger data goes through the third area. Large arrays pass it in pieces, in an
-order that is part of the plan (`schedules.pull.pipeline`). The third area has no twin, because a
-twin would cost each rank as much memory again. So a rank writes a stamp as soon as it is done with
-this area, and does not wait for its next call (`Lane.end`).
+writes to the area of n - 2, in another place of it if the data is not small (`in_round`). It needs
+no further stamp, because a rank that has entered n - 1 is done with n - 2. Larger data goes through
+the third area. Large arrays pass it in pieces, in an order that is part of the plan
+(`schedules.pull.pipeline`). The third area has no twin, because a twin would cost each rank as much
+memory again. So a rank writes a stamp as soon as it is done with this area, and does not wait for
+its next call (`Lane.end`).
 
 **What is proved.** The simulator proves for each plan that no write within it can race with a read
 (`schedules.races`). Between phases and between operations, the stamps give this guarantee: `Lane`
@@ -83,6 +84,14 @@ More bytes would leave the caches before the others read them."""
 CROWDED_BULK: Final = 4096 * 1024
 """The same limit for reductions if there are more ranks than cores. Each piece then needs a turn of
 all ranks on their cores, and each turn refills the caches. So pieces are few and large."""
+ROUND: Final = 1024 * 1024
+"""The bytes of a small area that phases of `LEAST_IN_ROUND` or more go round in. Each one begins
+behind the last one of its size, because the others still have memory in their caches that they have
+just read. To write over that takes four times as long as to write over what has left their caches.
+Two areas together are as large as the caches of one core."""
+LEAST_IN_ROUND: Final = 32 * 1024
+STEP: Final = 64 * 1024
+"""Such phases begin at multiples of so many bytes."""
 CROSSING: Final = 8 * 1024 * 1024
 """The bytes of the third area. Plans of several hosts use all of it: each piece is also a frame to
 another host, and small frames cost mostly overhead. Messages also use all of it if there are more
@@ -146,6 +155,23 @@ def stamp_of(operation: int, phase: int = 0, publishes: int = 0) -> int:
     return (operation + 1) * AN_OPERATION + phase * A_PHASE + publishes
 
 
+def round_of(nbytes: int) -> tuple[int, int]:
+    """Return how far apart phases of `nbytes` begin in a small area, in steps, and how many places
+    there are for them."""
+    steps = -(-nbytes // STEP)
+    return steps, max(1, ROUND // (steps * STEP))
+
+
+def in_round(nbytes: int, turn: int) -> int:
+    """Return the number of a small area for the phase with that `turn`, and of where it begins.
+
+    ``number % len(AREAS)`` is the index of the area, and ``number // len(AREAS)`` are the steps
+    from its start.
+    """
+    steps, places = round_of(nbytes)
+    return (turn & 1) + len(AREAS) * steps * ((turn >> 1) % places)
+
+
 class Naps:
     """How a rank sleeps until the others have come far enough. The compiled part has it, too."""
 
@@ -192,9 +218,10 @@ class Board(CoreNaps):
         self._stamps = {r: futex.address_of(m) for r, m in self._bytes.items()} if dozes else {}
 
     def area(self, rank: int, index: int) -> memoryview:
-        """Return the bytes of an area of `rank`."""
+        """Return the bytes of an area of `rank`, from where a phase begins: see `in_round`."""
+        steps, index = divmod(index, len(AREAS))
         start, size = AREAS[index]
-        return self._bytes[rank][start : start + size]
+        return self._bytes[rank][start + steps * STEP : start + size]
 
     def memory(self, rank: int) -> memoryview:
         """Return the whole segment of `rank`."""

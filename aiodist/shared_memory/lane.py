@@ -186,6 +186,9 @@ class Lane(LaneRow):
         self.crowded = crowded
         # The most bytes that operations put into the areas that are used in turn: see `board`.
         self.by_turns = CROWDED_SMALL if crowded else SMALL
+        # Whether they begin in another place each time: see `board.in_round`. If ranks share cores,
+        # they share caches, too.
+        self.goes_round = not crowded
         self.polls = polls  # whether a wait begins with polling of memory
         self._kick = kick  # wakes a rank that sleeps
         self.turns = Turns(loop)  # the order of operations
@@ -207,6 +210,11 @@ class Lane(LaneRow):
         self._digest = self._base = self._publishes = self._known = 0
 
     # -- the order of operations ------------------------------------------------------------------
+
+    @property
+    def seq(self) -> int:
+        """The number of the operation that entered last."""
+        return self._seq
 
     @property
     def idle(self) -> bool:
@@ -320,7 +328,7 @@ class Lane(LaneRow):
             return False
         base = (seq + 1) * AN_OPERATION
         before = base - AN_OPERATION if seq > self.first else 0  # the same as `_before`
-        free = self.areas.free[area]
+        free = self.areas.free[area % len(AREAS)]
         known = self._known
         if known < before or known < free:
             needed = max(before, free)
@@ -381,7 +389,7 @@ class Lane(LaneRow):
         if self._spans:
             # Large data comes from other hosts in pieces, and only the loop can receive them.
             self.board.can_doze = self._dozes and area != len(AREAS) - 1
-        return self.waiting.wait(self.others, self.areas.free[area])
+        return self.waiting.wait(self.others, self.areas.free[area % len(AREAS)])
 
     def places(self) -> dict[int, int] | None:
         """Return the locations of the others' arrays, see `Board.places`."""
@@ -450,7 +458,7 @@ class Lane(LaneRow):
         if (not self._agreed and self._compare()) or self.board.is_void(self._seq):
             return False
         over = self._base + A_PHASE
-        self.areas.free[area] = over
+        self.areas.free[area % len(AREAS)] = over
         if self.is_shared_by_all(area):
             # Every operation uses this area. Let the others go on before our next call.
             self._write(over)

@@ -6,12 +6,22 @@ from typing import Any
 
 import pytest
 
-from aiodist.engine.executor import Executor, area_for, begin_area
+from aiodist.engine.executor import Executor, area_for, area_of, begin_area
 from aiodist.engine.phase import Phase, Prepared, prepared
 from aiodist.links.moved import Moved
 from aiodist.schedules import pull_direct, pull_slices, pull_whole
 from aiodist.schedules.plan import Await, Copy, Plan, Publish, Reduce, Span
-from aiodist.shared_memory.board import A_PHASE, CROSSING, MAX_PHASES, SMALL, SMALL_AREA
+from aiodist.shared_memory.board import (
+    A_PHASE,
+    AREAS,
+    CROSSING,
+    LEAST_IN_ROUND,
+    MAX_PHASES,
+    ROUND,
+    SMALL,
+    SMALL_AREA,
+    STEP,
+)
 from aiodist.shared_memory.lane import DifferentCallsError
 
 
@@ -25,6 +35,7 @@ class Lane:
         self.phase = -1
         self.others = (1,)
         self.by_turns = SMALL
+        self.goes_round = False
         self.found: dict[int, int] | None = None
 
     def places(self) -> dict[int, int] | None:
@@ -187,6 +198,26 @@ def test_areas_take_turns():
     assert area_for(SMALL_AREA + 1, 0, 0, SMALL_AREA) == 2
     with pytest.raises(ValueError, match=f"{CROSSING + 1} bytes"):
         area_for(CROSSING + 1, 0, 0)
+
+
+@pytest.mark.parametrize("nbytes", [1, LEAST_IN_ROUND - 1, LEAST_IN_ROUND, STEP + 1, SMALL])
+def test_each_phase_begins_behind_the_last_one_of_its_size(nbytes: int) -> None:
+    """Until it is back at the start of the area. Phases of few bytes begin there each time."""
+    lane: Any = Lane()
+    lane.goes_round = True
+    phase = Phase(prepared(pull_whole.all_reduce, 0, 2, 1), memory=Memory(lane), shared=nbytes)
+    found = [area_of(phase, lane, seq, 0) for seq in range(2 * ROUND // STEP)]
+    assert [area % len(AREAS) for area in found] == [0, 1] * (ROUND // STEP)
+    begins = [area // len(AREAS) * STEP for area in found]
+    assert begins[::2] == begins[1::2]
+    places = dict.fromkeys(begins)
+    apart = -(-nbytes // STEP) * STEP if nbytes >= LEAST_IN_ROUND else ROUND
+    assert [*places] == [*range(0, ROUND, apart)]
+    assert max(begins) + nbytes <= SMALL_AREA
+    # The number of the phase counts like that of the operation.
+    assert [area_of(phase, lane, seq - 1, 1) for seq in range(1, len(found))] == found[1:]
+    lane.goes_round = False
+    assert {area_of(phase, lane, seq, 0) for seq in range(4)} == {0, 1}
 
 
 def test_each_phase_of_an_operation_has_its_area():
