@@ -47,7 +47,7 @@
 #include <unistd.h>
 #endif
 
-#define LAYOUT 12      // aiodist.compiled refuses a build with another number
+#define LAYOUT 13      // aiodist.compiled refuses a build with another number
 #define BLOCK 1024     // elements in one step of the work, so that they stay in the first cache
 #define ALONE 32768    // from so many bytes on, other threads may run meanwhile
 
@@ -2715,9 +2715,10 @@ typedef struct {
 typedef struct {
     STARTER;
     PyObject *neighbours, *frames, *boxes, *receives, *owing;
-    PyObject *send, *recv, *packed, *let_all_go, *took, *express, *any_tag;
+    PyObject *send, *recv, *packed, *let_all_go, *took, *express, *any_tag, *any_source;
     long long window, most, batch;
     int rank, size, crowded, dozes;
+    int served;  // the rank whose message was received last from any rank
     Line *lines;
 } Messages;
 
@@ -2725,7 +2726,8 @@ static const Ref messages_refs[] = {
     REF(Messages, neighbours), REF(Messages, frames), REF(Messages, boxes),
     REF(Messages, receives),   REF(Messages, owing),  REF(Messages, send),
     REF(Messages, recv),       REF(Messages, packed), REF(Messages, let_all_go),
-    REF(Messages, took),       REF(Messages, express), REF(Messages, any_tag), {0}};
+    REF(Messages, took),       REF(Messages, express), REF(Messages, any_tag),
+    REF(Messages, any_source), {0}};
 
 // The line to a rank whose link has not ended, or NULL.
 static Line *line_to(Messages *messages, PyObject *peer) {
@@ -2911,6 +2913,47 @@ static int wait_for_bytes(Messages *messages, Rings *rings, PyObject *src) {
     return 0;
 }
 
+// The next rank from which bytes have come. Ranks take turns. -1: there is none.
+static int next_source(const Messages *messages) {
+    for (int at = 1; at <= messages->size; at++) {
+        const int rank = (messages->served + at) % messages->size;
+        Rings *rings = messages->lines[rank].rings;
+        if (rings && rings->words && has_bytes(rings, 0)) return rank;
+    }
+    return -1;
+}
+
+static int has_source(void *of, long long count) { return next_source(of) >= 0; }
+
+// Wait for bytes of any rank within the call. -1: an error.
+static int wait_for_any(Messages *messages) {
+    Pace *pace = (Pace *)messages->progress;
+    const uint64_t at = (uint64_t)here();
+    int near = messages->crowded, lines = 0;
+    for (int rank = 0; rank < messages->size; rank++) {
+        Line *line = &messages->lines[rank];
+        if (!line->rings || !line->rings->words) continue;
+        const Rings *rings = line->rings;
+        lines += look(rings->others + R_THREAD) != rings->words[R_THREAD];
+        if (rings->words[R_CORE] != at) show(rings->words + R_CORE, at);
+        near |= look(rings->others + R_CORE) == at;
+        if (!rings->words[R_ASLEEP]) continue;
+        PyObject *done = PyObject_CallMethodNoArgs(line->link, messages->names[STAY_AWAKE]);
+        Py_XDECREF(done);
+        if (!done) return -1;
+    }
+    const Waiter waiter = {pace, messages->neighbours, messages->names, has_source, messages};
+    return lines && pace->polls && spin(&waiter, 0, near, 0, HOGGED, pace->due);
+}
+
+// Send the frames that are held for messages to come, because this rank waits. -1: an error.
+static int let_all_go(Messages *messages) {
+    if (!PyDict_GET_SIZE(messages->frames)) return 0;
+    PyObject *done = PyObject_CallNoArgs(messages->let_all_go);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
 // The next kind of message of `op` whose array is like `x`. NULL: there is none.
 static const Kind *next_kind(Messages *messages, int *at, PyObject *op, PyObject *x, Leaves *leaves) {
     while (*at < messages->known) {
@@ -3058,19 +3101,31 @@ static PyObject *receive_known(Messages *messages, PyObject *src, PyObject *tag,
     const Kind *kind;
     char *data;
     int at = 0;
-    Line *line = line_to(messages, src);
-    if (!line || is_unset(messages->records, names[TRACE_HOOK]) <= 0) return NULL;
+    // Of two ranks, any rank is the other one.
+    const int any = src == messages->any_source, is_pair = any && messages->size == 2;
+    PyObject *from = is_pair ? PyLong_FromLong(1 - messages->rank) : Py_NewRef(src);
+    Line *line = any && !is_pair ? NULL : line_to(messages, from);
+    Rings *rings = line ? (Rings *)Py_NewRef(line->rings) : NULL;  // the Python code may forget the line
+    if ((!line && (!any || is_pair)) || is_unset(messages->records, names[TRACE_HOOK]) <= 0) goto end;
     PyObject *const key = tag == messages->any_tag ? NULL : tag;
-    if (key && !PyLong_CheckExact(key) && !PyUnicode_CheckExact(key)) return NULL;
-    // The Python code may end the link, and forget the line.
-    Rings *rings = (Rings *)Py_NewRef(line->rings);
+    if (key && !PyLong_CheckExact(key) && !PyUnicode_CheckExact(key)) goto end;
     if (!next_kind(messages, &at, names[RECV], out, &leaves)) goto end;
     if (is_due((Pace *)messages->progress, names)) goto end;
     for (int tried = 0; tried < TRIES; tried++) {
         // Others come first: messages that wait, and receives that wait for one.
-        if (line->rings != rings || !rings->words || !is_clear(line) ||
-            PyDict_GET_SIZE(messages->boxes) || PyDict_GET_SIZE(messages->receives))
-            goto end;
+        if (PyDict_GET_SIZE(messages->boxes) || PyDict_GET_SIZE(messages->receives)) goto end;
+        if (any && !is_pair) {
+            int rank = next_source(messages);
+            if (rank < 0) {
+                const int has_come = let_all_go(messages) < 0 ? -1 : wait_for_any(messages);
+                *is_over = !has_come;
+                if (has_come <= 0 || (rank = next_source(messages)) < 0) goto end;
+            }
+            line = &messages->lines[messages->served = rank];
+            Py_XSETREF(rings, (Rings *)Py_NewRef(line->rings));
+            Py_XSETREF(from, PyLong_FromLong(rank));
+        }
+        if (!from || line->rings != rings || !rings->words || !is_clear(line)) goto end;
         if (rings->words[R_ASLEEP]) {
             PyObject *done = PyObject_CallMethodNoArgs(line->link, names[STAY_AWAKE]);
             Py_XDECREF(done);
@@ -3078,12 +3133,8 @@ static PyObject *receive_known(Messages *messages, PyObject *src, PyObject *tag,
         }
         long long have = bytes_there(rings);
         if (!have) {
-            if (PyDict_GET_SIZE(messages->frames)) {
-                PyObject *done = PyObject_CallNoArgs(messages->let_all_go);
-                Py_XDECREF(done);
-                if (!done || !rings->words) goto end;
-            }
-            const int has_come = wait_for_bytes(messages, rings, src);
+            if (let_all_go(messages) < 0 || !rings->words) goto end;
+            const int has_come = wait_for_bytes(messages, rings, from);
             *is_over = !has_come;
             if (has_come <= 0 || !rings->words) goto end;
             have = bytes_there(rings);
@@ -3108,16 +3159,16 @@ static PyObject *receive_known(Messages *messages, PyObject *src, PyObject *tag,
         if (is_there && copy_message(messages, rings, &envelope, data, leaf) > 0)
             work = make_work((Starter *)messages, names[RECV], envelope.tag, Py_None, envelope.data_size);
         if (work) {
-            set_slot((Starter *)messages, work, SOURCE, src);
+            set_slot((Starter *)messages, work, SOURCE, from);
             rings->received += envelope.nbytes;
             int failed = take_bytes(rings, envelope.before + leaf->nbytes, names);
-            if (!failed && line->rings == rings) failed = count_message(messages, line, src, &envelope);
+            if (!failed && line->rings == rings) failed = count_message(messages, line, from, &envelope);
             if (!failed && finish != Py_None && value == out) {
                 PyObject *done = PyObject_CallOneArg(finish, value);
                 Py_XDECREF(done);
                 failed = !done;
             }
-            if (failed || end_work((Starter *)messages, work, envelope.text, src, value, 1) < 0)
+            if (failed || end_work((Starter *)messages, work, envelope.text, from, value, 1) < 0)
                 Py_CLEAR(work);
         }
         Py_DECREF(finish);
@@ -3127,7 +3178,8 @@ end:
     Py_XDECREF(value);
     drop_leaves(&leaves);
     drop_envelope(&envelope);
-    Py_DECREF(rings);
+    Py_XDECREF(rings);
+    Py_XDECREF(from);
     return work;
 }
 

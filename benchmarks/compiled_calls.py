@@ -32,8 +32,10 @@ MESSAGES = {
         x, (group.rank + 1) % group.size, src=(group.rank - 1) % group.size, out=x
     ),
     "one way": lambda group, x, tag: one_way(group, x),
+    "a task each": lambda group, x, tag: a_task_each(group, x),
 }
-"""Around the ring of all ranks, and one message after the other from rank 0 to rank 1."""
+"""Around the ring of all ranks, one message after the other from rank 0 to rank 1, and one task for
+each other rank, which asks rank 0 for it."""
 METRICS = {
     "all_gather of numbers": lambda group, x, tag: group.all_gather(metrics(), tag=tag),
     "and of a string": lambda group, x, tag: group.all_gather(
@@ -59,6 +61,18 @@ def one_way(group: Group, x: Any) -> Awaitable[Any]:
     return group.recv(src=0, out=x) if group.rank == 1 else nothing()
 
 
+async def a_task_each(group: Group, x: Any) -> None:
+    """Ask rank 0 for a task and receive it, or as rank 0 receive from any rank and answer."""
+    if group.rank:
+        await group.send(x, 0)
+        await group.recv(src=0, out=x)
+        return
+    for _ in range(group.size - 1):
+        request = group.recv(out=x)
+        await request
+        await group.send(x, request.source)
+
+
 async def nothing() -> None:
     """Neither send nor receive."""
 
@@ -75,6 +89,7 @@ async def measured(group: Group) -> dict[Case, list[float]]:
     for op, tag, nbytes in cases():
         call, x = {**CALLS, **MESSAGES, **METRICS}[op], np.ones(nbytes // 8)
         times = found[op, tag, nbytes] = []
+        await group.barrier()
         for number in range(SIZES[nbytes] + 20):
             x.fill(1)
             start = time.perf_counter()

@@ -266,16 +266,17 @@ class ReceiverCredit(CoreDebt):
         self._held[tag] = held
         self._total += price
 
-    def consume(self, tag: MessageTag, price: int) -> bool:
-        """Count a message that was consumed. True: it is time to `settle`."""
+    def consume(self, tag: MessageTag, price: int, batch: int | None = None) -> bool:
+        """Count a message that was consumed. True: a `batch` is owed, so it is time to
+        `settle`."""
         self._owed[tag] = self._owed.get(tag, 0) + price
         self._owed_total += price
-        return self._owed_total >= BATCH
+        return self._owed_total >= (batch or BATCH)
 
-    def pass_through(self, tag: MessageTag, price: int) -> bool:
+    def pass_through(self, tag: MessageTag, price: int, batch: int | None = None) -> bool:
         """Count a message that was consumed as soon as it came: `charge`, then `consume`."""
         self.charge(tag, price, wanted=False)
-        return self.consume(tag, price)
+        return self.consume(tag, price, batch)
 
     def settle(self) -> list[tuple[MessageTag, int]]:
         """Return the credit to give back, as (tag, amount)."""

@@ -37,8 +37,9 @@ from aiodist.transports import futex
 from aiodist.transports.base import Link
 from aiodist.transports.framed import FramedLink, Whole
 from aiodist.transports.polling import cores, neighbours
+from aiodist.transports.shm_rings import Rings
 from aiodist.transports.surroundings import is_virtual
-from aiodist.types import ANY_TAG
+from aiodist.types import ANY_SOURCE, ANY_TAG
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields, prefix
 from aiodist.work import Work
@@ -145,6 +146,10 @@ class P2PExpress:
         self._sent: dict[tuple[Any, Any], MessageForm | None] = {}  # of values that were sent
         self._due: dict[tuple[Any, Any], MessageForm | None] = {}  # of `out` in receives
         self._links: dict[int, FramedLink] = {}  # by rank: the links that were used last
+        # By rank: those that go through shared memory. The first one has waited longest for its
+        # turn in receives from any rank.
+        self._near: dict[int, Rings] = {}
+        self._asked = 0  # the rank whose link was looked for last, for such a receive
         self.in_vain = False
         """Whether the last receive waited, and nothing came."""
         self._came: dict[bytes, MessageForm | None] = {}  # by metadata
@@ -197,6 +202,8 @@ class P2PExpress:
         came. Part of it may be in `out` then, but the whole array still has to be received.
         """
         self.in_vain = False
+        if src is ANY_SOURCE:
+            src = self._next_source()
         link = self._link(src)
         if link is None:
             return None
@@ -331,10 +338,27 @@ class P2PExpress:
             if not isinstance(found, FramedLink):
                 return None
             link = self._links[peer] = found
+            if link.rings is not None:
+                self._near[peer] = link.rings
             receives = self._receiver.books(peer)
             if self._compiled is not None and link.rings is not None and receives is not None:
                 self._compiled.use(peer, link, link.rings, *self._sender.books(peer), *receives)
         return link
+
+    def _next_source(self) -> int | None:
+        """Return the next rank of which something is in shared memory. None: there is none, or
+        messages that have come before are first."""
+        context = self._context
+        self._asked = (self._asked + 1) % context.size
+        if self._asked != context.rank:
+            self._link(self._asked)
+        messages, _, _ = self._receiver.waiting
+        if not messages:
+            for peer, rings in self._near.items():
+                if rings.has_come:
+                    self._near[peer] = self._near.pop(peer)
+                    return peer
+        return None
 
     def rank_lost(self, peer: int) -> None:
         """Forget the link to `peer`."""
@@ -342,6 +366,7 @@ class P2PExpress:
 
     def _forget(self, peer: int) -> None:
         self._links.pop(peer, None)
+        self._near.pop(peer, None)
         if self._compiled is not None:
             self._compiled.leave(peer)
 
@@ -375,6 +400,7 @@ class P2PExpress:
             took=self._took,
             express=self,
             any_tag=ANY_TAG,
+            any_source=ANY_SOURCE,
             rank=context.rank,
             size=context.size,
             crowded=self.crowded,
@@ -414,7 +440,7 @@ class P2PExpress:
     def _took(self, src: int, tag: MessageTag, price: int) -> bool:
         """Count a message that was received. False: its sender had no credit left."""
         try:
-            self._receiver.took(src, tag, price)
+            self._receiver.took(src, tag, price, SHARED_BATCH)
         except ProtocolError as error:
             if (link := self._links.get(src)) is not None:
                 link.close(error)

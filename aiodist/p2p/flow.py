@@ -90,12 +90,12 @@ class Flow:
             return
         self._owe(src, credit, credit.consume(tag, price))
 
-    def passed(self, src: int, tag: MessageTag, price: int) -> None:
+    def passed(self, src: int, tag: MessageTag, price: int, batch: int | None = None) -> None:
         """Count a message that was consumed as soon as it came. Raises ProtocolError as `charge`
-        does."""
+        does. `batch`: see `ReceiverCredit.consume`."""
         credit = self._credits[src]
         if credit is not None:
-            self._owe(src, credit, credit.pass_through(tag, price))
+            self._owe(src, credit, credit.pass_through(tag, price, batch))
 
     def _owe(self, src: int, credit: ReceiverCredit, is_much: bool) -> None:
         if is_much:

@@ -252,6 +252,11 @@ class Rings(CoreRings):
         """Tell whether there are unread bytes."""
         return self._peer[_WRITTEN] != self.read
 
+    @property
+    def has_come(self) -> bool:
+        """Whether something has come, or the peer's words make no sense."""
+        return self._peer[_WRITTEN] != self.read
+
     def available(self) -> int:
         """Return how many bytes can be read now."""
         self._seen = self._peer[_WRITTEN]

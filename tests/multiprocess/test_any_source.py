@@ -1,0 +1,87 @@
+"""Receives from any rank: messages between processes, with and without the compiled part."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import ANY_TAG, Group
+
+
+def busy(rng: random.Random) -> None:
+    """Compute, so that one side is late."""
+    sum(range(rng.choice([0, 0, 10, 1000, 20_000])))
+
+
+async def farm(group: Group, seed: int, without: tuple[int, ...], tasks: int) -> list[int]:
+    """Rank 0 gives each worker a new task as soon as it has the result of the last one."""
+    express = group._context.p2p_express
+    if group.rank in without:
+        for name in ("send", "recv"):
+            vars(express).pop(name, None)
+    rng, late = random.Random(seed), random.Random(seed * 8 + group.rank)
+    size = rng.choice([1, 3, 600, 9000])
+    by_tag, has_out = rng.random() < 0.5, rng.random() < 0.5
+    if group.rank:
+        await group.send(np.zeros(size, int), 0, tag="result")
+        done = 0
+        while (task := await group.recv(src=0))[0]:
+            busy(late)
+            done += 1
+            await group.send(task, 0, tag="result")
+        return [done]
+    out = np.zeros(size, int) if has_out else None
+    given, last = [0] * group.size, [0] * group.size
+    for number in range(1, tasks + 2 * group.size):
+        work = group.irecv(out=out, tag="result" if by_tag else ANY_TAG)
+        result = await work
+        worker = work.source
+        assert (result == last[worker]).all(), (worker, number)
+        assert work.tag == "result"
+        last[worker] = task = number if number <= tasks else 0
+        await group.send(np.full(size, task), worker)
+        given[worker] += task > 0
+        if number == tasks + group.size - 1:
+            break
+    return given
+
+
+@pytest.mark.parametrize(
+    ("size", "without", "transport"),
+    [(2, (), "shm"), (4, (), "shm"), (5, (0,), "shm"), (3, (1, 2), "shm"), (4, (), "tcp")],
+)
+def test_a_farm_of_tasks(size: int, without: tuple[int, ...], transport: str) -> None:
+    run = partial(farm, seed=size, without=without, tasks=300)
+    given, *done = aiodist.run(run, nprocs=size, transports=(transport,))
+    assert given[1:] == [each for (each,) in done]
+    assert sum(given) == 300
+
+
+async def flood(group: Group) -> list[int | None]:
+    """Rank 0 receives from any rank what the others have sent before."""
+    if group.rank:
+        for number in range(100):
+            await group.send(np.array([number]), 0)
+        await group.barrier()
+        return []
+    await group.recv(src=1)
+    await group.recv(src=2)
+    await group.barrier()
+    sources = []
+    for _ in range(198):
+        work = group.irecv(tag=0)
+        await work
+        sources.append(work.source)
+    return sources
+
+
+@pytest.mark.parametrize("core", ["", "python"])
+def test_ranks_take_turns(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIODIST_CORE", core)
+    sources, *_ = aiodist.run(flood, nprocs=3)
+    for upto in range(1, 199):
+        assert abs(sources[:upto].count(1) - sources[:upto].count(2)) <= 4, sources
