@@ -72,7 +72,7 @@ MOST_RANKS: Final = PAGE // 8 - CURSORS
 _BEGIN = struct.Struct("<IIIxxxxQ")
 _UNIT: Final = 32
 """Posts, and the data in them, begin at multiples of this."""
-NEAR: Final = 512 * 1024
+NEAR: Final = 2048 * 1024
 """Posts beyond this go back to the start of the ring if there is room, because memory that was used
 a short while ago is in the caches."""
 CHEAP_COPY: Final = 1024
