@@ -47,7 +47,7 @@
 #include <unistd.h>
 #endif
 
-#define LAYOUT 13      // aiodist.compiled refuses a build with another number
+#define LAYOUT 14      // aiodist.compiled refuses a build with another number
 #define BLOCK 1024     // elements in one step of the work, so that they stay in the first cache
 #define ALONE 32768    // from so many bytes on, other threads may run meanwhile
 
@@ -521,13 +521,13 @@ static PyObject *differ(PyObject *self, PyObject *args) {
 
 enum { IS_DUE, WATCH, ROUSE, SEEN, ADD, FINISH, SET_RESULT, TAPES, TELL, FIND, WAKE, FOLLOWS,
        IS_NEG, STORAGE, DATA_PTR, NBYTES_OF, CLASS, RUNNING, ALL_REDUCE, PART, SEND, RECV,
-       TRACE_HOOK, IN_VAIN, STAY_AWAKE, TAKE_NEXT, WAKE_PEER, BELL, NAMES };
+       TRACE_HOOK, IN_VAIN, STAY_AWAKE, TAKE_NEXT, WAKE_PEER, BELL, TIMER, NAMES };
 static const char *const names[] = {"is_due", "watch",      "rouse", "seen", "add",   "finish",
                                     "set_result", "tapes", "tell",  "_find", "wake", "follows",
                                     "is_neg", "untyped_storage", "data_ptr", "nbytes", "__class__",
                                     "__asyncio_running_event_loop__", "all_reduce", "part", "send",
                                     "recv", "trace", "in_vain", "_stay_awake", "take_next",
-                                    "_wake_peer", "_bell"};
+                                    "_wake_peer", "_bell", "_timer"};
 
 typedef struct {
     PyTypeObject *row;      // the base of lanes
@@ -2689,9 +2689,11 @@ static PyType_Spec caller_spec = {
 // ---- messages -----------------------------------------------------------------------------------
 
 #define REWIND 65536     // as in aiodist.transports.shm_rings
+#define LEAST_IN_ROUND 32768  // as in aiodist.shared_memory.board
 #define GIVE_BACK 32768
 #define TRIES 4          // as in aiodist.p2p.express
 #define CHUNK 32768      // bytes after which a writer shows what it has copied
+#define NO_PAYLOAD "\xc6\0\0\0"  // how the prefix of a frame without payload ends, with the 0 of C
 
 enum { DIRECT, TO_COME, POLLING, PEER_ENDED, COMES_AGAIN, FLAGS };
 static const char *const flag_names[FLAGS] = {"_direct", "_to_come", "_polling", "_peer_ended", "_again"};
@@ -2714,7 +2716,7 @@ typedef struct {
 
 typedef struct {
     STARTER;
-    PyObject *neighbours, *frames, *boxes, *receives, *owing;
+    PyObject *neighbours, *frames, *boxes, *receives, *owing, *credits, *flow;
     PyObject *send, *recv, *packed, *let_all_go, *took, *express, *any_tag, *any_source;
     long long window, most, batch;
     int rank, size, crowded, dozes;
@@ -2727,7 +2729,7 @@ static const Ref messages_refs[] = {
     REF(Messages, receives),   REF(Messages, owing),  REF(Messages, send),
     REF(Messages, recv),       REF(Messages, packed), REF(Messages, let_all_go),
     REF(Messages, took),       REF(Messages, express), REF(Messages, any_tag),
-    REF(Messages, any_source), {0}};
+    REF(Messages, any_source), REF(Messages, credits), REF(Messages, flow), {0}};
 
 // The line to a rank whose link has not ended, or NULL.
 static Line *line_to(Messages *messages, PyObject *peer) {
@@ -2802,11 +2804,15 @@ static int set_credit(PyObject *credit, PyObject *tag, long long amount) {
 // A place for so many bytes in the own ring: `Rings.put`. NULL: there is none, or not in one piece.
 static char *place_for(Rings *rings, unsigned long long nbytes) {
     const unsigned long long size = rings->own.len - WORDS_OF_RING;
-    if (rings->written - rings->origin >= REWIND && look(rings->others + R_READ) == rings->written) {
+    const unsigned long long upto = rings->written - rings->origin;
+    unsigned long long at = upto % size;
+    // Data goes all round, because memory that the other core has read just now takes longer to write.
+    if (upto >= REWIND && (nbytes < LEAST_IN_ROUND || nbytes > size - at) &&
+        look(rings->others + R_READ) == rings->written) {
         rings->origin = rings->written;
         rings->words[R_ORIGIN] = rings->written;  // shown with the next bytes
+        at = 0;
     }
-    const unsigned long long at = (rings->written - rings->origin) % size;
     if (nbytes > size - at) return NULL;
     if (nbytes > rings->limit - rings->written) {
         const unsigned long long pending = rings->written - look(rings->others + R_READ);
@@ -2913,6 +2919,40 @@ static int wait_for_bytes(Messages *messages, Rings *rings, PyObject *src) {
     return 0;
 }
 
+// Take credit for one tag, if that comes next: `Sender.refunded`. 1: it is taken. 0: something else
+// comes next, or the Python code has to do more. -1: an error.
+static int take_credit(Messages *messages, Line *line, long long have) {
+    Rings *rings = line->rings;
+    const unsigned long long size = rings->own.len - WORDS_OF_RING;
+    const unsigned long long start = (rings->read - rings->peer_origin) % size;
+    const char *next = (char *)rings->peer.buf + WORDS_OF_RING + start;
+    if (PyDict_GET_SIZE(line->waiting) || PyDict_GET_SIZE(line->stalled) || PySet_GET_SIZE(line->wants) ||
+        PyDict_GET_SIZE(line->used) > TRIES)
+        return 0;
+    PyObject *tag, *count;
+    for (Py_ssize_t at = 0; PyDict_Next(line->used, &at, &tag, &count);) {
+        // The frame is made of this, an amount, and no payload.
+        PyObject *head = PyObject_GetItem(messages->credits, tag);
+        if (!head || !PyBytes_Check(head)) return Py_XDECREF(head), -1;
+        const long long length = PyBytes_GET_SIZE(head), whole = length + 4 + (int)sizeof NO_PAYLOAD;
+        const int is_it = whole <= have && start + whole <= size &&
+                          !memcmp(next, PyBytes_AS_STRING(head), length) &&
+                          !memcmp(next + length + 4, NO_PAYLOAD, sizeof NO_PAYLOAD);
+        Py_DECREF(head);
+        if (!is_it) continue;
+        const unsigned char *digits = (const unsigned char *)next + length;
+        const long long amount = (long long)digits[0] << 24 | digits[1] << 16 | digits[2] << 8 | digits[3];
+        const long long left = PyLong_AsLongLong(count) - amount;
+        if (!amount || left < 0) return 0;  // the Python code raises it
+        line->sends->total -= amount;
+        tag = Py_NewRef(tag);
+        const int failed = left ? set_credit(line->used, tag, left) : PyDict_DelItem(line->used, tag);
+        Py_DECREF(tag);
+        return failed < 0 || take_bytes(rings, whole, messages->names) < 0 ? -1 : 1;
+    }
+    return 0;
+}
+
 // The next rank from which bytes have come. Ranks take turns. -1: there is none.
 static int next_source(const Messages *messages) {
     for (int at = 1; at <= messages->size; at++) {
@@ -2980,7 +3020,12 @@ static PyObject *send_known(Messages *messages, PyObject *x, PyObject *dst, PyOb
     const Kind *kind = next_kind(messages, &at, names[SEND], x, &leaves);
     if (!kind || !envelope_for(kind, tag, &envelope)) goto end;
     const Leaf *leaf = &leaves.leaf[0];
-    const long long used = credit_of(line->used, tag);
+    long long used = credit_of(line->used, tag);
+    if (used + envelope.cost > messages->window && is_clear(line)) {
+        const long long have = bytes_there(line->rings);
+        if (have > 0 && take_credit(messages, line, have) < 0) goto end;
+        used = credit_of(line->used, tag);
+    }
     if (used < 0 || used + envelope.cost > messages->window ||
         line->sends->total + envelope.cost > messages->most)
         goto end;
@@ -3076,7 +3121,11 @@ static int count_message(Messages *messages, Line *line, PyObject *src, const En
     const long long held = credit_of(line->held, envelope->tag), owed = credit_of(line->owed, envelope->tag);
     if (held < 0 || owed < 0) return -1;
     const long long cost = envelope->cost;
-    const int is_owing = PySet_Contains(messages->owing, src);
+    int is_owing = PySet_Contains(messages->owing, src);
+    // A timer returns what is owed at the end.
+    if (!is_owing && !is_unset(messages->flow, messages->names[TIMER]) && !PySet_Add(messages->owing, src))
+        is_owing = 1;
+    if (PyErr_Occurred()) return -1;
     if (is_owing > 0 && held + cost <= messages->window && debt->total + cost <= messages->most &&
         debt->owed + cost < messages->batch) {
         debt->total += cost;
@@ -3143,6 +3192,9 @@ static PyObject *receive_known(Messages *messages, PyObject *src, PyObject *tag,
         const int found = find_message(messages, rings, have, out, key, &leaves, &kind, &envelope, &data);
         if (found < 0 || PyErr_Occurred()) goto end;
         if (!found) {
+            const int taken = take_credit(messages, line, have);
+            if (taken < 0) goto end;
+            if (taken) continue;
             PyObject *done = PyObject_CallMethodNoArgs(line->link, names[TAKE_NEXT]);
             Py_XDECREF(done);
             if (!done) goto end;

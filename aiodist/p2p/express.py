@@ -127,6 +127,26 @@ class MessageForm(dict[MessageTag, Wrapping]):
         return prefix(about, len(self.meta)) + self.meta + data, end
 
 
+class Credits(dict[MessageTag, bytes]):
+    """By tag, how a frame begins that returns credit for this tag alone, up to an amount of 4
+    bytes."""
+
+    def __init__(self, group: bytes) -> None:
+        super().__init__()
+        self._start = kinds.P2P, group, wire.CREDIT
+
+    def __missing__(self, tag: MessageTag) -> bytes:
+        if len(self) >= MOST_TAGS:
+            self.clear()
+        whole = prefix(pack_fields(*self._start, tag, _FOUR_BYTES), 0)
+        head = self[tag] = whole[:-9]  # without the amount, and the 5 bytes for no payload
+        return head
+
+
+_FOUR_BYTES: Final = 0x10000
+"""An amount that msgpack writes as 0xce and 4 bytes, as it does with all larger ones up to 4 GiB."""
+
+
 class P2PExpress:
     """The short way for messages of one group."""
 
@@ -352,7 +372,7 @@ class P2PExpress:
         self._asked = (self._asked + 1) % context.size
         if self._asked != context.rank:
             self._link(self._asked)
-        messages, _, _ = self._receiver.waiting
+        messages, *_ = self._receiver.waiting
         if not messages:
             for peer, rings in self._near.items():
                 if rings.has_come:
@@ -376,7 +396,7 @@ class P2PExpress:
         """Let the compiled part do the calls that it can do. It calls this code for the others."""
         if core is None:
             return
-        boxes, receives, owing = self._receiver.waiting
+        boxes, receives, owing, flow = self._receiver.waiting
         limits = context.p2p.limits
         self._compiled = core.Messages(
             records=self._records,
@@ -393,6 +413,8 @@ class P2PExpress:
             boxes=boxes,
             receives=receives,
             owing=owing,
+            flow=flow,
+            credits=Credits(context.id),
             send=self.send,
             recv=self.recv,
             packed=self._packed,

@@ -81,10 +81,10 @@ class MessageReceiver:
     # -- from the short way -----------------------------------------------------------------------
 
     @property
-    def waiting(self) -> tuple[dict[int, Any], dict[Any, Any], set[int]]:
-        """Messages and receives that wait, and senders to which credit is owed, for the compiled
-        part. All remain the same objects."""
-        return self._mailbox.boxes, self._receives.lines, self._flow.owed
+    def waiting(self) -> tuple[dict[int, Any], dict[Any, Any], set[int], Flow]:
+        """Messages and receives that wait, senders to which credit is owed, and what returns that,
+        for the compiled part. All remain the same objects."""
+        return self._mailbox.boxes, self._receives.lines, self._flow.owed, self._flow
 
     def books(self, src: int) -> tuple[Any, ...] | None:
         """Return the credit of `src` and its parts, for the compiled part. None: it is lost."""

@@ -12,13 +12,16 @@ import pytest
 from over_links import until
 
 import aiodist
+from aiodist import compiled
 from aiodist.errors import MessageTooLargeError, MismatchError, PeerLostError, ProtocolError
 from aiodist.p2p.credit import COST, EAGER, WINDOW
-from aiodist.p2p.express import P2PExpress
+from aiodist.p2p.express import Credits, P2PExpress
+from aiodist.p2p.frames import CREDIT
 from aiodist.p2p.frames import EAGER as EAGER_FRAME
+from aiodist.p2p.sender import Sender
 from aiodist.transports import polling as progress
 from aiodist.wire import kinds
-from aiodist.wire.frames import pack_fields
+from aiodist.wire.frames import pack_fields, prefix
 
 torch = pytest.importorskip("torch")
 
@@ -313,6 +316,48 @@ async def test_credit_that_comes_first_is_no_hindrance(short):
         b.send(x, 0)  # credit is before it
         await a.recv(src=1, out=out)
     assert short == ["send", "recv"] * 2
+
+
+@pytest.mark.skipif(compiled.core is None, reason=compiled.reason)
+@pytest.mark.parametrize("tag", [0, -1, 2**40, "weights", "é" * 100])
+async def test_the_compiled_part_takes_credit(monkeypatch, short, tag):
+    """Before the message that it receives, and before one for which there is no credit."""
+    by_python, real = [], Sender.refunded
+    monkeypatch.setattr(Sender, "refunded", lambda *args: (by_python.append(args), real(*args))[-1])
+    async with pair("shm") as (a, b):
+        x, out = np.zeros(8192), np.ones(8192)
+        used = a._context.p2p.sender.books(1)[1]
+        for turn in range(12):
+            await a.send(x, 1, tag=tag)
+            await b.recv(src=0, tag=tag, out=out)
+            await b.send(x[:1], 0)
+            await a.recv(src=1, out=out[:1])
+            if turn == 2:
+                by_python.clear()  # from now on, the compiled part knows both messages
+            assert used.get(tag, 0) <= 2 * WINDOW // 3
+        sent = 0
+        while used.get(tag, 0) + EAGER <= WINDOW:
+            await a.send(x, 1, tag=tag)
+            sent += 1
+        for _ in range(sent):
+            await b.recv(src=0, tag=tag, out=out)
+        await b.send(x[:1], 0)  # and credit before it
+        before = len(short)
+        await a.send(x, 1, tag=tag)
+        assert (short[before:], by_python) == (["send"], [])
+        await b.recv(src=0, tag=tag, out=out)
+        sends, receives = a._context.p2p.sender.books(1)[0], b._context.p2p.receiver.books(0)
+        assert used == receives[1] == {tag: used[tag]}  # both sides count alike
+        assert sends._total == receives[0]._total == used[tag] <= EAGER + COST
+        assert (await a.recv(src=1)).tolist() == [0]
+
+
+@pytest.mark.parametrize("tag", [0, 127, -1, 2**40, "", "weights", "é" * 500])
+@pytest.mark.parametrize("amount", [0x10000, 160_000, WINDOW, 2**32 - 1])
+def test_how_frames_with_credit_begin(tag, amount):
+    head = Credits(b"group")[tag]
+    whole = prefix(pack_fields(kinds.P2P, b"group", CREDIT, tag, amount), 0)
+    assert whole == head + amount.to_bytes(4, "big") + b"\xc6\0\0\0\0"
 
 
 async def test_a_message_over_max_message_bytes_goes_the_ordinary_way(transport, short):
