@@ -144,7 +144,7 @@ class Credits(dict[MessageTag, bytes]):
 
 
 _FOUR_BYTES: Final = 0x10000
-"""An amount that msgpack writes as 0xce and 4 bytes, as it does with all larger ones up to 4 GiB."""
+"""An amount that msgpack writes as 0xce and 4 bytes, like all larger ones up to 4 GiB."""
 
 
 class P2PExpress:
