@@ -1,4 +1,5 @@
-"""Copies between two processes through shared memory: plain and streaming stores.
+"""Copies between two processes through shared memory: plain and streaming stores, to one place and
+to others.
 
 Each of two ranks, on cores of their own, copies an array into shared memory, and the other one out
 of it. ``python -m benchmarks.shared_copies``
@@ -19,12 +20,14 @@ from aiodist.compiled import core, reason
 
 SIZES = (4096, 16 * 1024, 64 * 1024, 256 * 1024, 1024 * 1024)
 ROOM = 4 * 1024 * 1024
-WAYS = ("plain", "streaming", "chosen")
-"""How to copy. `chosen`: as the compiled part does, which measures what is faster."""
+ROUND = 2 * 1024 * 1024
+WAYS = ("plain", "elsewhere", "streaming", "chosen")
+"""How to copy. `elsewhere`: by plain stores, each time to the place behind the last one, round in
+`ROUND`. `chosen`: as the compiled part does, which measures what is faster."""
 
 
 def copy(way: str, into: memoryview, data: memoryview) -> None:
-    if way == "plain":
+    if way in ("plain", "elsewhere"):
         into[:] = data
     else:
         assert core is not None  # `main` has checked it
@@ -43,21 +46,23 @@ def rank(number: int, memory: memoryview, cases: list[tuple[str, int]], rounds: 
     """Take turns with the other rank. Return the median time of each case, there and back."""
     words = memory[:4096].cast("Q")
     areas = [memory[4096:ROOM], memory[4096 + ROOM : 2 * ROOM]]
+    areas[number][:] = bytes(areas[1 - number])  # the system maps all pages now
     turn, medians = 0, []
     for way, nbytes in cases:
         x: Any = np.zeros(nbytes, np.uint8)
         data, seconds = memoryview(x), []
-        for _ in range(rounds):
+        for at in range(rounds):
+            place = at % (ROUND // nbytes) * nbytes if way == "elsewhere" else 0
             x.fill(number)  # the data is new each time, as in programs
             started = time.perf_counter()
             for writer in (0, 1):
                 turn += 1
                 if writer == number:
-                    copy(way, areas[writer][:nbytes], data)
+                    copy(way, areas[writer][place : place + nbytes], data)
                     words[128 * number] = turn
                 else:
                     wait(words, 128 * writer, turn)
-                    data[:] = areas[writer][:nbytes]
+                    data[:] = areas[writer][place : place + nbytes]
             seconds.append(time.perf_counter() - started)
         medians.append(statistics.median(seconds))
     return medians
