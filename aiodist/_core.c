@@ -2932,13 +2932,19 @@ static int take_credit(Messages *messages, Line *line, long long have) {
     PyObject *tag, *count;
     for (Py_ssize_t at = 0; PyDict_Next(line->used, &at, &tag, &count);) {
         // The frame is made of this, an amount, and no payload.
-        PyObject *head = PyObject_GetItem(messages->credits, tag);
-        if (!head || !PyBytes_Check(head)) return Py_XDECREF(head), -1;
+        PyObject *head = PyDict_GetItemWithError(messages->credits, tag);
+        if (!head) {  // it is made, and kept
+            PyObject *made = PyErr_Occurred() ? NULL : PyObject_GetItem(messages->credits, tag);
+            if (!made) return -1;
+            Py_DECREF(made);
+            at = 0;
+            continue;
+        }
+        if (!PyBytes_Check(head)) return PyErr_BadArgument(), -1;
         const long long length = PyBytes_GET_SIZE(head), whole = length + 4 + (int)sizeof NO_PAYLOAD;
         const int is_it = whole <= have && start + whole <= size &&
                           !memcmp(next, PyBytes_AS_STRING(head), length) &&
                           !memcmp(next + length + 4, NO_PAYLOAD, sizeof NO_PAYLOAD);
-        Py_DECREF(head);
         if (!is_it) continue;
         const unsigned char *digits = (const unsigned char *)next + length;
         const long long amount = (long long)digits[0] << 24 | digits[1] << 16 | digits[2] << 8 | digits[3];
@@ -2965,15 +2971,17 @@ static int next_source(const Messages *messages) {
 
 static int has_source(void *of, long long count) { return next_source(of) >= 0; }
 
-// Wait for bytes of any rank within the call. -1: an error.
-static int wait_for_any(Messages *messages) {
+// Wait for bytes of any rank within the call. `knows_all`: whether they can come from no other ranks.
+// -1: an error.
+static int wait_for_any(Messages *messages, int *knows_all) {
     Pace *pace = (Pace *)messages->progress;
     const uint64_t at = (uint64_t)here();
-    int near = messages->crowded, lines = 0;
+    int near = messages->crowded, lines = 0, known = 1;  // this rank itself
     for (int rank = 0; rank < messages->size; rank++) {
         Line *line = &messages->lines[rank];
         if (!line->rings || !line->rings->words) continue;
         const Rings *rings = line->rings;
+        known++;
         lines += look(rings->others + R_THREAD) != rings->words[R_THREAD];
         if (rings->words[R_CORE] != at) show(rings->words + R_CORE, at);
         near |= look(rings->others + R_CORE) == at;
@@ -2982,6 +2990,7 @@ static int wait_for_any(Messages *messages) {
         Py_XDECREF(done);
         if (!done) return -1;
     }
+    *knows_all = known == messages->size;
     const Waiter waiter = {pace, messages->neighbours, messages->names, has_source, messages};
     return lines && pace->polls && spin(&waiter, 0, near, 0, HOGGED, pace->due);
 }
@@ -3166,8 +3175,9 @@ static PyObject *receive_known(Messages *messages, PyObject *src, PyObject *tag,
         if (any && !is_pair) {
             int rank = next_source(messages);
             if (rank < 0) {
-                const int has_come = let_all_go(messages) < 0 ? -1 : wait_for_any(messages);
-                *is_over = !has_come;
+                int knows_all = 0;
+                const int has_come = let_all_go(messages) < 0 ? -1 : wait_for_any(messages, &knows_all);
+                *is_over = !has_come && knows_all;
                 if (has_come <= 0 || (rank = next_source(messages)) < 0) goto end;
             }
             line = &messages->lines[messages->served = rank];
@@ -3350,6 +3360,7 @@ static PyObject *messages_new(PyTypeObject *type, PyObject *args, PyObject *keyw
     if (PyErr_Occurred()) goto failed;
     if (messages->size < 1 || messages->size > 1 << 20 || !PyDict_Check(messages->frames) ||
         !PyDict_Check(messages->boxes) || !PyDict_Check(messages->receives) ||
+        !PyDict_Check(messages->credits) ||
         !PySet_Check(messages->owing)) {
         messages->size = 0;
         PyErr_SetString(PyExc_TypeError, "messages are made of other things");
