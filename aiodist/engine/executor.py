@@ -84,8 +84,10 @@ def area_of(phase: Phase, lane: Lane, seq: int, number: int) -> int:
 
 
 def goes_round(phase: Phase, lane: Lane) -> bool:
-    """Whether `phase` begins in another place of its area each time: see `board.in_round`."""
-    return lane.goes_round and LEAST_IN_ROUND <= (phase.shared or 0) <= lane.by_turns
+    """Whether `phase`, which needs `LEAST_IN_ROUND` or more, begins in another place of its area
+    each time: see `board.in_round`."""
+    assert phase.shared is not None
+    return lane.goes_round and phase.shared <= lane.by_turns
 
 
 def by_turn(

@@ -37,7 +37,7 @@ from aiodist.prepared.express import (
 )
 from aiodist.prepared.lane_reductions import LaneRecipe
 from aiodist.prepared.tapes import ALL_SHOWN, is_tape, tape_of
-from aiodist.shared_memory.board import digest_of
+from aiodist.shared_memory.board import LEAST_IN_ROUND, digest_of
 from aiodist.shared_memory.lane import Lane
 from aiodist.work import Work
 
@@ -159,7 +159,8 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         """Make the function that runs `recipe` in `area`."""
         phase, lane = recipe.phase, self._lane
         assert recipe.fused is not None
-        fused, turns = recipe.fused, goes_round(phase, lane)
+        fused = recipe.fused
+        turns = (phase.shared or 0) >= LEAST_IN_ROUND and goes_round(phase, lane)
         run = by_turn(fused, phase, lane) if turns else fused(phase, lane, area)
         run = tape_of(recipe, phase, lane, area, run, goes_round=turns) or run
         if is_tape(run) and phase.direct is None:

@@ -165,6 +165,7 @@ def round_of(nbytes: int) -> tuple[int, int]:
 def in_round(nbytes: int, turn: int) -> int:
     """Return the number of a small area for the phase with that `turn`, and of where it begins.
 
+    All ranks find the same place, because their plans need equally many bytes (`schedules.checks`).
     ``number % len(AREAS)`` is the index of the area, and ``number // len(AREAS)`` are the steps
     from its start.
     """

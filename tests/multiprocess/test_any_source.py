@@ -61,6 +61,25 @@ def test_a_farm_of_tasks(size: int, without: tuple[int, ...], transport: str) ->
     assert sum(given) == 300
 
 
+async def only_receives(group: Group) -> tuple[int, int]:
+    """Rank 0 sends nothing, but receives from any rank."""
+    if group.rank:
+        for number in range(60):
+            await group.send(np.array([number]), 0)
+        await group.barrier()
+        return 60, 0
+    for _ in range(60 * (group.size - 1)):
+        await group.recv()
+    found = len(group._context.p2p_express._near)
+    await group.barrier()
+    return 0, found
+
+
+def test_links_are_found_by_receiving_alone() -> None:
+    """So that the short way can look at them."""
+    assert aiodist.run(only_receives, nprocs=4, transports=("shm",))[0] == (0, 3)
+
+
 async def flood(group: Group) -> list[int | None]:
     """Rank 0 receives from any rank what the others have sent before."""
     if group.rank:

@@ -82,8 +82,8 @@ def outcome(
             recipe.fused = counted(recipe.fused)
         return recipe
 
-    def counted_tape(*args: Any) -> Any:
-        tape = tape_of(*args)
+    def counted_tape(*args: Any, **more: Any) -> Any:
+        tape = tape_of(*args, **more)
         return tape and (lambda x: taken.append(tape(x)) or taken[-1])
 
     monkeypatch.setattr(LaneExpress, "_prepare", unmarked)
@@ -91,7 +91,7 @@ def outcome(
     if way == "tape":
         monkeypatch.setattr(lane_express, "tape_of", counted_tape)
     elif way == "python":
-        monkeypatch.setattr(lane_express, "tape_of", lambda *_: None)
+        monkeypatch.setattr(lane_express, "tape_of", lambda *_, **__: None)
     world = lanes.World(size, lanes.Path([]), polls=True)
     for context in world.contexts:
         monkeypatch.setattr(context.endpoint.progress, "watch", watching(world, context.rank))

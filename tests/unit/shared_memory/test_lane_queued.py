@@ -180,7 +180,7 @@ def test_a_list_that_changes_after_the_call(run):
 
 def test_what_is_called_when_the_loop_is_due_is_done_if_the_others_come(lanes, monkeypatch):
     """It would take as long to have it wait, and the loop has its turn before anybody goes on."""
-    monkeypatch.setattr(lane_express, "tape_of", lambda *_: None)
+    monkeypatch.setattr(lane_express, "tape_of", lambda *_, **__: None)
     world = lanes.World(2, lanes.Path([]), polls=True)
     first, second = world.contexts
     arrays = [np.full(2, 1.0), np.full(2, 2.0)]
