@@ -10,6 +10,7 @@ import pytest
 
 import aiodist
 from aiodist import ANY_TAG, Group
+from aiodist.buffers.segment import unsupported_reason
 
 
 def busy(rng: random.Random) -> None:
@@ -75,6 +76,7 @@ async def only_receives(group: Group) -> tuple[int, int]:
     return 0, found
 
 
+@pytest.mark.skipif(unsupported_reason() is not None, reason=str(unsupported_reason()))
 def test_links_are_found_by_receiving_alone() -> None:
     """So that the short way can look at them."""
     assert aiodist.run(only_receives, nprocs=4, transports=("shm",))[0] == (0, 3)

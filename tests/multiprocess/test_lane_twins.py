@@ -12,10 +12,13 @@ import pytest
 
 import aiodist
 from aiodist import Group, ReduceOp
+from aiodist.buffers.segment import unsupported_reason
 from aiodist.prepared import tapes
 from aiodist.prepared.express import _COMPILED
 from aiodist.shared_memory.board import LEAST_IN_ROUND, SMALL
 from aiodist.transports.polling import cores
+
+pytestmark = pytest.mark.skipif(unsupported_reason() is not None, reason=str(unsupported_reason()))
 
 SIZES = [
     8, 2000, LEAST_IN_ROUND - 8, LEAST_IN_ROUND, 64 * 1024, 64 * 1024 + 8, 100_000, SMALL // 2,
