@@ -30,7 +30,7 @@ and the data goes over links. Its words say what it is for, so readers need not 
 came.
 
 **Laps.** A writer goes back to the start of its ring once it is further than `NEAR` and all others
-have read the start. So large data reuses memory that is still in the caches. The writer notes its
+have read the start. So large data reuses memory that is still in a cache. The writer notes its
 head at that moment in a word of its own (`LAP`). A reader that has read so many bytes goes back as
 well. It cannot miss this, because the writer begins no further lap before all others have read
 something of this one.
@@ -73,8 +73,9 @@ _BEGIN = struct.Struct("<IIIxxxxQ")
 _UNIT: Final = 32
 """Posts, and the data in them, begin at multiples of this."""
 NEAR: Final = 2048 * 1024
-"""Posts beyond this go back to the start of the ring if there is room, because memory that was used
-a short while ago is in the caches."""
+"""Posts beyond this go back to the start of the ring if there is room, because that memory is in the
+cache that cores share. It is not less, because memory that other cores have just read is in caches
+of their own, and takes three times as long to write (`aiodist.shared_memory.board.ROUND`)."""
 CHEAP_COPY: Final = 1024
 """Up to so many bytes, a copy is faster than a view."""
 
