@@ -75,7 +75,7 @@ _UNIT: Final = 32
 NEAR: Final = 2048 * 1024
 """Posts beyond this go back to the start of the ring if there is room, because that memory is in
 the cache that cores share. It is not less, because memory that other cores have just read is in
-caches of their own, and takes three times as long to write (`aiodist.shared_memory.board.ROUND`).
+caches of their own, and takes longer to write (`aiodist.shared_memory.board.ROUND`).
 """
 CHEAP_COPY: Final = 1024
 """Up to so many bytes, a copy is faster than a view."""

@@ -61,8 +61,8 @@ line."""
 REWIND = 64 * 1024
 """If the ring is empty at this position or beyond, the writer goes back to its start. Little
 traffic then stays within few cache lines and pages, and large payloads seldom wrap. The compiled
-part goes on to the end with 32 KiB and more, because memory that the peer has just read takes three
-times as long to write."""
+part goes on to the end with 32 KiB and more, because memory that the peer has just read takes
+longer to write (`aiodist.shared_memory.board.ROUND`)."""
 
 # Words of a segment's first page. What sending writes is more than a cache line (and the one that
 # processors fetch with it) apart from what receiving writes.
