@@ -47,7 +47,7 @@
 #include <unistd.h>
 #endif
 
-#define LAYOUT 14      // aiodist.compiled refuses a build with another number
+#define LAYOUT 15      // aiodist.compiled refuses a build with another number
 #define BLOCK 1024     // elements in one step of the work, so that they stay in the first cache
 #define ALONE 32768    // from so many bytes on, other threads may run meanwhile
 
@@ -531,7 +531,7 @@ static const char *const names[] = {"is_due", "watch",      "rouse", "seen", "ad
 
 typedef struct {
     PyTypeObject *row;      // the base of lanes
-    PyTypeObject *tape, *ring, *cursor, *naps, *pace, *counts, *rings, *debt;
+    PyTypeObject *tape, *ring, *cursor, *naps, *pace, *counts, *rings, *debt, *pushes;
     PyObject *ndarray;      // numpy's type of arrays
     PyObject *names[NAMES];  // names of attributes
     PyObject *get_running_loop, *running, *loop;  // see `running_loop`
@@ -766,6 +766,17 @@ typedef struct {
 BASE(Debt, debt, "What messages cost.",
      {"_total", T_LONGLONG, offsetof(Debt, total), 0, NULL},
      {"_owed_total", T_LONGLONG, offsetof(Debt, owed), 0, NULL});
+
+// Messages that are pushed. The members are those of `aiodist.p2p.credit.Pushes`.
+typedef struct {
+    PyObject_HEAD
+    long long sid;
+    char may_push;
+} Pushes;
+
+BASE(Pushes, pushes, "Which message comes next, and whether it may be pushed.",
+     {"sid", T_LONGLONG, offsetof(Pushes, sid), 0, NULL},
+     {"may_push", T_BOOL, offsetof(Pushes, may_push), 0, NULL});
 
 // ---- values -------------------------------------------------------------------------------------
 
@@ -2698,25 +2709,33 @@ static PyType_Spec caller_spec = {
 enum { DIRECT, TO_COME, POLLING, PEER_ENDED, COMES_AGAIN, FLAGS };
 static const char *const flag_names[FLAGS] = {"_direct", "_to_come", "_polling", "_peer_ended", "_again"};
 
-// The way to one rank, and the credit of both directions. `rings` is NULL if it is not known.
+// The way to one rank, and the credit and pushed messages of both directions. `rings` is NULL if it is
+// not known.
 typedef struct {
-    PyObject *link, *used, *wants, *stalled, *waiting, *held, *owed;
+    PyObject *link, *used, *wants, *stalled, *waiting, *announced, *held, *owed;
     Rings *rings;
     Debt *sends, *receives;
+    Pushes *pushes, *comes;
     Py_ssize_t flags[FLAGS];  // where the link keeps what `FramedLink.is_clear` asks
 } Line;
 
-// `cost`: what a message costs. `head`: its bytes before the data. `nbytes`: the bytes of its payload.
+#define IDS 3          // so often the bytes around the data of a pushed message have its id
+#define ID 4           // the bytes of an id
+#define LEAVE "\3" NO_PAYLOAD  // how a frame ends that gives leave to push, from the end of the id on
+
+// `cost`: what a message costs. `head` and `end`: its bytes before and after the data. `ids`: where the
+// id is in both; none if it is not pushed. `nbytes`: the bytes of its payload.
 typedef struct {
     PyObject *tag, *entry, *data_size, *text;  // `tag` and `entry` are owned
-    char *head;
-    Py_ssize_t before;
+    const char *head, *end;
+    Py_ssize_t before, after, ids[IDS];
+    int is_pushed;
     long long cost, nbytes;
 } Envelope;
 
 typedef struct {
     STARTER;
-    PyObject *neighbours, *frames, *boxes, *receives, *owing, *credits, *flow;
+    PyObject *neighbours, *frames, *boxes, *receives, *owing, *credits, *flow, *leave;
     PyObject *send, *recv, *packed, *let_all_go, *took, *express, *any_tag, *any_source;
     long long window, most, batch;
     int rank, size, crowded, dozes;
@@ -2729,7 +2748,8 @@ static const Ref messages_refs[] = {
     REF(Messages, receives),   REF(Messages, owing),  REF(Messages, send),
     REF(Messages, recv),       REF(Messages, packed), REF(Messages, let_all_go),
     REF(Messages, took),       REF(Messages, express), REF(Messages, any_tag),
-    REF(Messages, any_source), REF(Messages, credits), REF(Messages, flow), {0}};
+    REF(Messages, any_source), REF(Messages, credits), REF(Messages, flow),
+    REF(Messages, leave), {0}};
 
 // The line to a rank whose link has not ended, or NULL.
 static Line *line_to(Messages *messages, PyObject *peer) {
@@ -2754,18 +2774,71 @@ static int is_clear(const Line *line) {
 
 // Read what Python has made of a kind of message and a tag: see `aiodist.p2p.express.Wrapping`.
 static int read_envelope(PyObject *tag, PyObject *found, Envelope *envelope) {
-    if (!PyTuple_Check(found) || PyTuple_GET_SIZE(found) != 5) return 0;
-    PyObject *head = PyTuple_GET_ITEM(found, 0);
+    if (!PyTuple_Check(found) || PyTuple_GET_SIZE(found) != 7) return 0;
+    PyObject *head = PyTuple_GET_ITEM(found, 0), *end = PyTuple_GET_ITEM(found, 5);
+    PyObject *ids = PyTuple_GET_ITEM(found, 6);
     Py_XSETREF(envelope->tag, Py_NewRef(tag));
     Py_XSETREF(envelope->entry, Py_NewRef(found));
     envelope->cost = PyLong_AsLongLong(PyTuple_GET_ITEM(found, 1));
     envelope->nbytes = PyLong_AsLongLong(PyTuple_GET_ITEM(found, 2));
     envelope->data_size = PyTuple_GET_ITEM(found, 3);
     envelope->text = PyTuple_GET_ITEM(found, 4);
-    if (PyErr_Occurred() || !PyBytes_Check(head)) return 0;
+    if (PyErr_Occurred() || !PyBytes_Check(head) || !PyBytes_Check(end) || !PyTuple_Check(ids)) return 0;
     envelope->head = PyBytes_AS_STRING(head);
     envelope->before = PyBytes_GET_SIZE(head);
+    envelope->end = PyBytes_AS_STRING(end);
+    envelope->after = PyBytes_GET_SIZE(end);
+    envelope->is_pushed = PyTuple_GET_SIZE(ids) == IDS;
+    for (int at = 0; envelope->is_pushed && at < IDS; at++) {
+        envelope->ids[at] = PyLong_AsSsize_t(PyTuple_GET_ITEM(ids, at));
+        // The first two are in the head, and the last one at the end.
+        const Py_ssize_t from = at < 2 ? 0 : envelope->before;
+        const Py_ssize_t upto = at < 2 ? envelope->before : envelope->before + envelope->after;
+        if (envelope->ids[at] < from || envelope->ids[at] > upto - ID) return 0;
+    }
     return 1;
+}
+
+// The next id of a message that is pushed in this direction. 0: none may be pushed, or the id has more
+// than 4 bytes.
+static uint32_t next_id(const Pushes *pushes) {
+    return pushes->may_push && pushes->sid < UINT32_MAX ? (uint32_t)pushes->sid + 1 : 0;
+}
+
+static void write_id(char *into, uint32_t id) {
+    for (int at = 0; at < ID; at++) into[at] = (char)(id >> (ID - 1 - at) * 8);
+}
+
+// Write what comes before the data, or what comes after it.
+static void write_head(char *into, const Envelope *envelope, uint32_t id) {
+    memcpy(into, envelope->head, envelope->before);
+    for (int at = 0; envelope->is_pushed && at < IDS - 1; at++) write_id(into + envelope->ids[at], id);
+}
+
+static void write_end(char *into, const Envelope *envelope, uint32_t id) {
+    memcpy(into, envelope->end, envelope->after);
+    if (envelope->is_pushed) write_id(into + envelope->ids[IDS - 1] - envelope->before, id);
+}
+
+// Whether these bytes are those with a number of 4 bytes in the middle.
+static int has_id(const char *found, const char *around, Py_ssize_t nbytes, Py_ssize_t at, uint32_t id) {
+    char digits[ID];
+    write_id(digits, id);
+    return !memcmp(found + at, digits, ID) && !memcmp(found, around, at) &&
+           !memcmp(found + at + ID, around + at + ID, nbytes - at - ID);
+}
+
+// Whether such a message begins there, and whether it ends there.
+static int is_head(const char *found, const Envelope *envelope, uint32_t id) {
+    if (!envelope->is_pushed) return !memcmp(found, envelope->head, envelope->before);
+    const Py_ssize_t first = envelope->ids[0], second = envelope->ids[1], middle = first + ID;
+    return id && second >= middle && has_id(found, envelope->head, middle, first, id) &&
+           has_id(found + middle, envelope->head + middle, envelope->before - middle, second - middle, id);
+}
+
+static int is_end(const char *found, const Envelope *envelope, uint32_t id) {
+    if (!envelope->is_pushed) return 1;
+    return has_id(found, envelope->end, envelope->after, envelope->ids[IDS - 1] - envelope->before, id);
 }
 
 // The envelope of this kind for a tag. The kind keeps it. 0: the Python code decides.
@@ -2959,6 +3032,29 @@ static int take_credit(Messages *messages, Line *line, long long have) {
     return 0;
 }
 
+// Take leave to push the next message, if that comes next: `Sender.pulled`. As `take_credit`.
+static int take_leave(Messages *messages, Line *line, long long have) {
+    Rings *rings = line->rings;
+    const unsigned long long size = rings->own.len - WORDS_OF_RING;
+    const unsigned long long start = (rings->read - rings->peer_origin) % size;
+    const char *next = (char *)rings->peer.buf + WORDS_OF_RING + start;
+    const long long length = PyBytes_GET_SIZE(messages->leave), whole = length + ID + (int)sizeof LEAVE;
+    const long long sid = line->pushes->sid;
+    char digits[ID];
+    write_id(digits, (uint32_t)sid);
+    if (sid > UINT32_MAX || whole > have || start + whole > size ||
+        memcmp(next, PyBytes_AS_STRING(messages->leave), length) || memcmp(next + length, digits, ID) ||
+        memcmp(next + length + ID, LEAVE, sizeof LEAVE))
+        return 0;
+    // A message that was announced is pulled by this frame, too.
+    PyObject *number = PyLong_FromLongLong(sid);
+    const int is_known = number ? PyDict_Contains(line->announced, number) : -1;
+    Py_XDECREF(number);
+    if (is_known) return is_known < 0 ? -1 : 0;
+    line->pushes->may_push = 1;
+    return take_bytes(rings, whole, messages->names) < 0 ? -1 : 1;
+}
+
 // The next rank from which bytes have come. Ranks take turns. -1: there is none.
 static int next_source(const Messages *messages) {
     for (int at = 1; at <= messages->size; at++) {
@@ -3028,6 +3124,8 @@ static PyObject *send_known(Messages *messages, PyObject *x, PyObject *dst, PyOb
         return NULL;
     const Kind *kind = next_kind(messages, &at, names[SEND], x, &leaves);
     if (!kind || !envelope_for(kind, tag, &envelope)) goto end;
+    const uint32_t id = next_id(line->pushes);
+    if (envelope.is_pushed && !id) goto end;
     const Leaf *leaf = &leaves.leaf[0];
     long long used = credit_of(line->used, tag);
     if (used + envelope.cost > messages->window && is_clear(line)) {
@@ -3044,26 +3142,34 @@ static PyObject *send_known(Messages *messages, PyObject *x, PyObject *dst, PyOb
         if (!packed) goto end;
     }
     const Py_ssize_t ahead = packed && PyBytes_Check(packed) ? PyBytes_GET_SIZE(packed) : 0;
-    const Py_ssize_t whole = ahead + envelope.before + leaf->nbytes;
+    const Py_ssize_t first = ahead + envelope.before, whole = first + leaf->nbytes + envelope.after;
     char *place = place_for(line->rings, whole);
     if (!place) goto end;
     work = make_work((Starter *)messages, names[SEND], tag, Py_None, envelope.data_size);
     if (!work || set_credit(line->used, tag, used + envelope.cost) < 0) goto failed;
     line->sends->total += envelope.cost;
+    if (envelope.is_pushed) {
+        line->pushes->may_push = 0;
+        line->pushes->sid++;
+    }
     rings = (Rings *)Py_NewRef(line->rings);
     if (ahead) {
         memcpy(place, PyBytes_AS_STRING(packed), ahead);
         if (PyDict_DelItem(messages->frames, dst) < 0) goto failed;
     }
-    memcpy(place + ahead, envelope.head, envelope.before);
+    write_head(place + ahead, &envelope, id);
+    write_end(place + first + leaf->nbytes, &envelope, id);
     rings->sent += envelope.nbytes;
-    // The receiver copies what it sees meanwhile. To wake it may run any Python code.
-    for (Py_ssize_t done = 0, shown = 0; done < leaf->nbytes && rings->words;
-         shown = ahead + envelope.before + done) {
-        const Py_ssize_t left = leaf->nbytes - done, part = left < 2 * CHUNK ? left : CHUNK;
-        copy_to_shared(place + ahead + envelope.before + done, leaf->data + done, part);
+    // The receiver copies what it sees meanwhile, if it has a core. To wake it may run any Python code.
+    const Waiter waiter = {(Pace *)messages->progress, messages->neighbours, names, NULL, NULL};
+    const int at_once = envelope.is_pushed && others_compute(&waiter, now());
+    for (Py_ssize_t done = 0, shown = 0; shown < whole && rings->words;) {
+        const Py_ssize_t left = leaf->nbytes - done, part = at_once || left < 2 * CHUNK ? left : CHUNK;
+        copy_to_shared(place + first + done, leaf->data + done, part);
         done += part;
-        if (show_bytes(rings, ahead + envelope.before + done - shown, names) < 0) goto failed;
+        const Py_ssize_t upto = done < leaf->nbytes ? first + done : whole;
+        if (show_bytes(rings, upto - shown, names) < 0) goto failed;
+        shown = upto;
     }
     if (end_work((Starter *)messages, work, envelope.text, dst, Py_None, 0) < 0) goto failed;
 end:
@@ -3078,10 +3184,10 @@ failed:
 }
 
 // Find the message that comes next among the known kinds. 1: it is one of `kind`, and its data begins
-// at `*data`. 0: something else has come. -1: it is not in one piece.
+// at `*data`. 0: something else has come. -1: it is not in one piece. `id`: of a pushed message.
 static int find_message(Messages *messages, const Rings *rings, long long have, PyObject *out,
-                        PyObject *tag, Leaves *leaves, const Kind **kind, Envelope *envelope,
-                        char **data) {
+                        PyObject *tag, uint32_t id, Leaves *leaves, const Kind **kind,
+                        Envelope *envelope, char **data) {
     const unsigned long long size = rings->own.len - WORDS_OF_RING;
     const unsigned long long start = (rings->read - rings->peer_origin) % size;
     char *first = (char *)rings->peer.buf + WORDS_OF_RING + start;
@@ -3094,10 +3200,10 @@ static int find_message(Messages *messages, const Rings *rings, long long have, 
         if (tag && !envelope_for(*kind, tag, envelope)) return 0;
         while (tag || PyDict_Next((*kind)->template, &position, &key, &found)) {
             if (!tag && !read_envelope(key, found, envelope)) return 0;
-            if (envelope->before <= room && !memcmp(first, envelope->head, envelope->before)) {
+            if (envelope->before <= room && is_head(first, envelope, id)) {
                 *data = first + envelope->before;
                 const Py_ssize_t nbytes = (*kind)->node[(*kind)->nodes - 1].nbytes;
-                return start + envelope->before + nbytes > size ? -1 : 1;
+                return start + envelope->before + nbytes + envelope->after > size ? -1 : 1;
             }
             if (tag) break;
         }
@@ -3105,10 +3211,10 @@ static int find_message(Messages *messages, const Rings *rings, long long have, 
     return 0;
 }
 
-// Copy the data of a message as it comes. 1: it is complete. 0: nothing more has come for a while, or
-// the link has ended. -1: the words of the peer make no sense.
-static int copy_message(Messages *messages, Rings *rings, const Envelope *envelope, const char *data,
-                        const Leaf *leaf) {
+// Copy the data of a message as it comes. 1: it is complete. 0: nothing more has come for a while, the
+// link has ended, or the message ends in another way. -1: the words of the peer make no sense.
+static int copy_message(Messages *messages, Rings *rings, const Envelope *envelope, uint32_t id,
+                        const char *data, const Leaf *leaf) {
     Pace *pace = (Pace *)messages->progress;
     const Waiter waiter = {pace, messages->neighbours, messages->names, has_bytes, rings};
     for (long long copied = 0; rings->words;) {
@@ -3117,8 +3223,8 @@ static int copy_message(Messages *messages, Rings *rings, const Envelope *envelo
         if (upto < copied) return -1;
         copy_plainly(leaf->data + copied, data + copied, upto - copied);
         copied = upto;
-        if (copied == leaf->nbytes) return 1;
-        if (!spin(&waiter, envelope->before + copied, messages->crowded, 0, HOGGED, pace->due)) break;
+        if (have >= leaf->nbytes + envelope->after) return is_end(data + copied, envelope, id);
+        if (!spin(&waiter, envelope->before + have, messages->crowded, 0, HOGGED, pace->due)) break;
     }
     return 0;
 }
@@ -3135,15 +3241,17 @@ static int count_message(Messages *messages, Line *line, PyObject *src, const En
     if (!is_owing && !is_unset(messages->flow, messages->names[TIMER]) && !PySet_Add(messages->owing, src))
         is_owing = 1;
     if (PyErr_Occurred()) return -1;
-    if (is_owing > 0 && held + cost <= messages->window && debt->total + cost <= messages->most &&
-        debt->owed + cost < messages->batch) {
+    if (!envelope->is_pushed && is_owing > 0 && held + cost <= messages->window &&
+        debt->total + cost <= messages->most && debt->owed + cost < messages->batch) {
         debt->total += cost;
         debt->owed += cost;
         return set_credit(line->held, envelope->tag, held + cost) < 0 ||
                        set_credit(line->owed, envelope->tag, owed + cost) < 0 ? -1 : 0;
     }
     PyObject *number = PyLong_FromLongLong(cost), *done = NULL;
-    if (number) done = PyObject_CallFunctionObjArgs(messages->took, src, envelope->tag, number, NULL);
+    PyObject *const is_pushed = envelope->is_pushed ? Py_True : Py_False;
+    if (number)
+        done = PyObject_CallFunctionObjArgs(messages->took, src, envelope->tag, number, is_pushed, NULL);
     const int is_counted = done ? PyObject_IsTrue(done) : -1;
     Py_XDECREF(number);
     Py_XDECREF(done);
@@ -3199,10 +3307,12 @@ static PyObject *receive_known(Messages *messages, PyObject *src, PyObject *tag,
             have = bytes_there(rings);
         }
         if (have <= 0) goto end;
-        const int found = find_message(messages, rings, have, out, key, &leaves, &kind, &envelope, &data);
+        const uint32_t id = next_id(line->comes);
+        const int found = find_message(messages, rings, have, out, key, id, &leaves, &kind, &envelope, &data);
         if (found < 0 || PyErr_Occurred()) goto end;
         if (!found) {
-            const int taken = take_credit(messages, line, have);
+            int taken = take_leave(messages, line, have);
+            if (!taken) taken = take_credit(messages, line, have);
             if (taken < 0) goto end;
             if (taken) continue;
             PyObject *done = PyObject_CallMethodNoArgs(line->link, names[TAKE_NEXT]);
@@ -3218,12 +3328,12 @@ static PyObject *receive_known(Messages *messages, PyObject *src, PyObject *tag,
         const int is_there = value && (leaves.count || matches((Starter *)messages, &next, value, &leaves));
         Py_DECREF(what);
         const Leaf *leaf = &leaves.leaf[0];
-        if (is_there && copy_message(messages, rings, &envelope, data, leaf) > 0)
+        if (is_there && copy_message(messages, rings, &envelope, id, data, leaf) > 0)
             work = make_work((Starter *)messages, names[RECV], envelope.tag, Py_None, envelope.data_size);
         if (work) {
             set_slot((Starter *)messages, work, SOURCE, from);
             rings->received += envelope.nbytes;
-            int failed = take_bytes(rings, envelope.before + leaf->nbytes, names);
+            int failed = take_bytes(rings, envelope.before + leaf->nbytes + envelope.after, names);
             if (!failed && line->rings == rings) failed = count_message(messages, line, from, &envelope);
             if (!failed && finish != Py_None && value == out) {
                 PyObject *done = PyObject_CallOneArg(finish, value);
@@ -3274,21 +3384,26 @@ static void drop_line(Line *line) {
     Py_CLEAR(line->wants);
     Py_CLEAR(line->stalled);
     Py_CLEAR(line->waiting);
+    Py_CLEAR(line->pushes);
+    Py_CLEAR(line->announced);
+    Py_CLEAR(line->comes);
     Py_CLEAR(line->held);
     Py_CLEAR(line->owed);
 }
 
-// use(rank, link, rings, sends, used, wants, stalled, waiting, receives, held, owed)
+// use(rank, link, rings, sends, used, wants, stalled, waiting, pushes, announced, receives, held, owed,
+//     comes)
 static PyObject *messages_use(Messages *messages, PyObject *args) {
     State *state = state_of(Py_TYPE(messages));
     Line line = {0};
     int rank;
     if (!state ||
-        !PyArg_ParseTuple(args, "iOO!O!O!O!O!O!O!O!O!", &rank, &line.link, state->rings, &line.rings,
-                          state->debt, &line.sends, &PyDict_Type, &line.used, &PySet_Type,
+        !PyArg_ParseTuple(args, "iOO!O!O!O!O!O!O!O!O!O!O!O!", &rank, &line.link, state->rings,
+                          &line.rings, state->debt, &line.sends, &PyDict_Type, &line.used, &PySet_Type,
                           &line.wants, &PyDict_Type, &line.stalled, &PyDict_Type, &line.waiting,
-                          state->debt, &line.receives, &PyDict_Type, &line.held, &PyDict_Type,
-                          &line.owed))
+                          state->pushes, &line.pushes, &PyDict_Type, &line.announced, state->debt,
+                          &line.receives, &PyDict_Type, &line.held, &PyDict_Type, &line.owed,
+                          state->pushes, &line.comes))
         return NULL;
     if (rank < 0 || rank >= messages->size) return PyErr_BadArgument(), NULL;
     for (int flag = 0; flag < FLAGS; flag++)
@@ -3301,6 +3416,9 @@ static PyObject *messages_use(Messages *messages, PyObject *args) {
     Py_INCREF(line.wants);
     Py_INCREF(line.stalled);
     Py_INCREF(line.waiting);
+    Py_INCREF(line.pushes);
+    Py_INCREF(line.announced);
+    Py_INCREF(line.comes);
     Py_INCREF(line.held);
     Py_INCREF(line.owed);
     drop_line(&messages->lines[rank]);
@@ -3321,6 +3439,9 @@ static int messages_traverse(Messages *messages, visitproc visit, void *arg) {
         Py_VISIT(messages->lines[rank].link);
         Py_VISIT(messages->lines[rank].rings);
         Py_VISIT(messages->lines[rank].waiting);
+        Py_VISIT(messages->lines[rank].pushes);
+        Py_VISIT(messages->lines[rank].announced);
+        Py_VISIT(messages->lines[rank].comes);
     }
     const int found = visit_refs(messages, messages_refs, visit, arg);
     return found ? found : visit_starter((Starter *)messages, visit, arg);
@@ -3360,8 +3481,8 @@ static PyObject *messages_new(PyTypeObject *type, PyObject *args, PyObject *keyw
     if (PyErr_Occurred()) goto failed;
     if (messages->size < 1 || messages->size > 1 << 20 || !PyDict_Check(messages->frames) ||
         !PyDict_Check(messages->boxes) || !PyDict_Check(messages->receives) ||
-        !PyDict_Check(messages->credits) ||
-        !PySet_Check(messages->owing)) {
+        !PyDict_Check(messages->credits) || !PySet_Check(messages->owing) ||
+        !PyBytes_Check(messages->leave)) {
         messages->size = 0;
         PyErr_SetString(PyExc_TypeError, "messages are made of other things");
         goto failed;
@@ -3380,7 +3501,8 @@ static PyMethodDef messages_methods[] = {
     {"recv", (PyCFunction)(void (*)(void))messages_recv, METH_FASTCALL,
      "recv(src, tag, out)\n--\n\nReceive an array that comes next: see `P2PExpress.recv`."},
     {"use", (PyCFunction)messages_use, METH_VARARGS,
-     "use(rank, link, rings, sends, used, wants, stalled, waiting, receives, held, owed)\n--\n\n"
+     "use(rank, link, rings, sends, used, wants, stalled, waiting, pushes, announced, receives, held,"
+     " owed, comes)\n--\n\n"
      "Send to a rank, and receive from it, over this link."},
     {"leave", (PyCFunction)messages_leave, METH_O, "leave(rank)\n--\n\nForget the link to a rank."},
     {"know", (PyCFunction)starter_know, METH_VARARGS,
@@ -3513,10 +3635,10 @@ static int begin(PyObject *module) {
     // The bases come first.
     PyType_Spec *const specs[] = {&counts_spec, &naps_spec,  &pace_spec,  &row_spec,
                                   &ring_spec,   &cursor_spec, &rings_spec, &debt_spec,
-                                  &tape_spec,   &caller_spec, &messages_spec};
+                                  &pushes_spec, &tape_spec,   &caller_spec, &messages_spec};
     PyTypeObject **const kept[] = {&state->counts, &state->naps,  &state->pace,  &state->row,
                                    &state->ring,   &state->cursor, &state->rings, &state->debt,
-                                   &state->tape,   NULL,           NULL};
+                                   &state->pushes, &state->tape,   NULL,          NULL};
     for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
         PyObject *base = specs[i] == &ring_spec ? (PyObject *)state->naps : NULL;
         PyObject *type = PyType_FromModuleAndSpec(module, specs[i], base);
@@ -3539,6 +3661,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->cursor);
     Py_VISIT(state->rings);
     Py_VISIT(state->debt);
+    Py_VISIT(state->pushes);
     Py_VISIT(state->ndarray);
     Py_VISIT(state->get_running_loop);
     Py_VISIT(state->running);
@@ -3557,6 +3680,7 @@ static int module_clear(PyObject *module) {
     Py_CLEAR(state->cursor);
     Py_CLEAR(state->rings);
     Py_CLEAR(state->debt);
+    Py_CLEAR(state->pushes);
     Py_CLEAR(state->ndarray);
     Py_CLEAR(state->get_running_loop);
     Py_CLEAR(state->running);

@@ -110,6 +110,24 @@ else:
     CoreDebt = Debt if core is None else core.Debt
 
 
+class Pushes:
+    """Which message of one direction comes next, and whether it may be pushed. The compiled part
+    has the same, and changes it."""
+
+    __slots__ = ("may_push", "sid")
+
+    sid: int
+    """The id of the last announced message. Ids ascend by one."""
+    may_push: bool
+    """Whether the receiver has given leave to push the next message."""
+
+
+if TYPE_CHECKING:
+    CorePushes: TypeAlias = Pushes
+else:
+    CorePushes = Pushes if core is None else core.Pushes
+
+
 class SenderCredit(CoreDebt):
     """What one receiver allows this rank to send."""
 

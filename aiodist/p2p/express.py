@@ -6,12 +6,12 @@ and tag is kept: the frame up to its data. A receive compares what comes with th
 expects, and takes the data to its place. If something else comes, or something has to wait, the
 engine does the work.
 
-The compiled part does the same for messages over shared memory, once this code has taught it their
-kind. It calls this code for all others.
-
 Larger arrays, up to `frames.MOST_PUSHED`, take the PUSH, DATA and FIN frames of a pushed message.
 This needs leave of the receiver, and room in the link for all three. They are written together. The
 receiver can expect them, because the ids of messages ascend by one.
+
+The compiled part does the same for messages over shared memory, once this code has taught it their
+kind. It calls this code for all others.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Wrapping(NamedTuple):
     """What is the same in all messages of one dtype, shape and tag. The compiled part reads it."""
 
     head: bytes
-    """An eager frame up to its data; empty if the message is pushed."""
+    """Its bytes up to the data, with `frames.FIRST_SID` as the id of a pushed one."""
     cost: int
     """What such a message costs."""
     nbytes: int
@@ -92,6 +92,10 @@ class Wrapping(NamedTuple):
     """The bytes of data."""
     text: bytes
     """How records show it."""
+    end: bytes = b""
+    """Its bytes after the data."""
+    ids: tuple[int, ...] = ()
+    """Where the 4 bytes of the id are in `head` and `end`, if it is pushed: at three places."""
 
 
 class MessageForm(dict[MessageTag, Wrapping]):
@@ -110,12 +114,20 @@ class MessageForm(dict[MessageTag, Wrapping]):
 
     def __missing__(self, tag: MessageTag) -> Wrapping:
         tag = as_tag(tag)
-        header = pack_fields(*self.start, wire.EAGER, tag, False, len(self.meta))
-        head = b"" if self.is_pushed else prefix(header, self.nbytes) + self.meta
-        price = cost(tag, len(self.meta) if self.is_pushed else self.nbytes)
+        if self.is_pushed:
+            price = cost(tag, len(self.meta))
+            head, end = self.around(tag, wire.FIRST_SID)
+            other = b"".join(self.around(tag, _OTHER_SID))
+            ids = [at for at, (a, b) in enumerate(zip(head + end, other, strict=True)) if a != b]
+        else:
+            price, end, ids = cost(tag, self.nbytes), b"", []
+            header = pack_fields(*self.start, wire.EAGER, tag, False, len(self.meta))
+            head = prefix(header, self.nbytes) + self.meta
         if len(self) >= MOST_TAGS:
             self.clear()
-        found = self[tag] = Wrapping(head, price, self.nbytes, self.spec.nbytes, self.text)
+        found = self[tag] = Wrapping(
+            head, price, self.nbytes, self.spec.nbytes, self.text, end, tuple(ids[::4])
+        )
         return found
 
     def around(self, tag: MessageTag, sid: int) -> tuple[bytes, bytes]:
@@ -138,13 +150,13 @@ class Credits(dict[MessageTag, bytes]):
     def __missing__(self, tag: MessageTag) -> bytes:
         if len(self) >= MOST_TAGS:
             self.clear()
-        whole = prefix(pack_fields(*self._start, tag, _FOUR_BYTES), 0)
+        whole = prefix(pack_fields(*self._start, tag, wire.FOUR_BYTES), 0)
         head = self[tag] = whole[:-9]  # without the amount, and the 5 bytes for no payload
         return head
 
 
-_FOUR_BYTES: Final = 0x10000
-"""An amount that msgpack writes as 0xce and 4 bytes, like all larger ones up to 4 GiB."""
+_OTHER_SID: Final = 0xFEFDFCFB
+"""An id, none of whose 4 bytes is that of `frames.FIRST_SID`."""
 
 
 class P2PExpress:
@@ -207,7 +219,7 @@ class P2PExpress:
             self._sender.repay(dst, tag, price)
             self._forget(dst)  # there may be a newer one
             return None
-        if self._teaches(link, form):
+        if self._teaches(link):
             self._teach("send", form, form, described(x))
         work: Work[None] = Work.begin(self._loop, "send", tag, None, form.spec.nbytes)
         # If the loop is due, give it a turn now, while the message is in flight, and not when the
@@ -290,7 +302,7 @@ class P2PExpress:
         self._moved.received += len(form.meta)
         if value is out and type(out) is not np.ndarray:
             tensors.mark_written(out)
-        if self._teaches(link, form):
+        if self._teaches(link):
             if out is None:
                 make = partial(_new, form.spec)
                 self._teach("recv", form, form.spec, word(None), described(value), finish=make)
@@ -397,6 +409,7 @@ class P2PExpress:
         if core is None:
             return
         boxes, receives, owing, flow = self._receiver.waiting
+        leave = kinds.P2P, context.id, wire.PULL, wire.FIRST_SID, wire.LEAVE
         limits = context.p2p.limits
         self._compiled = core.Messages(
             records=self._records,
@@ -415,6 +428,7 @@ class P2PExpress:
             owing=owing,
             flow=flow,
             credits=Credits(context.id),
+            leave=prefix(pack_fields(*leave), 0)[:-10],  # without the id, LEAVE, and no payload
             send=self.send,
             recv=self.recv,
             packed=self._packed,
@@ -433,9 +447,9 @@ class P2PExpress:
         )
         vars(self).update(send=self._compiled.send, recv=self._compiled.recv)
 
-    def _teaches(self, link: FramedLink, form: MessageForm) -> bool:
+    def _teaches(self, link: FramedLink) -> bool:
         """Whether the compiled part can send and receive such messages over this link."""
-        return self._compiled is not None and link.rings is not None and not form.is_pushed
+        return self._compiled is not None and link.rings is not None
 
     def _teach(
         self,
@@ -459,10 +473,13 @@ class P2PExpress:
         held = self._held.get(dst)
         return None if held is None else prefix(pack_fields(kinds.P2P, self._context.id, *held), 0)
 
-    def _took(self, src: int, tag: MessageTag, price: int) -> bool:
+    def _took(self, src: int, tag: MessageTag, price: int, is_pushed: bool) -> bool:
         """Count a message that was received. False: its sender had no credit left."""
         try:
-            self._receiver.took(src, tag, price, SHARED_BATCH)
+            if is_pushed:
+                self._receiver.took_pushed(src, tag, price)
+            else:
+                self._receiver.took(src, tag, price, SHARED_BATCH)
         except ProtocolError as error:
             if (link := self._links.get(src)) is not None:
                 link.close(error)

@@ -75,6 +75,11 @@ REST: Final = 6
 comes before.
 """
 
+FOUR_BYTES: Final = 0x10000
+"""A number that msgpack writes as 0xce and 4 bytes, like all larger ones up to 4 GiB."""
+FIRST_SID: Final = FOUR_BYTES
+"""The first id of a message. So the frames of two messages differ in these bytes alone."""
+
 MOST_PUSHED: Final = 1024 * 1024
 """The most bytes of data of a pushed message, if ranks are near."""
 

@@ -12,7 +12,7 @@ from aiodist.buffers.values import Incoming, parse
 from aiodist.devices.work import DeviceWork
 from aiodist.errors import ProtocolError
 from aiodist.p2p import frames as wire
-from aiodist.p2p.credit import Key, MessageTag, Source
+from aiodist.p2p.credit import CorePushes, Key, MessageTag, Source
 from aiodist.p2p.pieces import Pieces
 from aiodist.p2p.shared import SharedReading
 from aiodist.work import Work
@@ -140,16 +140,17 @@ class ComingMessage:
         self.came(self)
 
 
-@dataclass(eq=False, slots=True)
-class Origin:
+@dataclass(eq=False)
+class Origin(CorePushes):
     """One sender."""
 
     gone: bool = False  # ignore everything that comes from it
     announced: dict[int, ComingMessage] = field(default_factory=dict)  # by id: incomplete messages
-    last_sid: int = -1  # the id of the last announced message: ids ascend
-    may_push: bool = False  # it has leave to push
     stray: ComingMessage | None = None  # the last pushed message that no receive waited for
     # Ids of pushed messages that were refused. Their data still comes, up to FIN or WITHDRAW.
     skipped: set[int] = field(default_factory=set)
     last: tuple[MessageTag, bytes] = (0, b"")
     """The tag and metadata of its last message. b"": the metadata was long."""
+
+    def __post_init__(self) -> None:
+        self.sid, self.may_push = -1, False

@@ -18,9 +18,10 @@ receiver pulls the rest instead, because then two ranks copy at the same time, t
 the memory is mapped, a second thread copies half of it.
 
 A sender may push a message if the receiver allows it. The receiver gives leave in its pull of the
-last message, if that had at most 1 MiB and found a waiting receive. The data of the pushed message
-follows its announcement at once, which saves a round trip. If no receive waits for it, it goes to
-memory of its own like an eager one. There is no more leave until it was received.
+last message, if that had at most 1 MiB. (If the data is mapped, it gives leave only if a receive
+waited, because reading is as good.) The data of the pushed message follows its announcement at
+once, which saves a round trip. If no receive waits for it, it goes to memory of its own like an
+eager one. There is no more leave until it was received.
 
 Messages with arrays on a device (`devices.values`) are always announced. The receiver reads these
 arrays on the sender's device, and then pulls the rest, so FIN confirms these arrays, too. If it

@@ -87,8 +87,10 @@ class MessageReceiver:
         return self._mailbox.boxes, self._receives.lines, self._flow.owed, self._flow
 
     def books(self, src: int) -> tuple[Any, ...] | None:
-        """Return the credit of `src` and its parts, for the compiled part. None: it is lost."""
-        return self._flow.books(src)
+        """Return the credit of `src`, its parts, and what it pushes, for the compiled part. None:
+        it is lost."""
+        books = self._flow.books(src)
+        return None if books is None else (*books, self._origins[src])
 
     def last(self, src: int) -> tuple[MessageTag, bytes]:
         """Return the tag and metadata of the last message of `src` that took the ordinary way."""
@@ -101,16 +103,16 @@ class MessageReceiver:
     def next_pushed(self, src: int) -> int | None:
         """Return the id of the next message of `src`, if it may push that. None: it may not."""
         origin = self._origins[src]
-        return origin.last_sid + 1 if origin.may_push else None
+        return origin.sid + 1 if origin.may_push else None
 
     def took_pushed(self, src: int, tag: MessageTag, price: int) -> None:
         """Count a pushed message that went straight to its receive. Raises ProtocolError as `took`
         does."""
         origin = self._origins[src]
         self.took(src, tag, price)
-        origin.last_sid += 1
+        origin.sid += 1
         # It has used its leave and gets a new one, so `may_push` stays.
-        self._wire.hold(src, (wire.PULL, origin.last_sid, wire.LEAVE))
+        self._wire.hold(src, (wire.PULL, origin.sid, wire.LEAVE))
 
     @property
     def has_several(self) -> bool:
@@ -237,8 +239,8 @@ class MessageReceiver:
             message = ComingMessage(self.came, src, tag, price, wanted, meta, nbytes - meta, None)
         else:
             tag, wanted, sid, meta, data, words, front = wire.read_rts(fields, nbytes)
-            if sid <= origin.last_sid:
-                raise ProtocolError(f"rank {src} announced message {sid} after {origin.last_sid}")
+            if sid <= origin.sid:
+                raise ProtocolError(f"rank {src} announced message {sid} after {origin.sid}")
             price = cost(tag, nbytes + front)
             message = ComingMessage(self.came, src, tag, price, wanted, meta, data, sid)
             message.front = front
@@ -255,7 +257,7 @@ class MessageReceiver:
         # Before it gets memory: a sender without credit gets none.
         self._flow.charge(src, tag, price, wanted)
         if message.sid is not None:
-            origin.last_sid = message.sid
+            origin.sid = message.sid
         message.memory = memoryview(bytearray(nbytes))
         return message
 
@@ -273,14 +275,9 @@ class MessageReceiver:
         else:
             origin.announced[message.sid] = message
             message.meta = message.memory if message.memory.nbytes else None
-            if self._gives_leave(origin, message):
-                message.part = wire.LEAVE
         if message.meta is not None and message.meta_nbytes <= REMEMBERED:
             origin.last = message.tag, bytes(message.meta)
         self._offer(message)
-        if message.part == wire.LEAVE:
-            origin.may_push = message.fetched
-            message.part = wire.BODY
         if message.pushed and not (message.fetched or message.gone):
             self._take_in(origin, message)
         elif message.front and not message.gone:
@@ -288,11 +285,14 @@ class MessageReceiver:
         self._flow.arrived(src, message.wanted)
         self._wire.flush()
 
-    def _gives_leave(self, origin: Origin, message: ComingMessage) -> bool:
-        """Return whether the sender of `message` may push the next one, if a receive waits for this
-        one. If so, one will probably wait again."""
+    def _gives_leave(
+        self, origin: Origin, message: ComingMessage, receiving: PendingReceive
+    ) -> bool:
+        """Return whether the sender of `message` may push the next one."""
         return (
-            not origin.may_push
+            not (origin.may_push or origin.gone or message.sid is None or message.fetched)
+            # What is mapped here is read there, unless a receive waits for it.
+            and (message.reading is None or receiving.number < message.number)
             and (origin.stray is None or origin.stray.gone)
             and 0 < message.nbytes <= self._most_pushed
             and message.meta is not None
@@ -352,7 +352,7 @@ class MessageReceiver:
     def withdrawn(self, src: int, fields: Sequence[Any], nbytes: int) -> None:
         (sid,) = wire.read_counts(fields, 1, nbytes)
         origin = self._origins[src]
-        if sid > origin.last_sid:
+        if sid > origin.sid:
             raise ProtocolError(f"rank {src} withdrew message {sid}, which was not announced")
         message = origin.announced.get(sid)
         if message is None:  # refused here while the frame was in flight
@@ -407,7 +407,14 @@ class MessageReceiver:
 
     def _bind(self, message: ComingMessage, receiving: PendingReceive) -> bool:
         """Give `message` to `receiving`. False: see `Delivery.begin`."""
+        origin = self._origins[message.source]
+        gives_leave = self._gives_leave(origin, message, receiving)
+        if gives_leave:
+            message.part = wire.LEAVE
         bound = self._delivery.begin(message, receiving)
+        if gives_leave:
+            origin.may_push = message.fetched
+            message.part = wire.BODY
         if bound and message.front:
             # What came ahead is now in the memory of the receive, and uses none of the engine's.
             self._flow.consumed(message.source, message.tag, message.front)

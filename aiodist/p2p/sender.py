@@ -13,7 +13,15 @@ from aiodist.buffers.encoding import Encoded
 from aiodist.devices.values import Sources
 from aiodist.errors import AiodistError, MessageTooLargeError, ProtocolError
 from aiodist.p2p import frames as wire
-from aiodist.p2p.credit import EAGER, Limits, MessageTag, SenderCredit, cost, limits_for
+from aiodist.p2p.credit import (
+    EAGER,
+    CorePushes,
+    Limits,
+    MessageTag,
+    SenderCredit,
+    cost,
+    limits_for,
+)
 from aiodist.p2p.device_sections import Departure
 from aiodist.p2p.mailbox import NumberedQueue
 from aiodist.p2p.pieces import behind, cut
@@ -63,19 +71,20 @@ class Sending:
     gone: bool = False  # it has ended: pieces that leave do not count
 
 
-@dataclass(eq=False, slots=True)
-class Destination:
+@dataclass(eq=False)
+class Destination(CorePushes):
     """One receiver."""
 
     credit: SenderCredit  # what it allows this rank to send
     # Messages without credit.
     waiting: dict[MessageTag, NumberedQueue[Sending]] = field(default_factory=dict)
     announced: dict[int, Sending] = field(default_factory=dict)  # by id: messages that it may pull
-    next_sid: int = 0  # of the next announced message
-    may_push: bool = False  # it has given leave to push one
     moving: deque[Sending] = field(default_factory=deque)  # those with a piece to send, in turn
     in_link: int = 0  # bytes of all messages that the link holds
     woken: bool = False  # `_resume` will be called
+
+    def __post_init__(self) -> None:
+        self.sid, self.may_push = wire.FIRST_SID - 1, False
 
     @property
     def idle(self) -> bool:
@@ -110,9 +119,10 @@ class Sender:
         return all(peer.idle for peer in self._peers)
 
     def books(self, dst: int) -> tuple[Any, ...]:
-        """Return the credit of `dst`, its parts, and what waits, for the compiled part."""
+        """Return the credit of `dst`, its parts, and its waiting, pushed and announced messages,
+        for the compiled part."""
         peer = self._peers[dst]
-        return peer.credit, *peer.credit.books, peer.waiting
+        return peer.credit, *peer.credit.books, peer.waiting, peer, peer.announced
 
     # -- from the user ----------------------------------------------------------------------------
 
@@ -173,14 +183,14 @@ class Sender:
         if not (peer.may_push and self.pay(dst, tag, price)):
             return None
         peer.may_push = False
-        peer.next_sid += 1
-        return peer.next_sid - 1
+        peer.sid += 1
+        return peer.sid
 
     def unpush(self, dst: int, tag: MessageTag, price: int) -> None:
         """Take back what was paid, because the message was not sent."""
         peer = self._peers[dst]
         peer.may_push = True
-        peer.next_sid -= 1
+        peer.sid -= 1
         self.repay(dst, tag, price)
 
     def withdraw(self, sending: Sending) -> None:
@@ -351,7 +361,7 @@ class Sender:
 
     def _find(self, peer: Destination, sid: int) -> Sending | None:
         """Return the message with the id. None: it was withdrawn while the frame was in flight."""
-        if sid >= peer.next_sid:
+        if not wire.FIRST_SID <= sid <= peer.sid:
             raise ProtocolError(f"a frame is for message {sid}, which was never announced")
         return peer.announced.get(sid)
 
@@ -365,8 +375,8 @@ class Sender:
 
     def _announce(self, peer: Destination, sending: Sending, wanted: bool) -> None:
         meta = sending.encoded.meta
-        sid = sending.sid = peer.next_sid
-        peer.next_sid = sid + 1
+        peer.sid += 1
+        sid = sending.sid = peer.sid
         peer.announced[sid] = sending
         inline = len(meta) <= wire.INLINE
         sending.next_part = wire.BODY if inline else wire.METADATA

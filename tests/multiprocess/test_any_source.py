@@ -11,6 +11,7 @@ import pytest
 import aiodist
 from aiodist import ANY_TAG, Group
 from aiodist.buffers.segment import unsupported_reason
+from aiodist.transports.shm_link import BRIEF
 
 
 def busy(rng: random.Random) -> None:
@@ -104,5 +105,6 @@ async def flood(group: Group) -> list[int | None]:
 def test_ranks_take_turns(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_CORE", core)
     sources, *_ = aiodist.run(flood, nprocs=3)
+    # Messages that a turn of the loop has taken come first, and there may be more of one rank.
     for upto in range(1, 199):
-        assert abs(sources[:upto].count(1) - sources[:upto].count(2)) <= 4, sources
+        assert abs(sources[:upto].count(1) - sources[:upto].count(2)) <= 2 * BRIEF, sources

@@ -96,13 +96,24 @@ async def program(group: Group, seed: int, without: tuple[int, ...], steps: int)
         for name in ("send", "recv"):
             vars(express).pop(name, None)
     rng, late = random.Random(seed), random.Random(seed * 2 + group.rank)
-    x, out = np.arange(8.0) + group.rank, np.zeros(8)
+    mine = [np.arange(size, dtype=np.uint8) + group.rank for size in (64, 70_000, 300_000)]
     await group.barrier()  # sets up shared memory, which takes some messages
     for step in range(steps):
         await exchange(group, rng, step, late)
-        for _ in range(rng.choice([0, 0, 20])):
-            await group.sendrecv(x, 1 - group.rank, src=1 - group.rank, out=out)
-            assert out[0] == 1 - group.rank
+        x = rng.choice(mine)
+        out = np.zeros_like(x)
+        for turn in range(rng.choice([0, 0, 20])):
+            # Now and then one rank sends first, so that it needs leave for what is pushed.
+            if turn % 4:
+                await group.sendrecv(x, 1 - group.rank, src=1 - group.rank, out=out)
+            elif group.rank == 0:
+                await group.send(x, 1)
+                await group.recv(src=1, out=out)
+            else:
+                await group.recv(src=0, out=out)
+                await group.send(x, 0)
+            assert (out == x + 1 - 2 * group.rank).all()
+            out[:] = 0
     for _ in range(2):
         await group.barrier()  # nothing is on its way any more
     return group.bytes_moved

@@ -20,6 +20,7 @@ from aiodist.p2p.frames import CREDIT
 from aiodist.p2p.frames import EAGER as EAGER_FRAME
 from aiodist.p2p.sender import Sender
 from aiodist.transports import polling as progress
+from aiodist.transports.shm_link import ShmLink
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields, prefix
 
@@ -168,6 +169,35 @@ async def test_there_and_back_everything_is_pushed(short):
                 assert same(await dst.recv(src=src.rank, out=out), x)
                 out[:] = 0
     assert short == ["send", "recv"] * 40
+
+
+@pytest.mark.skipif(compiled.core is None, reason=compiled.reason)
+@pytest.mark.parametrize("tag", [0, "rows"])
+async def test_the_compiled_part_pushes(monkeypatch, short, tag):
+    """It sends, receives, and takes the leave for the next message."""
+    by_python, real = [], (Sender.pulled, P2PExpress._push)
+    x = LARGE["most"].copy()
+    out = np.zeros_like(x)
+    async with pair("shm") as (a, b):
+        await meet(a, b, x)
+        await meet(b, a, x)
+        for turn in range(8):
+            if turn == 2:  # from now on, the compiled part knows both messages
+                monkeypatch.setattr(Sender, "pulled", lambda *_: by_python.append("pulled"))
+                monkeypatch.setattr(P2PExpress, "_push", lambda *_: by_python.append("push"))
+                monkeypatch.setattr(ShmLink, "look_for_whole", lambda *_: by_python.append("look"))
+            for src, dst in ((a, b), (b, a)):
+                x += 1
+                await src.send(x, dst.rank, tag=tag)
+                assert same(await dst.recv(src=src.rank, tag=tag, out=out), x)
+        assert by_python == []
+        for src, dst in ((a, b), (b, a)):
+            sends, receives = src._context.p2p.sender, dst._context.p2p.receiver
+            assert sends._peers[dst.rank].sid == receives._origins[src.rank].sid
+            assert sends.books(dst.rank)[1] == receives.books(src.rank)[1]
+        monkeypatch.setattr(Sender, "pulled", real[0])
+        monkeypatch.setattr(P2PExpress, "_push", real[1])
+        await until(lambda: has_leave(b, 0))
 
 
 @pytest.mark.parametrize("shorter", ["send", "recv"])

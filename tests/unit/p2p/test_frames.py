@@ -187,11 +187,15 @@ def test_metadata_that_is_garbage_fails_the_receive_alone(net: Any) -> None:
 
 @pytest.mark.parametrize(
     "second",
-    [(wire.PULL, 0, wire.BODY), (wire.PULL, 0, wire.METADATA), (wire.REFUSE, 0, 0)],
+    [
+        (wire.PULL, wire.FIRST_SID, wire.BODY),
+        (wire.PULL, wire.FIRST_SID, wire.METADATA),
+        (wire.REFUSE, wire.FIRST_SID, 0),
+    ],
 )
 def test_what_was_pulled_is_pulled_once(net: Any, second: tuple[Any, ...]) -> None:
     work = net.engines[1].send(np.zeros(10**6), 0)
-    put(net, (wire.PULL, 0, wire.BODY))
+    put(net, (wire.PULL, wire.FIRST_SID, wire.BODY))
     with pytest.raises(ProtocolError, match="pulled"):
         put(net, second)
     work.cancel()

@@ -253,4 +253,4 @@ def test_without_leave_nothing_is_pushed(net: Any) -> None:
 def test_no_more_is_pushed_than_there_is_leave_for(net: Any, nbytes: int) -> None:
     give_leave(net)
     with pytest.raises(ProtocolError, match="malformed"):
-        net.engines[1].frame(0, (wire.PUSH, 0, False, 1, 5, nbytes), 5)
+        net.engines[1].frame(0, (wire.PUSH, 0, False, wire.FIRST_SID + 1, 5, nbytes), 5)

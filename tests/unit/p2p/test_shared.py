@@ -578,8 +578,8 @@ def test_a_place_of_nothing(net: Any) -> None:
 def test_nobody_has_read_what_lies_elsewhere(net: Any) -> None:
     net.engines[0].sender._shared = None
     net.engines[0].send(np.zeros(MIB, np.uint8), 1)
-    with pytest.raises(ProtocolError, match="pulled part 4 of message 0, which was not due"):
-        net.engines[0].frame(1, (wire.PULL, 0, wire.READ), 0)
+    with pytest.raises(ProtocolError, match="pulled part 4 of message 65536, which was not due"):
+        net.engines[0].frame(1, (wire.PULL, wire.FIRST_SID, wire.READ), 0)
 
 
 @pytest.mark.parametrize("fields", [
@@ -595,5 +595,5 @@ def test_pulls_that_nobody_sends(reading: Any, fields: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("start", [MIB, MIB + 1])
 def test_there_is_no_rest_behind_the_end(reading: Any, start: int) -> None:
     reading.engines[0].send(ramp(reading, MIB), 1)
-    with pytest.raises(ProtocolError, match="pulled part 6 of message 0, which was not due"):
-        reading.engines[0].frame(1, (wire.PULL, 0, wire.REST, start), 0)
+    with pytest.raises(ProtocolError, match="pulled part 6 of message 65536, which was not due"):
+        reading.engines[0].frame(1, (wire.PULL, wire.FIRST_SID, wire.REST, start), 0)
