@@ -519,11 +519,11 @@ static PyObject *differ(PyObject *self, PyObject *args) {
 
 // ---- shared state -------------------------------------------------------------------------------
 
-enum { IS_DUE, WATCH, ROUSE, SEEN, ADD, FINISH, SET_RESULT, TAPES, TELL, FIND, WAKE, FOLLOWS,
-       IS_NEG, STORAGE, DATA_PTR, NBYTES_OF, CLASS, RUNNING, ALL_REDUCE, PART, SEND, RECV,
+enum { IS_DUE, WATCH, FOLLOWS, ROUSE, SEEN, ADD, FINISH, SET_RESULT, TAPES, TELL, FIND, WAKE,
+       DTYPE, IS_NEG, STORAGE, DATA_PTR, NBYTES_OF, CLASS, RUNNING, ALL_REDUCE, PART, SEND, RECV,
        TRACE_HOOK, IN_VAIN, STAY_AWAKE, TAKE_NEXT, WAKE_PEER, BELL, TIMER, NAMES };
-static const char *const names[] = {"is_due", "watch",      "rouse", "seen", "add",   "finish",
-                                    "set_result", "tapes", "tell",  "_find", "wake", "follows",
+static const char *const names[] = {"is_due", "watch", "follows", "rouse", "seen", "add", "finish",
+                                    "set_result", "tapes", "tell", "_find", "wake", "dtype",
                                     "is_neg", "untyped_storage", "data_ptr", "nbytes", "__class__",
                                     "__asyncio_running_event_loop__", "all_reduce", "part", "send",
                                     "recv", "trace", "in_vain", "_stay_awake", "take_next",
@@ -553,7 +553,7 @@ typedef struct {
     PyObject *base, *descr;
     int flags;
 } Array;
-enum { CONTIGUOUS = 0x1, ALIGNED = 0x100, WRITEABLE = 0x400, PLAIN_ARRAY = 0x501 };
+enum { CONTIGUOUS = 0x1, ALIGNED = 0x100, PLAIN_ARRAY = 0x501 };  // this one is writable, too
 
 // Tensors of torch are read by the C exchange of DLPack, version 1: see dlpack.h.
 typedef struct {
@@ -1077,11 +1077,12 @@ static int others_compute(const Waiter *waiter, double t) {
     return at > 0 && t >= at && t - at < A_WHILE;
 }
 
-static void yielded(const Waiter *waiter, double since, double t) {
-    if (t - since <= HOGGED) return;
+// -1: an error, such as that of a handler of a signal that came meanwhile.
+static int yielded(const Waiter *waiter, double since, double t) {
+    if (t - since <= HOGGED) return 0;
     PyObject *noted = PyObject_CallMethod(waiter->neighbours, "yielded", "dd", since, t);
-    if (!noted) PyErr_Clear();
     Py_XDECREF(noted);
+    return noted ? 0 : -1;
 }
 
 // `Progress.is_due`. -1: an error.
@@ -1090,7 +1091,7 @@ static int is_due(Pace *pace, PyObject **names) {
     return asks((PyObject *)pace, names[IS_DUE], NULL, NULL);
 }
 
-// `Progress._spin`.
+// `Progress._spin`. -1: an error.
 static int spin(const Waiter *waiter, long long stamp, int crowded, double alone, double hogged,
                 double due) {
     Pace *pace = waiter->pace;
@@ -1106,8 +1107,7 @@ static int spin(const Waiter *waiter, long long stamp, int crowded, double alone
         for (int looks = yields ? 1 : LOOKS; looks; looks--) {
             if (waiter->is_there(waiter->of, stamp)) {
                 pace->in_vain = 0;
-                if (yields) yielded(waiter, t, now());
-                return 1;
+                return yields && yielded(waiter, t, now()) < 0 ? -1 : 1;
             }
 #if defined(__x86_64__) || defined(__i386__)
             if (!yields) __builtin_ia32_pause();
@@ -1115,7 +1115,7 @@ static int spin(const Waiter *waiter, long long stamp, int crowded, double alone
         }
         const double before = t, away = (t = now()) - before;
         if (away > OTHERS) limit += away;
-        yielded(waiter, before, t);
+        if (yielded(waiter, before, t) < 0) return -1;
         if (t > limit || away > hogged) {
             pace->in_vain++;
             break;
@@ -1205,7 +1205,7 @@ static int watch(Tape *tape, long long stamp, long long count) {
     const Waiter waiter = {tape->progress, tape->neighbours, tape->names, reached, tape};
     const int due = is_due(tape->progress, tape->names), can_doze = tape->naps->can_doze;
     if (due < 0) return -1;
-    if (due && !tape->crowded) return spin(&waiter, stamp, 0, 0, HOGGED, INFINITY);
+    if (due && !tape->crowded) return spin(&waiter, stamp, 0, 0, HOGGED, now() + HELD);
     const uint64_t at = (uint64_t)here();
     int near = !at;
     if (own_words(tape)[CORE] != at) show(own_words(tape) + CORE, at);
@@ -1215,13 +1215,13 @@ static int watch(Tape *tape, long long stamp, long long count) {
     }
     if (near && now() >= tape->progress->parts_at && part(tape) < 0) return -1;
     const double until = tape->progress->due + (tape->crowded ? HELD : 0);
+    int found = 0;
     if (near || tape->crowded) {
-        if (spin(&waiter, stamp, 1, near ? 0 : APART, can_doze ? OTHERS : HOGGED, until)) return 1;
-    } else if (!(can_doze && others_compute(&waiter, now())) &&
-               spin(&waiter, stamp, 0, 0, HOGGED, until)) {
-        return 1;
+        found = spin(&waiter, stamp, 1, near ? 0 : APART, can_doze ? OTHERS : HOGGED, until);
+    } else if (!(can_doze && others_compute(&waiter, now()))) {
+        found = spin(&waiter, stamp, 0, 0, HOGGED, until);
     }
-    return can_doze ? doze(tape, stamp, until) : 0;
+    return found || !can_doze ? found : doze(tape, stamp, until);
 }
 
 // 1: all others have published so often, and called the same. 0: not yet, or no. -1: an error.
@@ -1541,8 +1541,12 @@ static int tape_traverse(Tape *tape, visitproc visit, void *arg) {
     Py_VISIT(tape->finish);
     Py_VISIT(tape->express);
     Py_VISIT(tape->heads);
-    if (tape->values) Py_VISIT(tape->values->makers);
+    if (tape->values) {
+        Py_VISIT(tape->values->makers);
+        Py_VISIT(tape->values->template);
+    }
     for (int at = 0; at < tape->steps; at++) Py_VISIT(tape->step[at].function);
+    for (int peer = 0; tape->posters && peer < tape->peers; peer++) Py_VISIT(tape->posters[peer].at);
     return 0;
 }
 
@@ -2266,6 +2270,22 @@ static int add_number(Leaves *leaves, const Node *node, PyObject *x) {
     return !beyond;
 }
 
+// Read what a tensor is. 0: it is none that others can read, such as a sparse one.
+static int read_tensor(const Starter *starter, PyObject *x, Tensor *into) {
+    if (!starter->exchange->read(x, into)) return 1;
+    PyErr_Clear();
+    return 0;
+}
+
+// Whether torch's dtype is that of the node. DLPack has one dtype for all integers of up to 8 bits.
+static int has_dtype(const Starter *starter, const Node *node, PyObject *x) {
+    if (node->like.dtype.bits > 8) return 1;
+    PyObject *dtype = PyObject_GetAttr(x, starter->names[DTYPE]);
+    if (!dtype) PyErr_Clear();
+    Py_XDECREF(dtype);
+    return dtype == node->what;
+}
+
 static int has_shape(const Node *node, int nd, const int64_t *dimensions) {
     if (nd != node->count) return 0;
     for (int at = 0; at < nd; at++)
@@ -2286,9 +2306,9 @@ static int matches(Starter *starter, const Node **next, PyObject *x, Leaves *lea
     }
     if (node->kind == A_TENSOR) {
         Tensor tensor;
-        return (PyObject *)Py_TYPE(x) == starter->tensor && !starter->exchange->read(x, &tensor) &&
+        return (PyObject *)Py_TYPE(x) == starter->tensor && read_tensor(starter, x, &tensor) &&
                tensor.device == ON_CPU && has_shape(node, tensor.nd, tensor.dimensions) &&
-               !memcmp(&tensor.dtype, &node->like.dtype, sizeof tensor.dtype) &&
+               !memcmp(&tensor.dtype, &node->like.dtype, sizeof tensor.dtype) && has_dtype(starter, node, x) &&
                add_leaf(leaves, node, x, elements_of(starter->names, x, &tensor, node->nbytes));
     }
     if ((PyObject *)Py_TYPE(x) != node->what) return 0;
@@ -2460,13 +2480,16 @@ static int parse_node(Starter *starter, PyObject *given, Kind *kind) {
     } else if (part == A_TENSOR) {
         const int known = know_tensors(starter, (PyObject *)Py_TYPE(what));
         if (known <= 0) return known;
-        if (starter->exchange->read(what, &node->like)) return -1;
+        if (!read_tensor(starter, what, &node->like)) return 0;
         if (node->like.nd > DIMENSIONS || node->like.dtype.code == COMPLEX) return 0;
+        if (node->like.dtype.bits % 8 || node->like.dtype.lanes != 1) return 0;
         node->count = node->like.nd;
-        node->nbytes = node->like.dtype.bits / 8 * node->like.dtype.lanes;
+        node->nbytes = node->like.dtype.bits / 8;
         for (int at = 0; at < node->count; at++)
             node->nbytes *= node->dimensions[at] = (Py_ssize_t)node->like.dimensions[at];
-        Py_SETREF(node->what, Py_NewRef(Py_None));  // the tensor itself may go
+        PyObject *dtype = PyObject_GetAttr(what, starter->names[DTYPE]);
+        if (!dtype) return -1;
+        Py_SETREF(node->what, dtype);  // the tensor itself may go
     } else if (part == AN_ARRAY) {
         const Array *like = (Array *)more;
         if ((PyObject *)Py_TYPE(more) != starter->ndarray || like->nd > DIMENSIONS) return 0;
@@ -2719,6 +2742,12 @@ typedef struct {
     Py_ssize_t flags[FLAGS];  // where the link keeps what `FramedLink.is_clear` asks
 } Line;
 
+static const Ref line_refs[] = {
+    REF(Line, link),    REF(Line, used),      REF(Line, wants),  REF(Line, stalled),
+    REF(Line, waiting), REF(Line, announced), REF(Line, held),   REF(Line, owed),
+    REF(Line, rings),   REF(Line, sends),     REF(Line, pushes), REF(Line, receives),
+    REF(Line, comes),   {0}};
+
 #define IDS 3          // so often the bytes around the data of a pushed message have its id
 #define ID 4           // the bytes of an id
 #define LEAVE "\3" NO_PAYLOAD  // how a frame ends that gives leave to push, from the end of the id on
@@ -2896,25 +2925,29 @@ static char *place_for(Rings *rings, unsigned long long nbytes) {
     return (char *)rings->own.buf + WORDS_OF_RING + at;
 }
 
-// Let the peer see more bytes, and wake it if it sleeps: `Rings._show`. -1: an error.
-static int show_bytes(Rings *rings, unsigned long long nbytes, PyObject **names) {
+// Let the peer see more bytes, and wake it if it dozes.
+static void show_bytes(Rings *rings, unsigned long long nbytes) {
     rings->written += nbytes;
     show(rings->words + R_WRITTEN, rings->written);
     fence();
     const uint64_t asleep = look(rings->others + R_ASLEEP);
+    if (!(asleep & 1) || asleep == rings->rung) return;
+    rings->rung = asleep;
+    ring(rings->words + R_WRITTEN);
+}
+
+// Wake the peer if it sleeps: `Rings._wake_peer`. -1: an error.
+static int wake_peer(Rings *rings, PyObject **names) {
+    const uint64_t asleep = rings->words ? look(rings->others + R_ASLEEP) : 0;
     if (!asleep || asleep == rings->rung) return 0;
-    if (asleep & 1) {
-        rings->rung = asleep;
-        ring(rings->words + R_WRITTEN);
-        return 0;
-    }
     PyObject *done = PyObject_CallMethodNoArgs((PyObject *)rings, names[WAKE_PEER]);
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
 
-// How many bytes have come: `Rings.available`. -1: the peer's words make no sense.
+// How many bytes have come: `Rings.available`. -1: the peer's words make no sense, or the link has ended.
 static long long bytes_there(Rings *rings) {
+    if (!rings->words) return -1;
     const unsigned long long size = rings->own.len - WORDS_OF_RING;
     rings->seen = look(rings->others + R_WRITTEN);
     const unsigned long long have = rings->seen - rings->read;
@@ -2930,7 +2963,7 @@ static long long bytes_there(Rings *rings) {
 // Whether more than so many bytes have come.
 static int has_bytes(void *of, long long count) {
     const Rings *rings = of;
-    return look(rings->others + R_WRITTEN) - rings->read > (unsigned long long)count;
+    return rings->words && look(rings->others + R_WRITTEN) - rings->read > (unsigned long long)count;
 }
 
 // Note that bytes were read: `Rings.taken`. -1: an error.
@@ -2943,9 +2976,7 @@ static int take_bytes(Rings *rings, unsigned long long nbytes, PyObject **names)
     const uint64_t wanted = look(rings->others + R_WANTED);
     if (!wanted || wanted == rings->granted || wanted > rings->read) return 0;
     rings->granted = wanted;
-    PyObject *bell = PyObject_GetAttr((PyObject *)rings, names[BELL]);
-    PyObject *done = bell ? PyObject_CallNoArgs(bell) : NULL;
-    Py_XDECREF(bell);
+    PyObject *done = PyObject_CallMethodNoArgs((PyObject *)rings, names[BELL]);
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
@@ -2977,13 +3008,14 @@ static int wait_for_bytes(Messages *messages, Rings *rings, PyObject *src) {
         if (done < 0) return -1;
     }
     const Waiter waiter = {pace, messages->neighbours, messages->names, has_bytes, rings};
-    if (spin(&waiter, 0, near || messages->crowded, 0, HOGGED, pace->due)) return 1;
+    const int found = spin(&waiter, 0, near || messages->crowded, 0, HOGGED, pace->due);
+    if (found) return found;
     if (messages->crowded || !messages->dozes) return 0;
     double t = now(), until = t + DOZE * patience(pace->dozed_in_vain);
     if (until > pace->due) until = pace->due;
     for (; t < until && rings->words; t = now()) {
         nap_at(rings, until - t);
-        if (rings->words && has_bytes(rings, 0)) {
+        if (has_bytes(rings, 0)) {
             pace->dozed_in_vain = 0;
             return 1;
         }
@@ -3060,7 +3092,7 @@ static int next_source(const Messages *messages) {
     for (int at = 1; at <= messages->size; at++) {
         const int rank = (messages->served + at) % messages->size;
         Rings *rings = messages->lines[rank].rings;
-        if (rings && rings->words && has_bytes(rings, 0)) return rank;
+        if (rings && has_bytes(rings, 0)) return rank;
     }
     return -1;
 }
@@ -3088,7 +3120,7 @@ static int wait_for_any(Messages *messages, int *knows_all) {
     }
     *knows_all = known == messages->size;
     const Waiter waiter = {pace, messages->neighbours, messages->names, has_source, messages};
-    return lines && pace->polls && spin(&waiter, 0, near, 0, HOGGED, pace->due);
+    return lines && pace->polls ? spin(&waiter, 0, near, 0, HOGGED, pace->due) : 0;
 }
 
 // Send the frames that are held for messages to come, because this rank waits. -1: an error.
@@ -3110,81 +3142,91 @@ static const Kind *next_kind(Messages *messages, int *at, PyObject *op, PyObject
     return NULL;
 }
 
+// Whether nothing else goes first to this rank.
+static int may_send(const Line *line, const Rings *rings) {
+    return line->rings == rings && rings->words && is_set(line, DIRECT) &&
+           !PyDict_GET_SIZE(line->waiting) && !PyDict_GET_SIZE(line->stalled) && !PySet_GET_SIZE(line->wants);
+}
+
 // Send a message of a known kind. NULL without an error: nothing has happened.
 static PyObject *send_known(Messages *messages, PyObject *x, PyObject *dst, PyObject *tag) {
-    PyObject *work = NULL, *packed = NULL, **names = messages->names;
-    Rings *rings = NULL;
+    PyObject *work = NULL, *packed = NULL, *held = NULL, **names = messages->names;
     Leaves leaves = {0};
     Envelope envelope = {0};
     int at = 0;
     Line *line = line_to(messages, dst);
-    if (!line || !is_set(line, DIRECT) || PyDict_GET_SIZE(line->waiting) ||
-        PyDict_GET_SIZE(line->stalled) || PySet_GET_SIZE(line->wants) ||
-        is_unset(messages->records, names[TRACE_HOOK]) <= 0)
+    if (!line || !may_send(line, line->rings) || is_unset(messages->records, names[TRACE_HOOK]) <= 0)
         return NULL;
+    Rings *rings = (Rings *)Py_NewRef(line->rings);  // the Python code may forget the line
     const Kind *kind = next_kind(messages, &at, names[SEND], x, &leaves);
     if (!kind || !envelope_for(kind, tag, &envelope)) goto end;
-    const uint32_t id = next_id(line->pushes);
-    if (envelope.is_pushed && !id) goto end;
-    const Leaf *leaf = &leaves.leaf[0];
-    long long used = credit_of(line->used, tag);
-    if (used + envelope.cost > messages->window && is_clear(line)) {
-        const long long have = bytes_there(line->rings);
+    // First comes all that may run Python code, which could use this link, too.
+    if (!may_send(line, rings)) goto end;
+    if (credit_of(line->used, tag) + envelope.cost > messages->window && is_clear(line)) {
+        const long long have = bytes_there(rings);
         if (have > 0 && take_credit(messages, line, have) < 0) goto end;
-        used = credit_of(line->used, tag);
     }
-    if (used < 0 || used + envelope.cost > messages->window ||
-        line->sends->total + envelope.cost > messages->most)
-        goto end;
     // A frame that is held for this rank goes first.
     if (PyDict_GET_SIZE(messages->frames)) {
-        packed = PyObject_CallOneArg(messages->packed, dst);
-        if (!packed) goto end;
+        held = Py_XNewRef(PyDict_GetItemWithError(messages->frames, dst));
+        if (held) packed = PyObject_CallOneArg(messages->packed, dst);
+        if (PyErr_Occurred()) goto end;
     }
+    // The receiver is awake by the time when much data is there.
+    if (envelope.is_pushed && wake_peer(rings, names) < 0) goto end;
+    work = make_work((Starter *)messages, names[SEND], tag, Py_None, envelope.data_size);
+    if (!work || !may_send(line, rings)) goto unsent;
+    if (held && PyDict_GetItemWithError(messages->frames, dst) != held) goto unsent;
+    const long long used = credit_of(line->used, tag) + envelope.cost;
+    const uint32_t id = next_id(line->pushes);
+    const Leaf *leaf = &leaves.leaf[0];
     const Py_ssize_t ahead = packed && PyBytes_Check(packed) ? PyBytes_GET_SIZE(packed) : 0;
     const Py_ssize_t first = ahead + envelope.before, whole = first + leaf->nbytes + envelope.after;
-    char *place = place_for(line->rings, whole);
-    if (!place) goto end;
-    work = make_work((Starter *)messages, names[SEND], tag, Py_None, envelope.data_size);
-    if (!work || set_credit(line->used, tag, used + envelope.cost) < 0) goto failed;
+    if (PyErr_Occurred() || used > messages->window || (envelope.is_pushed && !id) ||
+        line->sends->total + envelope.cost > messages->most)
+        goto unsent;
+    char *place = place_for(rings, whole);
+    if (!place || set_credit(line->used, tag, used) < 0) goto unsent;
     line->sends->total += envelope.cost;
     if (envelope.is_pushed) {
         line->pushes->may_push = 0;
         line->pushes->sid++;
     }
-    rings = (Rings *)Py_NewRef(line->rings);
     if (ahead) {
         memcpy(place, PyBytes_AS_STRING(packed), ahead);
-        if (PyDict_DelItem(messages->frames, dst) < 0) goto failed;
+        if (PyDict_DelItem(messages->frames, dst) < 0) PyErr_Clear();  // it is there, as we have seen
     }
     write_head(place + ahead, &envelope, id);
     write_end(place + first + leaf->nbytes, &envelope, id);
     rings->sent += envelope.nbytes;
-    // The receiver copies what it sees meanwhile, if it has a core. To wake it may run any Python code.
+    // The receiver copies what it sees meanwhile, if it has a core.
     const Waiter waiter = {(Pace *)messages->progress, messages->neighbours, names, NULL, NULL};
     const int at_once = envelope.is_pushed && others_compute(&waiter, now());
-    for (Py_ssize_t done = 0, shown = 0; shown < whole && rings->words;) {
+    for (Py_ssize_t done = 0, shown = 0; shown < whole;) {
         const Py_ssize_t left = leaf->nbytes - done, part = at_once || left < 2 * CHUNK ? left : CHUNK;
         copy_to_shared(place + first + done, leaf->data + done, part);
         done += part;
         const Py_ssize_t upto = done < leaf->nbytes ? first + done : whole;
-        if (show_bytes(rings, upto - shown, names) < 0) goto failed;
+        show_bytes(rings, upto - shown);
         shown = upto;
     }
-    if (end_work((Starter *)messages, work, envelope.text, dst, Py_None, 0) < 0) goto failed;
+    if (wake_peer(rings, names) < 0 ||
+        end_work((Starter *)messages, work, envelope.text, dst, Py_None, 0) < 0)
+        Py_CLEAR(work);
 end:
     drop_leaves(&leaves);
     drop_envelope(&envelope);
+    Py_XDECREF(held);
     Py_XDECREF(packed);
-    Py_XDECREF(rings);
+    Py_DECREF(rings);
     return work;
-failed:
-    Py_CLEAR(work);
+unsent:
+    if (work) drop_work((Starter *)messages, &work);
     goto end;
 }
 
 // Find the message that comes next among the known kinds. 1: it is one of `kind`, and its data begins
-// at `*data`. 0: something else has come. -1: it is not in one piece. `id`: of a pushed message.
+// at `*data`. 0: something else has come. -1: it is not in one piece, or is gone. `id`: of a pushed one.
 static int find_message(Messages *messages, const Rings *rings, long long have, PyObject *out,
                         PyObject *tag, uint32_t id, Leaves *leaves, const Kind **kind,
                         Envelope *envelope, char **data) {
@@ -3193,13 +3235,16 @@ static int find_message(Messages *messages, const Rings *rings, long long have, 
     char *first = (char *)rings->peer.buf + WORDS_OF_RING + start;
     Py_ssize_t room = (Py_ssize_t)(size - start);
     if (room > have) room = (Py_ssize_t)have;
+    const unsigned long long read = rings->read;
     int at = 0;
     while ((*kind = next_kind(messages, &at, messages->names[RECV], out, leaves))) {
-        PyObject *key, *found;
+        PyObject *key, *found, *const template = (*kind)->template;
         Py_ssize_t position = 0;
         if (tag && !envelope_for(*kind, tag, envelope)) return 0;
         while (tag || PyDict_Next((*kind)->template, &position, &key, &found)) {
             if (!tag && !read_envelope(key, found, envelope)) return 0;
+            // The Python code may have received it.
+            if (!rings->words || rings->read != read || (*kind)->template != template) return -1;
             if (envelope->before <= room && is_head(first, envelope, id)) {
                 *data = first + envelope->before;
                 const Py_ssize_t nbytes = (*kind)->node[(*kind)->nodes - 1].nbytes;
@@ -3212,19 +3257,22 @@ static int find_message(Messages *messages, const Rings *rings, long long have, 
 }
 
 // Copy the data of a message as it comes. 1: it is complete. 0: nothing more has come for a while, the
-// link has ended, or the message ends in another way. -1: the words of the peer make no sense.
+// link has ended, or the message ends in another way. -1: the words of the peer make no sense, or an
+// error.
 static int copy_message(Messages *messages, Rings *rings, const Envelope *envelope, uint32_t id,
                         const char *data, const Leaf *leaf) {
     Pace *pace = (Pace *)messages->progress;
     const Waiter waiter = {pace, messages->neighbours, messages->names, has_bytes, rings};
-    for (long long copied = 0; rings->words;) {
+    const unsigned long long read = rings->read;
+    for (long long copied = 0; rings->words && rings->read == read;) {
         const long long have = bytes_there(rings) - envelope->before;
         const long long upto = have < leaf->nbytes ? have : leaf->nbytes;
         if (upto < copied) return -1;
         copy_plainly(leaf->data + copied, data + copied, upto - copied);
         copied = upto;
         if (have >= leaf->nbytes + envelope->after) return is_end(data + copied, envelope, id);
-        if (!spin(&waiter, envelope->before + have, messages->crowded, 0, HOGGED, pace->due)) break;
+        const int more = spin(&waiter, envelope->before + have, messages->crowded, 0, HOGGED, pace->due);
+        if (more <= 0) return more;
     }
     return 0;
 }
@@ -3308,6 +3356,7 @@ static PyObject *receive_known(Messages *messages, PyObject *src, PyObject *tag,
         }
         if (have <= 0) goto end;
         const uint32_t id = next_id(line->comes);
+        const unsigned long long read = rings->read;
         const int found = find_message(messages, rings, have, out, key, id, &leaves, &kind, &envelope, &data);
         if (found < 0 || PyErr_Occurred()) goto end;
         if (!found) {
@@ -3328,8 +3377,12 @@ static PyObject *receive_known(Messages *messages, PyObject *src, PyObject *tag,
         const int is_there = value && (leaves.count || matches((Starter *)messages, &next, value, &leaves));
         Py_DECREF(what);
         const Leaf *leaf = &leaves.leaf[0];
-        if (is_there && copy_message(messages, rings, &envelope, id, data, leaf) > 0)
+        if (is_there)
             work = make_work((Starter *)messages, names[RECV], envelope.tag, Py_None, envelope.data_size);
+        // The Python code could have received the message.
+        const int is_next = work && line->rings == rings && rings->words && rings->read == read;
+        if (work && (!is_next || copy_message(messages, rings, &envelope, id, data, leaf) <= 0))
+            drop_work((Starter *)messages, &work);
         if (work) {
             set_slot((Starter *)messages, work, SOURCE, from);
             rings->received += envelope.nbytes;
@@ -3375,22 +3428,6 @@ static PyObject *messages_recv(Messages *messages, PyObject *const *args, Py_ssi
     Py_RETURN_NONE;
 }
 
-static void drop_line(Line *line) {
-    Py_CLEAR(line->rings);
-    Py_CLEAR(line->sends);
-    Py_CLEAR(line->receives);
-    Py_CLEAR(line->link);
-    Py_CLEAR(line->used);
-    Py_CLEAR(line->wants);
-    Py_CLEAR(line->stalled);
-    Py_CLEAR(line->waiting);
-    Py_CLEAR(line->pushes);
-    Py_CLEAR(line->announced);
-    Py_CLEAR(line->comes);
-    Py_CLEAR(line->held);
-    Py_CLEAR(line->owed);
-}
-
 // use(rank, link, rings, sends, used, wants, stalled, waiting, pushes, announced, receives, held, owed,
 //     comes)
 static PyObject *messages_use(Messages *messages, PyObject *args) {
@@ -3408,20 +3445,8 @@ static PyObject *messages_use(Messages *messages, PyObject *args) {
     if (rank < 0 || rank >= messages->size) return PyErr_BadArgument(), NULL;
     for (int flag = 0; flag < FLAGS; flag++)
         if ((line.flags[flag] = slot_of((PyObject *)Py_TYPE(line.link), flag_names[flag])) < 0) return NULL;
-    Py_INCREF(line.rings);
-    Py_INCREF(line.sends);
-    Py_INCREF(line.receives);
-    Py_INCREF(line.link);
-    Py_INCREF(line.used);
-    Py_INCREF(line.wants);
-    Py_INCREF(line.stalled);
-    Py_INCREF(line.waiting);
-    Py_INCREF(line.pushes);
-    Py_INCREF(line.announced);
-    Py_INCREF(line.comes);
-    Py_INCREF(line.held);
-    Py_INCREF(line.owed);
-    drop_line(&messages->lines[rank]);
+    for (const Ref *ref = line_refs; ref->name; ref++) Py_INCREF(*ref_of(&line, ref));
+    clear_refs(&messages->lines[rank], line_refs);
     messages->lines[rank] = line;
     Py_RETURN_NONE;
 }
@@ -3429,26 +3454,22 @@ static PyObject *messages_use(Messages *messages, PyObject *args) {
 // leave(rank)
 static PyObject *messages_leave(Messages *messages, PyObject *given) {
     const long rank = PyLong_AsLong(given);
-    if (rank >= 0 && rank < messages->size) drop_line(&messages->lines[rank]);
+    if (rank >= 0 && rank < messages->size) clear_refs(&messages->lines[rank], line_refs);
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;
 }
 
 static int messages_traverse(Messages *messages, visitproc visit, void *arg) {
-    for (int rank = 0; messages->lines && rank < messages->size; rank++) {
-        Py_VISIT(messages->lines[rank].link);
-        Py_VISIT(messages->lines[rank].rings);
-        Py_VISIT(messages->lines[rank].waiting);
-        Py_VISIT(messages->lines[rank].pushes);
-        Py_VISIT(messages->lines[rank].announced);
-        Py_VISIT(messages->lines[rank].comes);
-    }
-    const int found = visit_refs(messages, messages_refs, visit, arg);
+    int found = 0;
+    for (int rank = 0; messages->lines && !found && rank < messages->size; rank++)
+        found = visit_refs(&messages->lines[rank], line_refs, visit, arg);
+    if (!found) found = visit_refs(messages, messages_refs, visit, arg);
     return found ? found : visit_starter((Starter *)messages, visit, arg);
 }
 
 static int messages_clear(Messages *messages) {
-    for (int rank = 0; messages->lines && rank < messages->size; rank++) drop_line(&messages->lines[rank]);
+    for (int rank = 0; messages->lines && rank < messages->size; rank++)
+        clear_refs(&messages->lines[rank], line_refs);
     Py_CLEAR(messages->send);
     Py_CLEAR(messages->recv);
     Py_CLEAR(messages->packed);
@@ -3695,9 +3716,6 @@ static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, begin},
 #if PY_VERSION_HEX >= 0x030C0000
     {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
-#endif
-#if PY_VERSION_HEX >= 0x030D0000
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED},  // because only one thread uses a lane
 #endif
     {0},
 };

@@ -29,6 +29,9 @@ LONG_COMPLEX: Final = f"c{LONG_DOUBLE}"
 FLOATS: Final = frozenset({"float16", "float32", "float64", "bfloat16", LONG_DOUBLE})
 COMPLEX: Final = frozenset({"complex64", "complex128", LONG_COMPLEX})
 
+NARROW: Final = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8))
+"""Integers of fewer than 8 bits. torch can neither copy nor compute them."""
+
 CARRIERS: Final = {
     "bfloat16": "<u2",
     "complex32": "<u4",
@@ -43,7 +46,7 @@ CARRIERS: Final = {
     "bits2x4": "u1",
     "bits4x2": "u1",
     "bits16": "<u2",
-    **{f"{sign}int{bits}": "u1" for sign in ("", "u") for bits in range(1, 8)},
+    **dict.fromkeys(NARROW, "u1"),
 }
 """Dtypes that only torch has."""
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from aiodist.buffers.dtypes import CARRIERS, TORCH, carrier
+from aiodist.buffers.dtypes import CARRIERS, NARROW, TORCH, carrier
 from aiodist.buffers.segment import Memory
 
 HUGE = 4 << 20
@@ -242,10 +242,10 @@ def wrap(array: NDArray[Any], name: str) -> Any:
 def seen(flat: NDArray[Any], name: str, shape: tuple[int, ...]) -> Any | None:
     """Return a tensor of dtype `name` over the memory of `flat`. Do not write to this tensor.
 
-    None if torch is not installed, or does not know the dtype.
+    None if torch is not installed, does not know the dtype, or cannot copy it.
     """
     torch = require()
-    if torch is None or not hasattr(torch, name):
+    if torch is None or name in NARROW or not hasattr(torch, name):
         return None
     # torch warns of arrays that are read-only.
     memory = Memory.from_address(flat.__array_interface__["data"][0])

@@ -370,7 +370,8 @@ class Progress(CorePace):
         """Poll until all of `peers` have reached `stamp`. Returns False once the budget is used
         up."""
         if self.is_due() and not crowded:
-            return self._spin(board.met, peers, stamp, SPINS, crowded=False, due=math.inf) is True
+            due = _clock() + HELD
+            return self._spin(board.met, peers, stamp, SPINS, crowded=False, due=due) is True
         until = self._due + HELD if crowded else self._due
         near = not board.apart(peers, stamp)  # one that is missing may need this core
         if near and self.polls and _clock() >= self._parts_at:
