@@ -3042,6 +3042,7 @@ static int take_credit(Messages *messages, Line *line, long long have) {
             PyObject *made = PyErr_Occurred() ? NULL : PyObject_GetItem(messages->credits, tag);
             if (!made) return -1;
             Py_DECREF(made);
+            if (line->rings != rings || !rings->words) return 0;  // the Python code has forgotten it
             at = 0;
             continue;
         }
@@ -3313,7 +3314,7 @@ static PyObject *receive_known(Messages *messages, PyObject *src, PyObject *tag,
     Leaves leaves = {0};
     Envelope envelope = {0};
     const Kind *kind;
-    char *data;
+    char *data = NULL;
     int at = 0;
     // Of two ranks, any rank is the other one.
     const int any = src == messages->any_source, is_pair = any && messages->size == 2;
@@ -3354,11 +3355,11 @@ static PyObject *receive_known(Messages *messages, PyObject *src, PyObject *tag,
             if (has_come <= 0 || !rings->words) goto end;
             have = bytes_there(rings);
         }
-        if (have <= 0) goto end;
+        if (have <= 0 || line->rings != rings) goto end;
         const uint32_t id = next_id(line->comes);
         const unsigned long long read = rings->read;
         const int found = find_message(messages, rings, have, out, key, id, &leaves, &kind, &envelope, &data);
-        if (found < 0 || PyErr_Occurred()) goto end;
+        if (found < 0 || PyErr_Occurred() || line->rings != rings) goto end;
         if (!found) {
             int taken = take_leave(messages, line, have);
             if (!taken) taken = take_credit(messages, line, have);

@@ -13,7 +13,6 @@ import sys
 import threading
 import traceback
 import zlib
-from collections import defaultdict
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -162,23 +161,20 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out, unless they are named, tests that are marked `long`, and what `in_turn` does not
-    want of those that are marked `one_loop`; thin what is left of those that are marked
-    `strength(t)`: see `covering`."""
+    """Leave out, unless they are named, tests that are marked `long`, most of those that are marked
+    `sample(n)`, and what `in_turn` does not want of those that are marked `one_loop`; thin what is
+    left of those that are marked `strength(t)`: see `covering`."""
     out: set[pytest.Item] = set()
     everything = config.getoption("all_combinations")
     if not everything and not any("::" in argument for argument in config.args):
+        out.update(item for item in items if not in_turn(item))
         if not config.getoption("long"):
             out.update(item for item in items if item.get_closest_marker("long"))
-        out.update(item for item in items if not in_turn(item))
-    marked: dict[tuple[Any, ...], list[pytest.Function]] = defaultdict(list)
-    for item in items:
-        thinned = item not in out and item.get_closest_marker("strength")
-        if thinned and isinstance(item, pytest.Function):
-            marked[item.path, item.cls, item.originalname].append(item)
-    for group in marked.values():
-        marker = group[0].get_closest_marker("strength")
-        assert marker is not None
+            for marker, group in marked("sample", items, out):
+                (count,) = marker.args
+                kept = {at * len(group) // count for at in range(count)}
+                out.update(item for at, item in enumerate(group) if at not in kept)
+    for marker, group in marked("strength", items, out):
         if hasattr(group[0], "callspec") and not everything:
             values = [item.callspec.params.items() for item in group]
             rows = [{name: id(value) for name, value in params} for params in values]
@@ -189,6 +185,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if out:
         items[:] = [item for item in items if item not in out]
         config.hook.pytest_deselected(items=sorted(out, key=lambda item: item.nodeid))
+
+
+def marked(
+    name: str, items: list[pytest.Item], out: set[pytest.Item]
+) -> list[tuple[pytest.Mark, list[pytest.Function]]]:
+    """By test function with this mark: the mark, and all cases that are not left out."""
+    found: dict[tuple[Any, ...], tuple[pytest.Mark, list[pytest.Function]]] = {}
+    for item in items:
+        mark = item.get_closest_marker(name)
+        if mark is not None and item not in out and isinstance(item, pytest.Function):
+            found.setdefault((item.path, item.cls, item.originalname), (mark, []))[1].append(item)
+    return list(found.values())
 
 
 def in_turn(item: pytest.Item) -> bool:

@@ -37,6 +37,7 @@ def swap(group, x):
 @pytest.mark.parametrize("sent", ["as it is", "big-endian", "strided"])
 @pytest.mark.parametrize("dtype", ALL)
 @pytest.mark.parametrize("length", [3, LARGE])
+@pytest.mark.sample(30)
 def test_what_arrives(run, groups, everyone, dtype, sent, length):
     """Big-endian arrays, too, arrive in this machine's order: their values travel, not their
     bytes. Those that are given to be written keep theirs."""

@@ -208,6 +208,7 @@ async def _share_between_processes(group: Group) -> list[float]:
     return list(map(float, got))
 
 
+@pytest.mark.long
 def test_between_processes() -> None:
     results = aiodist.run(_share_between_processes, nprocs=3)
     assert results == [[1.0, 2.0, 3.0, 0.0]] * 3

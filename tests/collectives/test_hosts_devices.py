@@ -46,6 +46,7 @@ def due(name: str, xs: list[np.ndarray], rank: int) -> np.ndarray | None:
 @pytest.mark.strength(2)
 @pytest.mark.parametrize(("layout", "pattern"), PATTERNS)
 @pytest.mark.parametrize("length", [7, 70_001])
+@pytest.mark.sample(8)
 def test_one_rank_hears_late_of_it(
     run: Callable[[Awaitable[None]], None],
     on_hosts: Callable,

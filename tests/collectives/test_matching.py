@@ -302,6 +302,7 @@ def test_members(run, groups, transport):
 
 
 @pytest.mark.strength(1)  # thousands of operations take their time
+@pytest.mark.sample(2)
 def test_a_tag_a_request_costs_nothing(run, groups, everyone):
     async def main():
         async with groups(3) as ranks:

@@ -95,6 +95,7 @@ def orders(size):
 
 @layouts
 @operations
+@pytest.mark.sample(14)
 async def test_it_gives_what_the_ordinary_way_gives(on_hosts, layout, name):
     """Whoever is last, whoever goes the ordinary way, and whatever the root."""
     async with on_hosts(layout) as ranks:
@@ -344,6 +345,7 @@ async def test_cancelled_at_every_turn(on_hosts, layout, name):
 
 @pytest.mark.parametrize("name", ["all_reduce", "broadcast in place", "all_gather", "reduce"])
 @pytest.mark.parametrize("victim", range(4))
+@pytest.mark.sample(5)
 async def test_a_rank_is_lost_at_every_turn(on_hosts, name, victim):
     """Who lives has the result, or hears who is lost."""
     x = np.ones(3)

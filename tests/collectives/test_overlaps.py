@@ -238,6 +238,7 @@ RIGHT: dict[str, Any] = {
 
 @pytest.mark.parametrize(("kind", "length"), KINDS)
 @pytest.mark.parametrize("tag", [None, "t"])
+@pytest.mark.sample(5)
 def test_what_is_read_may_lie_where_results_go(run, groups, length, kind, tag):
     async def main():
         async with groups(SIZE) as ranks:

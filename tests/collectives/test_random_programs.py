@@ -158,6 +158,7 @@ def device():
 
 @pytest.mark.parametrize("devices", [False, True])
 @pytest.mark.parametrize("seed", seeds(3, 6))
+@pytest.mark.sample(6)
 def test_random_programs(run, groups, device, seed, devices):
     chooser = random.Random(seed)
     size = chooser.choice([2, 3, 4])

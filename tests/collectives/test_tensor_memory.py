@@ -45,6 +45,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("length", [2, 2 * LARGE])
+@pytest.mark.sample(20)
 def test_storage_can_be_freed_afterwards(run, groups, everyone, call, length):
     """FSDP and others free storage, and give it back before the next call of the same shape, which
     is looked at anew: nothing is written to where the tensor was."""

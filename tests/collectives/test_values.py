@@ -214,6 +214,7 @@ def test_broadcast(run, groups, everyone, size):
 
 @pytest.mark.strength(1)  # thousands of arrays take their time
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.sample(2)
 def test_broadcast_of_many_arrays(run, groups, everyone, size):
     """The metadata alone is larger than a frame."""
 

@@ -58,6 +58,7 @@ async def each(groups: list[Group], call: Callable[[Group, int], Any]) -> list[A
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids="".join)
 @pytest.mark.parametrize("length", [7, 300_000])
+@pytest.mark.sample(12)
 async def test_reductions(devices: Devices, pattern: tuple[str, ...], length: int) -> None:
     ranks = Ranks(devices, pattern)
     size = ranks.size

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux shares me
 
 
 @pytest.mark.parametrize("program", device_suite.PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.sample(2)
 def test_standin(program: Any) -> None:
     assert aiodist.run(program, 3, ("standin",)) == [None] * 3
 

@@ -59,6 +59,7 @@ asyncio.run(main())
 @pytest.mark.strength(1)
 @pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])
 @pytest.mark.parametrize("length", [10, 100_000])
+@pytest.mark.sample(1)
 def test_kill_9(run, transport, length):
     async def main():
         async with processes(PROGRAM, 3, transport, length) as ranks:

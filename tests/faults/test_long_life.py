@@ -27,6 +27,7 @@ def test_nothing_grows_while_groups_and_members_come_and_go(
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_nothing_grows_in_real_processes(tmp_path: Path) -> None:
     life = long_life_real.Life(every=1.0, times=10, restart=0.0)
     asyncio.run(life.run(tmp_path))

@@ -131,6 +131,7 @@ async def program(group):
 
 @pytest.mark.strength(1)
 @pytest.mark.parametrize("length", [4, 20_000, 400_000])
+@pytest.mark.sample(1)
 def test_amid_the_work(run, length):
     """Everything that completes is right."""
 

@@ -107,6 +107,7 @@ async def program(group):
 
 
 @pytest.mark.parametrize("run", ["uvloop"], indirect=True)
+@pytest.mark.long
 def test_computing_for_longer_than_the_lease_loses_nobody(run):
     async def main():
         async with processes(HEAD + BUSY + TAIL, 3, "shm", 5, 60, 60) as ranks:

@@ -1,4 +1,5 @@
-"""The marker `strength`: fewer combinations of parameters, and all of any t of them."""
+"""The markers `strength`, for fewer combinations of parameters, and `sample`, for a few of all
+cases."""
 
 from __future__ import annotations
 
@@ -33,6 +34,11 @@ class TestCombinations:
 def test_long(): ...
 
 
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("number", range(7))
+def test_some(number): ...
+
+
 @pytest.mark.strength(2)
 def test_without_parameters(): ...
 
@@ -54,6 +60,7 @@ def test_together(a, b): ...
 """
 
 
+ALL_OF_SOME = [(number,) for number in range(7)]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -115,17 +122,20 @@ def test_all_of_them_when_asked(on_them: Run) -> None:
     found = collected(on_them, "--all-combinations")
     assert found["test_pairs"] == found["test_values"] == found["test_all"]
     assert found["test_long"] == {()}
+    assert found["test_some"] == {*ALL_OF_SOME}
 
 
 def test_long_ones_when_asked(on_them: Run) -> None:
-    found = collected(on_them, "--long")
+    found, few = collected(on_them, "--long"), collected(on_them)
     assert found.pop("test_long") == {()}
-    assert found == collected(on_them)
+    assert (found.pop("test_some"), few.pop("test_some")) == ({*ALL_OF_SOME}, {(0,), (2,), (4,)})
+    assert found == few
 
 
 def test_those_that_are_left_out(on_them: Run) -> None:
     chosen, others = collected(on_them), collected(on_them, "--left-out")
     assert others.pop("test_long") == {()}
+    assert others.pop("test_some") == {(1,), (3,), (5,), (6,)}
     assert others.keys() == {"test_pairs", "test_values"}
     for name, values in others.items():
         assert not values & chosen[name]

@@ -31,6 +31,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("master", ["address", "name", "name in AIODIST_ADDRESS"])
+@pytest.mark.sample(1)
 def test_ranks_of_two_hosts(hosts, master):
     """The name of rank 0's host leads to 127.0.1.1 on that host itself, as on Debian: others get
     there where a token lets rank 0 listen on all interfaces."""

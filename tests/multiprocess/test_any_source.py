@@ -56,6 +56,7 @@ async def farm(group: Group, seed: int, without: tuple[int, ...], tasks: int) ->
     ("size", "without", "transport"),
     [(2, (), "shm"), (4, (), "shm"), (5, (0,), "shm"), (3, (1, 2), "shm"), (4, (), "tcp")],
 )
+@pytest.mark.sample(2)
 def test_a_farm_of_tasks(size: int, without: tuple[int, ...], transport: str) -> None:
     run = partial(farm, seed=size, without=without, tasks=300)
     given, *done = aiodist.run(run, nprocs=size, transports=(transport,))

@@ -87,6 +87,7 @@ async def program(group: Group, seed: int, without: tuple[int, ...], steps: int)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("without", [(), (1,), (0, 1)])
+@pytest.mark.sample(2)
 def test_collectives_are_alike_with_and_without_the_compiled_part(
     without: tuple[int, ...], seed: int
 ) -> None:

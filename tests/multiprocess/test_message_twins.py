@@ -123,6 +123,7 @@ async def program(group: Group, seed: int, without: tuple[int, ...], steps: int)
 @pytest.mark.skipif(torch is None, reason="needs torch")
 @pytest.mark.parametrize("without", [(), (0,), (1,), (0, 1)])
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.sample(2)
 def test_messages_are_alike_with_and_without_the_compiled_part(
     without: tuple[int, ...], transport: str
 ) -> None:

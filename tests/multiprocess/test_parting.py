@@ -53,6 +53,7 @@ async def main(group: Group, call: Any = by_collectives) -> tuple[list[Any], boo
 @pytest.mark.parametrize(
     ("core", "call"), [("", by_collectives), ("python", by_collectives), ("", by_messages)]
 )
+@pytest.mark.sample(1)
 def test_the_last_one_moves_to_another_core(
     monkeypatch: pytest.MonkeyPatch, core: str, call: Any
 ) -> None:

@@ -109,6 +109,7 @@ def test_members_whose_last_round_was_decided_again(early: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(4, 100))
+@pytest.mark.sample(2)
 def test_members_that_follow_the_state_of_others(seed: int) -> None:
     """Some begin late or are away for too long, and take the state of another member. Others die,
     and the coordinator is restarted, under every second seed without a state file. With the same

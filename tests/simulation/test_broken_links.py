@@ -104,6 +104,7 @@ def outcome(
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("seed", seeds(1, 2))
+@pytest.mark.sample(2)
 def test_a_link_that_breaks_at_byte_k(name, arrived, size, seed):
     program = PROGRAMS[name]
     expected, _ = outcome(program, 0, 0, arrived=arrived, size=size)
@@ -121,6 +122,7 @@ def test_a_link_that_breaks_at_byte_k(name, arrived, size, seed):
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("alone", [True, False], ids=["one", "all"])
 @pytest.mark.parametrize("part", [0, 3])
+@pytest.mark.sample(2)
 def test_a_link_of_several_connections_that_breaks_at_byte_k(name, arrived, alone, part):
     """One of them breaks, or all do."""
 

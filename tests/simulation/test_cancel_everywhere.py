@@ -118,6 +118,7 @@ async def settle(group: aiodist.Group) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("length", [3, 60_000])
 @pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.sample(10)
 def test_a_collective(name, length):
     if name in ("barrier", "subgroup", "split", "dup") and length > 3:
         pytest.skip("it has no array")

@@ -325,6 +325,7 @@ def test_a_rank_that_is_killed_has_not_forgotten_an_await():
 
 
 @pytest.mark.parametrize("seed", [*seeds(14, 24), *ONCE_FOUND])
+@pytest.mark.sample(6)
 def test_random_programs_hold_the_invariants(seed):
     problems = play(Run(scenario(seed)))
     assert not problems, f"replay: python -m aiodist.testing simulate --seeds {seed} -v\n{problems}"
@@ -357,6 +358,7 @@ def test_an_operation_of_a_killed_rank_ends_while_the_loop_is_there():
 
 
 @pytest.mark.parametrize("seed", seeds(6, 12))
+@pytest.mark.sample(2)
 def test_random_programs_over_links_of_several_connections(seed, monkeypatch):
     monkeypatch.setattr(bundle, "EVENTS", 0)  # all are used as soon as one is full
     found = scenario(seed)

@@ -47,6 +47,7 @@ def test_what_is_replaced(asked: dict[str, str], made: dict[str, str]) -> None:
     assert list(replaced(asked).items()) == list(made.items())
 
 
+@pytest.mark.long
 def test_who_asks_for_gloo_gets_aiodist_and_is_told_so(job: Start) -> None:
     assert words(job("replaced.py", 2, **REPLACING)) == [SAYS, SAYS]
 

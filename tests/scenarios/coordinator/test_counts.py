@@ -30,6 +30,7 @@ async def pair(coordinator: Coordinator, **options: object) -> list[aiodist.Grou
     return await asyncio.gather(*joining)
 
 
+@pytest.mark.long
 async def test_a_thousand_groups_come_and_go_and_the_series_are_the_same() -> None:
     async with Coordinator("inproc://a-thousand-groups") as coordinator:
         series = set()

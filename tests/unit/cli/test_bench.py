@@ -63,6 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.long
 def test_a_small_run(invoke: Invoke, folder: Path, tmp_path: Path) -> None:
     """Two transports of aiodist and nothing else, two operations: table and JSON."""
     file = tmp_path / "out.json"

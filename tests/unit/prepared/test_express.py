@@ -73,6 +73,7 @@ OPS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(6)
 def test_the_same_as_the_long_way(run, kind):
     make = KINDS[kind]
 

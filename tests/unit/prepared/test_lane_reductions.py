@@ -70,6 +70,7 @@ CALLS = {
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", CALLS)
+@pytest.mark.sample(30)
 def test_the_same_as_the_ordinary_way(run, inline, name, size, length):
     start = CALLS[name]
     if name == "reduce_scatter to a new array" and length < size:

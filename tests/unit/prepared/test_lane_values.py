@@ -79,6 +79,7 @@ def shown(value):
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("op", CALLS)
+@pytest.mark.sample(6)
 def test_the_same_as_the_ordinary_way(run, inline, op, size):
     start = CALLS[op]
 

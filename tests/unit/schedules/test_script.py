@@ -108,6 +108,7 @@ BY_NAME = _by_name()
 
 
 @pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.sample(13)
 def test_a_long_plan_has_the_steps_that_all_its_rounds_have(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

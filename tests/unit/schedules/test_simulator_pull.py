@@ -293,6 +293,7 @@ def test_nothing_is_published_before_it_is_written(name: str) -> None:
 
 
 @every
+@pytest.mark.sample(11)
 def test_nothing_is_written_twice(name: str) -> None:
     def once_more(steps: tuple[Step, ...], at: int) -> Sequence[Step] | None:
         step = steps[at]

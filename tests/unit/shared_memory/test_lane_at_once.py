@@ -137,6 +137,7 @@ def outcome(
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 @pytest.mark.parametrize("seed", seeds(2, 4))
 @pytest.mark.parametrize("lengths", [[1, 3, 2000, 8192], [131_073, 150_000]])
+@pytest.mark.sample(5)
 def test_they_leave_the_same(lanes, monkeypatch, size, seed, lengths):
     seen = []
     for way in ["steps", "python", *(["tape", "compiled"] if compiled.core else [])]:

@@ -53,6 +53,7 @@ def some_calls(lanes, chance, size, *, cancels):
 
 @pytest.mark.parametrize("polls", [False, True])
 @pytest.mark.parametrize("cancels", [False, True])
+@pytest.mark.sample(2)
 def test_any_interleaving(lanes, ends, polls, cancels):
     for seed in range(40):
         chance = random.Random(seed)

@@ -292,6 +292,7 @@ def outcome(lanes, posting, seed, kind, monkeypatch, *, way):
 
 @pytest.mark.parametrize("kind", IN_ONE_GO)
 @pytest.mark.parametrize("seed", seeds(3, 10))
+@pytest.mark.sample(12)
 def test_in_one_go_leaves_the_same(lanes, posting, seed, kind, monkeypatch):
     with monkeypatch.context() as patch:
         there, ends = outcome(lanes, posting, seed, kind, patch, way="python")
@@ -305,6 +306,7 @@ def test_in_one_go_leaves_the_same(lanes, posting, seed, kind, monkeypatch):
 
 @pytest.mark.parametrize("polls", [False, True])
 @pytest.mark.parametrize("seed", seeds(6, 12))
+@pytest.mark.sample(24)
 def test_any_order(posting, calls_of, seed, polls, monkeypatch):
     """Tags are forgotten again and again on the way, in every other of the worlds."""
     if seed % 2:
@@ -321,6 +323,7 @@ def test_any_order(posting, calls_of, seed, polls, monkeypatch):
 
 @pytest.mark.parametrize("how", ["late", "hears_late"])
 @pytest.mark.parametrize("seed", seeds(10, 20))
+@pytest.mark.sample(40)
 def test_what_follows_a_post(posting, calls_of, seed, how, monkeypatch):
     """Frames that were sent after it are not looked at before it: whether ranks come to share
     memory one after the other, or look at their links before they are woken."""
