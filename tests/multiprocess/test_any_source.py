@@ -11,7 +11,6 @@ import pytest
 import aiodist
 from aiodist import ANY_TAG, Group
 from aiodist.buffers.segment import unsupported_reason
-from aiodist.transports.shm_link import BRIEF
 
 
 def busy(rng: random.Random) -> None:
@@ -82,30 +81,3 @@ async def only_receives(group: Group) -> tuple[int, int]:
 def test_links_are_found_by_receiving_alone() -> None:
     """So that the short way can look at them."""
     assert aiodist.run(only_receives, nprocs=4, transports=("shm",))[0] == (0, 3)
-
-
-async def flood(group: Group) -> list[int | None]:
-    """Rank 0 receives from any rank what the others have sent before."""
-    if group.rank:
-        for number in range(100):
-            await group.send(np.array([number]), 0)
-        await group.barrier()
-        return []
-    await group.recv(src=1)
-    await group.recv(src=2)
-    await group.barrier()
-    sources = []
-    for _ in range(198):
-        work = group.irecv(tag=0)
-        await work
-        sources.append(work.source)
-    return sources
-
-
-@pytest.mark.parametrize("core", ["", "python"])
-def test_ranks_take_turns(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIODIST_CORE", core)
-    sources, *_ = aiodist.run(flood, nprocs=3)
-    # Messages that a turn of the loop has taken come first, and there may be more of one rank.
-    for upto in range(1, 199):
-        assert abs(sources[:upto].count(1) - sources[:upto].count(2)) <= 2 * BRIEF, sources

@@ -4,6 +4,7 @@ calls, such as a finalizer or a handler of a signal."""
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -101,6 +102,32 @@ async def test_what_no_tensor_shows_is_refused_as_ever(
                 await a.send(x, 1)
         with pytest.raises(TypeError, match="does not travel"):
             await asyncio.gather(a.broadcast(sparse), b.broadcast(sparse))
+
+
+@pytest.mark.parametrize("core", ["as it is", "python"])
+async def test_ranks_take_turns(monkeypatch: pytest.MonkeyPatch, core: str) -> None:
+    """Rank 0 receives from any rank what the others have sent before."""
+    monkeypatch.setattr(polling, "LOOP_DUE", 60.0)
+    async with aiodist.local(4, transports=("shm",), op_timeout=30.0) as ranks:
+        group, *others = ranks
+        if core == "python":
+            for name in ("send", "recv"):
+                vars(group._context.p2p_express).pop(name, None)
+        for other in others:
+            for _ in range(4):  # so that their kind is known
+                await other.send(np.zeros(1), 0)
+                await group.recv(src=other.rank)
+        for number in range(10):
+            for other in others:
+                assert other.isend(np.full(1, 1.0 * number), 0).done()
+        sources = []
+        for _ in range(30):
+            group._context.endpoint.progress._due = math.inf  # the loop needs no turn
+            work = group.irecv()
+            assert work.done()
+            sources.append(work.source)
+        for at in range(0, 30, 3):
+            assert {*sources[at : at + 3]} == {1, 2, 3}
 
 
 class Interrupt(Exception):
