@@ -189,9 +189,12 @@ class Work(asyncio.Future[T], Generic[T]):
                 self.trace("failed", self, error)
             self._end("failed", error)
             self.set_exception(error)
-            if self.op == "send" and isinstance(error, (PeerLostError, GroupRevokedError)):
-                # A program need not look at a send, because it hears of a lost rank in other ways.
-                self.exception()
+            if isinstance(error, GroupClosedError) or (
+                self.op == "send" and isinstance(error, (PeerLostError, GroupRevokedError))
+            ):
+                # A program need not look, because it has left the group itself, or hears of a lost
+                # rank in other ways. This is no look of the program, so it is done by the base.
+                asyncio.Future.exception(self)
             cast(Any, self).__class__ = _Failed
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -384,6 +387,8 @@ class _Failed(Work[T]):
 
     __iter__ = __await__
 
+
+_Failed.__name__ = Work.__name__  # asyncio shows it if nobody has looked at the error
 
 _told: dict[str, dict[Any, Any]] = {}
 """The warnings of each file."""
