@@ -245,6 +245,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         lane, calls = self._lane, self._calls
         if lane.waiting.gives_way():
             return
+        lane.waiting.is_fresh = False
         del calls.waiting.by_key[call.key]
         recipe, seq, work, x = call.recipe, call.seq, call.work, call.x
         area = area_for(recipe.phase.shared or 0, seq, 0, lane.by_turns)

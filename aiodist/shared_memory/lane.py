@@ -191,7 +191,7 @@ class Lane(LaneRow):
         self.goes_round = not crowded
         self.polls = polls  # whether a wait begins with polling of memory
         self._kick = kick  # wakes a rank that sleeps
-        self.turns = Turns(loop)  # the order of operations
+        self.turns = Turns(loop, self._resumed)  # the order of operations
         here = len(self.others) + 1
         self._spans = size > here  # whether the group spans hosts
         self._dozes = board.can_doze  # whether this rank may sleep within a call
@@ -242,6 +242,10 @@ class Lane(LaneRow):
         self._entered = self._agreed = False
         self._phase = -1
         self.turns.next()
+
+    def _resumed(self) -> None:
+        """Note that the loop resumes the current operation."""
+        self.waiting.is_fresh = True
 
     def kicked(self) -> None:
         """Go on, because another rank has come as far as this one waited for."""

@@ -50,10 +50,14 @@ class SkippedCall:
 class Turns:
     """The calls on one lane that have not ended."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, resumed: Callable[[], None] = lambda: None
+    ) -> None:
+        """`resumed` is called each time before the loop resumes the current call."""
         self.current: Rider | SkippedCall | None = None  # has the turn
         self.queue: deque[Rider | SkippedCall] = deque()  # the calls behind it, in order
         self._loop = loop
+        self._resumed = resumed
         self._resuming = False  # whether the loop will call `_resume`
 
     def add(self, rider: Rider | SkippedCall) -> None:
@@ -97,6 +101,7 @@ class Turns:
 
     def _resume(self) -> None:
         self._resuming = False
+        self._resumed()
         while self.resume() and (self.queue or self.current):
             pass  # the others may be ready for the next call already
 

@@ -41,6 +41,9 @@ class LaneWaiting:
         self.polls = polls  # whether a wait begins with polling of memory
         self.crowded = crowded  # whether other ranks may need this core
         self._asleep = False  # whether the board says that this rank sleeps
+        # Whether the loop has just resumed the operation, and nothing has come since. Then it does
+        # not give way: operations of several lanes would give way to each other, for ever.
+        self.is_fresh = False
         self.hurries = False  # whether waits end at once, because another rank is gone
 
     def wait(self, peers: Sequence[int], stamp: int) -> bool:
@@ -49,17 +52,15 @@ class LaneWaiting:
         If False, they have not. The loop, or `woken`, will then resume the current operation.
         """
         board = self._board
-        if board.reached(peers, stamp):
+        if board.reached(peers, stamp) or (not self.hurries and self.poll(peers, stamp)):
+            self.is_fresh = False
             return True
-        if self.hurries:
-            return False
-        if self.poll(peers, stamp):
-            return True
-        if self.gives_way():
+        if self.hurries or self.gives_way():
             return False
         board.sleep(peers, stamp)
         if board.reached(peers, stamp):
             board.awake()
+            self.is_fresh = False
             return True
         self._asleep = True
         return False
@@ -73,8 +74,9 @@ class LaneWaiting:
         return not self.hurries and self.progress.is_due()
 
     def gives_way(self) -> bool:
-        """Whether the loop is due for a turn. The current operation then goes on in that turn."""
-        if self.hurries or not self.progress.is_due():
+        """Whether the loop is due for a turn, and has not just resumed the current operation. This
+        then goes on in that turn."""
+        if self.hurries or self.is_fresh or not self.progress.is_due():
             return False
         self._resume_soon()
         return True
