@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import ssl as tls
 from collections.abc import Iterator
@@ -47,7 +48,8 @@ class Entrance:
         self._unproven: UnprovenConnections[Connection] = UnprovenConnections(
             logger, moment=MOMENT_SECONDS
         )
-        self._adopting: dict[asyncio.Task[None], Connection] = {}  # without a transport yet
+        # Those without a transport yet, with their sockets.
+        self._adopting: dict[asyncio.Task[None], tuple[Connection, socket.socket]] = {}
 
     async def open(self, wanted: Address) -> Address:
         """Listen, and return the address with its port. Raises OSError."""
@@ -76,7 +78,7 @@ class Entrance:
 
     async def clear(self) -> None:
         """Drop all connections that have no transport yet, and wait until there are none."""
-        for connection in self._adopting.values():
+        for connection, _ in self._adopting.values():
             if connection.adopting is not None:  # else it is about to end by itself
                 connection.drop()
         await asyncio.gather(*self._adopting, return_exceptions=True)
@@ -85,8 +87,14 @@ class Entrance:
         """The connection has proved its identity, or is gone. Idempotent."""
         self._unproven.discard(connection)
 
-    def close_in_child(self) -> None:
-        """In a forked child, close its copy of the socket."""
+    def close_in_child(self, null: int) -> None:
+        """In a forked child, close its copy of the socket that listens.
+
+        The null device replaces those of connections without a transport.
+        """
+        for _, sock in self._adopting.values():
+            if sock.fileno() >= 0:
+                os.dup2(null, sock.fileno())
         if self._acceptor is not None:
             self._acceptor.close_in_child()
 
@@ -111,7 +119,7 @@ class Entrance:
             return
         task = self._loop.create_task(self._adopt(connection, sock), name="aiodist adopt")
         connection.adopting = task
-        self._adopting[task] = connection
+        self._adopting[task] = connection, sock
         task.add_done_callback(partial(self._adopted, connection, sock))
 
     async def _adopt(self, connection: Connection, sock: socket.socket) -> None:
