@@ -16,6 +16,7 @@ import pytest
 
 from aiodist.coordinator.connection import Connection
 from aiodist.coordinator.entrance import Entrance
+from aiodist.coordinator.listening import bind_unix
 from aiodist.coordinator.totals import Totals
 from aiodist.transports import inproc_names
 from aiodist.transports.sparing import Sparing
@@ -118,6 +119,15 @@ async def test_a_socket_file_goes_with_its_listener(place: Place, tmp_path: Path
     place.entrance.shut()
     assert not path.exists()
     place.entrance.shut()
+
+
+async def test_the_socket_file_of_another_one_stays(place: Place, tmp_path: Path) -> None:
+    path = tmp_path / "c.sock"
+    await place.open(f"unix://{path}")
+    path.unlink()  # somebody cleans up, and another coordinator starts there
+    with bind_unix(str(path)):
+        place.entrance.shut()
+        assert path.exists()
 
 
 async def test_nobody_comes_in_any_more(place: Place) -> None:
