@@ -310,6 +310,8 @@ class Group(Operations):
         in the order of their arrival, up to `max_size` members in all. If there are fewer than
         `min_size`, the call waits for more, and then until no rank has joined for the group's
         `join_window`. Both sizes default to those of `connect`, and must be the same on all ranks.
+        A default never contradicts the other size: with `min_size` alone, the group may grow to
+        that size, and with `max_size` alone, no more are awaited.
 
         All living ranks call this, as `shrink`, but only on a group that `connect` gave.
 

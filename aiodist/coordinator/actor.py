@@ -11,6 +11,7 @@ import logging
 import os
 import ssl as tls
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -148,6 +149,7 @@ class Coordinator:
             if self._journal is not None:
                 await self._journal.close()
             raise
+        _listening.add(self)
         self._arm()
         shown = self.address
         logger.info("listening on %s", shown, extra={"event": "listening", "address": shown})
@@ -218,6 +220,7 @@ class Coordinator:
         if self._journal is not None:
             await self._journal.close()
             self._journal = None
+        _listening.discard(self)
         self._changed.set()
         shown = str(address)
         logger.info("stopped listening on %s", shown, extra={"event": "stopped", "address": shown})
@@ -262,10 +265,15 @@ class Coordinator:
             return None
         return max(0.0, self._loop.time() - self._journal.written_at), self._journal.failures
 
-    def close_fds_after_fork(self) -> None:
-        """Close all sockets that a forked child inherited. Call it in the child.
+    def end_in_child(self) -> None:
+        """After a fork: let the child's copy do nothing, because groups belong to the parent."""
+        self._address = None
+        self._stopping = True
 
-        Else the port and the connections would outlive the parent.
+    def close_fds_after_fork(self) -> None:
+        """In a forked child, close all sockets and files that it inherited.
+
+        Else the port, the connections and the lock of the state file would outlive the parent.
         """
         self._clients.close_fds_after_fork()
         if self._journal is not None:
@@ -326,3 +334,20 @@ class Coordinator:
         when = self._machine.deadline()
         if when is not None and self._address is not None:
             self._alarm.ring_by(when)
+
+
+_listening: weakref.WeakSet[Coordinator] = weakref.WeakSet()
+"""The coordinators of this process that have started and not stopped."""
+
+
+def _close_in_child() -> None:
+    coordinators = list(_listening)
+    _listening.clear()
+    for coordinator in coordinators:  # all of them first, because closing one may fail
+        coordinator.end_in_child()
+    for coordinator in coordinators:
+        coordinator.close_fds_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)

@@ -98,8 +98,8 @@ class Clients:
         null = os.open(os.devnull, os.O_RDWR)
         for connection in self._connections.values():
             connection.detach_after_fork(null)
+        self._entrance.close_in_child(null)
         os.close(null)
-        self._entrance.close_in_child()
 
     async def survey(self, *, counts: bool) -> Mapping[str, Any]:
         """Ask all members what they are doing. See `Coordinator.survey`."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import ssl as tls
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 from aiodist.coordinator.connection import HANDSHAKE_SECONDS, Connection, ConnectionOwner, turn_away
 from aiodist.coordinator.listening import bind_tcp, bind_unix
@@ -41,13 +42,15 @@ class Entrance:
         self._loop = asyncio.get_running_loop()
         self._at: Address | None = None  # the listening address; None: closed
         self._acceptor: Acceptor | None = None  # None if it does not listen, or for inproc
+        self._file: os.stat_result | None = None  # the socket file of a unix address
         # A connection is first a task in `_adopting`, until it has a transport (and TLS, which
         # takes a while). Then it belongs to the owner, which hears of its end. Until its identity
         # is proved it is also in `_unproven`, which has a limit and may drop it for a newer one.
         self._unproven: UnprovenConnections[Connection] = UnprovenConnections(
             logger, moment=MOMENT_SECONDS
         )
-        self._adopting: dict[asyncio.Task[None], Connection] = {}  # without a transport yet
+        # Those without a transport yet, with their sockets.
+        self._adopting: dict[asyncio.Task[None], tuple[Connection, socket.socket]] = {}
 
     async def open(self, wanted: Address) -> Address:
         """Listen, and return the address with its port. Raises OSError."""
@@ -57,7 +60,9 @@ class Entrance:
             return wanted
         sock = bind_unix(wanted.path) if wanted.scheme == "unix" else await bind_tcp(wanted)
         address = wanted
-        if wanted.scheme != "unix":
+        if wanted.scheme == "unix":
+            self._file = os.stat(wanted.path)
+        else:
             address = Address(wanted.scheme, wanted.host, sock.getsockname()[1])
         self._at = address
         self._acceptor = Acceptor(self._loop, sock, str(address), self._take)
@@ -66,17 +71,21 @@ class Entrance:
     def shut(self) -> None:
         """Accept no more connections. Existing ones stay. Idempotent."""
         address, self._at = self._at, None
+        if address is not None and address.scheme == "inproc":
+            inproc_names.unregister(address.host)
+        if address is not None and self._file is not None:
+            # Another coordinator may have replaced the file. While the socket is open, no other
+            # file has its number.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(address.path), self._file):
+                    os.unlink(address.path)
         if self._acceptor is not None:
             self._acceptor.close()
             self._acceptor = None
-        if address is not None and address.scheme == "inproc":
-            inproc_names.unregister(address.host)
-        if address is not None and address.scheme == "unix":
-            Path(address.path).unlink(missing_ok=True)
 
     async def clear(self) -> None:
         """Drop all connections that have no transport yet, and wait until there are none."""
-        for connection in self._adopting.values():
+        for connection, _ in self._adopting.values():
             if connection.adopting is not None:  # else it is about to end by itself
                 connection.drop()
         await asyncio.gather(*self._adopting, return_exceptions=True)
@@ -85,8 +94,14 @@ class Entrance:
         """The connection has proved its identity, or is gone. Idempotent."""
         self._unproven.discard(connection)
 
-    def close_in_child(self) -> None:
-        """In a forked child, close its copy of the socket."""
+    def close_in_child(self, null: int) -> None:
+        """In a forked child, close its copy of the socket that listens.
+
+        The null device replaces those of connections without a transport.
+        """
+        for _, sock in self._adopting.values():
+            if sock.fileno() >= 0:
+                os.dup2(null, sock.fileno())
         if self._acceptor is not None:
             self._acceptor.close_in_child()
 
@@ -111,7 +126,7 @@ class Entrance:
             return
         task = self._loop.create_task(self._adopt(connection, sock), name="aiodist adopt")
         connection.adopting = task
-        self._adopting[task] = connection
+        self._adopting[task] = connection, sock
         task.add_done_callback(partial(self._adopted, connection, sock))
 
     async def _adopt(self, connection: Connection, sock: socket.socket) -> None:

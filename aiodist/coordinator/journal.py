@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from aiodist.coordinator.state_file import NoFilesError, StateFile
+from aiodist.coordinator.state_file import SnapshotError, StateFile
 from aiodist.membership.effects import Effect, Keep
 from aiodist.membership.records import Record
 
@@ -116,12 +116,12 @@ class Journal:
     def _write_anew(self, snapshot: list[Record], kept: list[Record]) -> None:
         """In the thread, make the file shorter.
 
-        If no file can be opened for that now, append the records to the old one, and try again
-        later.
+        If that is impossible now, for example because the disk has no room for a second file,
+        append the records to the old one, and try again later.
         """
         try:
             self._file.write_snapshot(*self._who, snapshot)
-        except NoFilesError as error:
+        except SnapshotError as error:
             self.failures += 1
             log.warning("the state file is not made shorter for now: %s", error)
             self._file.append(kept)

@@ -34,6 +34,7 @@ import struct
 import sys
 import zlib
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +66,7 @@ COMPACT_BYTES = 4 * 1024 * 1024
 snapshot had."""
 
 RETRY_SHARE = 8
-"""If no file can be opened for a snapshot, it is tried again after this part of those bytes."""
+"""If a snapshot cannot be written, it is tried again after this part of those bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,8 @@ class Saved:
     records: list[Record]
 
 
-class NoFilesError(OSError):
-    """The process or the system has as many open files as it may."""
+class SnapshotError(OSError):
+    """A snapshot could not be written. The file is as it was."""
 
 
 class LostWritesError(ValueError):
@@ -119,35 +120,36 @@ class StateFile:
     def write_snapshot(self, coordinator: str, incarnation: int, records: Iterable[Record]) -> None:
         """Replace the whole contents of the file. They are on disk on return.
 
-        Raises NoFilesError, with nothing changed, if the process may open no more files. Then a
-        snapshot is due again after the file has grown.
+        Raises SnapshotError, with nothing changed, if there is no room on the disk, or no file can
+        be opened. Then a snapshot is due again after the file has grown.
         """
         new = self.path.with_name(self.path.name + ".new")
+        salt = secrets.token_bytes(SALT_BYTES)
+        who = msgpack.packb([coordinator, incarnation])
+        frame = _frame(salt, 0, b"".join((who, *map(encode_record, records))))
+        fd = -1
         try:
             fd = _made(new)
-        except NoFilesError:
-            # Let the log grow by a part of the limit first, so that not every write tries again.
-            self._added -= max(COMPACT_BYTES, self._snapshot) // RETRY_SHARE
-            raise
-        try:
-            salt = secrets.token_bytes(SALT_BYTES)
-            who = msgpack.packb([coordinator, incarnation])
-            frame = _frame(salt, 0, b"".join((who, *map(encode_record, records))))
             _write_all(fd, MAGIC + salt + 2 * _slot(salt, 0))
             _write_all(fd, frame)
             # The new file is on disk before it gets the name, and the name is on disk before any
             # member is told. So a crash leaves either file whole.
             os.fsync(fd)
             os.replace(new, self.path)
-            if self._folder != -1:
-                os.fsync(self._folder)
-        except BaseException:
-            os.close(fd)
-            raise
+        except OSError as error:
+            # Let the log grow by a part of the limit first, so that not every write tries again.
+            self._added -= max(COMPACT_BYTES, self._snapshot) // RETRY_SHARE
+            if fd != -1:
+                os.close(fd)
+                with suppress(OSError):  # the log needs the room
+                    new.unlink()
+            raise SnapshotError(*error.args) from error
         if self._fd != -1:
             os.close(self._fd)
         self._fd, self._salt, self._number = fd, salt, 0
         self._added, self._snapshot = 0, len(frame)
+        if self._folder != -1:
+            os.fsync(self._folder)
 
     def append(self, records: Iterable[Record]) -> None:
         """Append records, all or none of them. They are on disk on return.
@@ -361,15 +363,10 @@ def _opened_folder(folder: Path) -> int:
 def _made(path: Path) -> int:
     """Make a new file for this user only, and remove what a crashed coordinator left there.
 
-    It never opens another user's file or follows a link. Raises OSError, NoFilesError.
+    It never opens another user's file or follows a link. Raises OSError.
     """
     path.unlink(missing_ok=True)
-    try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW | _BINARY, 0o600)
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise NoFilesError(*error.args) from error
-        raise
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW | _BINARY, 0o600)
 
 
 def _contents(path: Path) -> bytes | None:

@@ -22,7 +22,9 @@ class Epochs:
         return self._last
 
     def take(self, name: str) -> int:
-        epoch = self._last.get(name, self.floor) + 1
+        # A name that was forgotten may be known again by an epoch below the floor, from a member
+        # that comes back late.
+        epoch = max(self._last.get(name, 0), self.floor) + 1
         self.observe(name, epoch)
         return epoch
 

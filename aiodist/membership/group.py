@@ -257,9 +257,13 @@ class GroupState:
         return dict(sorted(self.members.items(), key=lambda item: item[1].rank))
 
     def bounds(self, rendezvous: Ballot) -> tuple[int, int]:
-        """The least and the greatest number of members of the next epoch."""
+        """The least and the greatest number of members of the next epoch.
+
+        If only one is given, the other one gives way to it.
+        """
         vote = rendezvous.vote
-        return vote.least or self.size.least, vote.most or self.size.most
+        least, most = vote.least or self.size.least, vote.most or self.size.most
+        return (least, max(least, most)) if vote.most is None else (min(least, most), most)
 
     def remove(self, conn: int, *, gave_up: bool) -> Joiner:
         """Remove a joiner. `gave_up`: remember that it had come."""

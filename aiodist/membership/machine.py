@@ -187,16 +187,19 @@ class Membership:
                 group = self._places[timer.conn]
                 lease = group.leases[timer.conn]
                 silent.setdefault(group.key, {})[timer.conn] = f"no sign of life for {lease:g} s"
+        cut_off: set[GroupKey] = set()
         for key, reasons in silent.items():
             group = self._groups[key]
             if self._books.is_cut_off(group) and not self._averaging.others_are_heard(group):
                 self._seating.cut_off(group)
+                cut_off.add(key)
                 self._averaging.fell_silent(group)
             else:
                 self._seating.evict(group, reasons)
         missed: dict[GroupKey, dict[int, str]] = {}
         for timer in due:
-            if isinstance(timer, Return):
+            # The absent members of a group that has just fallen silent got more time to return.
+            if isinstance(timer, Return) and timer.group not in cut_off:
                 group = self._groups[timer.group]
                 if group.is_unreachable(timer.rank):
                     reason = "it did not come back to the coordinator, and others cannot reach it"

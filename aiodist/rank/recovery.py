@@ -12,7 +12,6 @@ in an earlier epoch go on beside it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import hashlib
 import math
@@ -26,6 +25,7 @@ from aiodist.errors import (
     CollectiveAbortedError,
     CollectiveTimeoutError,
     GroupRevokedError,
+    MismatchError,
 )
 from aiodist.rank.actor import RankActor
 from aiodist.rank.context import Context
@@ -111,10 +111,16 @@ class Recovery:
         # that it is over.
         self._context.revoke(self._context.rank)
         if self._under_way is not None:  # by a call that was cancelled or ran out of time
-            # That vote may lead to the next epoch by now. If it became void when its call ended,
-            # there is a new one.
-            with contextlib.suppress(CollectiveAbortedError):
+            # That vote may lead to the next epoch by now. If it becomes void, the reason is of an
+            # earlier call, so there is a new vote for the rest of the time.
+            deadline = self._actor.loop.time() + seconds
+            _, outcome = self._under_way
+            try:
                 return await self._follow(seconds)
+            except (CollectiveAbortedError, CollectiveTimeoutError, MismatchError):
+                seconds = deadline - self._actor.loop.time()
+                if not outcome.done() or seconds <= 0:  # the time of this call is over
+                    raise
         vote = self._new_vote(purpose, least=least, most=most)
         self._under_way = (vote, self._cast(vote))
         return await self._follow(seconds)

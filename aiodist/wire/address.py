@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
 Scheme = Literal["tcp", "tls", "unix", "inproc"]
 FORMS = "tcp://host:port, tls://host:port, unix:///path or inproc://name"
+
+MAX_UNIX_PATH = 107 if sys.platform == "linux" else 103
+"""The bytes that the system has for the path of a Unix socket, without the zero byte behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,11 @@ def parse_address(text: str) -> Address:
     if scheme == "unix":
         if not rest.startswith("/"):
             raise ValueError(f"the address {text!r} needs an absolute path: unix:///path")
+        if (length := len(os.fsencode(rest))) > MAX_UNIX_PATH:
+            raise ValueError(
+                f"the address {text!r} has a path of {length} bytes: expected at most "
+                f"{MAX_UNIX_PATH}, which is the limit of the system, so choose a shorter path"
+            )
         return Address("unix", path=rest)
     if scheme == "inproc":
         if not rest:

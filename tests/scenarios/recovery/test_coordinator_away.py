@@ -57,6 +57,25 @@ def test_a_vote_that_runs_out_of_time_while_it_is_away(run, stage, everyone):
     run(main())
 
 
+def test_a_call_does_not_fail_with_the_timeout_of_an_earlier_one(run, stage, everyone):
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(2)
+            await cast.stop_coordinator()
+            for error in await everyone(ranks, lambda group: group.shrink(timeout=0.01)):
+                assert isinstance(error, aiodist.CollectiveTimeoutError)
+            # These calls go on with the votes of the first ones, which the withdrawals make void.
+            shrinking = asyncio.ensure_future(everyone(ranks, lambda group: group.shrink()))
+            await cast.start_coordinator()
+            shrunk = await shrinking
+            assert [(group.rank, group.size, group.epoch) for group in shrunk] == [
+                (0, 2, 2), (1, 2, 2),
+            ]  # fmt: skip
+            assert await everyone(shrunk, lambda group: group.all_reduce(1)) == [2, 2]
+
+    run(main())
+
+
 @pytest.mark.strength(2)
 @on_idle_time
 def test_a_rank_that_dies_while_it_is_away(run, stage, everyone, state):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import socket
+import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 from aiodist.coordinator.connection import Connection
 from aiodist.coordinator.entrance import Entrance
+from aiodist.coordinator.listening import bind_unix
 from aiodist.coordinator.totals import Totals
 from aiodist.transports import inproc_names
 from aiodist.transports.sparing import Sparing
@@ -118,6 +121,15 @@ async def test_a_socket_file_goes_with_its_listener(place: Place, tmp_path: Path
     place.entrance.shut()
 
 
+async def test_the_socket_file_of_another_one_stays(place: Place, tmp_path: Path) -> None:
+    path = tmp_path / "c.sock"
+    await place.open(f"unix://{path}")
+    path.unlink()  # somebody cleans up, and another coordinator starts there
+    with bind_unix(str(path)):
+        place.entrance.shut()
+        assert path.exists()
+
+
 async def test_nobody_comes_in_any_more(place: Place) -> None:
     await place.open("inproc://entrance-shut")
     early = inproc_names.connect("entrance-shut")  # taken in a moment later
@@ -168,3 +180,31 @@ async def test_who_comes_where_all_places_are_new_is_to_come_again(place: Place)
         assert b"try again" in await place.loop.sock_recv(second, 4096)
         await place.owner.came.wait()
     await place.owner.went.wait()
+
+
+def mode_in_child(entrance: Entrance, sock: socket.socket) -> int:
+    """What kind of file a forked child has instead of `sock`."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        entrance.close_in_child(os.open(os.devnull, os.O_RDWR))
+        os.write(writing, b"%d" % os.fstat(sock.fileno()).st_mode)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        mode = int(pipe.read())
+    os.waitpid(child, 0)
+    return mode
+
+
+async def test_a_forked_child_gives_up_connections_without_a_transport() -> None:
+    """Else a client whose TLS handshake was under way would wait for the child."""
+    place = Place()
+    await place.open("inproc://at-the-fork")
+    ours, theirs = socket.socketpair()
+    place.entrance._take(theirs)
+    assert stat.S_ISCHR(mode_in_child(place.entrance, theirs))
+    place.entrance.shut()
+    await place.entrance.clear()
+    with ours:
+        assert ours.recv(1) == b""

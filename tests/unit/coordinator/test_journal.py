@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aiodist.coordinator.journal import Journal
-from aiodist.coordinator.state_file import NoFilesError
+from aiodist.coordinator.state_file import SnapshotError
 from aiodist.membership.effects import Effect, Keep, SendMessage
 from aiodist.membership.records import EpochGiven, Record
 from aiodist.wire.messages import Left
@@ -33,15 +33,15 @@ class Disk:
         self.written: list[list[int]] = []
         self.snapshots: list[list[int]] = []
         self.error: BaseException | None = None
-        self.no_files = False
+        self.no_snapshot = False
         self.is_due = False
         self.closed = False
 
     def write_snapshot(self, name: str, incarnation: int, records: Iterable[Record]) -> None:
         assert (name, incarnation) == ("c", 3)
         self.go.wait()
-        if self.no_files:
-            raise NoFilesError("none to be had")
+        if self.no_snapshot:
+            raise SnapshotError("none to be had")
         self.snapshots.append(numbers(records))
         self.is_due = False
 
@@ -120,10 +120,10 @@ async def test_a_file_that_has_grown_is_written_anew(desk: Desk) -> None:
     assert desk.done == [2]
 
 
-async def test_where_there_is_no_file_for_that_the_old_one_grows(
+async def test_if_that_is_impossible_the_old_one_grows(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    desk.disk.is_due = desk.disk.no_files = True
+    desk.disk.is_due = desk.disk.no_snapshot = True
     desk.journal.submit([keep(2), say(2)])
     await desk.journal.idle()
     assert (desk.disk.written, desk.done) == ([[2]], [2])
@@ -149,8 +149,8 @@ async def test_what_cannot_be_written_is_told_once_and_nothing_is_promised(
 
 async def test_a_first_snapshot_that_fails_leaves_no_thread() -> None:
     disk: Any = Disk()
-    disk.no_files = True
+    disk.no_snapshot = True
     before = {*threading.enumerate()}  # of which some may end meanwhile
-    with pytest.raises(NoFilesError):
+    with pytest.raises(SnapshotError):
         Journal(disk, "c", 3, records=list, carry_out=print, failed=print)
     assert {*threading.enumerate()} <= before

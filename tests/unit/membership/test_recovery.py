@@ -395,6 +395,28 @@ def test_rendezvous_waits_no_longer_than_for_the_most(world: Any) -> None:
     assert len(world.read(1).members) == 3
 
 
+def test_one_size_that_is_given_overrules_the_other_one_of_the_group(world: Any) -> None:
+    form(world, 2)
+    world.cut(2)
+    world.mail.clear()
+    world.say(1, vote(Purpose.RENDEZVOUS, least=4))
+    for conn in (3, 4):
+        world.join(conn, size=2, lease=1000.0)
+    world.pass_time(10)
+    assert world.read(1) == []
+    world.join(5, size=2, lease=1000.0)
+    assert len(world.read(1).members) == 4
+
+
+def test_no_more_are_awaited_than_are_taken(world: Any) -> None:
+    form(world, 3)
+    world.cut(3)
+    world.mail.clear()
+    for conn in (1, 2):
+        world.say(conn, vote(Purpose.RENDEZVOUS, most=2))
+    assert len(world.read(1).members) == 2
+
+
 def test_joiners_that_leave_again_are_not_counted(world: Any) -> None:
     elastic = {"min_size": 1, "max_size": 3, "join_window": 5.0, "lease": 1000.0}
     world.join(1, **elastic)

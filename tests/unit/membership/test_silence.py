@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.membership.effects import Received
+from aiodist.membership.effects import Received, Tick
 from aiodist.membership.silence import RETURN_SECONDS, is_cut_off
 from aiodist.wire.messages import (
     EpochView,
@@ -130,6 +130,18 @@ def test_those_who_do_not_come_back_are_lost_a_lease_after_the_first_one_did(wor
     reason = "it did not come back to the coordinator for 6 s"
     assert world.read(members[1].conn) == MemberLost(1, (0, 2), reason)
     assert members[0].come_back() == Evicted(f"it was ruled lost: {reason}")
+
+
+def test_one_that_was_absent_before_the_silence_may_come_back_after_it(world: Any) -> None:
+    """The coordinator's host may have been suspended: then one tick comes, for all timers."""
+    members = form(world, 3)
+    world.pass_time(7.0)
+    assert [member.come_back() for member in members[:2]] == [Rejoined((), ())] * 2
+    world.now += 60.0
+    world.step(Tick())
+    assert world.group()["absent"] == [0, 1, 2]
+    assert [member.come_back() for member in members] == [Rejoined((), ())] * 3
+    assert "lost" not in world.notes
 
 
 def test_all_are_dead_and_joiners_wait_one_lease_for_them(world: Any) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import sys
+
 import pytest
 
-from aiodist.wire.address import Address, parse_address, parse_endpoint
+from aiodist.wire.address import MAX_UNIX_PATH, Address, parse_address, parse_endpoint
 
 
 @pytest.mark.parametrize(
@@ -45,6 +48,19 @@ def test_every_form_is_read_and_written(text: str, address: Address, loopback: b
 def test_what_is_wrong_is_said(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         parse_address(text)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Python has no Unix sockets there")
+@pytest.mark.parametrize("letter", ["x", "ä"])
+def test_the_longest_path_of_a_socket(letter: str) -> None:
+    """The system counts bytes."""
+    free = MAX_UNIX_PATH - len("/a")
+    size = len(letter.encode())
+    path = "/a" + letter * (free // size) + "b" * (free % size)
+    with socket.socket(socket.AF_UNIX) as sock, pytest.raises(FileNotFoundError):
+        sock.connect(parse_address(f"unix://{path}").path)
+    with pytest.raises(ValueError, match=rf"{MAX_UNIX_PATH + 1} bytes: expected at most"):
+        parse_address(f"unix://{path}b")
 
 
 @pytest.mark.parametrize(
