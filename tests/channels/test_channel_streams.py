@@ -7,7 +7,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from channel_stage import CHUNK, PATIENCE, ServingStage, filled, tree, until_filled
+from channel_stage import CHUNK, PATIENCE, ChannelStage, ServingStage, filled, tree, until_filled
 
 from aiodist.channels import manifest
 from aiodist.channels.store import GONE
@@ -102,3 +102,21 @@ def test_a_stream_goes_on_in_other_memory():
     ((name, array),) = stage.play({0: stage.publish(), 1: main()})[1]
     assert name == "w"
     assert np.array_equal(array, tree(1)["w"])
+
+
+def test_a_stream_of_two_publishers_that_begins_with_an_empty_array():
+    stage = ChannelStage(3)
+
+    async def publish(at, tree):
+        async with stage.publisher(part=(at, 2)) as out:
+            await out.publish(tree, version=1)
+            await stage.done.wait()
+
+    async def take():
+        async with stage.subscriber() as weights:
+            await weights.wait()
+            assert [array.shape async for _, array in weights.stream(1)] == [(0, 3), (9,), (5,)]
+        stage.done.set()
+
+    shares = [{"a": np.zeros((0, 3)), "b": np.ones(9)}, {"c": np.ones(5)}]
+    stage.play({**{at: publish(at, tree) for at, tree in enumerate(shares)}, 2: take()})
