@@ -197,15 +197,18 @@ class Subscriber:
         """
         reading = VersionReading(into, converts=convert, max_bytes=self._max_bytes)
         with self._noted(reading), self._within(timeout, newer_than, "here"):
-            async with asyncio.timeout(timeout), self._turn:
-                least = max(newer_than + 1, self._given)
-                if in_place and into is not None:
-                    return await self._in_place(least, reading)
-                found = await self._fetching.newest(least, reading)
-                # Set before reading, which goes on to the end if this is cancelled.
-                self._given = found.version
-                with found:
-                    value = await in_thread(lambda: reading.read(found))
+            async with asyncio.timeout(timeout):
+                # Before its turn, because others may want a version that is there already.
+                await self._fetching.announced(newer_than)
+                async with self._turn:
+                    least = max(newer_than + 1, self._given)
+                    if in_place and into is not None:
+                        return await self._in_place(least, reading)
+                    found = await self._fetching.newest(least, reading)
+                    # Set before reading, which goes on to the end if this is cancelled.
+                    self._given = found.version
+                    with found:
+                        value = await in_thread(lambda: reading.read(found))
         return self._given if into is not None else (self._given, value)
 
     @contextmanager
