@@ -206,10 +206,11 @@ class Subscriber:
                         return await self._in_place(least, reading)
                     found = await self._fetching.newest(least, reading)
                     # Set before reading, which goes on to the end if this is cancelled.
-                    self._given = found.version
+                    version = found.version
+                    self._given = max(self._given, version)  # a stream may have given a newer one
                     with found:
                         value = await in_thread(lambda: reading.read(found))
-        return self._given if into is not None else (self._given, value)
+        return version if into is not None else (version, value)
 
     @contextmanager
     def _within(self, timeout: float | None, newer_than: int, what: str) -> Iterator[None]:
@@ -229,12 +230,13 @@ class Subscriber:
         self._participant.tasks.adopt(fetch)
         try:
             await reading.in_place(fetch)
-            self._given = fetch.result().version
+            version = fetch.result().version
+            self._given = max(self._given, version)
             self._mixed = None
         finally:
             fetch.cancel()
             await asyncio.gather(fetch, return_exceptions=True)
-        return self._given
+        return version
 
     @contextmanager
     def _noted(self, reading: VersionReading) -> Iterator[None]:
