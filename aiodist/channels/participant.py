@@ -97,6 +97,7 @@ class Participant:
         """Become known. Raises what `aiodist.connect` does."""
         store, tasks = self.store, self.tasks
         await store.join()
+        tasks.begin()
         ready = [asyncio.Event(), asyncio.Event()]
         try:
             tasks.spawn(store.again(lambda store: self._listen(store, ready[0])), "door")

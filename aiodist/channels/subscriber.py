@@ -117,6 +117,7 @@ class Subscriber:
         if type(version) is not int or not 0 <= version <= directory.MAX_VERSION:
             raise ValueError(f"a version is an int from 0 on, not {version!r}")
         participant = self._participant
+        participant.tasks.check()
         new = Receipt(version, content, participant.store.host or socket.gethostname())
         await participant.store.until_done(
             lambda: participant.store.ask(

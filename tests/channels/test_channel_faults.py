@@ -413,6 +413,22 @@ def test_closing_while_somebody_waits_and_takes(run):
     run(main())
 
 
+async def test_use_before_it_was_entered():
+    out = aiodist.publisher("policy", address="tcp://127.0.0.1:1")
+    weights = aiodist.subscriber("policy", address="tcp://127.0.0.1:1")
+    calls = [
+        out.publish(tree(1), version=1),
+        anext(out.acknowledged(1)),
+        weights.latest(),
+        weights.wait(),
+        anext(weights.stream(1)),
+        weights.acknowledge(1),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="enter the channel 'policy' by `async with` first"):
+            await call
+
+
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
