@@ -170,3 +170,58 @@ def test_a_publish_that_is_cancelled_after_all_does_not_take_it_from_its_readers
         stage.done.set()
 
     stage.play({0: publish(), 1: take()})
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_who_was_stopped_while_numbers_begin_anew_does_not_bring_the_old_ones_back(stopped):
+    stage = Stage(3)
+    has = asyncio.Event()
+
+    async def first():
+        async with stage.publisher(lease=5.0) as out:
+            await out.publish(W, version=100)
+            await has.wait()
+            if stopped == 0:
+                stage.sim.nodes[0].stop()
+                await stage.done.wait()
+
+    async def subscriber():
+        async with stage.subscriber(lease=5.0) as weights:
+            await weights.latest()
+            has.set()
+            if stopped == 1:
+                stage.sim.nodes[1].stop()
+                await stage.done.wait()
+
+    async def second():
+        await asyncio.sleep(60)
+        async with stage.publisher(restart=True) as out:
+            await out.publish(W, version=0)
+            stage.sim.nodes[stopped].resume()
+            await asyncio.sleep(60)  # it is back, and has given signs of life
+            await out.publish(W, version=1)
+            async with stage.subscriber() as late:
+                assert (await late.latest())[0] == 1
+        stage.done.set()
+
+    stage.play({0: first(), 1: subscriber(), 2: second()})
+
+
+def test_a_version_is_listed_again_after_its_only_participant_was_ruled_lost():
+    """The coordinator has forgotten all of the channel but the number of the version."""
+    stage = Stage(2)
+
+    async def publish():
+        async with stage.publisher(lease=5.0) as out:
+            await out.publish(W, version=100)
+            stage.sim.nodes[0].stop()
+            stage.sim.network.later_by(900, stage.sim.nodes[0].resume)
+            await stage.done.wait()
+
+    async def take():
+        await asyncio.sleep(900)
+        async with stage.subscriber() as weights:
+            assert (await weights.latest(timeout=60))[0] == 100
+        stage.done.set()
+
+    stage.play({0: publish(), 1: take()})
