@@ -259,8 +259,9 @@ def _only_arrays(tree: Any) -> bool:
 
 # `out` may be of another kind than the value: a list takes a tuple, and a numpy array takes a
 # tensor, if both have arrays in the same places. So trees are compared by their shape, and only
-# leaves by dtype. For a leaf that is not an array, `out` may have anything but an array, because an
-# array would look as if it had been written.
+# leaves by dtype. For a leaf that is not an array, `out` may have anything but an array, or a tree
+# that may have arrays, because these would look as if they had been written. A pickle may be such a
+# tree itself.
 def _walk(tree: Any, out: Any, where: Where) -> Iterator[tuple[Where, Any, Any]]:
     """Yield (place, leaf, item of `out` there) of each leaf. `out` None: nothing is matched."""
     if isinstance(tree, dict):
@@ -274,6 +275,9 @@ def _walk(tree: Any, out: Any, where: Where) -> Iterator[tuple[Where, Any, Any]]
         for index, item in enumerate(tree):
             yield from _walk(item, None if out is None else out[index], Path(where, index))
     else:
+        is_word = not isinstance(tree, (_Leaf, _Pickled))
+        if is_word and isinstance(out, (dict, list, tuple)):
+            raise _misfit(tree, out, where)
         if not isinstance(tree, _Leaf) and out is not None and view(out, where) is not None:
             raise _misfit(tree, out, where)
         yield where, tree, out

@@ -270,10 +270,10 @@ def is_gone(known: Sequence[Release], releases: tuple[Release, ...]) -> bool:
 
 def restored(known: Sequence[Release], own: Iterable[Release]) -> list[Release] | None:
     """What to write to a store that has lost the releases of `own`; None: nothing."""
-    # A version that newer ones have replaced is not missed.
+    # A version that newer ones have replaced is not missed, nor is one of the same number.
     last = newest(known)
     missing = [one for one in own if one not in known]
-    if not missing or (last is not None and missing[-1].version < last):
+    if not missing or (last is not None and missing[-1].version <= last):
         return None
     everything = _sorted([*known, *missing])
     kept = sorted({one.version for one in everything})[-MOST_RELEASES:]

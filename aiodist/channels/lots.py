@@ -138,7 +138,8 @@ class Lot(ComingVersion):
 
     def has_leaf(self, leaf: Leaf) -> bool:
         """Whether all wanted elements of an array are here."""
-        return not any(self._left[at] for at in self._of_key[leaf.key])
+        # An empty array lacks nothing, but without memory there is nothing to read either.
+        return leaf.key in self._lying and self.has({*self._of_key[leaf.key]})
 
     def fill(self, piece: Piece) -> None:
         for at in self.needed(piece):

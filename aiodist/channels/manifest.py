@@ -128,6 +128,7 @@ class Writing:
         data = memory[self.release.data :]
         packed, release = self._sealed(self._checks(partial(self._write_chunk, source, data)))
         memory[: release.manifest] = packed
+        memory[release.manifest : release.data] = bytes(release.data - release.manifest)
         return release
 
     def _write_chunk(self, source: Stretches, data: memoryview, number: int) -> int:
@@ -185,14 +186,22 @@ class Stretches:
         return gathered
 
     def copy(self, start: int, place: memoryview) -> None:
-        """Copy the bytes from `start` on to `place`. Gaps between arrays keep what is there."""
+        """Copy the bytes from `start` on to `place`.
+
+        The gaps behind arrays become zeros, because `place` may have other data of this process,
+        and because equal arrays must have equal checks.
+        """
         stop = start + len(place)
         for at, buffer in self._between(start, stop):
-            low, high = max(start, at), min(stop, at + buffer.nbytes)
+            end = at + buffer.nbytes
+            low, high = max(start, at), min(stop, end)
             if low < high:  # else there is only the gap behind it
                 # By numpy, which lets other threads run meanwhile.
                 piece = np.frombuffer(buffer[low - at : high - at], np.uint8)
                 np.copyto(np.frombuffer(place[low - start : high - start], np.uint8), piece)
+            low, high = max(start, end), min(stop, aligned(end))
+            if low < high:
+                place[low - start : high - start] = bytes(high - low)
 
     def _between(self, start: int, stop: int) -> list[tuple[int, memoryview]]:
         """The arrays that may have bytes there, with their starts."""

@@ -168,6 +168,7 @@ async def take(
     asked = [[(piece.key, piece.box) for piece in parcel] for parcel in parcels]
     await pair.send((lot.version, wants, asked, mirror is not None, who, b""), GIVES, tag=PARTS)
     left = dict(enumerate(parcels))
+    begun = set[int]()  # nothing more may be written to the places of these
     mapped: VersionMemory | None = None
     source: Source | None = None
 
@@ -195,8 +196,8 @@ async def take(
                 if not lot.wanted:
                     raise UnwantedError
                 match await word(pair, lot, patience):
-                    case (int(number), int(crc)) if number in left:
-                        pass
+                    case (int(number), int(crc)) if number in left.keys() - begun:
+                        begun.add(number)
                     case nonsense:
                         raise ProtocolError(f"{nonsense!r} came instead of a parcel")
                 if mapped is not None:

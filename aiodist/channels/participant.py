@@ -12,6 +12,7 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
+    Sequence,
 )
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -97,6 +98,7 @@ class Participant:
         """Become known. Raises what `aiodist.connect` does."""
         store, tasks = self.store, self.tasks
         await store.join()
+        tasks.begin()
         ready = [asyncio.Event(), asyncio.Event()]
         try:
             tasks.spawn(store.again(lambda store: self._listen(store, ready[0])), "door")
@@ -177,10 +179,21 @@ class Participant:
             await self.role.stay()
         # A restarted coordinator has forgotten the versions of the channel.
         own = self.role.own
-        if directory.restored(self.releases, own()) is not None:
+        if directory.restored(self.releases, own()) is not None and await self._is_missed(own()):
             await self.store.change(
                 directory.RELEASES, Release, lambda known: directory.restored(known, own())
             )
+
+    async def _is_missed(self, own: Sequence[Release]) -> bool:
+        """Whether the store lost releases of `own` by accident.
+
+        They may also have been deleted, because their numbers began anew while this participant was
+        stopped.
+        """
+        if self.store.has_forgotten:
+            return True
+        published = directory.published(await self.store.get(directory.PUBLISHED))
+        return any(one.version >= own[-1].version for one in published)
 
     def has_here(self, version: int | None) -> tuple[int, int]:
         """How many bytes of a version are here, and how many it has; 0: it is not known."""

@@ -256,12 +256,12 @@ class Publisher:
             try:
                 if not lend:
                     release = await in_thread(lambda: writing.write(memory.view))
-                await self._announce(release, memory)
+                holding = await self._held(release, memory)
             except BaseException:
-                held = participant.stock.holdings.get(version)
-                if held is None or held.memory is not memory:
-                    memory.close()
+                memory.close()
                 raise
+            if holding is not None:
+                await self._announce(holding)
 
     async def acknowledged(self, version: int, content: str = "") -> AsyncGenerator[int, None]:
         """``async for hosts in out.acknowledged(7)``: the number of hosts that have acknowledged a
@@ -303,7 +303,11 @@ class Publisher:
         await holding.gone.wait()
         self._lent.pop(version, None)
 
-    async def _announce(self, release: Release, memory: VersionMemory) -> None:
+    async def _held(self, release: Release, memory: VersionMemory) -> Holding | None:
+        """The version as others may read it, which closes `memory` in the end.
+
+        None: the version is published already.
+        """
         participant = self._participant
         # No publisher can take the place of one that gives signs of life. So we do not ask within
         # this time, because that would be a round trip before each version.
@@ -315,8 +319,8 @@ class Publisher:
             release = replace(release, host=participant.store.host, offer=words[0], key=words[1])
         held = participant.stock.holdings.get(release.version)
         if held is not None and held.release == release:
-            memory.close()  # it is published already
-            return
+            memory.close()
+            return None
         if held is not None:
             directory.check_higher([held.release], release.version, self._share)
         if self._has_deltas and not release.lent:
@@ -324,6 +328,10 @@ class Publisher:
             release = replace(release, id=number.to_bytes(16), always=self._always)
         holding = Holding(release)
         holding.take(memory, release.parts)
+        return holding
+
+    async def _announce(self, holding: Holding) -> None:
+        participant, release = self._participant, holding.release
         # Shares are encoded when slices of them are asked for.
         is_encoded = bool(release.id) and self._shares == 1
         holding.is_begun = not is_encoded  # else it is not yet known whether it will be encoded

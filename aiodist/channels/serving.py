@@ -47,6 +47,9 @@ async def meet(participant: Participant, name: str) -> None:
     except (AiodistError, OSError) as error:
         # The other participant will look for another source, if it lives.
         log.debug("channel %r: a subscriber is not served any more: %s", participant.channel, error)
+    except Exception:
+        # The request of one participant must not end the service of all others.
+        log.exception("channel %r: a subscriber could not be served", participant.channel)
 
 
 async def _answer(

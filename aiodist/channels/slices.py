@@ -71,9 +71,12 @@ def name_of(packed: bytes) -> str:
 def pieces_in(said: Any) -> list[Piece]:
     """A parcel that another participant asked for. Raises ProtocolError."""
     try:
-        return [Piece(str(key), _box(box)) for key, box in said]
-    except (TypeError, ValueError) as error:
+        parcel = [Piece(str(key), _box(box)) for key, box in said]
+    except (TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"a participant asked for {said!r}: {error}") from None
+    if not parcel:
+        raise ProtocolError("a participant asked for a parcel of nothing")
+    return parcel
 
 
 def _box(said: Any) -> Box:

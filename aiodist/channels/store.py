@@ -88,6 +88,7 @@ class ChannelStore:
         """Make the group of one. Raises what `aiodist.connect` does."""
         self.id = f"{chooser_on(asyncio.get_running_loop()).getrandbits(96):024x}"
         await self._join()
+        self._first = self.start
 
     async def _join(self) -> None:
         name = channels.own_group(self._channel, self.id)
@@ -187,6 +188,11 @@ class ChannelStore:
         """Which start of which coordinator has these records: another one has forgotten them."""
         assert self._group is not None
         return self._group._actor.control.start
+
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether the coordinator was restarted since `join`, which forgets the records here."""
+        return self.start != self._first
 
     # The records of the channel.
 

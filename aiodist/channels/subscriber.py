@@ -117,6 +117,7 @@ class Subscriber:
         if type(version) is not int or not 0 <= version <= directory.MAX_VERSION:
             raise ValueError(f"a version is an int from 0 on, not {version!r}")
         participant = self._participant
+        participant.tasks.check()
         new = Receipt(version, content, participant.store.host or socket.gethostname())
         await participant.store.until_done(
             lambda: participant.store.ask(
@@ -197,16 +198,20 @@ class Subscriber:
         """
         reading = VersionReading(into, converts=convert, max_bytes=self._max_bytes)
         with self._noted(reading), self._within(timeout, newer_than, "here"):
-            async with asyncio.timeout(timeout), self._turn:
-                least = max(newer_than + 1, self._given)
-                if in_place and into is not None:
-                    return await self._in_place(least, reading)
-                found = await self._fetching.newest(least, reading)
-                # Set before reading, which goes on to the end if this is cancelled.
-                self._given = found.version
-                with found:
-                    value = await in_thread(lambda: reading.read(found))
-        return self._given if into is not None else (self._given, value)
+            async with asyncio.timeout(timeout):
+                # Before its turn, because others may want a version that is there already.
+                await self._fetching.announced(newer_than)
+                async with self._turn:
+                    least = max(newer_than + 1, self._given)
+                    if in_place and into is not None:
+                        return await self._in_place(least, reading)
+                    found = await self._fetching.newest(least, reading)
+                    # Set before reading, which goes on to the end if this is cancelled.
+                    version = found.version
+                    self._given = max(self._given, version)  # a stream may have given a newer one
+                    with found:
+                        value = await in_thread(lambda: reading.read(found))
+        return version if into is not None else (version, value)
 
     @contextmanager
     def _within(self, timeout: float | None, newer_than: int, what: str) -> Iterator[None]:
@@ -226,12 +231,13 @@ class Subscriber:
         self._participant.tasks.adopt(fetch)
         try:
             await reading.in_place(fetch)
-            self._given = fetch.result().version
+            version = fetch.result().version
+            self._given = max(self._given, version)
             self._mixed = None
         finally:
             fetch.cancel()
             await asyncio.gather(fetch, return_exceptions=True)
-        return self._given
+        return version
 
     @contextmanager
     def _noted(self, reading: VersionReading) -> Iterator[None]:

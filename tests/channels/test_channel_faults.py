@@ -12,7 +12,7 @@ import pytest
 from channel_stage import CHUNK, CHUNKS, PATIENCE, ServingStage, filled, tree, until_filled
 
 import aiodist
-from aiodist.channels import manifest
+from aiodist.channels import manifest, transfers
 from aiodist.channels.holding import Holding
 from aiodist.channels.participant import Participant
 from aiodist.channels.store import GONE, ChannelStore
@@ -115,6 +115,29 @@ def test_a_chunk_that_was_damaged_comes_from_another_one():
 
     sent, *_ = stage.play({0: stage.publish(), 1: first(), 2: second()})
     assert 1.5 * tree(1)["w"].nbytes < sent < 2 * tree(1)["w"].nbytes
+
+
+def test_an_unexpected_error_ends_only_the_service_of_one(monkeypatch, caplog):
+    stage = ServingStage(2)
+    give, begun = transfers.give, []
+
+    async def fails_once(*args, **more):
+        begun.append(args)
+        if len(begun) == 1:
+            raise RuntimeError("unexpected")
+        await give(*args, **more)
+
+    monkeypatch.setattr(transfers, "give", fails_once)
+
+    async def take():
+        async with stage.subscriber() as weights:
+            _, got = await weights.latest()
+            assert np.array_equal(got["w"], tree(1)["w"])
+        stage.done.set()
+
+    stage.play({0: stage.publish(), 1: take()})
+    assert len(begun) == 2
+    assert "a subscriber could not be served" in caplog.text
 
 
 def test_stopped_for_longer_than_the_lease():
@@ -388,6 +411,22 @@ def test_closing_while_somebody_waits_and_takes(run):
                 await weights.latest()
 
     run(main())
+
+
+async def test_use_before_it_was_entered():
+    out = aiodist.publisher("policy", address="tcp://127.0.0.1:1")
+    weights = aiodist.subscriber("policy", address="tcp://127.0.0.1:1")
+    calls = [
+        out.publish(tree(1), version=1),
+        anext(out.acknowledged(1)),
+        weights.latest(),
+        weights.wait(),
+        anext(weights.stream(1)),
+        weights.acknowledge(1),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="enter the channel 'policy' by `async with` first"):
+            await call
 
 
 @pytest.mark.parametrize(

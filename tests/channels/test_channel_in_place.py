@@ -105,3 +105,25 @@ def test_what_fails_in_the_middle_is_said_to_be_mixed(monkeypatch, convert):
             await stage.done.wait()
 
     stage.play({0: first(), 1: take(), 2: second()})
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_an_empty_slice_comes_with_the_others(in_place):
+    stage = ChannelStage(2)
+    whole = {"bias": np.ones(2), "w": np.ones((8, 8))}
+
+    async def publish():
+        async with stage.publisher() as out:
+            await out.publish(whole, version=1)
+            await stage.done.wait()
+
+    async def take():
+        async with stage.subscriber() as weights:
+            bias = aiodist.Shard(np.zeros(0), (slice(2, 2),), (2,))
+            w = aiodist.Shard(np.zeros((2, 8)), (slice(6, 8), slice(None)), (8, 8))
+            assert await weights.latest(into={"bias": bias, "w": w}, in_place=in_place) == 1
+            assert (w.array == 1).all()
+            assert weights.mixed is None
+        stage.done.set()
+
+    stage.play({0: publish(), 1: take()})

@@ -6,9 +6,10 @@ import asyncio
 
 import numpy as np
 import pytest
-from channel_stage import ChannelStage
+from channel_stage import CHUNK, ChannelStage, tree, until_filled
 
 import aiodist
+from aiodist.channels import directory, manifest
 from aiodist.channels.store import ChannelStore
 from aiodist.coordinator import alarm
 from aiodist.membership.books import Books
@@ -123,3 +124,104 @@ def test_the_place_of_a_publisher_that_was_killed_is_free_at_once():
             await out.publish({"w": np.arange(1000)}, version=2)
 
     stage.play({0: first(), 1: second()})
+
+
+@pytest.mark.parametrize("deltas", [False, True])
+def test_a_publish_that_is_cancelled_after_all_does_not_take_it_from_its_readers(
+    monkeypatch, deltas
+):
+    """The coordinator has accepted the version, and its answer has not come yet."""
+    monkeypatch.setattr(manifest, "CHUNK", CHUNK)
+    stage = Stage(2)
+    change, answers = ChannelStore.change, asyncio.Event()
+    answers.set()
+
+    async def answered(store, key, *args):
+        found = await change(store, key, *args)
+        if key == directory.RELEASES:
+            await answers.wait()
+        return found
+
+    monkeypatch.setattr(ChannelStore, "change", answered)
+    may_cancel = asyncio.Event()
+
+    async def publish():
+        async with stage.publisher(deltas=deltas) as out:
+            await out.publish(W, version=0)
+            answers.clear()
+            publishing = asyncio.ensure_future(out.publish(tree(1), version=1))
+            await may_cancel.wait()
+            publishing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await publishing
+            answers.set()
+            await stage.done.wait()
+            await out.publish(tree(1), version=1)  # it lives, and may publish it again
+            await out.publish(tree(2), version=2)
+
+    async def take():
+        async with stage.subscriber() as weights:
+            await weights.wait(newer_than=0)
+            taking = await until_filled(weights, 3)
+            may_cancel.set()
+            version, got = await taking
+            assert version == 1
+            assert np.array_equal(got["w"], tree(1)["w"])
+        stage.done.set()
+
+    stage.play({0: publish(), 1: take()})
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_who_was_stopped_while_numbers_begin_anew_does_not_bring_the_old_ones_back(stopped):
+    stage = Stage(3)
+    has = asyncio.Event()
+
+    async def first():
+        async with stage.publisher(lease=5.0) as out:
+            await out.publish(W, version=100)
+            await has.wait()
+            if stopped == 0:
+                stage.sim.nodes[0].stop()
+                await stage.done.wait()
+
+    async def subscriber():
+        async with stage.subscriber(lease=5.0) as weights:
+            await weights.latest()
+            has.set()
+            if stopped == 1:
+                stage.sim.nodes[1].stop()
+                await stage.done.wait()
+
+    async def second():
+        await asyncio.sleep(60)
+        async with stage.publisher(restart=True) as out:
+            await out.publish(W, version=0)
+            stage.sim.nodes[stopped].resume()
+            await asyncio.sleep(60)  # it is back, and has given signs of life
+            await out.publish(W, version=1)
+            async with stage.subscriber() as late:
+                assert (await late.latest())[0] == 1
+        stage.done.set()
+
+    stage.play({0: first(), 1: subscriber(), 2: second()})
+
+
+def test_a_version_is_listed_again_after_its_only_participant_was_ruled_lost():
+    """The coordinator has forgotten all of the channel but the number of the version."""
+    stage = Stage(2)
+
+    async def publish():
+        async with stage.publisher(lease=5.0) as out:
+            await out.publish(W, version=100)
+            stage.sim.nodes[0].stop()
+            stage.sim.network.later_by(900, stage.sim.nodes[0].resume)
+            await stage.done.wait()
+
+    async def take():
+        await asyncio.sleep(900)
+        async with stage.subscriber() as weights:
+            assert (await weights.latest(timeout=60))[0] == 100
+        stage.done.set()
+
+    stage.play({0: publish(), 1: take()})

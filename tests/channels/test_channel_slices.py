@@ -11,7 +11,7 @@ from channel_stage import PATIENCE, ChannelStage
 from seeds import seeds
 
 import aiodist
-from aiodist.channels import manifest, subscriber
+from aiodist.channels import manifest, parcels, slices, subscriber
 from aiodist.channels.into import VersionReading
 from aiodist.testing.simulation import Killed
 
@@ -301,6 +301,43 @@ def test_a_source_of_slices_that_goes_in_the_middle(how, monkeypatch):
     outcomes = stage.play({**mains, 2: first(), 3: take(), 4: take()})
     # Half of it is wanted: twice at most, and a little around the weights.
     assert sum(outcomes[:2]) <= 1.05 * nbytes(whole(1))
+
+
+def test_a_parcel_that_comes_twice_is_refused(monkeypatch):
+    """The second one would be written over the first one, which was checked."""
+    stage = Stage(2)
+    give, work, given, checked = parcels.give, parcels.in_thread, [], asyncio.Event()
+
+    async def gives_twice(pair, coming, source, wanted, patience, **more):
+        given.append(pair)
+        if len(given) > 1:
+            await give(pair, coming, source, wanted, patience, **more)
+            return
+        data, check = slices.packed_parcel(source, wanted[0])
+        for bad in (data, np.full_like(data, 9)):
+            pair.send((0, check), 1, tag="parts")
+            pair.send(bad, 1, tag="parts")
+            await checked.wait()
+        await stage.done.wait()
+
+    async def works_long(work_of_thread):
+        found = await work(work_of_thread)
+        checked.set()
+        await asyncio.sleep(0.5)  # so that the second one comes before the first one counts
+        return found
+
+    monkeypatch.setattr(parcels, "give", gives_twice)
+    monkeypatch.setattr(parcels, "in_thread", works_long)
+
+    async def take():
+        async with stage.subscriber() as weights:
+            into = {"layers": [part(np.zeros(SHAPE), slice(None))]}
+            assert await weights.latest(into=into) == 1
+            assert np.array_equal(into["layers"][0].array, whole(1)["layers"][0])
+            assert len(given) == 2
+        stage.done.set()
+
+    stage.play({0: stage.publish(0, 1), 1: take()})
 
 
 def test_the_publishers_die_when_one_has_what_is_wanted():

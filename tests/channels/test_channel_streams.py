@@ -7,9 +7,11 @@ import asyncio
 
 import numpy as np
 import pytest
-from channel_stage import CHUNK, PATIENCE, ServingStage, filled, tree, until_filled
+from channel_stage import CHUNK, PATIENCE, ChannelStage, ServingStage, filled, tree, until_filled
 
-from aiodist.channels import manifest
+from aiodist.channels import into as channels_into
+from aiodist.channels import manifest, subscriber
+from aiodist.channels.holding import in_thread
 from aiodist.channels.store import GONE
 
 
@@ -102,3 +104,50 @@ def test_a_stream_goes_on_in_other_memory():
     ((name, array),) = stage.play({0: stage.publish(), 1: main()})[1]
     assert name == "w"
     assert np.array_equal(array, tree(1)["w"])
+
+
+def test_a_stream_of_two_publishers_that_begins_with_an_empty_array():
+    stage = ChannelStage(3)
+
+    async def publish(at, tree):
+        async with stage.publisher(part=(at, 2)) as out:
+            await out.publish(tree, version=1)
+            await stage.done.wait()
+
+    async def take():
+        async with stage.subscriber() as weights:
+            await weights.wait()
+            assert [array.shape async for _, array in weights.stream(1)] == [(0, 3), (9,), (5,)]
+        stage.done.set()
+
+    shares = [{"a": np.zeros((0, 3)), "b": np.ones(9)}, {"c": np.ones(5)}]
+    stage.play({**{at: publish(at, tree) for at, tree in enumerate(shares)}, 2: take()})
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_stream_of_a_newer_version_ends_while_latest_reads(monkeypatch, in_place):
+    """`latest` returns the number of what it has read."""
+    stage = ServingStage(1)
+    streamed = []
+
+    async def main():
+        async with stage.publisher() as out, stage.subscriber() as weights:
+
+            async def reads_late(work):
+                if not streamed:
+                    streamed.append(2)
+                    await out.publish(tree(2), version=2)
+                    await weights.wait(newer_than=1)
+                    streamed.extend([name async for name, _ in weights.stream(2)])
+                return await in_thread(work)
+
+            reader = channels_into if in_place else subscriber
+            monkeypatch.setattr(reader, "in_thread", reads_late)
+            await out.publish(tree(1), version=1)
+            into = tree(0)
+            version = await weights.latest(into=into, in_place=in_place)
+            assert streamed == [2, "w"]
+            assert version == into["w"][0]
+            assert (await weights.latest())[0] == 2
+
+    stage.play({0: main()})

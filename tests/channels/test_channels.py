@@ -173,6 +173,27 @@ def test_waiting_for_a_version_takes_nothing(run, channel):
     run(main())
 
 
+def test_who_waits_for_a_later_version_holds_up_nobody(run, channel):
+    async def main():
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            weights = channel(coordinator)
+            async with weights.publisher() as out, weights.subscriber() as server:
+                await out.publish(tree(3), version=3)
+                later = asyncio.ensure_future(server.latest(newer_than=3))
+                into = tree(0)
+                in_place = server.latest(newer_than=3, into=into, in_place=True)
+                written = asyncio.ensure_future(in_place)
+                await server.wait()  # both of them wait, too
+                version, got = await server.latest()
+                assert version == 3
+                same(got, tree(3))
+                await out.publish(tree(4), version=4)
+                assert (await later)[0] == await written == 4
+                assert np.array_equal(into["layers"][0], tree(4)["layers"][0])
+
+    run(main())
+
+
 def test_a_stream_is_closed_where_its_user_leaves_it(run, channel):
     async def main():
         async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:

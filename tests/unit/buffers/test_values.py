@@ -446,6 +446,9 @@ SPREAD = np.lib.stride_tricks.as_strided(np.zeros(1), (3,), (0,))
         ({"a": THREE}, [THREE], TypeError, r"is list\[1\], the incoming value is dict\[1\]"),
         ([THREE], [THREE] * 2, TypeError, r"is list\[2\], the incoming value is list\[1\]"),
         ([5], [THREE], TypeError, r"out\[0\]: is float64\[3\], the incoming value is int"),
+        ([5], [[THREE]], TypeError, r"out\[0\]: is list\[1\], the incoming value is int"),
+        ([None], [(THREE,)], TypeError, r"out\[0\]: is tuple\[1\], the incoming value is None"),
+        ("no", {"a": THREE}, TypeError, r"out: is dict\[1\], the incoming value is str"),
     ],
 )
 def test_out_that_does_not_fit(value: Any, out: Any, error: Any, words: str) -> None:

@@ -89,6 +89,7 @@ def test_what_a_store_has_lost_is_said_again():
     assert restored([release(2)], own) == own
     assert restored(own, own) is None
     assert restored([release(4)], own) is None  # they are forgotten for good reason
+    assert restored([release(3, check=8)], own) is None  # so are these, if numbers began anew
     assert restored([], []) is None
 
 

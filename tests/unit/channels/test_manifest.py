@@ -29,9 +29,10 @@ TREES = st.recursive(
 )
 
 
-def written(value, version=1):
+def written(value, version=1, before=0):
+    """`before`: each byte of the memory had this value."""
     writing = Writing(encode(value), version)
-    memory = memoryview(bytearray(writing.release.nbytes))
+    memory = memoryview(bytearray([before]) * writing.release.nbytes)
     return writing.write(memory), memory
 
 
@@ -72,6 +73,12 @@ def test_a_tree_comes_back(value):
     assert len(read.checks) == release.parts - 1
     for part in range(1, release.parts):
         assert check(memory, release, part) == read.checks[part - 1]
+
+
+@settings(deadline=None)
+@given(TREES)
+def test_nothing_that_was_in_the_memory_before_stays(value):
+    assert written(value, before=0) == written(value, before=255)
 
 
 def test_leaves_are_named_by_their_keys():

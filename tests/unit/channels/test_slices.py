@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import numpy as np
 import pytest
@@ -284,3 +285,11 @@ def test_what_changes_before_a_task_that_waits_has_begun_is_news():
         assert waiting.done()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "said", [[], 5, [5], [("['w']", 5)], [("['w']", ((0, "x"),))], [("['w']", ((0, math.inf),))]]
+)
+def test_a_request_for_nonsense_is_refused(said):
+    with pytest.raises(ProtocolError, match="a participant asked for"):
+        slices.pieces_in(said)
