@@ -54,6 +54,8 @@ class Client:
         reply: Message = self.reply
         return reply
 
+    def check_loop(self) -> None: ...
+
     def unexpected(self, reply: Message) -> AiodistError:
         return ProtocolError(f"unexpected: {reply}")
 
