@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from aiodist.wire.address import Address, parse_address, parse_endpoint
@@ -45,6 +47,12 @@ def test_every_form_is_read_and_written(text: str, address: Address, loopback: b
 def test_what_is_wrong_is_said(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         parse_address(text)
+
+
+def test_what_is_no_text_is_no_address() -> None:
+    no_text: Any = None
+    with pytest.raises(TypeError, match="an address is a str, not None: expected tcp://"):
+        parse_address(no_text)
 
 
 @pytest.mark.parametrize(
