@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
+import operator
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -97,7 +98,11 @@ class Store:
         Raises StoreValueError (a ValueError) if the key holds anything else, or if the sum does not
         fit into 64 bits.
         """
-        return await self._ask("add", key, StoreAdd(key, amount, ttl), int, timeout)
+        try:
+            number = operator.index(amount)  # of any type, such as a numpy one
+        except TypeError:
+            raise TypeError(f"amount is an int, not {amount!r}") from None
+        return await self._ask("add", key, StoreAdd(key, number, ttl), int, timeout)
 
     @started
     async def compare_set(
