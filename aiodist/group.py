@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from aiodist import timeouts
 from aiodist.blocking.calls import Home
 from aiodist.blocking.group import BlockingGroup
@@ -13,6 +15,7 @@ from aiodist.control.store import Store
 from aiodist.engine import failures
 from aiodist.errors import GroupClosedError, GroupRevokedError, in_words
 from aiodist.operations import Operations
+from aiodist.phases.base import as_shape
 from aiodist.rank import deriving
 from aiodist.rank.actor import RankActor, as_member
 from aiodist.rank.context import Context
@@ -270,13 +273,13 @@ class Group(Operations):
         """
         self._check_loop()
         try:
-            if not isinstance(flag, bool):
+            if not isinstance(flag, (bool, np.bool_)):
                 raise TypeError(f"flag is a bool, not {flag!r}")
             seconds = self._seconds(timeout)
         except (TypeError, ValueError) as error:
             self._recovery.refuse(error)
             raise
-        return await self._recovery.agree(flag, seconds)
+        return await self._recovery.agree(bool(flag), seconds)
 
     @started
     async def shrink(self, *, timeout: float | None = None) -> Group:
@@ -388,7 +391,7 @@ class Group(Operations):
             x = group.empty((2, 3), np.float32)
         """
         self._enter()
-        return self._context.heap.empty(shape, dtype, like)
+        return self._context.heap.empty(as_shape(shape), dtype, like)
 
     @started
     async def expose(

@@ -11,6 +11,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import importlib.util
+import inspect
 import multiprocessing
 import multiprocessing.spawn
 import os
@@ -23,7 +24,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -36,7 +37,7 @@ from aiodist.group import Group
 from aiodist.launching import reports, spawn, tether
 from aiodist.session import connect
 from aiodist.transports import polling
-from aiodist.types import GroupOptions
+from aiodist.types import GroupOptions, unexpected
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -125,6 +126,10 @@ def run(
             print(aiodist.run(main, nprocs=4, args=(10,)))  # [10, 11, 12, 13]
     """
     spawn.require_posix("aiodist.run")
+    if unknown := options.keys() - GroupOptions.__optional_keys__:
+        raise unexpected("run", dict.fromkeys(sorted(unknown)), size="nprocs")
+    if not isinstance(args, Iterable):
+        raise TypeError(f"args is a tuple of arguments of main, such as ({args!r},), not {args!r}")
     _check_caller(nprocs)
     deadline = None if timeout is None else time.monotonic() + timeout
     preparation = multiprocessing.spawn.get_preparation_data("aiodist")
@@ -447,7 +452,10 @@ async def _join(
 ) -> Any:
     settings = {"rank": rank, "size": job.size, "token": job.token, **options}
     async with connect(job.address, **settings) as group:
-        return await main(group, *args)
+        result: Any = main(group, *args)
+        if not inspect.isawaitable(result):
+            raise TypeError(f"main is an async function (async def), but returned {result!r:.200}")
+        return await result
 
 
 def _read(payload: int) -> bytes:

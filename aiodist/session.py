@@ -39,6 +39,7 @@ from aiodist.transports import registry
 from aiodist.transports.base import Listener
 from aiodist.transports.certificates import both, contexts_in
 from aiodist.types import JoinOptions, unexpected
+from aiodist.wire import schema
 from aiodist.wire.activity import LONG_WAIT, Stalled
 from aiodist.wire.address import parse_address, parse_endpoint
 from aiodist.wire.limits import MAX_MEMBERS
@@ -176,6 +177,8 @@ def connect(
     if max_message_bytes < 1:
         raise ValueError(f"max_message_bytes is at least 1, not {max_message_bytes!r}")
     by_environment = address is None
+    if address is not None:
+        _check_reachable(address)
     address, found, allowed = _looked_up(address, transports)
     if timeout is None:
         timeout = environment.timeout_in(os.environ) or _PATIENCE[by_environment]
@@ -184,6 +187,8 @@ def connect(
         if found.size is None and found.min_size is None and found.max_size is None:
             raise ValueError("connect needs size= (a fixed group), or min_size= and max_size=")
         size, min_size, max_size = found.size, found.min_size, found.max_size
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise TypeError(f"metadata is a dict of values by name, not {metadata!r:.200}")
     for where in (bind, advertise):
         parse_endpoint(where or "")
     secret = secret_of(environment.token_in(os.environ) if token is None else token)
@@ -204,6 +209,7 @@ def connect(
         run_id=found.run_id,
         addresses=_profile(costs),
     )
+    _check_request(ask)
     return Connecting(
         _Options(
             _wanted(address, found, ask, secret, server, guard),
@@ -247,9 +253,28 @@ def _contexts(
     return given if isinstance(given, tuple) else (given, None)
 
 
+def _check_reachable(address: str) -> None:
+    wanted = parse_address(address)
+    if wanted.scheme in ("tcp", "tls") and not wanted.port:
+        raise ValueError(
+            f"the address {address!r} has port 0, at which nobody listens: give the port of the "
+            "coordinator, as its address shows it"
+        )
+
+
 def _check_positive(**options: float) -> None:
     for name, seconds in options.items():
         timeouts.check_seconds(name, seconds)
+
+
+def _check_request(ask: JoinRequest) -> None:
+    """Check what the coordinator would refuse, but for the id, which is given later.
+
+    The fields have the names of the arguments of `connect`.
+    """
+    for name in schema.field_names(JoinRequest):
+        if name != "id":
+            schema.check_field(JoinRequest, name, getattr(ask, name))
 
 
 def _count(name: str, given: int | None, least: int) -> int | None:

@@ -16,6 +16,7 @@ from aiodist.control.lease import Lease
 from aiodist.control.line import Line
 from aiodist.control.requests import OnReply, Requests
 from aiodist.errors import CoordinatorLostError, GroupClosedError, JoinTimeoutError
+from aiodist.transports.surroundings import running_loop
 from aiodist.wire.codec import encode_message
 from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import (
@@ -218,6 +219,16 @@ class ControlClient(Line):
             # A copy each time, because raising an error adds a traceback to it. The traceback would
             # grow with every call, and show those of others.
             raise copy.copy(self._ended)
+        self.check_loop()
+
+    def check_loop(self) -> None:
+        """Raise RuntimeError in another event loop or thread, unless the connection has ended."""
+        if self._ended is None and running_loop() is not self._loop:
+            raise RuntimeError(
+                f"the store of group {self._group!r} belongs to the event loop that made the "
+                "group; each asyncio.run makes a new one: make the group in this loop. In other "
+                "threads, use group.blocking().store"
+            )
 
     async def _withdraw(
         self, joined: asyncio.Future[Message], ask: JoinRequest, timeout: float

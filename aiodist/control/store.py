@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
+import operator
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -44,7 +45,8 @@ class Store:
     group is closed, and CoordinatorLostError if the coordinator is gone. They raise ValueError for
     a timeout that is not above 0, and for a key that does not have 1 to 1024 characters. They raise
     MessageTooLargeError (a ValueError) above the limits: 1 MiB for a value, 64 MiB for all keys and
-    values of a group, and 65536 keys.
+    values of a group, and 65536 keys. In another event loop or thread they raise RuntimeError; use
+    `group.blocking().store` there.
 
     `ttl` is how many seconds after the write the key is deleted. A write without `ttl` keeps it.
 
@@ -96,7 +98,11 @@ class Store:
         Raises StoreValueError (a ValueError) if the key holds anything else, or if the sum does not
         fit into 64 bits.
         """
-        return await self._ask("add", key, StoreAdd(key, amount, ttl), int, timeout)
+        try:
+            number = operator.index(amount)  # of any type, such as a numpy one
+        except TypeError:
+            raise TypeError(f"amount is an int, not {amount!r}") from None
+        return await self._ask("add", key, StoreAdd(key, number, ttl), int, timeout)
 
     @started
     async def compare_set(
@@ -193,6 +199,7 @@ class Watch:
 
     def close(self) -> None:
         """End the watch; iteration stops. Idempotent."""
+        self._client.check_loop()
         self._drop.detach()
         self._closed = True
         self._client.unsubscribe(self._number)
@@ -221,6 +228,7 @@ class Watch:
         return self
 
     async def _until(self, ready: Callable[[], bool]) -> None:
+        self._client.check_loop()
         try:
             async with asyncio.timeout(None if self._timeout == math.inf else self._timeout):
                 while not ready():

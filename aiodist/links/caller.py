@@ -43,14 +43,19 @@ class Caller:
         why = ""
         is_over = False
         try:
-            why = await self._call(peer)
-        # also an address that makes no sense, because the others must hear of it
-        except Exception as error:
-            why = f"not reachable: {error}"
-            if (exhausted := exhaustion(error)) is not None:
-                self._endpoint.owner.exhausted(exhausted)  # not the fault of the peer
-            # The peer was there, and no process listens there any more.
-            is_over = bool(peer.broken) and isinstance(error.__cause__, ConnectionRefusedError)
+            try:
+                why = await self._call(peer)
+            # also an address that makes no sense, because the others must hear of it
+            except Exception as error:
+                why = f"not reachable: {error}"
+                if (exhausted := exhaustion(error)) is not None:
+                    self._endpoint.owner.exhausted(exhausted)  # not the fault of the peer
+                # The peer was there, and no process listens there any more.
+                is_over = bool(peer.broken) and isinstance(error.__cause__, ConnectionRefusedError)
+            if why and not peer.broken and not peer.is_linked:
+                # A rank that aborts tells the coordinator why before it stops listening. That
+                # reason says more, and cancels this.
+                await self._endpoint.owner.caught_up(peer.rank)
         finally:
             # If this was cancelled, `dialing` may already be another call.
             if peer.dialing is asyncio.current_task():

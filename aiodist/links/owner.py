@@ -22,6 +22,10 @@ class EndpointOwner:
         """Tell whether there is a coordinator to rule which rank is lost if a link breaks."""
         return False
 
+    async def caught_up(self, root: int) -> None:
+        """Wait until the coordinator, if there is one that answers, has said what it knows of a
+        peer."""
+
     def ask(
         self, roots: Sequence[int], tell: Callable[[dict[int, str]], None], seconds: float
     ) -> None:

@@ -194,3 +194,17 @@ def as_int(value: Any, expected: str) -> int:
         except TypeError:
             pass
     raise TypeError(f"{expected}, not {value!r}")
+
+
+def as_shape(value: Any) -> tuple[int, ...]:
+    """Return a shape, an integer of any type or a sequence of them, as plain ints.
+
+    Raises TypeError for anything else.
+    """
+    try:
+        return (operator.index(value),)
+    except TypeError:
+        pass
+    if not isinstance(value, Iterable):
+        raise TypeError(f"shape is an int or a sequence of ints, not {value!r}")
+    return tuple([as_int(size, "each size in shape is an int") for size in value])

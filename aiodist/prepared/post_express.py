@@ -197,7 +197,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
                     return self._learn_reduce(call, *args)
                 return self._learn_rest(call, make, args)
             slots = posted_slots.learn(self._context, call, make, *args)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return None  # the ordinary way raises it again
         if slots is not None:
             self._fuse(slots, slots_in_one_go)

@@ -244,6 +244,11 @@ class RankActor(EndpointOwner):
     def expects_ruling(self) -> bool:
         return self._leaving is None and self.control.is_open and not self.control.is_away
 
+    async def caught_up(self, root: int) -> None:
+        # Any answer comes behind what the coordinator has said before.
+        if self.expects_ruling():
+            await self._seen([root], 0.0)
+
     def ask(
         self, roots: Sequence[int], tell: Callable[[dict[int, str]], None], seconds: float
     ) -> None:
@@ -374,15 +379,18 @@ class RankActor(EndpointOwner):
             last_seen={ranks[root]: text for root, text in texts.items()},
         )
 
-    async def _seen(self, roots: Sequence[int]) -> Mapping[int, str]:
-        """Return what peers are doing, as far as the coordinator finds out."""
+    async def _seen(
+        self, roots: Sequence[int], seconds: float = ANSWER_TIMEOUT / 2
+    ) -> Mapping[int, str]:
+        """Return what peers are doing, as far as the coordinator finds out within so many
+        seconds."""
         told: asyncio.Future[Mapping[int, str]] = self.loop.create_future()
 
         def tell(texts: Mapping[int, str]) -> None:
             if not told.done():
                 told.set_result(texts)
 
-        self.ask(roots, tell, ANSWER_TIMEOUT / 2)
+        self.ask(roots, tell, seconds)
         await asyncio.wait({told}, timeout=ANSWER_TIMEOUT)
         if told.done():
             return told.result()

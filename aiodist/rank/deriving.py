@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from aiodist import timeouts
@@ -102,6 +102,8 @@ def _id_of(parent: Context, kind: str, ranks: Sequence[int]) -> bytes:
 
 def members(parent: Context, ranks: Sequence[int]) -> list[int]:
     """Return the ranks of a subgroup. Raises TypeError or ValueError for invalid ones."""
+    if not isinstance(ranks, Iterable):
+        raise TypeError(f"ranks is a sequence of ranks, such as [{ranks!r}], not {ranks!r}")
     ranks = [base.as_rank(rank, parent.size, "each of ranks") for rank in ranks]
     if len(set(ranks)) != len(ranks):
         raise ValueError(f"ranks has a rank twice: {ranks}")

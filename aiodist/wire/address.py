@@ -62,7 +62,9 @@ def parse_endpoint(text: str) -> tuple[str, int]:
 
 
 def parse_address(text: str) -> Address:
-    """Read an address. Raises ValueError that says what is wrong with it."""
+    """Read an address. Raises ValueError, or TypeError, that says what is wrong with it."""
+    if not isinstance(text, str):
+        raise TypeError(f"an address is a str, not {text!r}: expected {FORMS}")
     scheme, separator, rest = text.partition("://")
     if not separator:
         raise ValueError(f"the address {text!r} has no scheme: expected {FORMS}")

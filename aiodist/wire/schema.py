@@ -143,6 +143,16 @@ def field_names(cls: type[Any]) -> tuple[str, ...]:
     return tuple([name for name, _ in _CHECKS[cls]])
 
 
+def check_field(cls: type[Any], name: str, value: Any) -> None:
+    """Raise ValueError or TypeError unless `value`, as it travels, fits the field `name`."""
+    try:
+        dict(_CHECKS[cls])[name](msgpack.unpackb(pack(value), strict_map_key=False))
+    except ValueError as error:
+        raise ValueError(f"{name}={value!r:.200}: expected {error}") from None
+    except TypeError as error:
+        raise TypeError(f"{name}={value!r:.200}: {error}") from None
+
+
 def build(cls: type[Any], values: list[Any]) -> Any:
     checks = _CHECKS[cls]
     if len(values) != len(checks):

@@ -131,6 +131,8 @@ def test_subgroups(run, groups, everyone):
                 await ranks[0].subgroup(chosen)
             with pytest.raises(ValueError, match="twice"):
                 await ranks[1].subgroup([1, 1])
+            with pytest.raises(TypeError, match=r"ranks is a sequence of ranks, .*\[1\], not 1"):
+                await ranks[1].subgroup(1)
             for wrong in (True, 1.0, "1"):
                 with pytest.raises(TypeError, match="each of ranks is a rank, an int"):
                     await ranks[1].subgroup([1, wrong])

@@ -71,6 +71,8 @@ def test_what_it_gives(run, groups):
             assert group.empty(2, like=tensor).dtype == torch.bfloat16
             assert group.empty((), like=array).shape == ()
             assert group.empty((0, 3), like=array).shape == (0, 3)
+            assert group.empty(np.prod((2, 3)), "int16").shape == (6,)
+            assert group.empty(np.array([2, 3]), "int16").shape == (2, 3)
 
     run(main())
 
@@ -84,6 +86,8 @@ def test_what_it_gives(run, groups):
         (3, {"dtype": torch.qint8}, TypeError, "does not travel"),
         (3, {"like": "text"}, TypeError, "expected an array, got str"),
         ((3, -1), {"dtype": "f4"}, ValueError, "negative"),
+        (1.5, {"dtype": "f4"}, TypeError, "shape is an int or a sequence of ints, not 1.5"),
+        ((3, 1.5), {"dtype": "f4"}, TypeError, "each size in shape is an int, not 1.5"),
     ],
 )
 def test_what_it_refuses(run, groups, shape, options, error, text):

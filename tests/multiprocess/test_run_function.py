@@ -335,9 +335,16 @@ def test_timeout_names_who_is_late() -> None:
         aiodist.run(wait_for_ever, 2, timeout=0.2)
 
 
+async def size_of_messages(group: aiodist.Group) -> int:
+    return group._context.max_message_bytes
+
+
+def not_async(group: aiodist.Group) -> int:
+    return group.rank
+
+
 def test_options_go_to_connect() -> None:
-    with pytest.raises(TypeError, match="no_such_option"):
-        aiodist.run(wait_for_ever, 1, no_such_option=1)
+    assert aiodist.run(size_of_messages, 1, max_message_bytes=1000) == [1000]
 
 
 def test_wrong_calls() -> None:
@@ -345,6 +352,15 @@ def test_wrong_calls() -> None:
         aiodist.run(wait_for_ever, 0)
     with pytest.raises(TypeError, match="pickle"):
         aiodist.run(wait_for_ever, 1, args=(threading.Lock(),))
+    start: Any = aiodist.run
+    with pytest.raises(TypeError, match=r"run\(\) got an unexpected .*'no_such_option'$"):
+        start(wait_for_ever, 1, no_such_option=1)
+    with pytest.raises(TypeError, match=r"run\(\) got an unexpected .*'size': use nprocs=$"):
+        start(wait_for_ever, 2, size=4)
+    with pytest.raises(TypeError, match=r"args is a tuple of .*, such as \(5,\), not 5"):
+        start(wait_for_ever, 1, args=5)
+    with pytest.raises(TypeError, match=r"main is an async function .*, but returned 0"):
+        start(not_async, 1)
 
 
 AT_A_PROMPT = """

@@ -10,6 +10,7 @@ import pytest
 
 import aiodist
 from aiodist import Group
+from aiodist.control.store import Store
 
 CALLS: dict[str, Callable[[Group], Any]] = {
     "abort": lambda group: group.abort(),
@@ -29,6 +30,48 @@ async def test_other_threads_are_told_what_they_may_use(call: str) -> None:
         with pytest.raises(RuntimeError, match=r"belongs to the event loop that made it; .*block"):
             await asyncio.to_thread(CALLS[call], group)
         assert await group.agree()
+
+
+STORE_CALLS: dict[str, Callable[[Store], Any]] = {
+    "add": lambda store: store.add("k"),
+    "compare_set": lambda store: store.compare_set("k", None, b""),
+    "delete": lambda store: store.delete("k"),
+    "get": lambda store: store.get("k"),
+    "set": lambda store: store.set("k", b""),
+    "wait": lambda store: store.wait("k"),
+    "watch": lambda store: store.watch("k"),
+}
+
+
+@pytest.mark.parametrize("call", STORE_CALLS)
+async def test_so_does_its_store(call: str) -> None:
+    async with aiodist.local(1) as (group,):
+        store = group.store
+
+        async def elsewhere() -> None:
+            STORE_CALLS[call](store)
+
+        expected = r"belongs to the event loop that made the group; .*blocking\(\)\.store"
+        with pytest.raises(RuntimeError, match=expected):
+            await asyncio.to_thread(STORE_CALLS[call], store)
+        with pytest.raises(RuntimeError, match=expected):
+            await asyncio.to_thread(asyncio.run, elsewhere())
+        assert await store.get("k") is None
+    with pytest.raises(aiodist.GroupClosedError):
+        await asyncio.to_thread(STORE_CALLS[call], store)
+
+
+async def test_so_do_watches() -> None:
+    async with aiodist.local(1) as (group,), group.store.watch("k") as watch:
+
+        async def elsewhere() -> None:
+            await anext(watch)
+
+        for call in (watch.close, lambda: asyncio.run(elsewhere())):
+            with pytest.raises(RuntimeError, match="belongs to the event loop that made the group"):
+                await asyncio.to_thread(call)
+        await group.store.set("k", b"v")
+        assert await anext(watch) == ("k", b"v")
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "broadcast", "send"])

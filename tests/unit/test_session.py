@@ -75,6 +75,36 @@ def test_numbers_that_make_no_sense_wait_for_no_coordinator(options, error, text
         aiodist.connect("inproc://nobody", **options)
 
 
+@pytest.mark.parametrize(
+    ("address", "error", "text"),
+    [
+        ("tcp://127.0.0.1:0", ValueError, "'tcp://127.0.0.1:0' has port 0, .*: give the port of"),
+        ("tls://[::1]:0", ValueError, "has port 0"),
+        (5, TypeError, "an address is a str, not 5: expected tcp://host:port"),
+    ],
+)
+def test_an_address_that_nobody_can_have_is_refused_at_once(address, error, text):
+    with pytest.raises(error, match=text):
+        aiodist.connect(address, size=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"join_window": -1}, ValueError, "join_window=-1: expected seconds from 0 to"),
+        ({"group": 5}, ValueError, "group=5: expected a text of 1 to"),
+        ({"name": "x" * 9999}, ValueError, "name='x+: expected a text of 0 to"),
+        ({"metadata": [1]}, TypeError, r"metadata is a dict of values by name, not \[1\]"),
+        ({"metadata": {1: 2}}, ValueError, "metadata={1: 2}: expected a map with text keys"),
+        ({"metadata": {"a": {1}}}, TypeError, r"metadata=.*: set \{1\} cannot be sent"),
+        ({"metadata": {"a": 2**70}}, TypeError, "metadata=.*: int .* cannot be sent"),
+    ],
+)
+def test_what_the_coordinator_would_refuse_is_named_as_the_argument(options, error, text):
+    with pytest.raises(error, match=text):
+        aiodist.connect("inproc://nobody", size=1, **options)
+
+
 def test_an_argument_that_there_is_not_is_named_with_what_to_use():
     with pytest.raises(TypeError, match=r"connect\(\) got .* argument 'run_id': use group=$"):
         aiodist.connect("inproc://nobody", size=1, run_id="7")
@@ -84,6 +114,6 @@ def test_an_argument_that_there_is_not_is_named_with_what_to_use():
 
 async def test_numbers_may_be_those_of_numpy() -> None:
     async with aiodist.Coordinator("inproc://numbers") as coordinator:
-        options = {"rank": np.int64(0), "size": np.uint8(1)}
+        options = {"rank": np.int64(0), "size": np.uint8(1), "join_window": np.float64(0.5)}
         async with aiodist.connect(coordinator.address, **options) as group:
             assert await group.all_gather(group.rank) == [0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 from idle_time import on_idle_time
 
@@ -121,6 +122,8 @@ def test_arguments(run, stage):
             with pytest.raises(ValueError, match="more than 0"):
                 await group.agree(True, timeout=0)
             assert await group.agree() is True
+            assert await group.agree(np.True_) is True
+            assert await group.agree(np.False_) is False
 
     run(main())
 

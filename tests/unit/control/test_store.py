@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aiodist.control.store import MAX_UNREAD, Store, Watch
@@ -54,6 +55,8 @@ class Client:
         reply: Message = self.reply
         return reply
 
+    def check_loop(self) -> None: ...
+
     def unexpected(self, reply: Message) -> AiodistError:
         return ProtocolError(f"unexpected: {reply}")
 
@@ -88,6 +91,7 @@ def store(client: Client) -> Store:
         (lambda s: s.wait("k"), StoreWait(("k",)), None),
         (lambda s: s.wait(iter("ab")), StoreWait(("a", "b")), None),
         (lambda s: s.add("k", -2), StoreAdd("k", -2, None), 40),
+        (lambda s: s.add("k", np.int64(3)), StoreAdd("k", 3, None), 43),
         (lambda s: s.compare_set("k", None, b"v"), StoreCompareSet("k", None, b"v", None), True),
         (lambda s: s.delete("k"), StoreDelete("k"), False),
     ],
@@ -98,6 +102,13 @@ async def test_what_is_asked(
     client.reply = Result(result)
     assert await call(store) == result
     assert client.asked == [(message, 7.0)]
+
+
+@pytest.mark.parametrize("amount", [1.0, "1", None])
+async def test_an_amount_that_is_none(client: Client, store: Store, amount: Any) -> None:
+    with pytest.raises(TypeError, match=f"amount is an int, not {amount!r}"):
+        await store.add("k", amount)
+    assert client.asked == []
 
 
 async def test_deadlines(client: Client, store: Store) -> None:

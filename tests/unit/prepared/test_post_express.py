@@ -10,7 +10,7 @@ import pytest
 from idle_time import on_idle_time
 
 import aiodist
-from aiodist import CollectiveTimeoutError, MismatchError, ReduceOp, trace
+from aiodist import CollectiveAbortedError, CollectiveTimeoutError, MismatchError, ReduceOp, trace
 from aiodist.engine import waiting_calls
 from aiodist.prepared import post_express
 from aiodist.rank import doings
@@ -263,6 +263,37 @@ def test_ranks_that_call_something_else(run):
                 assert isinstance(error, MismatchError)
                 assert error.calls[2] == "barrier()"
             await everyone(ranks, lambda g: g.all_gather(np.ones(2), tag="a"))
+
+    run(main())
+
+
+TOO_LARGE = 2**64
+
+TAKE_NUMBERS = {
+    "all_reduce": lambda g, x: g.all_reduce(x, tag="a"),
+    "all_reduce avg": lambda g, x: g.all_reduce(x, ReduceOp.AVG, tag="a"),
+    "reduce": lambda g, x: g.reduce(x, 0, tag="a"),
+    "reduce_scatter": lambda g, x: g.reduce_scatter([x] * g.size, tag="a"),
+    "scan": lambda g, x: g.scan(x, tag="a"),
+    "exscan": lambda g, x: g.exscan(x, tag="a"),
+}
+
+
+@pytest.mark.parametrize("warm", [0, 2])
+@pytest.mark.parametrize("start", TAKE_NUMBERS.values(), ids=TAKE_NUMBERS)
+def test_a_number_that_is_too_large_is_refused_for_all(run, start, warm):
+    """The call counts on its rank, and the others hear of it."""
+
+    async def main():
+        async with sharing(2) as ranks:
+            for _ in range(warm):
+                await everyone(ranks, lambda g: start(g, 1))
+            early = start(ranks[0], 1)
+            with pytest.raises(OverflowError):
+                start(ranks[1], TOO_LARGE)
+            with pytest.raises(CollectiveAbortedError, match="OverflowError"):
+                await early
+            assert await everyone(ranks, lambda g: g.all_reduce(1, tag="a")) == [2, 2]
 
     run(main())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,12 @@ def test_the_longest_path_of_a_socket(letter: str) -> None:
         sock.connect(parse_address(f"unix://{path}").path)
     with pytest.raises(ValueError, match=rf"{MAX_UNIX_PATH + 1} bytes: expected at most"):
         parse_address(f"unix://{path}b")
+
+
+def test_what_is_no_text_is_no_address() -> None:
+    no_text: Any = None
+    with pytest.raises(TypeError, match="an address is a str, not None: expected tcp://"):
+        parse_address(no_text)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,79 @@
+"""Calls to peers that cannot be reached: the coordinator may know why."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from aiodist.links.caller import Caller
+from aiodist.links.greeting import Identity
+from aiodist.links.owner import EndpointOwner
+
+ABORTED = "it aborted: the disk is full"
+
+
+class Owner(EndpointOwner):
+    """The coordinator has lost `peer` for `reason`, and this rank hears of it once it asks."""
+
+    def __init__(self, home: Home, reason: str = "") -> None:
+        self.home = home
+        self.reason = reason
+        self.asked: list[int] = []
+
+    async def caught_up(self, root: int) -> None:
+        self.asked.append(root)
+        if self.reason:
+            self.home.lose(root, self.reason)
+        await asyncio.sleep(0)
+
+
+class Home:
+    """An endpoint that knows one peer, which refuses connections."""
+
+    def __init__(self, reason: str = "", broken: str = "") -> None:
+        self.loop = asyncio.get_running_loop()
+        self.owner = Owner(self, reason)
+        self.lost: dict[int, str] = {}
+        self.peer: Any = SimpleNamespace(
+            rank=1, id="b", broken=broken, is_linked=False, dialing=None, link=None, calling=None
+        )
+
+    def lose(self, rank: int, reason: str) -> None:
+        if rank not in self.lost:
+            self.lost[rank] = reason
+            if self.peer.dialing is not None:
+                self.peer.dialing.cancel()
+
+    def cut(self, rank: int, reason: str, *, ended: bool = False, is_over: bool = False) -> None:
+        self.lose(rank, reason)
+
+    async def call(self) -> None:
+        async def dial(root: int, receiver: object, seconds: float) -> Any:
+            raise ConnectionRefusedError("refused")
+
+        home: Any = self
+        caller = Caller(home, Identity("g", "a", None), dial)
+        self.peer.dialing = self.loop.create_task(caller.connect(self.peer))
+        await asyncio.wait({self.peer.dialing})
+        assert self.peer.dialing is None
+
+
+async def test_the_reason_of_an_abort_counts_more_than_a_refused_connection() -> None:
+    home = Home(ABORTED)
+    await home.call()
+    assert home.lost == {1: ABORTED}
+
+
+async def test_without_another_reason_it_is_not_reachable() -> None:
+    home = Home()
+    await home.call()
+    assert home.owner.asked == [1]
+    assert home.lost == {1: "not reachable: refused"}
+
+
+async def test_who_had_a_link_has_said_why_it_goes() -> None:
+    home = Home(ABORTED, broken="connection lost; ")
+    await home.call()
+    assert home.owner.asked == []
+    assert home.lost == {1: "connection lost; not reachable: refused"}
