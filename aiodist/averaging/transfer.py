@@ -257,10 +257,12 @@ class Transfer:
         came: Callable[[NDArray[Any]], None] | None,
         work: Work[Any],
     ) -> None:
-        works.pop(work, None)
+        error = None if work.cancelled() else work.exception()
+        if work not in works:
+            return  # it was dropped when it had ended already, and belongs to an earlier attempt
+        del works[work]
         if work.cancelled():
             return
-        error = work.exception()
         if error is not None:
             # The coordinator sees which members are gone and what is missing, and decides.
             log.debug("a round waits for a member: %s", in_words(error))

@@ -1,0 +1,90 @@
+"""The transfer of one round: what counts in which attempt, and what is exchanged again."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from aiodist.averaging.transfer import Transfer
+from aiodist.work import Work
+
+
+class Links:
+    """The group of member 0. `receives`: by source and tag. `sent`: the member and tag of each."""
+
+    rank = 0
+
+    def __init__(self) -> None:
+        self._context = SimpleNamespace(ended=None, saved=lambda count: None)
+        self.receives: dict[tuple[int, int], Work[Any]] = {}
+        self.sent: list[tuple[int, int]] = []
+
+    def recv(self, src: int, tag: int, out: Any, timeout: float) -> Work[Any]:
+        work = self.receives[src, tag] = Work.begin(asyncio.get_running_loop(), "recv")
+        return work
+
+    def send(self, data: Any, to: int, tag: int, timeout: float) -> Work[Any]:
+        self.sent.append((to, tag))
+        work: Work[Any] = Work.begin(asyncio.get_running_loop(), "send")
+        work.finish(None)
+        return work
+
+
+class Reducer:
+    """Member 0 of a transfer of some members, each with this many equal values of its own."""
+
+    def __init__(self, weights: list[float], count: int = 400, value: float = 1.0) -> None:
+        self.links = Links()
+        self.said: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        links: Any = self.links
+        self.transfer = Transfer(
+            links,
+            weights,
+            [np.full(count, value, np.float32)],
+            ["float32"],
+            codec=None,
+            residuals=None,
+            sums=False,
+            report=lambda contributions, means: self.said.append((contributions, means)),
+        )
+
+    def owned_by(self, member: int) -> list[int]:
+        return [at for at, owner in enumerate(self.transfer._owner) if owner == member]
+
+    def come(self, source: int, tag: int, value: float) -> None:
+        """What a member sends under a tag: equal values."""
+        count = self.transfer._chunks[tag % len(self.transfer._chunks)].count
+        self.links.receives[source, tag].finish(np.full(count, value, np.float32))
+
+    def mean_comes(self, attempt: int, at: int, value: float) -> None:
+        tag = (1 + attempt) * len(self.transfer._chunks) + at
+        self.come(self.transfer._owner[at], tag, value)
+
+    async def contributions_come(self, values: dict[int, float]) -> None:
+        for at in self.owned_by(0):
+            for source, value in values.items():
+                self.come(source, at, value)
+        await asyncio.sleep(0)
+
+
+def test_a_mean_that_came_just_before_another_attempt_is_not_of_that_one(run):
+    async def main():
+        member = Reducer([1.0, 1.0, 1.0])
+        transfer = member.transfer
+        transfer.begin(0, [0, 1, 2])
+        await member.contributions_come({1: 2.0, 2: 30.0})
+        [at] = member.owned_by(1)
+        member.mean_comes(0, at, 11.0)  # in the turn in which member 2 is left out
+        transfer.begin(1, [0, 1])
+        await asyncio.sleep(0)
+        assert not transfer.is_held
+        assert member.said[-1] == ((1,), ())
+        member.mean_comes(1, at, 1.5)
+        await asyncio.sleep(0)
+        assert transfer.is_held
+        assert set(transfer.results[0].tolist()) == {1.5}
+
+    run(main())
