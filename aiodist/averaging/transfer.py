@@ -134,23 +134,32 @@ class Transfer:
         self._residuals = residuals
         self._lost = None if residuals is None else residuals.copy()  # what becomes of these
         self.results: list[Flat] = [np.empty_like(one) for one in vectors]
+        self._attempt = -1  # none has begun
+        self._counted: list[int] = []  # the sources of this attempt
+        self._said: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self._closed = False
 
     # An attempt.
 
     def begin(self, attempt: int, remaining: Sequence[int]) -> None:
-        """Exchange what is missing with these members. `attempt` counts from 0."""
+        """Exchange what is missing with these members. `attempt` counts from 0. An attempt goes on
+        if only receivers are left out, because its means stay the same."""
+        self._remaining = list(remaining)
+        counted = [one for one in self._sources if one in remaining]
+        if attempt == self._attempt and counted == self._counted:
+            self._said = None  # a coordinator that is back may not have heard
+            self._tell()
+            return
         self._drop(self._attempt_works)
         self._attempt = attempt
-        self._remaining = list(remaining)
-        self._counted = [one for one in self._sources if one in remaining]
+        self._counted = counted
         self._owner = [self._owner_of(at) for at in range(len(self._chunks))]
         self._mine = [at for at, owner in enumerate(self._owner) if owner == self._me]
         self._reduced: set[int] = set()
         self._means: set[int] = set()  # chunks of which the mean is here
         if self._lost is not None and self._residuals is not None:
             self._lost.means = self._residuals.copy().means
-        self._said: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self._said = None
         # How many chunks lack the contribution of a member, and how many of its means are not here.
         self._lacking = Counter(
             one for at in self._mine for one in self._counted if (at, one) not in self._here

@@ -88,3 +88,33 @@ def test_a_mean_that_came_just_before_another_attempt_is_not_of_that_one(run):
         assert set(transfer.results[0].tolist()) == {1.5}
 
     run(main())
+
+
+def test_a_receiver_that_is_left_out_changes_nothing_for_the_others(run):
+    async def main():
+        member = Reducer([1.0, 1.0, 0.0])
+        transfer = member.transfer
+        transfer.begin(0, [0, 1, 2])
+        await member.contributions_come({1: 2.0})
+        [at] = member.owned_by(1)
+        member.mean_comes(0, at, 1.5)
+        await asyncio.sleep(0)
+        sent = list(member.links.sent)
+        said = member.said.copy()
+        transfer.begin(0, [0, 1])
+        assert transfer.is_held
+        assert member.links.sent == sent
+        assert member.said == [*said, ((1,), (1,))]  # a coordinator that is back hears it
+
+    run(main())
+
+
+def test_a_receiver_that_is_left_out_gets_no_means(run):
+    async def main():
+        member = Reducer([1.0, 1.0, 0.0])
+        member.transfer.begin(0, [0, 1, 2])
+        member.transfer.begin(0, [0, 1])
+        await member.contributions_come({1: 2.0})
+        assert [to for to, _ in member.links.sent] == [1, 1]
+
+    run(main())
