@@ -13,7 +13,7 @@ import numpy as np
 
 from aiodist import timeouts
 from aiodist.averaging.connection import PATIENCE, MemberConnection, log
-from aiodist.averaging.kept import AveragerState, Kept, copy_of, unpacked
+from aiodist.averaging.kept import AveragerState, Kept, check_travels, copy_of, unpacked
 from aiodist.averaging.parts import AverageCall, AverageSettings, MemberPart
 from aiodist.averaging.values import TreeForm, added, all_finite, checked_weight
 from aiodist.codecs.base import Codec
@@ -389,6 +389,10 @@ class Averager:
         nothing is copied before a member needs it, and every member can give it at any time. Use it
         if members may be so few that a round needs a new member.
 
+        The tree may have arrays, numbers, str, bytes and None, in dicts, lists and tuples. Raises
+        TypeError, naming the path, for anything else. A tree that a function returns is checked
+        when a member needs it: the function then counts as failed, which is logged.
+
         For example::
 
             async with aiodist.averager("outer", address=group.address) as avg:
@@ -401,6 +405,7 @@ class Averager:
             self._kept = Kept(tree, kept)
             self._connection.say(wire.AverageStateKept(reached))
             return True
+        check_travels(tree)
         try:
             elected = await control.elect(self._connection.control, reached, PATIENCE)
         except (TimeoutError, CoordinatorLostError, GroupClosedError):
@@ -563,10 +568,10 @@ class Averager:
             return None
         try:
             return self._kept.packed()
-        except Exception:  # of a function of the program
+        except Exception:  # of a function of the program, or because its tree does not travel
             log.exception(
-                "averager %r: the state cannot be given to a new member, because the function that"
-                " `publish_state` was given raised this",
+                "averager %r: the state cannot be given to a new member, because making it by the"
+                " function that `publish_state` was given raised this",
                 self._connection.averager,
             )
             self._drop_state()
