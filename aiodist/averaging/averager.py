@@ -73,8 +73,8 @@ def averager(
         op: `aiodist.ReduceOp.AVG`, the mean by weight, or ``SUM``, the sum of values times weights.
         parts: the parts that this member takes part in. Each has rounds of its own, and waits only
             for members that take part in it.
-        carry: add a contribution that came too late to the next one. Only for differences, because
-            parameters would count twice.
+        carry: add a contribution that came too late to the next one of a weight above 0. Only for
+            differences, because parameters would count twice.
         max_stale: how many rounds this member may miss and still get their results.
         allow_nonfinite: take NaN and infinities, which make the mean the same for all.
         op_timeout: seconds that `average` and `state` wait if they are given no timeout.
@@ -286,7 +286,8 @@ class Averager:
                 "value: it has NaN or infinities, which would reach all members: leave this"
                 " contribution out, or allow them by `allow_nonfinite=True`"
             )
-        included = found.left_over()
+        # What only receives adds nothing, so it must not use up what is carried over.
+        included = found.left_over() if weight > 0 else []
         for one in included:
             vectors = added(vectors, one, form.names)
         loop = asyncio.get_running_loop()

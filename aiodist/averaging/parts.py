@@ -180,7 +180,7 @@ class MemberPart:
     def _drop(self, call: AverageCall) -> None:
         """The contribution of a call does not count."""
         self.offers.pop(call.number, None)
-        if self.settings.carry:
+        if self.settings.carry and call.weight > 0:
             self._used(call)
             self.carried.append(call.vectors)
 

@@ -265,6 +265,28 @@ def test_late_contributions_are_carried_over_once() -> None:
     assert mine[1] == 1  # which was late
 
 
+def test_what_only_receives_is_not_carried_over_and_carries_nothing() -> None:
+    stage = Stage(2)
+    calls = {
+        0: [(time, 1, 1.0) for time in (1.0, 2.0, 3.0, 4.0, 5.0)],
+        1: [(1.0, 0, 1.0), (2.5, 100, 0.0), (3.5, 10, 1.0), (4.0, 7, 0.0), (5.0, 1, 1.0)],
+    }
+
+    async def main(member: int) -> list[tuple[float, bool]]:
+        loop = asyncio.get_running_loop()
+        found = []
+        async with stage.averager(member, quorum=1, grace=0.1, carry=True) as avg:
+            for time, value, weight in calls[member]:
+                await asyncio.sleep(time - loop.time())
+                one = await avg.average(np.full(1, value, np.float32), weight=weight)
+                found.append((float(one.value[0]), one.late))
+        return found
+
+    first, second = stage.play(main)
+    assert [value for value, _ in first] == [1, 1, 1, 1, 12]
+    assert [late for _, late in second] == [False, True, True, False, False]
+
+
 @pytest.mark.parametrize("seed", seeds(4, 20))
 def test_carried_contributions_never_count_twice(seed: int) -> None:
     """Also those of calls that were given up after the decision, and those that are left out then.
