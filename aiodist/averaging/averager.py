@@ -290,6 +290,11 @@ class Averager:
         included = found.left_over() if weight > 0 else []
         for one in included:
             vectors = added(vectors, one, form.names)
+        if included and not self._allow_nonfinite and not all_finite(vectors, form.names):
+            raise ValueError(
+                "value: with the earlier contributions that `carry` adds to it, it has infinities,"
+                " which would reach all members: give smaller values, or others than float16"
+            )
         loop = asyncio.get_running_loop()
         call = AverageCall(
             next(self._numbers), form, vectors, weight, loop.create_future(), included

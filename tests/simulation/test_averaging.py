@@ -287,6 +287,27 @@ def test_what_only_receives_is_not_carried_over_and_carries_nothing() -> None:
     assert [late for _, late in second] == [False, True, True, False, False]
 
 
+def test_what_is_too_large_with_what_is_carried_over_is_refused() -> None:
+    stage = Stage(2)
+
+    async def main(member: int) -> None:
+        loop = asyncio.get_running_loop()
+        value = np.full(1, 0 if member == 0 else 60_000, np.float16)
+        async with stage.averager(member, quorum=1, grace=0.1, carry=True) as avg:
+            await asyncio.sleep(1.0 - loop.time())
+            await avg.average(value)
+            await asyncio.sleep((2.0 if member == 0 else 2.5) - loop.time())
+            assert (await avg.average(value)).late == (member == 1)
+            await asyncio.sleep(3.0 - loop.time())
+            if member == 1:
+                with pytest.raises(ValueError, match="`carry` adds"):
+                    avg.average(value)
+            found = await avg.average(np.zeros(1, np.float16))
+            assert found.value[0] == 60_000  # it is still carried
+
+    stage.play(main)
+
+
 @pytest.mark.parametrize("seed", seeds(4, 20))
 def test_carried_contributions_never_count_twice(seed: int) -> None:
     """Also those of calls that were given up after the decision, and those that are left out then.
