@@ -315,9 +315,13 @@ class Transfer:
         chunk = self._chunks[at]
         name = self._names[chunk.vector]
         with np.errstate(all="ignore"):
-            total = _sum([(self._here[at, one], self._weights[one]) for one in self._counted])
+            weights = [self._weights[one] for one in self._counted]
             if not self._sums:
-                total /= total.dtype.type(math.fsum(self._weights[one] for one in self._counted))
+                weights = _in_range(weights)
+            values = [self._here[at, one] for one in self._counted]
+            total = _sum(list(zip(values, weights, strict=True)))
+            if not self._sums:
+                total /= total.dtype.type(math.fsum(weights))
         place = self._results(chunk)
         if self._is_coded(chunk):
             assert self._codec is not None
@@ -374,6 +378,13 @@ class Transfer:
         for work in list(works):
             work.cancel()
         works.clear()
+
+
+def _in_range(weights: Sequence[float]) -> list[float]:
+    """Weights of the same ratios, the largest from 1 to 2, so that none is over the range of
+    float32. They are divided by a power of two, so the bits of a mean stay the same."""
+    _, exponent = math.frexp(max(weights))
+    return [math.ldexp(one, 1 - exponent) for one in weights]
 
 
 def _sum(terms: Sequence[tuple[NDArray[Any], float]]) -> NDArray[Any]:

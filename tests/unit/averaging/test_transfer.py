@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from aiodist.averaging.transfer import Transfer
 from aiodist.work import Work
@@ -116,5 +117,48 @@ def test_a_receiver_that_is_left_out_gets_no_means(run):
         member.transfer.begin(0, [0, 1])
         await member.contributions_come({1: 2.0})
         assert [to for to, _ in member.links.sent] == [1, 1]
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("weights", "values", "mean"),
+    [
+        ([1e39, 3e39], (1.0, 2.0), 1.75),
+        ([1e308, 1e308], (1.0, 2.0), 1.5),
+        ([1e-50, 1e-50], (1.0, 2.0), 1.5),
+        ([5e-324, 5e-324], (1.0, 2.0), 1.5),
+        ([1e-50, 1.0], (1.0, 2.0), 2.0),
+        ([1e4, 1e4], (1e35, 1e35), np.float32(1e35)),
+    ],
+)
+def test_weights_need_not_be_in_the_range_of_float32(run, weights, values, mean):
+    async def main():
+        own, other = values
+        member = Reducer(weights, value=own)
+        member.transfer.begin(0, [0, 1])
+        await member.contributions_come({1: other})
+        [at] = member.owned_by(0)
+        chunk = member.transfer._chunks[at]
+        found = member.transfer.results[0][chunk.start : chunk.stop]
+        np.testing.assert_allclose(found, mean, rtol=1e-6)
+
+    run(main())
+
+
+def test_the_mean_is_the_sum_divided_once(run):
+    """Its bits do not depend on how weights are kept in range."""
+
+    async def main():
+        weights = [3.0, 7.0, 1000.0]
+        member = Reducer(weights, value=0.1)
+        member.transfer.begin(0, [0, 1, 2])
+        await member.contributions_come({1: 0.7, 2: 1 / 3})
+        [at] = member.owned_by(0)
+        total = np.float32(0.1) * np.float32(3)
+        total += np.float32(0.7) * np.float32(7)
+        total += np.float32(1 / 3) * np.float32(1000)
+        start = member.transfer._chunks[at].start
+        assert member.transfer.results[0][start] == total / np.float32(1010)
 
     run(main())
