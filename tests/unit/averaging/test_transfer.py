@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from aiodist.averaging.transfer import Transfer
+from aiodist.errors import PeerLostError
 from aiodist.work import Work
 
 
@@ -87,6 +89,25 @@ def test_a_mean_that_came_just_before_another_attempt_is_not_of_that_one(run):
         await asyncio.sleep(0)
         assert transfer.is_held
         assert set(transfer.results[0].tolist()) == {1.5}
+
+    run(main())
+
+
+def test_an_error_that_came_just_before_another_attempt_is_no_unseen_one(run):
+    async def main():
+        unseen: list[Any] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: unseen.append(context))
+        member = Reducer([1.0, 1.0, 1.0])
+        member.transfer.begin(0, [0, 1, 2])
+        for work in member.links.receives.values():
+            work.fail(PeerLostError("rank 2 is lost", ranks=[2]))
+        member.transfer.begin(1, [0, 1])
+        await asyncio.sleep(0)
+        member.links.receives.clear()
+        del work, member
+        gc.collect()
+        assert unseen == []
 
     run(main())
 
