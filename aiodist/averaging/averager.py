@@ -200,7 +200,9 @@ class Averager:
 
     @property
     def name(self) -> str:
-        """The name of this member, as `contributors` shows it."""
+        """The name of this member, as `contributors` shows it. Raises RuntimeError before the
+        entrance."""
+        self._check_entered()
         return self._connection.info.name
 
     @property
@@ -248,7 +250,7 @@ class Averager:
         Raises:
             TypeError: a leaf is no float array.
             ValueError: a weight below 0, values that are not finite, or an unknown part.
-            RuntimeError: another call for this part is under way.
+            RuntimeError: another call for this part is under way, or there was no ``async with``.
             MismatchError: shapes or dtypes are not those of the other members.
             StaleError: more than `max_stale` rounds were missed, or the last ones were decided
                 again without this member.
@@ -474,6 +476,14 @@ class Averager:
     def _check(self) -> None:
         if self._connection.error is not None:
             raise self._connection.error
+        self._check_entered()
+
+    def _check_entered(self) -> None:
+        if not self._connection.has_joined:
+            raise RuntimeError(
+                "this member has not entered the averager: use it within `async with"
+                " aiodist.averager(…) as avg:`"
+            )
 
     def _enter(self) -> wire.AverageEnter:
         self._ids.add(self._connection.id)

@@ -238,6 +238,25 @@ def test_options_that_make_no_sense(options: Any, kind: type[Exception]) -> None
         aiodist.averager("", address="tcp://127.0.0.1:1")
 
 
+def test_calls_before_the_entrance_say_what_to_do(run: Any) -> None:
+    async def main() -> None:
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            avg = aiodist.averager("outer", address=coordinator.address)
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match="async with"):
+                    avg.average(np.ones(1))
+            with pytest.raises(RuntimeError, match="async with"):
+                avg.state()
+            with pytest.raises(RuntimeError, match="async with"):
+                await avg.publish_state(np.ones(1))
+            with pytest.raises(RuntimeError, match="async with"):
+                print(avg.name)
+            async with avg:
+                assert (await avg.average(np.ones(1))).round == 1
+
+    run(main())
+
+
 def test_calls_that_make_no_sense(run: Any) -> None:
     async def main() -> None:
         async with members(1, quorum=1, parts=("a",)) as [avg]:
