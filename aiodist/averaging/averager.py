@@ -369,19 +369,23 @@ class Averager:
             )
         quorum = self._rules.quorum
         if answer.present < quorum:
+            count = answer.present
+            there = "there is 1 member" if count == 1 else f"there are {count} members"
             return QuorumLostError(
-                f"{text}: there are {answer.present} members, and the quorum is {quorum}: start"
-                " more, or wait longer",
-                present=answer.present,
+                f"{text}: {there}, and the quorum is {quorum}: start more, or wait longer",
+                present=count,
                 quorum=quorum,
                 **where,
             )
-        names = ", ".join(answer.missing)
-        return CollectiveTimeoutError(
-            f"{text}: {names} have not contributed, and the quorum is {quorum}",
-            missing=answer.missing,
-            **where,
-        )
+        if answer.missing:
+            have = "has" if len(answer.missing) == 1 else "have"
+            why = f"{', '.join(answer.missing)} {have} not contributed, and the quorum is {quorum}"
+        else:
+            why = (
+                f"no other member is missing, and the quorum is {quorum}, for which calls of weight"
+                " 0 do not count: give weights above 0, or wait longer"
+            )
+        return CollectiveTimeoutError(f"{text}: {why}", missing=answer.missing, **where)
 
     # State.
 

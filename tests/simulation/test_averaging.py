@@ -418,15 +418,34 @@ def test_too_few_members_and_no_round_are_told_apart() -> None:
             if member == 1:
                 await asyncio.sleep(2.0)
                 return None
-            with pytest.raises(aiodist.CollectiveTimeoutError) as missing:
+            with pytest.raises(aiodist.CollectiveTimeoutError, match="m1 has not") as missing:
                 await avg.average(stage.place(0, 0), timeout=1.0)
             assert not isinstance(missing.value, aiodist.QuorumLostError)
             assert missing.value.missing == ("m1",)
             await asyncio.sleep(2.0)
-            with pytest.raises(aiodist.QuorumLostError) as lost:
+            with pytest.raises(aiodist.QuorumLostError, match="there is 1 member,") as lost:
                 await avg.average(stage.place(0, 1), timeout=1.0)
             assert (lost.value.present, lost.value.quorum) == (1, 2)
             return None
+
+    stage.play(main)
+
+
+def test_a_call_that_waits_for_weights_above_0_says_so() -> None:
+    stage = Stage(2)
+    over = asyncio.Event()
+
+    async def main(member: int) -> None:
+        async with stage.averager(member, quorum=2) as avg:
+            if member == 1:
+                receives = avg.average(stage.nothing, weight=0.0)
+                await over.wait()
+                receives.cancel()
+                return
+            with pytest.raises(aiodist.CollectiveTimeoutError, match="weight 0 do not") as late:
+                await avg.average(stage.nothing, timeout=1.0)
+            assert late.value.missing == ()
+            over.set()
 
     stage.play(main)
 
