@@ -13,7 +13,7 @@ import numpy as np
 
 from aiodist import timeouts
 from aiodist.averaging.connection import PATIENCE, MemberConnection, log
-from aiodist.averaging.kept import AveragerState, Kept, copy_of, unpacked
+from aiodist.averaging.kept import AveragerState, Kept, check_travels, copy_of, unpacked
 from aiodist.averaging.parts import AverageCall, AverageSettings, MemberPart
 from aiodist.averaging.values import TreeForm, added, all_finite, checked_weight
 from aiodist.codecs.base import Codec
@@ -73,8 +73,8 @@ def averager(
         op: `aiodist.ReduceOp.AVG`, the mean by weight, or ``SUM``, the sum of values times weights.
         parts: the parts that this member takes part in. Each has rounds of its own, and waits only
             for members that take part in it.
-        carry: add a contribution that came too late to the next one. Only for differences, because
-            parameters would count twice.
+        carry: add a contribution that came too late to the next one of a weight above 0. Only for
+            differences, because parameters would count twice.
         max_stale: how many rounds this member may miss and still get their results.
         allow_nonfinite: take NaN and infinities, which make the mean the same for all.
         op_timeout: seconds that `average` and `state` wait if they are given no timeout.
@@ -200,7 +200,9 @@ class Averager:
 
     @property
     def name(self) -> str:
-        """The name of this member, as `contributors` shows it."""
+        """The name of this member, as `contributors` shows it. Raises RuntimeError before the
+        entrance."""
+        self._check_entered()
         return self._connection.info.name
 
     @property
@@ -248,7 +250,7 @@ class Averager:
         Raises:
             TypeError: a leaf is no float array.
             ValueError: a weight below 0, values that are not finite, or an unknown part.
-            RuntimeError: another call for this part is under way.
+            RuntimeError: another call for this part is under way, or there was no ``async with``.
             MismatchError: shapes or dtypes are not those of the other members.
             StaleError: more than `max_stale` rounds were missed, or the last ones were decided
                 again without this member.
@@ -286,9 +288,15 @@ class Averager:
                 "value: it has NaN or infinities, which would reach all members: leave this"
                 " contribution out, or allow them by `allow_nonfinite=True`"
             )
-        included = found.left_over()
+        # What only receives adds nothing, so it must not use up what is carried over.
+        included = found.left_over() if weight > 0 else []
         for one in included:
             vectors = added(vectors, one, form.names)
+        if included and not self._allow_nonfinite and not all_finite(vectors, form.names):
+            raise ValueError(
+                "value: with the earlier contributions that `carry` adds to it, it has infinities,"
+                " which would reach all members: give smaller values, or others than float16"
+            )
         loop = asyncio.get_running_loop()
         call = AverageCall(
             next(self._numbers), form, vectors, weight, loop.create_future(), included
@@ -361,19 +369,23 @@ class Averager:
             )
         quorum = self._rules.quorum
         if answer.present < quorum:
+            count = answer.present
+            there = "there is 1 member" if count == 1 else f"there are {count} members"
             return QuorumLostError(
-                f"{text}: there are {answer.present} members, and the quorum is {quorum}: start"
-                " more, or wait longer",
-                present=answer.present,
+                f"{text}: {there}, and the quorum is {quorum}: start more, or wait longer",
+                present=count,
                 quorum=quorum,
                 **where,
             )
-        names = ", ".join(answer.missing)
-        return CollectiveTimeoutError(
-            f"{text}: {names} have not contributed, and the quorum is {quorum}",
-            missing=answer.missing,
-            **where,
-        )
+        if answer.missing:
+            have = "has" if len(answer.missing) == 1 else "have"
+            why = f"{', '.join(answer.missing)} {have} not contributed, and the quorum is {quorum}"
+        else:
+            why = (
+                f"no other member is missing, and the quorum is {quorum}, for which calls of weight"
+                " 0 do not count: give weights above 0, or wait longer"
+            )
+        return CollectiveTimeoutError(f"{text}: {why}", missing=answer.missing, **where)
 
     # State.
 
@@ -389,6 +401,10 @@ class Averager:
         nothing is copied before a member needs it, and every member can give it at any time. Use it
         if members may be so few that a round needs a new member.
 
+        The tree may have arrays, numbers, str, bytes and None, in dicts, lists and tuples. Raises
+        TypeError, naming the path, for anything else. A tree that a function returns is checked
+        when a member needs it: the function then counts as failed, which is logged.
+
         For example::
 
             async with aiodist.averager("outer", address=group.address) as avg:
@@ -401,6 +417,7 @@ class Averager:
             self._kept = Kept(tree, kept)
             self._connection.say(wire.AverageStateKept(reached))
             return True
+        check_travels(tree)
         try:
             elected = await control.elect(self._connection.control, reached, PATIENCE)
         except (TimeoutError, CoordinatorLostError, GroupClosedError):
@@ -463,6 +480,14 @@ class Averager:
     def _check(self) -> None:
         if self._connection.error is not None:
             raise self._connection.error
+        self._check_entered()
+
+    def _check_entered(self) -> None:
+        if not self._connection.has_joined:
+            raise RuntimeError(
+                "this member has not entered the averager: use it within `async with"
+                " aiodist.averager(…) as avg:`"
+            )
 
     def _enter(self) -> wire.AverageEnter:
         self._ids.add(self._connection.id)
@@ -563,10 +588,10 @@ class Averager:
             return None
         try:
             return self._kept.packed()
-        except Exception:  # of a function of the program
+        except Exception:  # of a function of the program, or because its tree does not travel
             log.exception(
-                "averager %r: the state cannot be given to a new member, because the function that"
-                " `publish_state` was given raised this",
+                "averager %r: the state cannot be given to a new member, because making it by the"
+                " function that `publish_state` was given raised this",
                 self._connection.averager,
             )
             self._drop_state()

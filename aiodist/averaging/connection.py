@@ -191,6 +191,11 @@ class MemberConnection:
         await self._join()
 
     @property
+    def has_joined(self) -> bool:
+        """Whether this member was let in, maybe some time ago."""
+        return self._group is not None
+
+    @property
     def group(self) -> Group:
         """This member's group of one."""
         assert self._group is not None

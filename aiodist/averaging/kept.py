@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from aiodist.buffers import arrays
+from aiodist.buffers.encoding import encode
 from aiodist.wire.averaging import Reached
 
 
@@ -45,16 +46,30 @@ class Kept:
         return copy_of(self.tree() if callable(self.tree) else self.tree)
 
     def packed(self) -> tuple[Any, dict[str, tuple[int, bytes]]]:
-        """The state as it travels. Raises what the function of the program raises."""
+        """The state as it travels. Raises what the function of the program raises, and TypeError if
+        its tree does not travel."""
         reached = {part: (one.round, one.digest) for part, one in self.reached.items()}
-        # A tree of the member's own never changes, so that it needs no copy.
-        return self.copied() if callable(self.tree) else self.tree, reached
+        if not callable(self.tree):
+            return self.tree, reached  # it never changes, and it was checked
+        tree = self.tree()
+        check_travels(tree)
+        return copy_of(tree), reached
 
 
 def unpacked(found: tuple[Any, dict[str, tuple[int, bytes]]]) -> Kept:
     """What `packed` gave on another member."""
     tree, reached = found
     return Kept(tree, {part: Reached(*one) for part, one in reached.items()})
+
+
+def check_travels(tree: Any) -> None:
+    """Raise TypeError if a tree cannot be given to other members."""
+    try:
+        encode(tree)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"a state has to travel to new members, and averagers take no pickles: {error}"
+        ) from None
 
 
 def copy_of(tree: Any) -> Any:
@@ -68,8 +83,9 @@ def mapped(tree: Any, work: Callable[[Any], Any]) -> Any:
         return {key: mapped(one, work) for key, one in tree.items()}
     if isinstance(tree, list):
         return [mapped(one, work) for one in tree]
-    if type(tree) is tuple:
-        return tuple(mapped(one, work) for one in tree)
+    if isinstance(tree, tuple):
+        found = [mapped(one, work) for one in tree]
+        return type(tree)(*found) if hasattr(tree, "_fields") else tuple(found)
     return work(tree)
 
 

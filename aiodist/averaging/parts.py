@@ -180,7 +180,7 @@ class MemberPart:
     def _drop(self, call: AverageCall) -> None:
         """The contribution of a call does not count."""
         self.offers.pop(call.number, None)
-        if self.settings.carry:
+        if self.settings.carry and call.weight > 0:
             self._used(call)
             self.carried.append(call.vectors)
 
@@ -224,10 +224,8 @@ class MemberPart:
         running = self.running
         if me not in decision.remaining:
             self.stop()
+            # Its call may still count if too few others remain, so that the round opens again.
             self.begun.pop(decision.round, None)
-            left_out = self.offers.get(decision.calls[me])
-            if left_out is not None and left_out is not self.call:  # it was given up
-                self._drop(left_out)
             return
         if running is not None and running.decision == decision:
             self._report(running)  # to a coordinator that is back

@@ -134,23 +134,32 @@ class Transfer:
         self._residuals = residuals
         self._lost = None if residuals is None else residuals.copy()  # what becomes of these
         self.results: list[Flat] = [np.empty_like(one) for one in vectors]
+        self._attempt = -1  # none has begun
+        self._counted: list[int] = []  # the sources of this attempt
+        self._said: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self._closed = False
 
     # An attempt.
 
     def begin(self, attempt: int, remaining: Sequence[int]) -> None:
-        """Exchange what is missing with these members. `attempt` counts from 0."""
+        """Exchange what is missing with these members. `attempt` counts from 0. An attempt goes on
+        if only receivers are left out, because its means stay the same."""
+        self._remaining = list(remaining)
+        counted = [one for one in self._sources if one in remaining]
+        if attempt == self._attempt and counted == self._counted:
+            self._said = None  # a coordinator that is back may not have heard
+            self._tell()
+            return
         self._drop(self._attempt_works)
         self._attempt = attempt
-        self._remaining = list(remaining)
-        self._counted = [one for one in self._sources if one in remaining]
+        self._counted = counted
         self._owner = [self._owner_of(at) for at in range(len(self._chunks))]
         self._mine = [at for at, owner in enumerate(self._owner) if owner == self._me]
         self._reduced: set[int] = set()
         self._means: set[int] = set()  # chunks of which the mean is here
         if self._lost is not None and self._residuals is not None:
             self._lost.means = self._residuals.copy().means
-        self._said: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self._said = None
         # How many chunks lack the contribution of a member, and how many of its means are not here.
         self._lacking = Counter(
             one for at in self._mine for one in self._counted if (at, one) not in self._here
@@ -257,10 +266,12 @@ class Transfer:
         came: Callable[[NDArray[Any]], None] | None,
         work: Work[Any],
     ) -> None:
-        works.pop(work, None)
+        error = None if work.cancelled() else work.exception()
+        if work not in works:
+            return  # it was dropped when it had ended already, and belongs to an earlier attempt
+        del works[work]
         if work.cancelled():
             return
-        error = work.exception()
         if error is not None:
             # The coordinator sees which members are gone and what is missing, and decides.
             log.debug("a round waits for a member: %s", in_words(error))
@@ -304,9 +315,13 @@ class Transfer:
         chunk = self._chunks[at]
         name = self._names[chunk.vector]
         with np.errstate(all="ignore"):
-            total = _sum([(self._here[at, one], self._weights[one]) for one in self._counted])
+            weights = [self._weights[one] for one in self._counted]
             if not self._sums:
-                total /= total.dtype.type(math.fsum(self._weights[one] for one in self._counted))
+                weights = _in_range(weights)
+            values = [self._here[at, one] for one in self._counted]
+            total = _sum(list(zip(values, weights, strict=True)))
+            if not self._sums:
+                total /= total.dtype.type(math.fsum(weights))
         place = self._results(chunk)
         if self._is_coded(chunk):
             assert self._codec is not None
@@ -363,6 +378,13 @@ class Transfer:
         for work in list(works):
             work.cancel()
         works.clear()
+
+
+def _in_range(weights: Sequence[float]) -> list[float]:
+    """Weights of the same ratios, the largest from 1 to 2, so that none is over the range of
+    float32. They are divided by a power of two, so the bits of a mean stay the same."""
+    _, exponent = math.frexp(max(weights))
+    return [math.ldexp(one, 1 - exponent) for one in weights]
 
 
 def _sum(terms: Sequence[tuple[NDArray[Any], float]]) -> NDArray[Any]:

@@ -183,9 +183,13 @@ def all_finite(vectors: Sequence[Flat], names: Sequence[str]) -> bool:
 def checked_weight(weight: Any) -> float:
     """The weight of a contribution. Raises TypeError and ValueError for other values."""
     try:
+        # Python makes floats of these, too, but they are mistakes.
+        if isinstance(weight, (bool, np.bool_, str, bytes, bytearray)):
+            raise TypeError
         found = float(weight)
     except (TypeError, ValueError):
-        raise TypeError(f"weight is a number, not {type(weight).__name__}") from None
+        kind = type(weight).__name__
+        raise TypeError(f"weight is a number, not {weight!r} ({kind}): give a float") from None
     if not 0 <= found < math.inf:
         raise ValueError(f"weight is a finite number from 0 on, not {weight!r}")
     return found

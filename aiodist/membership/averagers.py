@@ -36,17 +36,24 @@ class SeenRound:
 @dataclass(slots=True)
 class Rounds:
     """One part: its rounds, the form of its values, and which members hold which of the last
-    results. `orphaned`: since when no member has the last one. `is_over`: all that had it have left
-    in order."""
+    results. `has_form`: a round is recorded with this form. `orphaned`: since when no member has
+    the last one. `is_over`: all that had it have left in order."""
 
     part: PartRounds
     form: bytes = b""
     text: str = ""
+    has_form: bool = False
     outcomes: OrderedDict[int, tuple[Outcome, list[str]]] = field(default_factory=OrderedDict)
     seen: OrderedDict[int, SeenRound] = field(default_factory=OrderedDict)
     opened: float = 0.0  # the time of the first contribution to the open round
     orphaned: float | None = None
     is_over: bool = False
+
+    @property
+    def takes_any_form(self) -> bool:
+        """Whether the next call may have any form: no call has one that counts."""
+        part = self.part
+        return not self.form or not (self.has_form or part.moving or part.offers or part.late)
 
     def go_back(self, reached: Reached) -> None:
         """No round after `reached` holds any more."""

@@ -191,7 +191,7 @@ class Averaging:
             return
         rounds = room.rounds(offer.part)
         part = rounds.part
-        if rounds.form and rounds.form != offer.form:
+        if rounds.form != offer.form and not rounds.takes_any_form:
             text = (
                 f"the values of part {offer.part!r} are {rounds.text}, but this member gives"
                 f" {offer.text}"
@@ -315,6 +315,7 @@ class Averaging:
                     self._tell(room, who, done)
                 seen = rounds.seen.setdefault(round, SeenRound(now, now))
                 seen.recorded, seen.outcome = now, said
+                rounds.has_form = bool(rounds.form)
                 rounds.opened = now
                 note(self._seating, "round", room, name, round, contributors=len(ids))
             case Reopened(round, members):
@@ -447,6 +448,7 @@ class Averaging:
                         rounds.go_back(record.outcome.before)
                     part.restore(None, record.outcome.reached, part.attempts)
                     room.remember(record.outcome, list(record.holders))
+                    rounds.has_form = bool(rounds.form)
             case _:
                 raise AssertionError(record)
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -238,6 +238,25 @@ def test_options_that_make_no_sense(options: Any, kind: type[Exception]) -> None
         aiodist.averager("", address="tcp://127.0.0.1:1")
 
 
+def test_calls_before_the_entrance_say_what_to_do(run: Any) -> None:
+    async def main() -> None:
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            avg = aiodist.averager("outer", address=coordinator.address)
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match="async with"):
+                    avg.average(np.ones(1))
+            with pytest.raises(RuntimeError, match="async with"):
+                avg.state()
+            with pytest.raises(RuntimeError, match="async with"):
+                await avg.publish_state(np.ones(1))
+            with pytest.raises(RuntimeError, match="async with"):
+                print(avg.name)
+            async with avg:
+                assert (await avg.average(np.ones(1))).round == 1
+
+    run(main())
+
+
 def test_calls_that_make_no_sense(run: Any) -> None:
     async def main() -> None:
         async with members(1, quorum=1, parts=("a",)) as [avg]:
@@ -379,6 +398,45 @@ def test_a_state_is_made_when_a_member_needs_it(run: Any, caplog: pytest.LogCapt
             await avgs[0].average(np.ones(1))
             await avgs[3].publish_state(partial(state_of, 3))
             assert (await avgs[0].state()).tree["w"][0] == 3
+
+    run(main())
+
+
+class Fields(NamedTuple):
+    w: Any
+
+
+@pytest.mark.parametrize("value", [{1, 2}, object(), Fields(1)], ids=["set", "object", "named"])
+def test_a_state_that_does_not_travel_harms_no_member(
+    run: Any, caplog: pytest.LogCaptureFixture, value: Any
+) -> None:
+    async def main() -> None:
+        async with members(3) as avgs:
+            for avg in avgs:
+                with pytest.raises(TypeError, match=r"travel to new members.*\['o'\]"):
+                    await avg.publish_state({"w": np.ones(2), "o": value})
+            # If a function makes it, it is known when a member needs it.
+            await avgs[0].publish_state(lambda: {"o": value})
+            waits = avgs[2].state()
+            while "raised this" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            await avgs[1].publish_state({"w": np.ones(2)})
+            assert (await waits).tree["w"].tolist() == [1, 1]
+            assert {one.round for one in await average(avgs, [np.ones(1)] * 3)} == {1}
+
+    run(main())
+
+
+def test_a_member_gets_a_copy_of_its_own_state(run: Any) -> None:
+    tree = {"w": Fields(np.ones(2)), "more": (np.ones(1), "text")}
+
+    async def main() -> None:
+        async with members(1) as [avg]:
+            await avg.publish_state(lambda: tree)
+            found = (await avg.state()).tree
+            assert type(found["w"]) is Fields
+            assert not np.shares_memory(found["w"].w, tree["w"].w)
+            assert found["more"][1] == "text"
 
     run(main())
 

@@ -265,6 +265,49 @@ def test_late_contributions_are_carried_over_once() -> None:
     assert mine[1] == 1  # which was late
 
 
+def test_what_only_receives_is_not_carried_over_and_carries_nothing() -> None:
+    stage = Stage(2)
+    calls = {
+        0: [(time, 1, 1.0) for time in (1.0, 2.0, 3.0, 4.0, 5.0)],
+        1: [(1.0, 0, 1.0), (2.5, 100, 0.0), (3.5, 10, 1.0), (4.0, 7, 0.0), (5.0, 1, 1.0)],
+    }
+
+    async def main(member: int) -> list[tuple[float, bool]]:
+        loop = asyncio.get_running_loop()
+        found = []
+        async with stage.averager(member, quorum=1, grace=0.1, carry=True) as avg:
+            for time, value, weight in calls[member]:
+                await asyncio.sleep(time - loop.time())
+                one = await avg.average(np.full(1, value, np.float32), weight=weight)
+                found.append((float(one.value[0]), one.late))
+        return found
+
+    first, second = stage.play(main)
+    assert [value for value, _ in first] == [1, 1, 1, 1, 12]
+    assert [late for _, late in second] == [False, True, True, False, False]
+
+
+def test_what_is_too_large_with_what_is_carried_over_is_refused() -> None:
+    stage = Stage(2)
+
+    async def main(member: int) -> None:
+        loop = asyncio.get_running_loop()
+        value = np.full(1, 0 if member == 0 else 60_000, np.float16)
+        async with stage.averager(member, quorum=1, grace=0.1, carry=True) as avg:
+            await asyncio.sleep(1.0 - loop.time())
+            await avg.average(value)
+            await asyncio.sleep((2.0 if member == 0 else 2.5) - loop.time())
+            assert (await avg.average(value)).late == (member == 1)
+            await asyncio.sleep(3.0 - loop.time())
+            if member == 1:
+                with pytest.raises(ValueError, match="`carry` adds"):
+                    avg.average(value)
+            found = await avg.average(np.zeros(1, np.float16))
+            assert found.value[0] == 60_000  # it is still carried
+
+    stage.play(main)
+
+
 @pytest.mark.parametrize("seed", seeds(4, 20))
 def test_carried_contributions_never_count_twice(seed: int) -> None:
     """Also those of calls that were given up after the decision, and those that are left out then.
@@ -375,15 +418,34 @@ def test_too_few_members_and_no_round_are_told_apart() -> None:
             if member == 1:
                 await asyncio.sleep(2.0)
                 return None
-            with pytest.raises(aiodist.CollectiveTimeoutError) as missing:
+            with pytest.raises(aiodist.CollectiveTimeoutError, match="m1 has not") as missing:
                 await avg.average(stage.place(0, 0), timeout=1.0)
             assert not isinstance(missing.value, aiodist.QuorumLostError)
             assert missing.value.missing == ("m1",)
             await asyncio.sleep(2.0)
-            with pytest.raises(aiodist.QuorumLostError) as lost:
+            with pytest.raises(aiodist.QuorumLostError, match="there is 1 member,") as lost:
                 await avg.average(stage.place(0, 1), timeout=1.0)
             assert (lost.value.present, lost.value.quorum) == (1, 2)
             return None
+
+    stage.play(main)
+
+
+def test_a_call_that_waits_for_weights_above_0_says_so() -> None:
+    stage = Stage(2)
+    over = asyncio.Event()
+
+    async def main(member: int) -> None:
+        async with stage.averager(member, quorum=2) as avg:
+            if member == 1:
+                receives = avg.average(stage.nothing, weight=0.0)
+                await over.wait()
+                receives.cancel()
+                return
+            with pytest.raises(aiodist.CollectiveTimeoutError, match="weight 0 do not") as late:
+                await avg.average(stage.nothing, timeout=1.0)
+            assert late.value.missing == ()
+            over.set()
 
     stage.play(main)
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from aiodist.averaging import parts
 from aiodist.averaging.parts import AverageCall, AverageSettings, MemberPart, RunningRound
 from aiodist.wire.averaging import AverageRefused, Outcome, Reached
 
@@ -24,6 +25,8 @@ class Ways:
     def say(self, message: object) -> None:
         self.said.append(message)
 
+    def meet(self, members: object, *words: object) -> None: ...
+
     def part(self, group: object) -> None: ...
 
 
@@ -33,7 +36,7 @@ def part_that_carries() -> MemberPart:
 
 
 def call_of(part: MemberPart, number: int) -> AverageCall:
-    form: Any = SimpleNamespace(digest=b"")
+    form: Any = SimpleNamespace(digest=b"", names=["float32"])
     included = part.left_over()
     done = asyncio.get_running_loop().create_future()
     call = AverageCall(number, form, [np.full(1, number, np.float32)], 1.0, done, included)
@@ -166,6 +169,7 @@ def decision(round: int, begun: int) -> Any:
         attempt=begun,
         members=members,
         remaining=(0, 1),
+        weights=(1.0, 1.0),
         calls=(1, 1),
     )
 
@@ -197,5 +201,44 @@ def test_a_call_whose_decision_holds_no_longer_may_be_withdrawn(run, left_out):
             part.reopened(4)
         assert part.after is None
         assert part.withdrawn(call)
+
+    run(main())
+
+
+def test_a_call_that_was_given_up_and_left_out_may_still_count(run, monkeypatch):
+    """Too few others remain, so the round opens again, with all that the coordinator has."""
+    transfer = SimpleNamespace(begin=lambda attempt, remaining: None, close=lambda: None)
+    monkeypatch.setattr(parts, "Transfer", lambda *values, **options: transfer)
+
+    async def main():
+        part = part_that_carries()
+        call = call_of(part, 1)
+        part.decided(decision(1, 1))
+        part.give_up(call)
+        said = decision(1, 1)
+        said.attempt, said.remaining = 2, (1,)
+        part.decided(said)
+        assert part.running is None
+        assert part.left_over() == []
+        part.decided(decision(1, 3))
+        assert part.running is not None
+        assert part.begun == {1: (1, digest(0))}
+
+    run(main())
+
+
+def test_a_call_that_was_given_up_and_left_out_is_carried_over_after_its_round(run):
+    async def main():
+        part = part_that_carries()
+        given_up = call_of(part, 1)
+        part.give_up(given_up)
+        said = decision(1, 1)
+        said.attempt, said.remaining = 2, (1,)
+        part.decided(said)
+        late = call_of(part, 2)
+        assert list(late.included) == []
+        part.fetched(outcome(1, "other"), [])
+        assert late.done.result().late
+        assert part.left_over() == [given_up.vectors, late.vectors]
 
     run(main())

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from aiodist.averaging.values import TreeForm, added, all_finite, narrowed, widened
+from aiodist.averaging.values import (
+    TreeForm,
+    added,
+    all_finite,
+    checked_weight,
+    narrowed,
+    widened,
+)
 
 TREE: dict[str, Any] = {
     "w": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -99,3 +106,14 @@ def test_sums_and_finiteness() -> None:
     assert [one.tolist() for one in added(x, x, ["float16", "float64"])] == [[3, 4], [2, np.inf]]
     assert not all_finite(x, ["float16", "float64"])
     assert all_finite(x[:1], ["float16"])
+
+
+@pytest.mark.parametrize("weight", [True, np.True_, "1", b"1", None, [1]])
+def test_a_weight_is_a_number(weight: Any) -> None:
+    with pytest.raises(TypeError, match="weight is a number"):
+        checked_weight(weight)
+
+
+@pytest.mark.parametrize("weight", [2, 2.0, np.float32(2), np.int64(2), np.array(2)])
+def test_numbers_of_all_kinds_are_weights(weight: Any) -> None:
+    assert checked_weight(weight) == 2.0

@@ -84,6 +84,27 @@ def test_values_of_another_form_fail_for_that_member_alone(members: Members) -> 
     assert isinstance(decision, a.AverageDecision)
 
 
+def test_a_wrong_first_call_that_is_over_is_forgotten(members: Members) -> None:
+    members.enter(1, 2)
+    members.offer(1, form=b"g", text="float32[4]")
+    assert isinstance(members.offer(2)[0], a.AverageRefused)
+    assert members.told(1, a.AverageWithdraw("", 1)) == [a.AverageWithdrawn(False, 2, ("m2",))]
+    members.hold(members.close(1, 2, call=2), 1, 2)
+    assert isinstance(members.told(2)[0], a.AverageDone)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_the_form_of_a_recorded_round_stays(members: Members, *, restart: bool) -> None:
+    members.enter(1, 2)
+    members.hold(members.close(1, 2), 1, 2)
+    if restart:
+        restarted(members, file=True)
+        back(members, 1)
+    members.told(1)
+    [refused] = members.offer(1, call=2, after=1, form=b"g", text="float32[4]")
+    assert isinstance(refused, a.AverageRefused)
+
+
 def test_a_part_that_the_member_does_not_take_part_in_is_refused(members: Members) -> None:
     members.enter(1)
     [refused] = members.offer(1, part="other")
