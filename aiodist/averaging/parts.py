@@ -334,6 +334,9 @@ class MemberPart:
             if outcome.round == reached.round + 1:  # it is of another history
                 self.offer(call, self.after)  # so the coordinator will say
             return
+        later = [one for round, (one, _) in self.begun.items() if round > outcome.round]
+        if call.number in later:
+            return  # the result was owed to an earlier call
         number = None
         if outcome.round in self.begun and self.ids & {*outcome.ids}:
             number, _ = self.begun[outcome.round]

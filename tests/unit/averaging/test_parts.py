@@ -242,3 +242,17 @@ def test_a_call_that_was_given_up_and_left_out_is_carried_over_after_its_round(r
         assert part.left_over() == [given_up.vectors, late.vectors]
 
     run(main())
+
+
+def test_a_result_for_an_earlier_call_does_not_end_one_that_is_in_a_later_round(run):
+    """It would be carried over as late, and so count twice."""
+
+    async def main():
+        part = part_that_carries()
+        call = call_of(part, 2)
+        part.begun[2] = (2, digest(1))
+        part.fetched(outcome(1, "other"), [])
+        assert not call.done.done()
+        assert part.left_over() == []
+
+    run(main())
