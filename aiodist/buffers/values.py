@@ -259,9 +259,8 @@ def _only_arrays(tree: Any) -> bool:
 
 # `out` may be of another kind than the value: a list takes a tuple, and a numpy array takes a
 # tensor, if both have arrays in the same places. So trees are compared by their shape, and only
-# leaves by dtype. For a leaf that is not an array, `out` may have anything but an array, or a tree
-# that may have arrays, because these would look as if they had been written. A pickle may be such a
-# tree itself.
+# leaves by dtype. For a leaf that is not an array, `out` may not have an array, or a tree that may
+# have arrays. These would look as if they had been written. A pickle may be such a tree itself.
 def _walk(tree: Any, out: Any, where: Where) -> Iterator[tuple[Where, Any, Any]]:
     """Yield (place, leaf, item of `out` there) of each leaf. `out` None: nothing is matched."""
     if isinstance(tree, dict):
