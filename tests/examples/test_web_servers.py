@@ -25,9 +25,11 @@ WORKERS = 4
 pytestmark = pytest.mark.timeout(180)
 
 SERVERS = {
-    "uvicorn": ["--host", "127.0.0.1", "--workers", str(WORKERS), "--log-level", "warning"],
-    "gunicorn": ["-k", "asgi", "-w", str(WORKERS), "--no-control-socket", "--log-level", "warning"],
+    "uvicorn": ["--host", "127.0.0.1", "--workers", str(WORKERS), "--timeout-keep-alive", "180"],
+    "gunicorn": ["-k", "asgi", "-w", str(WORKERS), "--no-control-socket", "--keep-alive", "180"],
 }
+"""Clients are idle for longer than the servers would keep their connections on a busy machine, and
+would be at another worker then."""
 
 
 @asynccontextmanager
@@ -37,7 +39,8 @@ async def served(
     """The service at `port`, for as long as this lasts. Its workers say what they do."""
     where = ["--port", str(port)] if server == "uvicorn" else ["-b", f"127.0.0.1:{port}"]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", server, *SERVERS[server], *where, f"{app}:app"),
+        *(sys.executable, "-m", server, *SERVERS[server], *where, "--log-level", "warning"),
+        f"{app}:app",
         cwd=SERVICE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
