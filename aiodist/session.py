@@ -257,7 +257,7 @@ def _check_reachable(address: str) -> None:
     wanted = parse_address(address)
     if wanted.scheme in ("tcp", "tls") and not wanted.port:
         raise ValueError(
-            f"the address {address!r} has port 0, at which nobody listens: give the port of the "
+            f"the address {address!r} has port 0, which no coordinator has: give the port of the "
             "coordinator, as its address shows it"
         )
 

@@ -388,7 +388,7 @@ class _Failed(Work[T]):
     __iter__ = __await__
 
 
-_Failed.__name__ = Work.__name__  # asyncio shows it if nobody has looked at the error
+_Failed.__name__ = Work.__name__  # asyncio shows this name if a program ignores the error
 
 _told: dict[str, dict[Any, Any]] = {}
 """The warnings of each file."""

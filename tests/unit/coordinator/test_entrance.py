@@ -124,7 +124,7 @@ async def test_a_socket_file_goes_with_its_listener(place: Place, tmp_path: Path
 async def test_the_socket_file_of_another_one_stays(place: Place, tmp_path: Path) -> None:
     path = tmp_path / "c.sock"
     await place.open(f"unix://{path}")
-    path.unlink()  # somebody cleans up, and another coordinator starts there
+    path.unlink()  # an operator cleans up, and another coordinator starts there
     with bind_unix(str(path)):
         place.entrance.shut()
         assert path.exists()
