@@ -180,7 +180,7 @@ class P2PExpress:
         self._links: dict[int, FramedLink] = {}  # by rank: the links that were used last
         # By rank: those that go through shared memory. The first one has waited longest for its
         # turn in receives from any rank.
-        self._near: dict[int, Rings] = {}
+        self._near: dict[int, tuple[FramedLink, Rings]] = {}
         self._asked = 0  # the rank whose link was looked for last, for such a receive
         self.in_vain = False
         """Whether the last receive waited, and nothing came."""
@@ -371,7 +371,7 @@ class P2PExpress:
                 return None
             link = self._links[peer] = found
             if link.rings is not None:
-                self._near[peer] = link.rings
+                self._near[peer] = link, link.rings
             receives = self._receiver.books(peer)
             if self._compiled is not None and link.rings is not None and receives is not None:
                 self._compiled.use(peer, link, link.rings, *self._sender.books(peer), *receives)
@@ -386,8 +386,9 @@ class P2PExpress:
             self._link(self._asked)
         messages, *_ = self._receiver.waiting
         if not messages:
-            for peer, rings in self._near.items():
-                if rings.has_come:
+            for peer, (link, rings) in self._near.items():
+                # A link may have ended before its rank is known to be lost.
+                if link.is_clear and rings.has_news():
                     self._near[peer] = self._near.pop(peer)
                     return peer
         return None

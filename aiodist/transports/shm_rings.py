@@ -251,12 +251,7 @@ class Rings(CoreRings):
         return self._written + self.read
 
     def has_news(self) -> bool:
-        """Tell whether there are unread bytes."""
-        return self._peer[_WRITTEN] != self.read
-
-    @property
-    def has_come(self) -> bool:
-        """Whether something has come, or the peer's words make no sense."""
+        """Tell whether there are unread bytes, or the peer's words make no sense."""
         return self._peer[_WRITTEN] != self.read
 
     def available(self) -> int:

@@ -130,6 +130,27 @@ async def test_ranks_take_turns(monkeypatch: pytest.MonkeyPatch, core: str) -> N
             assert {*sources[at : at + 3]} == {1, 2, 3}
 
 
+@pytest.mark.parametrize("core", ["as it is", "python"])
+async def test_a_link_that_has_ended_leaves_messages_of_others(
+    monkeypatch: pytest.MonkeyPatch, core: str
+) -> None:
+    """The rank behind it is not known to be lost before the loop turns."""
+    monkeypatch.setattr(polling, "LOOP_DUE", 60.0)
+    async with aiodist.local(3, transports=("shm",), op_timeout=30.0) as ranks:
+        group, *others = ranks
+        if core == "python":
+            vars(group._context.p2p_express).pop("recv", None)
+        for other in others:
+            for _ in range(4):  # so that their kind is known
+                await other.send(np.zeros(1), 0)
+                await group.recv()
+        assert others[1].isend(np.full(1, 3.0), 0).done()
+        group._context.link(1).close()
+        work = group.irecv()
+        assert (await work)[0] == 3.0
+        assert work.source == 2
+
+
 class Interrupt(Exception):
     """What a handler of a signal raises."""
 
