@@ -73,6 +73,17 @@ async def together(server: asyncio.subprocess.Process, *but: int) -> set[int]:
     raise AssertionError("the server has ended")
 
 
+async def listening(port: int) -> None:
+    """Until the server takes connections. Workers of uvicorn have joined the group before that."""
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionRefusedError:
+            continue
+        writer.close()
+        return
+
+
 class Client:
     """Asks over one connection, and so always the same worker: again and again, while `going`."""
 
@@ -162,6 +173,7 @@ async def test_workers_come_and_go_under_load(
         load = Load(f"http://127.0.0.1:{free_port}/visits")
         async with served(server, app, free_port, env) as service:
             workers = await together(service)
+            await listening(free_port)
             await load.reach(workers)
             try:
                 # SIGKILL: it is gone. SIGTERM: it ends in order. Another one takes its place.
