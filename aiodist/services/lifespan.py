@@ -243,6 +243,10 @@ class Lifespan:
         except asyncio.CancelledError:
             if not self._stopping:
                 raise
+            # This worker's requests have ended. Those of others are repeated in the next epoch,
+            # because this worker joins in no more of them. It must not wait for what it joined in
+            # so far: that may need another worker that ends, too.
+            group.revoke()
         finally:
             over.cancel()
             serving.cancel()

@@ -134,6 +134,57 @@ def test_what_serves_is_begun_in_each_epoch_and_ended_with_it(run, stage):
     run(main())
 
 
+@on_idle_time
+@pytest.mark.parametrize("awaits", [False, True])
+def test_workers_that_end_together_do_not_hold_up_requests_of_others(run, stage, awaits):
+    """Each of them has joined in a request that the other one has not heard of."""
+
+    async def main():
+        entered = [asyncio.Event() for _ in range(4)]
+        ended = [asyncio.Event() for _ in range(4)]
+
+        async def serve(group):
+            rank = group.rank
+            try:
+                async for name, _, _ in group.messages(tag="name"):
+                    work = group.all_reduce(1, tag=name)
+                    work.add_done_callback(lambda done: done.cancelled() or done.exception())
+                    entered[rank].set()
+                    if awaits:
+                        await work
+            finally:
+                ended[rank].set()
+
+        async def count(group, first):
+            name = f"of rank {group.rank}"
+            others = {*range(group.size)} - {group.rank}
+            if group.size == 4:
+                await group.send(name, first, tag="name")
+                await entered[first].wait()
+                asked[group.rank].set()
+                await asyncio.gather(ended[1].wait(), ended[3].wait())
+                others.remove(first)
+            await asyncio.gather(*(group.send(name, rank, tag="name") for rank in others))
+            return await group.all_reduce(1, tag=name)
+
+        async with stage() as cast:
+            options = {"max_size": 4, "join_window": 20.0}  # all four, and then the two that stay
+            workers = [Worker(cast, serve=serve, **options) for _ in range(4)]
+            await started(*workers)
+            by_rank = {worker.lifespan.group.rank: worker for worker in workers}
+            asked = {rank: asyncio.Event() for rank in (0, 2)}
+            requests = [
+                asyncio.ensure_future(by_rank[rank].lifespan.call(count, first))
+                for rank, first in ((0, 3), (2, 1))
+            ]
+            await asyncio.gather(*(event.wait() for event in asked.values()))
+            await asyncio.gather(by_rank[1].end(), by_rank[3].end())
+            assert await asyncio.gather(*requests) == [2, 2]
+            await asyncio.gather(by_rank[0].end(), by_rank[2].end())
+
+    run(main())
+
+
 async def at_epoch(group, epoch):
     if group.epoch < epoch:
         await group.recv(tag="never")  # until the epoch is over
