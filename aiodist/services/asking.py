@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from aiodist.errors import GroupRevokedError
+from aiodist.errors import (
+    GroupClosedError,
+    GroupRevokedError,
+    MessageTooLargeError,
+    ProtocolError,
+    in_words,
+)
 from aiodist.group import Group
+from aiodist.wire.limits import MAX_TEXT
+
+log = logging.getLogger("aiodist.services")
 
 Answer = Callable[[Any], Awaitable[Any]]
 """A function that answers a question."""
@@ -29,18 +39,21 @@ class Asking:
     async def ask(self, group: Group, question: Any) -> list[Any]:
         """Return the answers of all ranks, by rank."""
         number, loop = next(self._numbers), asyncio.get_running_loop()
-        replies = {rank: loop.create_future() for rank in range(group.size) if rank != group.rank}
+        others = [rank for rank in range(group.size) if rank != group.rank]
+        sends = [group.send([number, question], rank, tag=TAG) for rank in others]
+        replies = {rank: loop.create_future() for rank in others}
         keys = {(number, rank): reply for rank, reply in replies.items()}
         self._waiting |= keys
-        sends = [group.send([number, question], rank, tag=TAG) for rank in replies]
+        answering = asyncio.create_task(self._answered(question))
         try:
-            own, *_ = await asyncio.gather(self._answer(question), *replies.values(), *sends)
+            own, *_ = await asyncio.gather(answering, *replies.values(), *sends)
         finally:
-            for key, reply in keys.items():
+            for key in keys:
                 self._waiting.pop(key, None)
-                reply.cancel()
-            for send in sends:
-                send.cancel()
+            for part in (answering, *replies.values(), *sends):
+                part.cancel()
+            if not answering.done():  # it ends first, because the question may be asked again
+                await asyncio.wait({answering})
         answers = []
         for rank in range(group.size):
             is_answer, value = (True, own) if rank == group.rank else replies[rank].result()
@@ -53,7 +66,16 @@ class Asking:
         """Answer the questions of other workers during one epoch."""
         tasks: set[asyncio.Task[None]] = set()
         try:
-            async for (number, *rest), source, _ in group.messages(tag=TAG):
+            while True:
+                receiving = group.recv(tag=TAG)
+                try:
+                    number, *rest = await receiving
+                except (MessageTooLargeError, ProtocolError) as error:
+                    # Only this message is lost. A worker that left for it would be asked again.
+                    log.warning("a question or an answer is lost: %s", error)
+                    continue
+                source = receiving.source
+                assert source is not None
                 if len(rest) == 1:
                     task = asyncio.create_task(self._reply(group, source, number, rest[0]))
                     tasks.add(task)
@@ -62,6 +84,8 @@ class Asking:
                 reply = self._waiting.pop((number, source), None)
                 if reply is not None and not reply.done():  # else the question was given up
                     reply.set_result(rest)
+        except GroupClosedError:
+            pass
         finally:
             for task in list(tasks):
                 task.cancel()
@@ -72,11 +96,17 @@ class Asking:
                     reply.set_exception(GroupRevokedError("the epoch ended before all answered"))
                     reply.exception()
 
+    async def _answered(self, question: Any) -> Any:
+        return await self._answer(question)
+
     async def _reply(self, group: Group, source: int, number: int, question: Any) -> None:
         try:
             await group.send([number, True, await self._answer(question)], source, tag=TAG)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # the epoch is over, and not only something that the answer has waited for
             if not group.closed:
-                text = f"{type(error).__name__}: {error}"
+                text = in_words(error)[:MAX_TEXT]
                 # A send that is not awaited, because the rank that asked may be gone by now.
                 group.send([number, False, text], source, tag=TAG)

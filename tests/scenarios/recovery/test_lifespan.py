@@ -308,6 +308,74 @@ def test_all_workers_are_asked(run, stage):
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("wrong", "raised"),
+    [
+        ("large question", aiodist.MessageTooLargeError),
+        ("large answer", RuntimeError),
+        ("large error", RuntimeError),
+        ("cancelled answer", RuntimeError),
+    ],
+)
+def test_a_question_that_fails_harms_no_other_one(run, stage, wrong, raised):
+    async def main():
+        large = bytes(1 << 18)
+
+        async def answer(question):
+            if question == "large answer":
+                return large
+            if question == "large error":
+                raise ValueError("x" * len(large))
+            if question == "cancelled answer":
+                raise asyncio.CancelledError
+            return question
+
+        async def fine(question):
+            return question
+
+        async with stage(max_message_bytes=1 << 16) as cast:
+            # The start of the second one completes the group.
+            workers = [Worker(cast, answer=each, max_size=2) for each in (fine, answer)]
+            await started(*workers)
+            asks = [worker.lifespan.ask for worker in workers]
+            with pytest.raises(raised):
+                await asks[0](large if wrong == "large question" else wrong, timeout=60)
+            assert [await ask("x", timeout=60) for ask in asks] == [["x", "x"]] * 2
+            await asyncio.gather(*[worker.end() for worker in workers])
+
+    run(main())
+
+
+def test_an_own_answer_ends_before_the_question_is_asked_again(run, stage):
+    async def main():
+        answering, most, first = [], [], asyncio.Event()
+
+        async def slow(question):
+            answering.append(question)
+            most.append(len(answering))
+            try:
+                first.set()
+                if len(most) == 1:
+                    await asyncio.Event().wait()
+            finally:
+                answering.pop()
+
+        async def quick(question):
+            return None
+
+        async with stage() as cast:
+            workers = [Worker(cast, answer=each, max_size=2) for each in (slow, quick)]
+            await started(*workers)
+            asked = asyncio.ensure_future(workers[0].lifespan.ask("x", timeout=60))
+            await first.wait()
+            workers[1].lifespan.group.revoke()
+            assert await asked == [None, None]
+            assert most == [1, 1]
+            await asyncio.gather(*[worker.end() for worker in workers])
+
+    run(main())
+
+
 def test_who_gives_no_answer_asks_nobody(run, stage):
     async def main():
         async with stage() as cast:
