@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
-from aiodist.errors import AiodistError, CollectiveAbortedError, GroupClosedError
+from aiodist.errors import AiodistError, CollectiveAbortedError, GroupClosedError, leaves
 from aiodist.group import Group
 from aiodist.services.asking import Answer, Asking
 from aiodist.services.keeper import Keeper
@@ -108,11 +108,11 @@ class Lifespan:
             except Exception as error:
                 # If this worker itself has closed the group, the next turn of the loop raises the
                 # reason.
-                is_closed = isinstance(error, GroupClosedError) and over.is_set()
+                is_closed = _are(GroupClosedError, error) and over.is_set()
                 if not is_closed and not keeper.is_recoverable(error):
                     raise
                 if not over.is_set():
-                    if isinstance(error, CollectiveAbortedError):
+                    if _are(CollectiveAbortedError, error):
                         raise  # one rank has given up one operation, and the group goes on
                     group.revoke()
 
@@ -267,6 +267,11 @@ class Lifespan:
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks)
+
+
+def _are(kind: type[Exception], error: Exception) -> bool:
+    """Return whether `error`, or each leaf of it if it is an exception group, is of this kind."""
+    return all(isinstance(leaf, kind) for leaf in leaves(error))
 
 
 lifespan = Lifespan
