@@ -202,8 +202,11 @@ class Work(asyncio.Future[T], Generic[T]):
         if self.done():
             return False
         if self._on_cancel is not None:
-            # First, the engine releases the buffers and tells the other ranks.
+            # First, the engine releases the buffers and tells the other ranks. If the operation is
+            # done in fact, this completes the Work.
             self._on_cancel(self)
+            if self.done():
+                return False
         if self.trace is not None:
             self.trace("cancelled", self, None)
         self._end("cancelled")

@@ -91,6 +91,9 @@ class Stamps(Protocol):
 class Finishing(Protocol):
     """An operation that is done within its call."""
 
+    _on_cancel: Callable[[Any], None] | None
+    """Called first if the program cancels it."""
+
     def finish_within_call(self, result: Any, ended: float, /) -> None:
         """Complete it. It was done at `ended`, by the clock of its loop."""
         ...
@@ -293,12 +296,15 @@ class Progress(CorePace):
         if not self._late:
             self._loop.call_soon(self._finish_late)
         self._late.append((work, result, ended))
+        # The operation cannot be withdrawn, because others have its data by now.
+        work._on_cancel = self._finish_late
 
-    def _finish_late(self) -> None:
+    def _finish_late(self, _: object = None) -> None:
         late = self._late
         try:
             while late:
                 work, result, ended = late.popleft()
+                work._on_cancel = None
                 work.finish_within_call(result, ended)
         finally:
             if late:  # a trace hook has raised, and the others must go on

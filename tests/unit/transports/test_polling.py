@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from aiodist.transports import polling as progress
 from aiodist.transports import slices
 from aiodist.transports.polling import AGAIN, LONGEST, SHORTEST, Progress
+from aiodist.work import Work
 
 STEP = 1e-6
 
@@ -146,6 +148,8 @@ async def test_what_is_done_behind_a_look_makes_the_loop_due_as_ever(clock: Cloc
 class Done:
     """What is done within its call; `fails`: a hook raises that hears of it."""
 
+    _on_cancel: Callable[[Any], None] | None = None
+
     def __init__(self, heard: list[Any], *, fails: bool = False) -> None:
         self._heard = heard
         self._fails = fails
@@ -177,6 +181,20 @@ async def test_what_is_done_while_the_loop_is_due_has_its_result_after_that(
     assert heard == [("a", 1.0), ("b", 2.0), ("c", 2.0), ("d", 2.0)]
     polling.finish(Done(heard), "e", 3.0)
     assert heard[-1] == ("e", 3.0)
+
+
+async def test_what_is_done_while_the_loop_is_due_cannot_be_cancelled(clock: Clock) -> None:
+    loop = asyncio.get_running_loop()
+    polling = Progress(loop)
+    assert not polling.is_due()
+    clock.now += progress.LOOP_DUE
+    works: list[Work[int]] = [Work.begin(loop, "all_reduce") for _ in range(3)]
+    for number, work in enumerate(works):
+        polling.finish(work, number, 1.0)
+        assert not work.done()
+    assert not works[1].cancel()
+    assert [work.result() for work in works] == [0, 1, 2]
+    await asyncio.sleep(0)
 
 
 async def test_a_hook_that_raises_is_no_matter_of_what_is_done_beside_it(clock: Clock) -> None:
