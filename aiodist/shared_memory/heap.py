@@ -201,6 +201,11 @@ class Heap:
         """Handle a frame from `peer` about its arrays or ours. Raises ProtocolError."""
         match fields:
             case [kinds.REGION, _, int(number), str(address), bytes(key), int(nbytes)]:
+                if not 0 < nbytes <= 1 << OFFSET_BITS:
+                    raise ProtocolError(
+                        f"rank {peer} shares an array of {nbytes} bytes, and 1 to"
+                        f" {1 << OFFSET_BITS} are allowed"
+                    )
                 known = sum([rank == peer for rank, _ in (*self._mapped, *self._coming)])
                 if known >= MOST:
                     raise ProtocolError(

@@ -178,7 +178,7 @@ async def take_segment(
     """
     loop = asyncio.get_running_loop()
     match words, nbytes:
-        case [str(address), bytes(key)], int():
+        case [str(address), bytes(key)], int(nbytes) if 0 < nbytes < 1 << 63:
             pass
         case _:
             raise ConnectionError(f"malformed words about memory: {words!r}, {nbytes!r} bytes")

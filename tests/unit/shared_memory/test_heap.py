@@ -39,8 +39,8 @@ async def test_a_peer_shares_so_many_arrays_and_each_once(monkeypatch: pytest.Mo
     party: Any = Party()
     heap = Heap(party, shares=True)
 
-    def shared(peer: int, number: int) -> None:
-        heap.heard(peer, [kinds.REGION, 0, number, "", b"", 8])
+    def shared(peer: int, number: int, nbytes: int = 8) -> None:
+        heap.heard(peer, [kinds.REGION, 0, number, "", b"", nbytes])
 
     for number in range(3):
         shared(1, number)
@@ -50,6 +50,9 @@ async def test_a_peer_shares_so_many_arrays_and_each_once(monkeypatch: pytest.Mo
         shared(1, 3)
     with pytest.raises(ProtocolError, match="rank 2 shares array 1 twice"):
         shared(2, 1)
+    for nbytes in (-1, 0, (1 << heaps.OFFSET_BITS) + 1):
+        with pytest.raises(ProtocolError, match=f"rank 2 shares an array of {nbytes} bytes"):
+            shared(2, 2, nbytes)
     heap.heard(1, [kinds.UNMAP, 0, 0])
     shared(1, 3)
     heap.close()

@@ -283,7 +283,13 @@ async def test_nobody_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "nbytes"), [(None, SIZE), (("a",), SIZE), (("a", "b"), SIZE), (("a", b"b"), "many")]
+    ("words", "nbytes"),
+    [
+        (None, SIZE),
+        (("a",), SIZE),
+        (("a", "b"), SIZE),
+        *((("a", b"b"), nbytes) for nbytes in ("many", -1, 0, 1 << 63)),
+    ],
 )
 async def test_words_that_make_no_sense(words: object, nbytes: object) -> None:
     with pytest.raises(OSError, match="malformed words about memory"):
