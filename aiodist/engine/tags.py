@@ -15,7 +15,8 @@ the tag was committed and COMMIT is on its way. The rank forgets the tag at once
 
 Calls without a tag are never forgotten, nor are tags on which a collective failed or was inquired
 about. Messages about these may still be on their way, and must not meet a new collective of the
-same number.
+same number. A round does not help here, because READY comes only behind what a rank has sent to
+rank 0. What it has sent to a third rank may come after COMMIT.
 
 **Why may a number be forgotten?** It tells the collectives of a tag apart while a frame of them may
 be in flight. A tag is idle at count c on a rank if its collectives 0 … c - 1 have all ended well
