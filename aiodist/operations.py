@@ -296,7 +296,7 @@ class Operations(ABC):
         Raises:
             TypeError: a leaf is of another type, or is on a device. Only arrays of the host can be
                 moved.
-            ValueError: `out` shares memory with `x`.
+            ValueError: `out` shares memory with `x`, or arrays of `out` share a part of theirs.
 
         For example::
 
