@@ -172,6 +172,9 @@ class Operations(ABC):
         rank, all ranks get a `MismatchError`. `x` may be a part of `out`. If it is in its own place
         there, it is not copied.
 
+        The result is `out`. If slots of that list are None or have numbers, the result is a new
+        list, because their values have no place in `out`.
+
         Raises ValueError if arrays of `out` share memory.
 
         For example::
@@ -293,7 +296,7 @@ class Operations(ABC):
         Raises:
             TypeError: a leaf is of another type, or is on a device. Only arrays of the host can be
                 moved.
-            ValueError: `out` shares memory with `x`.
+            ValueError: `out` shares memory with `x`, or arrays of `out` share a part of theirs.
 
         For example::
 

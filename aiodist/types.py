@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -170,29 +171,30 @@ class ReduceOp:
 
 def _minloc(a: Any, b: Any) -> Any:
     """Take the lesser of each pair, with its location."""
-    return _located(a, b, b[0] < a[0])
+    return _located(a, b, operator.lt)
 
 
 def _maxloc(a: Any, b: Any) -> Any:
     """Take the greater of each pair, with its location."""
-    return _located(a, b, b[0] > a[0])
+    return _located(a, b, operator.gt)
 
 
-def _located(a: Any, b: Any, better: Any) -> Any:
-    """Return `a`, with the pairs of `b` that are `better`.
+def _located(a: Any, b: Any, is_better: Callable[[Any, Any], Any]) -> Any:
+    """Return `a`, with the pairs of `b` whose values are better.
 
     Both are numpy arrays or both are tensors, because only what is spelled alike for the two is
     used.
     """
-    if a.shape[0] != 2:
+    shape = tuple(getattr(a, "shape", ()))  # a number has none
+    if shape[:1] != (2,):
         raise ValueError(
             f"MINLOC and MAXLOC take an array of shape (2, …), values and their locations, not of "
-            f"shape {tuple(a.shape)}"
+            f"shape {shape}"
         )
     # NaN is not equal to anything, not even to itself.
     no_number = (b[0] != b[0]) & (a[0] == a[0])
     earlier = (b[0] == a[0]) & (b[1] < a[1])
-    taken = (better | no_number | earlier).reshape(-1)
+    taken = (is_better(b[0], a[0]) | no_number | earlier).reshape(-1)
     pairs, others = a.reshape(2, -1), b.reshape(2, -1)
     pairs[:, taken] = others[:, taken]
     return pairs.reshape(a.shape)

@@ -39,7 +39,6 @@ class _PartWords(NamedTuple):
         return f"{resharding.text(self.box)} of {self.dtype}{list(self.shape)}"
 
 
-_NOTHING: Box = ((0, 0),)
 _NO_NOTES: Mapping[int, str] = MappingProxyType({})
 
 _Parts = list[dict[str, _PartWords]]
@@ -91,21 +90,18 @@ def _check_memory(
     sources: Mapping[str, UserArray],
     targets: Mapping[str, UserArray],
 ) -> None:
-    """Raise ValueError if a rank would write to memory that others have yet to read."""
-    spans: list[tuple[int, int, str, str, Box]] = []
-    for name, parts, found in (("x", held, sources), ("out", wanted, targets)):
-        for where, array in found.items():
-            if array.base.nbytes:
-                spans.append((*overlaps.bounds(array.base), name, where, parts[where].box))
-    # The spans are sorted by their starts. So two of them overlap if the later one begins before
-    # the earlier one ends. If both are the same part, its values do not change.
-    end, by = 0, ("", "", _NOTHING)
-    for first, last, name, where, box in sorted(spans):
-        if first < end and by[0] != name and by[1:] != (where, box):
-            one, other = sorted([f"{by[0]}{by[1]}", f"{name}{where}"], reverse=True)
-            raise ValueError(f"{other} shares memory with {one}: give reshard other memory for out")
-        if last > end:
-            end, by = last, (name, where, box)
+    """Raise ValueError if a rank would write to memory that others have yet to read, or twice."""
+    parts = [("out", *part) for part in wanted.items()] + [("x", *part) for part in held.items()]
+    written, read = ([array.base for array in found.values()] for found in (targets, sources))
+    memories = [*written, *read]
+    for one, other in overlaps.meetings(written, read):
+        (_, here, own), (name, where, part) = parts[one], parts[other]
+        # A part of `x` that stays what it is does not change. One array may be wanted twice.
+        stays = name == "out" or (here, own.box) == (where, part.box)
+        if not (stays and overlaps.alike(memories[one], memories[other])):
+            raise ValueError(
+                f"out{here} shares memory with {name}{where}: give reshard other memory for out"
+            )
 
 
 def _told(parts: Mapping[str, Shard], found: Mapping[str, UserArray]) -> dict[str, tuple[Any, ...]]:

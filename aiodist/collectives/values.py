@@ -5,7 +5,8 @@ Each program first shares offers, and then moves the data: see `aiodist.collecti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -142,7 +143,7 @@ def _gathered(place: Place, op: str, text: str, x: Any, dst: int | None, out: An
         )
         if not here:
             return None
-        return out if out is not None else [values[rank] for rank in range(place.size)]
+        return _result(values, out)
 
     return Call(
         op, text, transfer.guard(program), own.nbytes + own.elsewhere, shares_first=place.may_post
@@ -235,7 +236,7 @@ def all_to_all(place: Place, xs: Any, out: Any, *, apart: bool = False) -> Call:
             fits,
             chosen=None if on_lane else _alike(place, offers),
         )
-        return out if out is not None else [values[rank] for rank in range(place.size)]
+        return _result(values, out)
 
     nbytes = sum(slot.nbytes + slot.elsewhere for slot in own)
     return Call(
@@ -307,6 +308,16 @@ def _slots(
 
 def _slot(outs: dict[int, Any] | MismatchError, rank: int) -> Any:
     return None if isinstance(outs, MismatchError) else outs.get(rank)
+
+
+def _result(values: Mapping[int, Any], out: Any) -> Any:
+    """Return `out` if it has the values of all ranks, else a list of them."""
+    found = [values[rank] for rank in range(len(values))]
+    if out is None:
+        return found
+    # A slot may be None, and a tree of arrays and numbers in a slot keeps its old numbers.
+    is_list = isinstance(out, (list, tuple))
+    return found if is_list and any(map(operator.is_not, found, out)) else out
 
 
 def check_slots(out: Any, size: int) -> None:

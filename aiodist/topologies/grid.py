@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from aiodist.topologies.neighbors import Collective, Edge, Neighbors
 
@@ -19,7 +22,8 @@ class Grid(Neighbors):
     neighbours of a rank are the one before it and the one behind it, axis by axis. All ranks
     compute the same grid, and nothing is sent.
 
-    Raises ValueError if `dims` do not multiply to the size of the group.
+    Raises ValueError if `dims` do not multiply to the size of the group, and TypeError if they are
+    not ints.
 
     For example::
 
@@ -32,7 +36,7 @@ class Grid(Neighbors):
         self, group: Collective, dims: Sequence[int], *, periodic: bool | Sequence[bool] = False
     ) -> None:
         self.dims = chosen_dims(group.size, dims)
-        wraps = [periodic] * len(dims) if isinstance(periodic, bool) else periodic
+        wraps = [periodic] * len(dims) if isinstance(periodic, (bool, np.bool_)) else periodic
         self.periodic = tuple(map(bool, wraps))
         if len(self.periodic) != len(dims):
             raise ValueError(f"periodic has {len(self.periodic)} items for {len(dims)} dims")
@@ -98,25 +102,27 @@ def chosen_dims(size: int, dims: Sequence[int]) -> tuple[int, ...]:
 
     The numbers are as equal as possible, the larger first. Raises ValueError if no numbers fit.
     """
-    if any(count < 0 for count in dims):
-        raise ValueError(f"dims {tuple(dims)}: a grid has 1 or more ranks along an axis, or 0")
-    free = [axis for axis, count in enumerate(dims) if not count]
-    left, rest = divmod(size, math.prod(count for count in dims if count))
+    found = [operator.index(count) for count in dims]
+    if any(count < 0 for count in found):
+        raise ValueError(f"dims {tuple(found)}: a grid has 1 or more ranks along an axis, or 0")
+    free = [axis for axis, count in enumerate(found) if not count]
+    left, rest = divmod(size, math.prod(count for count in found if count))
     if rest or not left or (left > 1 and not free):
-        raise ValueError(f"dims {tuple(dims)} do not make a grid of {size} ranks")
-    found = list(dims)
-    for number, count in zip(free, _even(left, len(free)), strict=True):
+        raise ValueError(f"dims {tuple(found)} do not make a grid of {size} ranks")
+    for number, count in zip(free, next(_factored(left, len(free), left)), strict=True):
         found[number] = count
     return tuple(found)
 
 
-def _even(size: int, count: int) -> list[int]:
-    """Return `count` factors of `size`, as equal as possible, the larger first."""
-    # The largest factor is the smallest one that is at least the root, because the others can then
-    # be closest to each other.
-    factors: list[int] = []
-    for left in range(count, 0, -1):
-        factor = next(n for n in range(1, size + 1) if size % n == 0 and n**left >= size)
-        factors.append(factor)
-        size //= factor
-    return factors
+def _factored(size: int, count: int, most: int) -> Iterator[tuple[int, ...]]:
+    """Yield the ways to write `size` as `count` factors of at most `most`, the larger first.
+
+    Those with the smallest factors come first, so the first way has the most equal ones.
+    """
+    if not count and size == 1:
+        yield ()
+    for factor in range(1, min(size, most) + 1) if count else ():
+        # The others are not larger. So together with them a smaller one cannot reach `size`.
+        if size % factor == 0 and factor**count >= size:
+            for others in _factored(size // factor, count - 1, factor):
+                yield factor, *others

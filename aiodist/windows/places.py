@@ -70,6 +70,7 @@ class Exposed(NamedTuple):
         stand_in = np.broadcast_to(np.empty((), carrier(self.name)), self.shape)
         return plain, stand_in[index_of(plain)].shape
 
+    @np.errstate(over="ignore")  # a number that is too large for a float becomes infinity
     def value(self, value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
         """Return `value` as an array for a part of that shape.
 
@@ -77,9 +78,19 @@ class Exposed(NamedTuple):
         """
         dtype = carrier(self.name)
         found = view(value, "value")
+        if found is not None and found.name in CARRIERS:
+            # numpy would take the bits of its elements for integers.
+            raise TypeError(
+                f"value: {found.name} cannot be converted to {self.name} because numpy has no such "
+                "dtype: convert it first"
+            )
         # A number has no dtype of its own: 200 fits uint8, although numpy takes it for an int64.
         if isinstance(value, (int, float, complex)) and np.result_type(value, dtype) == dtype:
-            value = np.asarray(value, dtype)
+            try:
+                value = np.asarray(value, dtype)
+            except OverflowError:
+                text = f"value: the number is outside of the range of {self.name}"
+                raise ValueError(text) from None
         array = np.asarray(value) if found is None else found.base
         if not np.can_cast(array.dtype, dtype, "same_kind"):
             raise TypeError(

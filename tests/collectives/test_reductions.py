@@ -508,9 +508,20 @@ def test_locations_of_what_is_no_number_and_of_what_has_none(run, groups, everyo
                         ranks, lambda g, x=given, op=op: g.all_reduce(x[g.rank], op)
                     )
                     assert [result[1] for result in got] == [5.0, 5.0]
-            works = [group.all_reduce(np.zeros(3), ReduceOp.MINLOC) for group in ranks]
+
+    run(main())
+
+
+@pytest.mark.parametrize("op", [ReduceOp.MINLOC, ReduceOp.MAXLOC])
+@pytest.mark.parametrize("x", [np.zeros(3), np.zeros(()), np.float64(0), 0.0, 0], ids=repr)
+def test_what_has_no_locations(run, groups, op, x):
+    async def main():
+        async with groups(2) as ranks:
+            works = [group.all_reduce(x, op) for group in ranks]
             errors = await asyncio.gather(*works, return_exceptions=True)
-            assert all("shape (2, …)" in str(error) for error in errors)
+            text = f"values and their locations, not of shape {np.shape(x)}"
+            assert any(isinstance(error, ValueError) for error in errors)
+            assert all(text in str(error) for error in errors)
 
     run(main())
 

@@ -89,6 +89,35 @@ async def test_what_stays_may_be_the_same_memory(groups, everyone):
     np.testing.assert_array_equal(np.concatenate([part.array for part in results]), X)
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+async def test_parts_may_lie_between_each_other(groups, everyone, dim):
+    """The parts that a rank holds and wants are halves of one matrix, and share no memory."""
+    whole = X[:6].copy()
+    held = parts(whole, 2, dim)
+    matrices = [np.concatenate([part.array, np.zeros_like(part.array)], 1) for part in held]
+    middle = held[0].array.shape[1]
+
+    def start(group: Any) -> Any:
+        matrix, (own, other) = matrices[group.rank], (held[group.rank], held[1 - group.rank])
+        x = Shard(matrix[:, :middle], own.index, own.shape)
+        return group.reshard(x, Shard(matrix[:, middle:], other.index, other.shape))
+
+    async with groups(2) as ranks:
+        results = await everyone(ranks, start)
+    for result, other in zip(results, reversed(held), strict=True):
+        np.testing.assert_array_equal(result.array, other.array)
+
+
+async def test_one_array_may_be_wanted_twice(groups, everyone):
+    """As tied weights are: the same values come for both."""
+    outs = [np.zeros_like(X) for _ in range(2)]
+    async with groups(2) as ranks:
+        await everyone(
+            ranks, lambda g: g.reshard({"a": X, "b": X}, dict.fromkeys("ab", outs[g.rank]))
+        )
+    np.testing.assert_array_equal(outs, [X, X])
+
+
 async def errors_of(everyone: Any, ranks: Any, start: Any, kind: type[Exception]) -> list[Any]:
     async def failing(group: Any) -> Exception:
         with pytest.raises(kind) as caught:
@@ -136,9 +165,18 @@ async def test_arguments_that_make_no_sense_on_one_rank(groups, everyone):
     column = Shard(x[:, :5], (slice(None), slice(0, 5)), x.shape)
     frozen = X.copy()
     frozen.flags.writeable = False
+    memory = np.zeros(11)
+    shifted = memory[:10], memory[1:]
     bad = [
         (TypeError, lambda g: g.reshard({"w": "text"}, None), r"x\['w'\]: an array"),
         (ValueError, lambda g: g.reshard(x, column), "out shares memory with x"),
+        (ValueError, lambda g: g.reshard(*shifted), "out shares memory with x"),
+        (ValueError, lambda g: g.reshard(x, x.view(">f4")), "out shares memory with x"),
+        (
+            ValueError,
+            lambda g: g.reshard(None, {"a": [shifted[0]], "b": shifted[1]}),
+            r"out\['a'\]\[0\] shares memory with out\['b'\]",
+        ),
         (ValueError, lambda g: g.reshard(None, frozen), "out: .* is read-only"),
     ]
     async with groups(2) as (one, other):

@@ -143,12 +143,15 @@ def test_a_cancelled_call_and_a_lost_rank(run, groups):
     run(main())
 
 
-def test_ranks_that_disagree_about_neighbours(run, groups):
+@pytest.mark.parametrize("out", [None, []])
+def test_ranks_that_disagree_about_neighbours(run, groups, out):
     async def main():
         async with groups(2) as ranks:
             graphs = [Graph(ranks[0], [1]), Graph(ranks[1], [], [])]
             one, two = await asyncio.gather(
-                *[graph.neighbor_all_gather(5) for graph in graphs], return_exceptions=True
+                graphs[0].neighbor_all_gather(5),
+                graphs[1].neighbor_all_gather(5, out=out),
+                return_exceptions=True,
             )
             assert "sent 0 values to rank 0, which has it as a source 1 times" in str(one)
             assert "sent 1 values to rank 1" in str(two)

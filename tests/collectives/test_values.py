@@ -93,6 +93,39 @@ def test_all_gather_into(run, groups, everyone, size, length):
     run(main())
 
 
+@pytest.mark.parametrize("op", ["all_gather", "gather", "all_to_all"])
+@pytest.mark.parametrize("length", [3, LARGE])
+@pytest.mark.parametrize("numbers", [False, True])
+def test_a_slot_without_a_place_loses_no_value(run, groups, everyone, op, length, numbers):
+    """Rank 0 has no place in `out`, and the number of rank 1 cannot be written there."""
+
+    def value(rank):
+        x = np.full(length, rank, np.float64)
+        return {"x": x, "n": rank} if numbers else x
+
+    async def main():
+        async with groups(3) as ranks:
+            expected = [value(rank) for rank in range(3)]
+            places = [np.empty(length) for _ in ranks]
+            slots = [{"x": place, "n": -1} for place in places] if numbers else places
+
+            def start(group):
+                x = value(group.rank)
+                out = None if op == "gather" and group.rank else [None, slots[group.rank], x]
+                return getattr(group, op)([x] * 3 if op == "all_to_all" else x, out=out)
+
+            for _ in range(3):  # the later calls may be prepared
+                for rank, result in enumerate(await everyone(ranks, start)):
+                    if op == "gather" and rank:
+                        assert result is None
+                        continue
+                    assert_same(result, expected)
+                    got = result[1]["x"] if numbers else result[1]
+                    assert got is places[rank]
+
+    run(main())
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("length", [1, LARGE])
 @pytest.mark.parametrize("row", [(), (3,)])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations_with_replacement
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aiodist.topologies.grid import Grid, chosen_dims
@@ -32,12 +34,36 @@ class Ranks:
         (8, (0, 0, 0), (2, 2, 2)),
         (7, (0, 0), (7, 1)),
         (12, (0, 3, 0), (2, 3, 2)),
+        (6, (0, 0, 0), (3, 2, 1)),
+        (20, (0, 0, 0), (5, 2, 2)),
+        (120, (0, 3, 0, 0), (5, 3, 4, 2)),
+        (8, (np.int64(0), np.int8(2)), (4, 2)),
         (1, (), ()),
         (1, (0, 0), (1, 1)),
     ],
 )
 def test_dims(size: int, dims: tuple[int, ...], expected: tuple[int, ...]) -> None:
     assert chosen_dims(size, dims) == expected
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_no_other_dims_are_more_equal(count: int) -> None:
+    for size in range(1, 65):
+        divisors = [n for n in range(1, size + 1) if size % n == 0]
+        every = [
+            dims
+            for dims in combinations_with_replacement(divisors[::-1], count)
+            if math.prod(dims) == size
+        ]
+        found = chosen_dims(size, (0,) * count)
+        assert found in every
+        assert found[0] - found[-1] == min(dims[0] - dims[-1] for dims in every)
+
+
+@pytest.mark.parametrize("dims", [(2.0, 3), ("2", 3), (None, 0)])
+def test_dims_that_are_no_ints(dims: Any) -> None:
+    with pytest.raises(TypeError, match="integer"):
+        Grid(Ranks(0, 6), dims)
 
 
 @pytest.mark.parametrize("dims", [(2, 2), (4, 0), (7,), (-2, -3), (), (12, 0)])
@@ -69,6 +95,7 @@ def test_neighbours() -> None:
     corner = Grid(Ranks(0, 9), (3, 3), periodic=(True, False))
     assert corner.sources == (6, 3, None, 1)
     assert corner.shift(0, 4) == (6, 3)
+    assert Grid(Ranks(0, 9), (3, 3), periodic=np.True_).periodic == (True, True)
     with pytest.raises(ValueError, match="periodic has 1 items"):
         Grid(Ranks(0, 9), (3, 3), periodic=[True])
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from aiodist.buffers.dtypes import CARRIERS
 from aiodist.types import ReduceOp
 from aiodist.windows.places import Exposed, Request, accumulate, index_of, memory_of
 
@@ -67,10 +69,32 @@ def test_an_index_of_a_rank_that_is_not_what_it_should_be(plain: Any) -> None:
 def test_numbers_take_the_dtype_of_the_memory_where_they_fit() -> None:
     small = Exposed("uint8", (4,))
     assert small.value(200, (4,)).dtype == np.uint8
-    with pytest.raises(OverflowError):
-        small.value(300, (4,))
     with pytest.raises(TypeError, match="int64 cannot be converted to bool"):
         Exposed("bool", (4,)).value(np.arange(4), (4,))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("uint8", 300), ("uint8", -1), ("int64", 2**70), ("float64", 10**400)]
+)
+def test_a_number_that_does_not_fit(name: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"the number is outside of the range of {name}"):
+        Exposed(name, (4,)).value(value, (4,))
+
+
+@pytest.mark.parametrize("value", [2**40, 1e300, np.full(4, 1e300)], ids=repr)
+def test_what_is_too_large_for_a_float_becomes_infinity(value: Any) -> None:
+    assert np.isinf(Exposed("float16", (4,)).value(value, (4,))).all()
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+@pytest.mark.parametrize("dtype", sorted(CARRIERS))
+@pytest.mark.parametrize("name", ["float32", "uint8", "uint16", "complex128"])
+def test_the_bits_of_a_dtype_that_numpy_lacks_are_no_numbers(dtype: str, name: str) -> None:
+    if not hasattr(torch, dtype):
+        pytest.skip("a newer torch has this dtype")
+    value = torch.empty(4, dtype=getattr(torch, dtype))
+    with pytest.raises(TypeError, match=f"{dtype} cannot be converted to {name}"):
+        Exposed(name, (4,)).value(value, (4,))
 
 
 def test_values_are_broadcast_as_numpy_does() -> None:
