@@ -387,11 +387,9 @@ class _Run:
         elif fault.kind == "unplug":
             node.kill("silent")
         elif fault.kind == "cut":
-            network.partition([node], others)
-            network.later_by(fault.seconds, network.heal)
+            network.later_by(fault.seconds, network.partition([node], others))
         elif fault.kind == "delay":
-            node.block()
-            network.later_by(fault.seconds, node.resume)
+            network.later_by(fault.seconds, node.block())
         elif fault.kind == "break":
             for other in others:
                 network.break_links(node, other)

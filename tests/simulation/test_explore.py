@@ -121,6 +121,27 @@ def test_a_program_that_is_not_only_simulated_is_told_so() -> None:
         explore(program, ranks=1)
 
 
+@pytest.mark.parametrize(
+    ("longer", "shorter", "seconds"),
+    [
+        ("cut 0 at 1 for 5", "cut 1 at 1 for 0.5", 5.0),
+        ("delay 0 at 1 for 5", "delay 0 at 1 after 0.01 for 0.05", 5.0),
+    ],
+)
+def test_a_fault_lasts_however_soon_another_is_over(
+    longer: str, shorter: str, seconds: float
+) -> None:
+    async def program(group: aiodist.Group) -> float:
+        await asyncio.sleep(0.001)
+        await group.barrier()
+        return asyncio.get_running_loop().time()
+
+    def check(ended: dict[int, float]) -> None:
+        assert max(ended.values()) > seconds
+
+    explore(program, replay=f"ranks 2, seed 0, even network, {longer}, {shorter}", check=check)
+
+
 def test_what_happened_is_counted() -> None:
     async def program(group: aiodist.Group) -> None:
         await asyncio.sleep(1.0)
