@@ -88,8 +88,7 @@ def _raise_in_operation(simulation: Simulation, disaster: Disaster) -> None:
 
 def _stop(simulation: Simulation, disaster: Disaster) -> None:
     victim, _ = _nodes(simulation, disaster)
-    victim.stop()
-    simulation.network.later_by(disaster.seconds, victim.resume)
+    simulation.network.later_by(disaster.seconds, victim.stop())
 
 
 def _break_links(simulation: Simulation, disaster: Disaster) -> None:
@@ -104,22 +103,22 @@ def _lose_coordinator_link(simulation: Simulation, disaster: Disaster) -> None:
 def _partition_one(simulation: Simulation, disaster: Disaster) -> None:
     """Cut one rank off from all others and the coordinator."""
     victim, _ = _nodes(simulation, disaster)
-    simulation.network.partition([victim], simulation.network.nodes.values())
-    simulation.network.later_by(disaster.seconds, simulation.network.heal)
+    heal = simulation.network.partition([victim], simulation.network.nodes.values())
+    simulation.network.later_by(disaster.seconds, heal)
 
 
 def _partition_two(simulation: Simulation, disaster: Disaster) -> None:
     """Cut two ranks off from each other. All others reach both."""
     victim, other = _nodes(simulation, disaster)
-    simulation.network.partition([victim], [other])
-    simulation.network.later_by(disaster.seconds, simulation.network.heal)
+    heal = simulation.network.partition([victim], [other])
+    simulation.network.later_by(disaster.seconds, heal)
 
 
 def _partition_coordinator(simulation: Simulation, disaster: Disaster) -> None:
     """Cut some ranks off from the coordinator."""
     some = [node for at, node in enumerate(simulation.nodes) if disaster.choice >> at & 1]
-    simulation.network.partition(some, [simulation.coordinator])
-    simulation.network.later_by(disaster.seconds, simulation.network.heal)
+    heal = simulation.network.partition(some, [simulation.coordinator])
+    simulation.network.later_by(disaster.seconds, heal)
 
 
 def _restart_coordinator(simulation: Simulation, disaster: Disaster) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from aiodist.errors import AiodistError
+from aiodist.group import Group
 from aiodist.testing.network import Conditions
 from aiodist.testing.plans import KINDS, NAMES, Planned, RunPlan, draw, parse, shrink
 from aiodist.testing.simulation import HangError, InvariantError, Simulation
@@ -94,7 +95,7 @@ def explore(
 
     A rank that lives has to return. A run fails in each of these cases:
 
-    - An exception leaves the program on a rank that was not killed.
+    - An exception leaves `connect`, the program or its `close` on a rank that was not killed.
     - The program is not over after `limit` seconds of virtual time.
     - `Simulation` finds something, such as an `await` that was forgotten or a task that is left.
     - ``check(results)`` raises. It gets what the ranks returned, by rank.
@@ -131,6 +132,7 @@ def explore(
             raise ValueError(f"faults are some of {' '.join(NAMES)!r}, not {kind!r}")
     if ranks < 1:
         raise ValueError(f"ranks is at least 1, not {ranks}")
+    Simulation(ranks, **options).connecting(0)  # refuses options that mean nothing
     explorer = _Explorer(program, check, limit, options)
     with _quietly():
         if replay is not None:
@@ -324,19 +326,32 @@ class _Run:
     # ---- one rank ----
 
     async def _rank(self, rank: int) -> None:
-        async with self.simulation.connecting(rank) as group:
-            await self._meet()
-            task = asyncio.current_task()
-            assert task is not None
-            self.watch.follow(task, rank)
-            try:
-                result = await self._program(group)
-            except Exception as error:
-                self._errors.append((rank, error, self.simulation.loop.time()))
-                self._note(rank, f"ends with {shown_error(error)}")
-                raise
-            self._results[rank] = result
-            self._note(rank, f"returns {shown(result)}")
+        group: Group | None = None
+        try:
+            async with self.simulation.connecting(rank) as group:
+                await self._meet()
+                task = asyncio.current_task()
+                assert task is not None
+                self.watch.follow(task, rank)
+                try:
+                    result = await self._program(group)
+                except BaseException as error:
+                    self._blame(rank, error)  # first, because now the group tells the others
+                    raise
+                self._results[rank] = result
+                self._note(rank, f"returns {shown(result)}")
+        except BaseException as error:
+            # A rank that loses its membership while it leaves cannot deliver what it has sent.
+            if not (rank in self._results and group is not None and group._actor.is_evicted):
+                self._blame(rank, error)
+            raise
+
+    def _blame(self, rank: int, error: BaseException) -> None:
+        """Note that `rank` ends with `error`, unless that is noted already."""
+        is_known = any(error is noted for _, noted, _ in self._errors)
+        if not is_known and not isinstance(error, GeneratorExit):  # which ends a run that hangs
+            self._errors.append((rank, error, self.simulation.loop.time()))
+            self._note(rank, f"ends with {shown_error(error)}")
 
     async def _meet(self) -> None:
         """Let all ranks begin at the same time, so that no fault comes before a rank has begun."""
@@ -372,11 +387,9 @@ class _Run:
         elif fault.kind == "unplug":
             node.kill("silent")
         elif fault.kind == "cut":
-            network.partition([node], others)
-            network.later_by(fault.seconds, network.heal)
+            network.later_by(fault.seconds, network.partition([node], others))
         elif fault.kind == "delay":
-            node.block()
-            network.later_by(fault.seconds, node.resume)
+            network.later_by(fault.seconds, node.block())
         elif fault.kind == "break":
             for other in others:
                 network.break_links(node, other)

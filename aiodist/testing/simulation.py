@@ -278,8 +278,7 @@ class Simulation:
         elif action == "cancel":
             self.loop.call_soon(work.cancel)
         else:
-            node.stop() if action == "stop" else node.block()
-            self.network.later_by(seconds, node.resume)
+            self.network.later_by(seconds, node.stop() if action == "stop" else node.block())
 
 
 def _who() -> str:

@@ -12,7 +12,7 @@ import inspect
 import selectors
 import socket
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, MutableMapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, MutableMapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from contextvars import Context, ContextVar
@@ -42,15 +42,15 @@ class Process:
 
     Everything that starts inside of `spawn` belongs to it. `stop` acts as SIGSTOP: nothing of it
     runs until `resume`. `block` acts as a long computation: its loop does not turn, but its threads
-    go on. `end` acts as kill -9: nothing of it ever runs again.
+    go on. Both return a function that ends this stop alone; `resume` ends all. `end` acts as
+    kill -9: nothing of it ever runs again.
     """
 
     def __init__(self, loop: VirtualLoop, name: str) -> None:
         self.loop = loop
         self.name = name
         self.alive = True  # it was not killed
-        self.held = False  # its loop does not turn
-        self.blocked = False  # and its threads go on meanwhile
+        self._stops: dict[object, bool] = {}  # stops that go on, and whether threads stop as well
         self.stopped_seconds = 0.0  # how long it did not run, in all
         self.context = Context()  # of its callbacks, to tell their process
         self.context.run(_current.set, self)
@@ -61,12 +61,16 @@ class Process:
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
     def __repr__(self) -> str:
-        state = "stopped" if self.held else "running" if self.alive else "dead"
+        state = "stopped" if self._stops else "running" if self.alive else "dead"
         return f"<Process {self.name} {state}>"
 
     @property
     def runs(self) -> bool:
-        return self.alive and not self.held
+        return self.alive and not self._stops
+
+    @property
+    def threads_run(self) -> bool:
+        return self.alive and not any(self._stops.values())
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
         """Run `coroutine` as a task of this process."""
@@ -75,27 +79,35 @@ class Process:
         )
         return task
 
-    def stop(self) -> None:
-        if self.runs:
-            self.held = True
-            self._since = self.loop.time()
+    def stop(self) -> Callable[[], None]:
+        return self._stop(True)
 
-    def block(self) -> None:
-        if self.runs:
-            self.stop()
-            self.blocked = True
+    def block(self) -> Callable[[], None]:
+        return self._stop(False)
+
+    def _stop(self, threads: bool) -> Callable[[], None]:
+        stop = object()
+        if self.alive:
+            if not self._stops:
+                self._since = self.loop.time()
+            self._stops[stop] = threads
+        return partial(self._end_stops, [stop])
 
     def resume(self) -> None:
-        if self.held:
-            self.held = self.blocked = False
-            self.stopped_seconds += self.loop.time() - self._since
+        self._end_stops(list(self._stops))
+
+    def _end_stops(self, stops: Iterable[object]) -> None:
+        ended = [self._stops.pop(stop) for stop in stops if stop in self._stops]
+        if ended:
+            if not self._stops:
+                self.stopped_seconds += self.loop.time() - self._since
             held, self._held = self._held, []
-            for call in held:
+            for call in held:  # those of the loop are held again if it is stopped still
                 self.loop.again(call)
 
     def end(self) -> None:
         self.alive = False
-        self.held = self.blocked = False
+        self._stops.clear()
         self._held.clear()
 
     def hold(self, call: _Call) -> None:
@@ -132,7 +144,7 @@ class _Call:
 
     def __call__(self) -> None:
         process = self.process
-        if process.runs or (self.by_thread and process.blocked):
+        if process.threads_run if self.by_thread else process.runs:
             self.callback(*self.args)
         elif process.alive:
             self.context = contextvars.copy_context()

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import Context
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -134,8 +135,8 @@ class Node(Process):
                 self._quota = None
                 self.kill(self._how)
 
-    def resume(self) -> None:
-        super().resume()
+    def _end_stops(self, stops: Iterable[object]) -> None:
+        super()._end_stops(stops)
         for sock in self.sockets:
             sock.changed()
 
@@ -151,7 +152,8 @@ class Wires:
         self._chooser = Random(f"network {seed}")  # decides all that is random
         self.numbers = itertools.count(FIRST_FILE)  # of files
         self.listeners: dict[Where, Any] = {}  # the sockets that listen, by address
-        self._cuts: dict[frozenset[str], None] = {}  # pairs of hosts that do not reach each other
+        # Partitions that go on, with the pairs of hosts that do not reach each other.
+        self._cuts: dict[object, set[frozenset[str]]] = {}
         self._held: dict[Any, None] = {}  # ways with bytes that wait for a cut to end
         # Connections to break: between which hosts, and after how many bytes.
         self._breaks: dict[tuple[frozenset[str], bool], int] = {}
@@ -183,14 +185,16 @@ class Wires:
 
     # ---- faults ----
 
-    def partition(self, some: Iterable[Node], others: Iterable[Node]) -> None:
-        """Let nothing through between `some` and `others`, until `heal`."""
-        others = list(others)
-        for a in some:
-            for b in others:
-                if a is not b:
-                    self._cuts[frozenset((a.host, b.host))] = None
+    def partition(self, some: Iterable[Node], others: Iterable[Node]) -> Callable[[], None]:
+        """Let nothing through between `some` and `others`, until `heal`.
+
+        Returns a function that ends this partition alone. Two hosts reach each other if no
+        partition is left between them.
+        """
+        cut, others = object(), list(others)
+        self._cuts[cut] = {frozenset((a.host, b.host)) for a in some for b in others if a is not b}
         self.expect_silence()
+        return partial(self._end_cuts, [cut])
 
     def expect_silence(self) -> None:
         """End idle connections of hosts that are cut off after a while."""
@@ -198,11 +202,15 @@ class Wires:
 
     def heal(self) -> None:
         """End all partitions. What was held back goes on."""
-        self._cuts.clear()
+        self._end_cuts(list(self._cuts))
+
+    def _end_cuts(self, cuts: Iterable[object]) -> None:
+        for cut in cuts:
+            self._cuts.pop(cut, None)
         held, self._held = self._held, {}
         for way in held:
             if way.queue and not way.target.node.silent:
-                way.schedule()
+                way.schedule()  # it is held again if another partition is left
 
     def break_links(self, a: Node, b: Node) -> int:
         """Break all connections between `a` and `b`, as a firewall that forgets them. Returns how
@@ -236,7 +244,11 @@ class Wires:
                 self.at(self.loop.time(), self.break_links, a, b)
 
     def is_cut(self, a: Node, b: Node) -> bool:
-        return a.silent or b.silent or frozenset((a.host, b.host)) in self._cuts
+        return (
+            a.silent
+            or b.silent
+            or any(frozenset((a.host, b.host)) in pairs for pairs in self._cuts.values())
+        )
 
     def _give_up_idle(self) -> None:
         for node in self.nodes.values():

@@ -62,8 +62,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     given = {name: pyfuncitem.funcargs[name] for name in _parameters(test)[1:]}
     plan = pyfuncitem.config.getoption("simulate")
     try:
-        explore(_program(test, given), replay=plan, **marker.kwargs)
+        explore(_program(test, given), *marker.args, replay=plan, **marker.kwargs)
     except FoundError as error:
+        if isinstance(error.__cause__, (pytest.skip.Exception, pytest.xfail.Exception)):
+            raise error.__cause__ from None
         again = f'Run it again: pytest "{pyfuncitem.nodeid}" --simulate "{error.plan}"'
         text = "\n".join([*str(error).splitlines()[:-1], again])
         pytest.fail(text, pytrace=False)

@@ -202,8 +202,7 @@ def test_random_histories(seed):
             if what == "kill":
                 victim.kill(chance.choice(["reset", "silent"]))
             elif what == "stop" and victim.alive:
-                victim.stop()
-                stage.sim.network.later_by(chance.uniform(1, 6), victim.resume)
+                stage.sim.network.later_by(chance.uniform(1, 6), victim.stop())
             elif what == "coordinator":
                 stage.sim.restart_coordinator(chance.uniform(0.1, 1.0))
         return await following
@@ -250,8 +249,7 @@ def test_random_publishers(seed):
             if chance.random() < 0.4:
                 stage.sim.restart_coordinator(chance.uniform(0.1, 1.0))
             elif nodes[6].alive:
-                nodes[6].stop()
-                stage.sim.network.later_by(chance.uniform(1, 25), nodes[6].resume)
+                stage.sim.network.later_by(chance.uniform(1, 25), nodes[6].stop())
         return await following
 
     async def main():

@@ -403,8 +403,7 @@ def test_random_histories(seed):
                 nodes[victim].kill(chance.choice(["reset", "silent"]))
                 one_done()
             elif what == "stop" and nodes[victim].alive:
-                nodes[victim].stop()
-                stage.sim.network.later_by(chance.uniform(1, 6), nodes[victim].resume)
+                stage.sim.network.later_by(chance.uniform(1, 6), nodes[victim].stop())
             elif what == "coordinator":
                 stage.sim.restart_coordinator(chance.uniform(0.1, 1.0))
         return await following

@@ -126,8 +126,7 @@ class Stage(ChannelStage):
             if what == "kill":
                 victim.kill(self.chance.choice(["reset", "silent"]))
             elif what == "stop" and victim.alive:
-                victim.stop()
-                self.sim.network.later_by(self.chance.uniform(0.5, 6), victim.resume)
+                self.sim.network.later_by(self.chance.uniform(0.5, 6), victim.stop())
             elif what == "coordinator":
                 self.sim.restart_coordinator(self.chance.uniform(0.1, 1.0))
 

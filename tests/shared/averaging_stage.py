@@ -17,10 +17,15 @@ import numpy as np
 
 import aiodist
 from aiodist.testing import Simulation
+from aiodist.testing.network import Node
 from aiodist.testing.simulation import Killed
 
 CALLS = 64
 """The most calls of one member."""
+
+
+def stop_for(node: Node, seconds: float) -> None:
+    node.network.later_by(seconds, node.stop())
 
 
 class Stage:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from averaging_stage import CALLS, Stage
+from averaging_stage import CALLS, Stage, stop_for
 from seeds import seeds
 
 import aiodist
@@ -563,8 +563,7 @@ def test_random_faults(seed: int, endings: list[Any]) -> None:
             for _ in range(random.randint(0, 4)):
                 node = sim.nodes[random.choice(sorted({*range(5)} - dead))]
                 at = random.uniform(1, 15)
-                sim.network.later_by(at, node.stop)
-                sim.network.later_by(at + random.choice([0.3, 3.0]), node.resume)
+                sim.network.later_by(at, stop_for, node, random.choice([0.3, 3.0]))
         end = asyncio.get_running_loop().time() + 28.0
         slow = random.choice([1, 1, 1, 5])
         call = 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from averaging_stage import CALLS, Stage
+from averaging_stage import CALLS, Stage, stop_for
 from seeds import seeds
 
 import aiodist
@@ -137,14 +137,12 @@ def test_members_that_follow_the_state_of_others(seed: int) -> None:
             for _ in range(random.randint(0, 4)):
                 node = sim.nodes[random.choice(sorted(alive))]
                 at = random.uniform(1, 15)
-                sim.network.later_by(at, node.stop)
-                sim.network.later_by(at + random.choice([0.5, 4.0, 8.0]), node.resume)
+                sim.network.later_by(at, stop_for, node, random.choice([0.5, 4.0, 8.0]))
             for _ in range(random.randint(0, 2)):  # most who have the last round may be away
                 at = random.uniform(3, 15)
                 sim.network.later_by(at, sim.restart_coordinator, 0.1)
                 for one in random.sample(sorted(alive), 2):
-                    sim.network.later_by(at, sim.nodes[one].stop)
-                    sim.network.later_by(at + 7.0, sim.nodes[one].resume)
+                    sim.network.later_by(at, stop_for, sim.nodes[one], 7.0)
         loop = asyncio.get_running_loop()
         if begins_late := member and random.random() < 0.5:
             await asyncio.sleep(random.uniform(2, 10))

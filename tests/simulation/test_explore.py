@@ -27,6 +27,15 @@ async def hangs(group: aiodist.Group) -> None:
     await asyncio.Event().wait()
 
 
+async def fails_by_pytest(group: aiodist.Group) -> None:
+    with pytest.raises(KeyError):
+        await group.barrier()
+
+
+async def cancels_itself(group: aiodist.Group) -> None:
+    raise asyncio.CancelledError
+
+
 async def leaves_a_task(group: aiodist.Group) -> None:
     group.left = asyncio.create_task(asyncio.sleep(1e6))  # type: ignore[attr-defined]
 
@@ -44,6 +53,8 @@ async def dies_of_a_loss(group: aiodist.Group) -> None:
     ("program", "faults", "said", "plan"),
     [
         (raises, "", "rank 0 ends with KeyError: 'lost'", "ranks 1, seed 0, even network"),
+        (fails_by_pytest, "", "Failed: DID NOT RAISE", "ranks 1, seed 0, even network"),
+        (cancels_itself, "", "CancelledError", "ranks 1, seed 0, even network"),
         (hangs, "", "never ends", "ranks 1, seed 0, even network"),
         (leaves_a_task, "", "left a task over", "ranks 1, seed 0, even network"),
         (forgets_a_coroutine, "", "'sleep' was never awaited", "ranks 1, seed 0, even network"),
@@ -110,6 +121,27 @@ def test_a_program_that_is_not_only_simulated_is_told_so() -> None:
         explore(program, ranks=1)
 
 
+@pytest.mark.parametrize(
+    ("longer", "shorter", "seconds"),
+    [
+        ("cut 0 at 1 for 5", "cut 1 at 1 for 0.5", 5.0),
+        ("delay 0 at 1 for 5", "delay 0 at 1 after 0.01 for 0.05", 5.0),
+    ],
+)
+def test_a_fault_lasts_however_soon_another_is_over(
+    longer: str, shorter: str, seconds: float
+) -> None:
+    async def program(group: aiodist.Group) -> float:
+        await asyncio.sleep(0.001)
+        await group.barrier()
+        return asyncio.get_running_loop().time()
+
+    def check(ended: dict[int, float]) -> None:
+        assert max(ended.values()) > seconds
+
+    explore(program, replay=f"ranks 2, seed 0, even network, {longer}, {shorter}", check=check)
+
+
 def test_what_happened_is_counted() -> None:
     async def program(group: aiodist.Group) -> None:
         await asyncio.sleep(1.0)
@@ -132,11 +164,45 @@ def test_a_program_that_expects_all_faults_passes(faults: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"faults": "kil"}, {"ranks": 0}, {"replay": "seed 3"}], ids=str
+    ("options", "said"),
+    [
+        ({"faults": "kil"}, "faults are some of"),
+        ({"ranks": 0}, "at least 1"),
+        ({"replay": "seed 3"}, "a plan reads like"),
+        ({"lease": -1.0}, "lease is more than 0"),
+        ({"transports": ("pigeon",)}, "no transport 'pigeon'"),
+        ({"nonsense": 3}, "unexpected keyword argument"),
+    ],
+    ids=str,
 )
-def test_arguments_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"faults are some of|at least 1|a plan reads like"):
+def test_arguments_that_mean_nothing_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=said):
         explore(hangs, **options)
+
+
+async def is_not_read(group: aiodist.Group) -> None:
+    if group.rank == 0:
+        await group.send(b"a message", 1)
+    else:
+        await asyncio.sleep(30.0)
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "said"),
+    [
+        (hangs, {"min_size": 2}, "JoinError: size=3 makes a fixed group"),
+        (hangs, {"rank": 0}, "RankTakenError"),
+        (
+            is_not_read,
+            {"replay": "ranks 2, seed 0, even network, delay 1 at 1 for 20", "op_timeout": 2.0},
+            "rank 0 ends with CollectiveTimeoutError: left, but not all",
+        ),
+    ],
+    ids=["a group that cannot be", "a rank for all", "close"],
+)
+def test_joining_and_leaving_may_fail(program: Program, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(FoundError, match=said):
+        explore(program, **{"replay": "ranks 3, seed 0", **options})
 
 
 TESTS = """
@@ -160,6 +226,16 @@ async def test_passes(group, expected):
 async def test_fails(group):
     await asyncio.sleep(1.0)
     await group.barrier()
+
+
+@pytest.mark.simulate(ranks=1, seeds=1)
+async def test_is_skipped(group):
+    pytest.skip("not here")
+
+
+@pytest.mark.simulate(3)
+async def test_has_a_marker_that_means_nothing(group):
+    pass
 
 
 class TestMethods:
@@ -197,7 +273,8 @@ def test_the_plugin_of_pytest(beside: str, tmp_path: Path) -> None:
         return done.stdout + done.stderr
 
     found = run("test_it.py")
-    assert f"1 failed, {3 if alone else 4} passed" in found
+    assert f"2 failed, {3 if alone else 4} passed, 1 skipped" in found
+    assert "explore() takes 1 positional argument but 2" in found
     again = (
         'pytest "test_it.py::test_fails" --simulate "ranks 2, seed 0, even network, kill 0 at 1"'
     )

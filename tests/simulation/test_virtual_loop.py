@@ -84,6 +84,28 @@ def test_a_stopped_process_goes_on_where_it_was(loop):
     assert process.stopped_seconds == pytest.approx(7.5)
 
 
+def test_a_process_goes_on_when_the_last_of_its_stops_is_over(loop):
+    process = Process(loop, "worker")
+    ran: list[tuple[str, float]] = []
+
+    async def work():
+        loop.call_in_thread(0.5, lambda: ran.append(("thread", loop.time())))
+        await asyncio.sleep(0.5)
+        ran.append(("loop", loop.time()))
+
+    async def stops():
+        stopped, blocked = process.stop(), process.block()
+        for seconds, end in ((1, stopped), (1, stopped), (1, blocked)):
+            await asyncio.sleep(seconds)
+            end()
+
+    task = process.spawn(work())
+    loop.run_until_complete(stops())
+    loop.run_until_complete(task)
+    assert ran == [("thread", 1.0), ("loop", 3.0)]
+    assert process.stopped_seconds == pytest.approx(3.0)
+
+
 def test_what_was_cancelled_while_it_was_held_does_not_run(loop):
     process = Process(loop, "worker")
     ran: list[str] = []

@@ -48,6 +48,12 @@ def test_partitions_are_between_pairs_and_heal(loop: VirtualLoop) -> None:
     assert not made.is_cut(a, c) and not made.is_cut(a, a)
     made.heal()
     assert not made.is_cut(a, b)
+    whole, half = made.partition([a], [b, c]), made.partition([a], [b])
+    whole()
+    whole()
+    assert made.is_cut(a, b) and not made.is_cut(a, c)
+    half()
+    assert not made.is_cut(a, b)
     b.kill("silent")
     assert made.is_cut(a, b)
 
