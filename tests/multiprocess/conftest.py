@@ -16,9 +16,9 @@ Gone = Callable[[int], bool]
 
 PATIENT = """
 from aiodist.launching import spawn
-from aiodist_cli import command, ranks
+from aiodist_cli import command, tracebacks
 
-spawn.SETTLE = ranks.PATIENCE = 3600.0
+spawn.SETTLE = tracebacks.PATIENCE = 3600.0
 command.main()
 """
 """The command, which waits for whatever a rank that has begun to fail, or is the cause of it, has
