@@ -248,7 +248,9 @@ def _listening(writer: Writer, meeting: Meeting | None) -> Iterator[_Stops]:
     """Listen to signals, to readers of the output, and to other nodes."""
     stops = _Stops()
     loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
+    # Nohup, and a shell that starts a background job, let the command ignore some of them.
+    heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in heeded:
         loop.add_signal_handler(number, stops.stop, Stop(128 + number, number.name))
     reader_gone = asyncio.ensure_future(_reader_gone(writer))
     news = [reader_gone] if meeting is None else [reader_gone, meeting.news]
@@ -260,7 +262,7 @@ def _listening(writer: Writer, meeting: Meeting | None) -> Iterator[_Stops]:
         for task in news:
             task.remove_done_callback(stops.heed)
         reader_gone.cancel()
-        for number in _SIGNALS:
+        for number in heeded:
             loop.remove_signal_handler(number)
 
 

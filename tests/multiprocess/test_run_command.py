@@ -287,6 +287,21 @@ def test_signal_ends_all(
     assert all(gone(pid) for pid in pids.values())
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_the_command_was_told_to_ignore_ends_nothing(
+    aiodist: Start, script: Callable[[str], Path], number: signal.Signals
+) -> None:
+    process = aiodist("run", "-n", 2, script(FOREVER), ignored=number)
+    read_pids(process, 2)
+    process.send_signal(number)
+    process.send_signal(signal.SIGUSR1)
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("coordinator tcp://")  # it has seen both
+    process.terminate()
+    status, _, err = finish(process)
+    assert (status, err[-1]) == (143, "aiodist run: SIGTERM; ranks 0 and 1 stopped")
+
+
 STUBBORN = """
 import os, signal
 signal.signal(signal.SIGTERM, lambda *_: print("not yet", flush=True))
