@@ -238,22 +238,24 @@ async def _tell_status(writer: Writer, job: spawn.Job) -> None:
     await writer.write(_STDERR, out.getvalue().encode())
 
 
-async def _reader_gone(writer: Writer) -> Stop:
-    await writer.broken.wait()
-    return Stop(128 + signal.SIGPIPE, "the reader of the output is gone")
+async def _output_broken(writer: Writer) -> Stop:
+    error = await writer.broken
+    if isinstance(error, BrokenPipeError):
+        return Stop(128 + signal.SIGPIPE, "the reader of the output is gone")
+    return Stop(1, f"the output cannot be written: {error.strerror}")
 
 
 @contextlib.contextmanager
 def _listening(writer: Writer, meeting: Meeting | None) -> Iterator[_Stops]:
-    """Listen to signals, to readers of the output, and to other nodes."""
+    """Listen to signals, to errors of the output, and to other nodes."""
     stops = _Stops()
     loop = asyncio.get_running_loop()
     # Nohup, and a shell that starts a background job, let the command ignore some of them.
     heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     for number in heeded:
         loop.add_signal_handler(number, stops.stop, Stop(128 + number, number.name))
-    reader_gone = asyncio.ensure_future(_reader_gone(writer))
-    news = [reader_gone] if meeting is None else [reader_gone, meeting.news]
+    broken = asyncio.ensure_future(_output_broken(writer))
+    news = [broken] if meeting is None else [broken, meeting.news]
     for task in news:
         task.add_done_callback(stops.heed)
     try:
@@ -261,7 +263,7 @@ def _listening(writer: Writer, meeting: Meeting | None) -> Iterator[_Stops]:
     finally:
         for task in news:
             task.remove_done_callback(stops.heed)
-        reader_gone.cancel()
+        broken.cancel()
         for number in heeded:
             loop.remove_signal_handler(number)
 

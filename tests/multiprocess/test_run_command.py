@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -401,6 +402,20 @@ def test_reader_that_goes_away_ends_the_run(
     process.stdout.close()
     assert process.wait(timeout=200) == 128 + signal.SIGPIPE
     assert gone(pids["0"])
+
+
+def test_a_full_disk_ends_the_run_and_is_named(
+    script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = script("import signal\nprint('more', flush=True)\nsignal.pause()\n")
+    run = [sys.executable, "-m", "aiodist_cli", "run", "-n", "1", str(path)]
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            run, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False
+        )
+    assert ended.returncode == 1
+    text = "aiodist run: the output cannot be written: No space left on device; rank 0 stopped\n"
+    assert ended.stderr == text
 
 
 def test_a_page_of_the_run(aiodist: Start, script: Callable[[str], Path]) -> None:
