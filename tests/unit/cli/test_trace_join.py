@@ -190,11 +190,32 @@ def test_it_is_json_and_parts_of_other_versions_are_refused() -> None:
         trace_join.join([part(0, aiodist=1)])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"group":',
+        "[1]",
+        "null",
+        json.dumps(part(0, aiodist=1)),
+        '{"aiodist": 2, "group": "g"}',
+        json.dumps(part(0, clock=[[1]])),
+        json.dumps(part(0, operation("send", 1.0, float("inf")))),
+    ],
+)
 def test_a_file_that_is_no_trace_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "half.json"
-    file.write_text('{"group":')
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_text(json.dumps(part(1)))
+    bad.write_text(text)
     with pytest.raises(CommandError):
-        trace.joined([file], tmp_path / "run.json")
-    assert f"{file} is no trace of a rank" in capsys.readouterr().err
+        trace.joined([good, bad], tmp_path / "run.json")
+    assert capsys.readouterr().err.startswith(f"no trace: {bad} is no trace of a rank: ")
+
+
+def test_a_trace_in_the_directory_of_its_parts_is_no_part(tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"g-rank{rank}-pid1-1.json").write_text(json.dumps(part(rank)))
+    for name in ("trace.json", "again.json"):
+        trace.trace([tmp_path], tmp_path / name)
+    assert (tmp_path / "trace.json").read_text() == (tmp_path / "again.json").read_text()
