@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -231,8 +232,14 @@ def _check_writable(output: Path) -> None:
     folder = output.absolute().parent
     if not folder.is_dir():
         raise usage_error(f"there is no folder {folder}", "--trace")
-    if not os.access(output if output.exists() else folder, os.W_OK):
-        raise usage_error(f"{output.absolute()} cannot be written", "--trace")
+    try:
+        is_new = not output.exists()
+        os.close(os.open(output, os.O_WRONLY | os.O_CREAT))
+    except OSError as error:
+        text = f"{output.absolute()} cannot be written: {error.strerror}"
+        raise usage_error(text, "--trace") from error
+    if is_new:
+        output.unlink()
 
 
 @contextlib.contextmanager
@@ -241,15 +248,21 @@ def _tracing(output: Path | None) -> Iterator[None]:
     if output is None:
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="aiodist-trace-") as parts:
-        os.environ[TRACE] = parts  # which the ranks inherit
+    parts = tempfile.mkdtemp(prefix="aiodist-trace-")
+    os.environ[TRACE] = parts  # which the ranks inherit
+    try:
+        yield
+    finally:
+        files = sorted(Path(parts).glob("*.json"))
         try:
-            yield
-        finally:
-            # its message is printed; the run's own result counts
-            with contextlib.suppress(CommandError):
-                text = joined(sorted(Path(parts).glob("*.json")), output)
+            typer.echo(f"aiodist run: {joined(files, output)}", err=True)
+        except CommandError:  # its message is printed; the run's own result counts
+            if files:
+                text = f"the ranks' traces are kept: aiodist trace {parts} -o FILE joins them"
                 typer.echo(f"aiodist run: {text}", err=True)
+                parts = ""
+        if parts:
+            shutil.rmtree(parts, ignore_errors=True)
 
 
 def _sizes(nprocs: str) -> tuple[int, int]:
