@@ -193,6 +193,7 @@ def run(
 
     program = [sys.executable, "-u", *_target(script, module), *(args or [])]
     if flight_recorder:
+        _check_directory(flight_recorder)
         os.environ[VARIABLE] = flight_recorder  # which the ranks inherit
     tls.use(tls_ca, tls_cert, tls_key)
     spare = Spare(least, max_restarts) if elastic else None
@@ -240,6 +241,19 @@ def _check_writable(output: Path) -> None:
         raise usage_error(text, "--trace") from error
     if is_new:
         output.unlink()
+
+
+def _check_directory(where: str) -> None:
+    """Check before the run that flight records can be written. Raises a usage error."""
+    if where == "stderr":
+        return
+    try:
+        Path(where).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=where):
+            pass
+    except OSError as error:
+        text = f"{Path(where).absolute()} cannot be written: {error.strerror}"
+        raise usage_error(text, "--flight-recorder") from error
 
 
 @contextlib.contextmanager

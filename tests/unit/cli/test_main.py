@@ -101,9 +101,17 @@ def test_wrong_usage(invoke, arguments: tuple[str, ...], problem: str) -> None:
     assert problem in text
 
 
-@pytest.mark.parametrize("output", [".", "x" * 300])
-def test_a_trace_that_may_not_be_written(invoke, output: str) -> None:
-    result, text = invoke("run", "-n", "1", "--trace", output, __file__)
+@pytest.mark.parametrize(
+    ("option", "where"),
+    [
+        ("--trace", "."),
+        ("--trace", "x" * 300),
+        ("--flight-recorder", __file__),
+        ("--flight-recorder", "x" * 300),
+    ],
+)
+def test_what_may_not_be_written(invoke, option: str, where: str) -> None:
+    result, text = invoke("run", "-n", "1", option, where, __file__)
     assert result.exit_code == 2
     assert "cannot be written" in text
 
