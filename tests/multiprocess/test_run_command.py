@@ -404,18 +404,27 @@ def test_reader_that_goes_away_ends_the_run(
     assert gone(pids["0"])
 
 
-def test_a_full_disk_ends_the_run_and_is_named(
-    script: Callable[[str], Path], tmp_path: Path
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (
+            ("run", "-n", "1", "script.py"),
+            "aiodist run: the output cannot be written: No space left on device; rank 0 stopped\n",
+        ),
+        (("doctor",), "aiodist: cannot write the output: No space left on device\n"),
+        (("doctor", "--json"), "aiodist: cannot write the output: No space left on device\n"),
+    ],
+)
+def test_a_full_disk_is_named(
+    command: tuple[str, ...], text: str, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    path = script("import signal\nprint('more', flush=True)\nsignal.pause()\n")
-    run = [sys.executable, "-m", "aiodist_cli", "run", "-n", "1", str(path)]
+    script("import signal\nprint('more', flush=True)\nsignal.pause()\n")
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run(
-            run, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False
-        )
-    assert ended.returncode == 1
-    text = "aiodist run: the output cannot be written: No space left on device; rank 0 stopped\n"
-    assert ended.stderr == text
+            [sys.executable, "-m", "aiodist_cli", *command],
+            stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False,
+        )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (1, text)
 
 
 def test_a_page_of_the_run(aiodist: Start, script: Callable[[str], Path]) -> None:
