@@ -86,7 +86,8 @@ def run(
         typer.Option(
             metavar="ADDRESS",
             help="A coordinator that runs already, such as tcp://10.0.0.1:29500. "
-            "Without it, the run has one of its own.",
+            "On one node, rank 0 serves the address if none runs there. Without it, the run has a "
+            "coordinator of its own.",
         ),
     ] = None,
     group: Annotated[
