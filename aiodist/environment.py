@@ -122,6 +122,28 @@ _POD = _Launcher(
     given=("JOB_COMPLETION_INDEX", "AIODIST_SIZE"),
 )
 
+ALWAYS = ("AIODIST_TOKEN", "AIODIST_TIMEOUT")
+"""The variables that are also read if the address is given."""
+
+NAMES = tuple(
+    dict.fromkeys(
+        [
+            *("AIODIST_ADDRESS", "AIODIST_RANK", "AIODIST_SIZE", "AIODIST_MIN_SIZE"),
+            *("AIODIST_MAX_SIZE", "AIODIST_GROUP", "AIODIST_TRANSPORTS", "AIODIST_RUN_ID"),
+            *("AIODIST_SERVICE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"),
+            *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"),
+            *(
+                name
+                for one in (*_LAUNCHERS, _POD)
+                for name in (one.rank, one.size, one.hosts, one.local_size, one.nodes, *one.job)
+                if name
+            ),
+            "SLURM_DISTRIBUTION",
+        ]
+    )
+)
+"""All other variables that are read here. HOSTNAME is not among them, because it is always set."""
+
 
 def settings_from(environ: Mapping[str, str]) -> Settings:
     """Read the settings. Raises ValueError that names the variable, its value, and what was

@@ -6,14 +6,15 @@ import importlib.metadata
 import platform
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from aiodist import compiled
 from aiodist.buffers.segment import unsupported_reason
-from aiodist.transports import polling
+from aiodist.environment import ALWAYS, NAMES, settings_from, timeout_in, token_in
+from aiodist.transports import certificates, polling
 from aiodist.wire.address import is_loopback
 
 Level = Literal["ok", "note", "warn", "fail"]
@@ -25,26 +26,6 @@ _OPTIONAL = {
     "structlog": "for `aiodist coordinator`: pip install 'aiodist[server]'",
 }
 _FEW_FILES = 1024
-_VARIABLES = (
-    "AIODIST_ADDRESS",
-    "AIODIST_RANK",
-    "AIODIST_SIZE",
-    "AIODIST_GROUP",
-    "AIODIST_TRANSPORTS",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "RANK",
-    "WORLD_SIZE",
-    "AIODIST_SERVICE",
-    "JOB_COMPLETION_INDEX",
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_RANK",
-    "PMI_SIZE",
-    "SLURM_PROCID",
-    "SLURM_NTASKS",
-    "SLURM_STEP_NODELIST",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +168,24 @@ def open_files(limit: int | None) -> Check:
 
 
 def environment(environ: Mapping[str, str]) -> Check:
-    """The variables that `aiodist.connect()` would read."""
-    found = [f"{name}={environ[name]}" for name in _VARIABLES if name in environ]
+    """The variables that `aiodist.connect()` would read, and whether it could."""
+    names = [name for name in NAMES if environ.get(name, "").strip()]
+    more = (*ALWAYS, certificates.CA, certificates.CERT, certificates.KEY)
+    found = [
+        f"{name} (set)" if name == "AIODIST_TOKEN" else f"{name}={environ[name]}"
+        for name in (*names, *(name for name in more if name in environ))
+    ]
     if not found:
         return Check("environment", "ok", "nothing set that aiodist.connect() reads")
+    readers: list[Callable[[Mapping[str, str]], object]] = [token_in, timeout_in]
+    if names:
+        readers.append(settings_from)
+    for read in readers:
+        try:
+            read(environ)
+        except ValueError as error:
+            advice = f"aiodist.connect() raises ValueError: {error}"
+            return Check("environment", "warn", " ".join(found), advice)
     return Check("environment", "note", " ".join(found), "aiodist.connect() takes these up")
 
 

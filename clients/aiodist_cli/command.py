@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 
 LIBRARIES = frozenset({"click", "rich", "typer"})
 """The libraries of the commands, from the extra `cli`."""
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a write that are no fault of the command."""
+
 
 def main() -> None:
-    """Run the command. If a library is missing, say how to install it."""
+    """Run the command. If a library is missing, say how to install it.
+
+    If the output cannot be written, say so without a traceback.
+    """
     try:
         from aiodist_cli.main import app
     except ModuleNotFoundError as error:
@@ -20,4 +28,11 @@ def main() -> None:
             f"aiodist: the commands need {missing}, which is not installed: "
             "pip install 'aiodist[cli]'"
         )
-    app(prog_name="aiodist")
+    try:
+        app(prog_name="aiodist")
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        # Python flushes the rest at its end, and would report that as well.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(f"aiodist: cannot write the output: {error.strerror}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import threading
 from collections.abc import Iterator
 
@@ -30,8 +31,16 @@ def source() -> Iterator[int]:
 def _pass_on(writing: int) -> None:
     # The rank may have ended, or the input may be closed. Both just end this.
     with contextlib.suppress(OSError):
-        while data := os.read(_STDIN, _CHUNK):
+        while data := _read():
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(writing, rest) :]
     os.close(writing)
+
+
+def _read() -> bytes:
+    while True:
+        try:
+            return os.read(_STDIN, _CHUNK)
+        except BlockingIOError:  # another process has set the pipe or terminal to non-blocking
+            select.select([_STDIN], [], [])

@@ -19,7 +19,8 @@ import aiodist
 from aiodist.environment import token_in
 from aiodist.errors import AiodistError
 from aiodist.launching import spawn
-from aiodist.rank.flight_recorder import VARIABLE
+from aiodist.rank.flight_recorder import VARIABLE as RECORDER
+from aiodist.rank.tracing import VARIABLE as TRACE
 from aiodist.transports import polling
 from aiodist.wire.address import Address
 from aiodist_cli import status
@@ -63,17 +64,18 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
     The rank `stdin` gets the input of this process.
     """
     writer = Writer()
+    environ = dict(os.environ)
+    for name in (RECORDER, TRACE):  # of the ranks only, because the launchers form a group, too
+        os.environ.pop(name, None)
     async with contextlib.AsyncExitStack() as stack:
         job, meeting, embedded = await _prepare(stack, place, writer)
         stops = stack.enter_context(_listening(writer, meeting))
         ranks = Ranks(writer, grace=grace, with_input=stdin)
-        stack.enter_context(_dumping(ranks, writer, job))
+        stack.enter_context(_dumping(ranks, writer, job, records=bool(environ.get(RECORDER))))
         told: list[Exit] = []
 
         async def start(local_rank: int, restarts: int = 0) -> None:
-            env = spawn.with_rank_environment(
-                os.environ, job, local_rank, polling.cores(), restarts
-            )
+            env = spawn.with_rank_environment(environ, job, local_rank, polling.cores(), restarts)
             await ranks.start(job.rank(local_rank), program, env)
 
         async def tell(text: str, died: Exit) -> None:
@@ -204,16 +206,16 @@ class _Stops:
 
 
 @contextlib.contextmanager
-def _dumping(ranks: Ranks, writer: Writer, job: spawn.Job) -> Iterator[None]:
+def _dumping(ranks: Ranks, writer: Writer, job: spawn.Job, *, records: bool) -> Iterator[None]:
     """Handle SIGUSR1: show what the ranks are doing, and which ranks hold up others.
 
-    Ranks write their flight records, too, if these are on.
+    `records`: the ranks have flight recorders, and write their records, too.
     """
     loop = asyncio.get_running_loop()
     telling: set[asyncio.Task[None]] = set()
 
     def on_signal() -> None:
-        if os.environ.get(VARIABLE):  # else the signal would end them
+        if records:  # else the signal would end them
             ranks.tell(signal.SIGUSR1)
         task = asyncio.ensure_future(_tell_status(writer, job))
         telling.add(task)
@@ -238,20 +240,24 @@ async def _tell_status(writer: Writer, job: spawn.Job) -> None:
     await writer.write(_STDERR, out.getvalue().encode())
 
 
-async def _reader_gone(writer: Writer) -> Stop:
-    await writer.broken.wait()
-    return Stop(128 + signal.SIGPIPE, "the reader of the output is gone")
+async def _output_broken(writer: Writer) -> Stop:
+    error = await writer.broken
+    if isinstance(error, BrokenPipeError):
+        return Stop(128 + signal.SIGPIPE, "the reader of the output is gone")
+    return Stop(1, f"the output cannot be written: {error.strerror}")
 
 
 @contextlib.contextmanager
 def _listening(writer: Writer, meeting: Meeting | None) -> Iterator[_Stops]:
-    """Listen to signals, to readers of the output, and to other nodes."""
+    """Listen to signals, to errors of the output, and to other nodes."""
     stops = _Stops()
     loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
+    # Nohup, and a shell that starts a background job, let the command ignore some of them.
+    heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in heeded:
         loop.add_signal_handler(number, stops.stop, Stop(128 + number, number.name))
-    reader_gone = asyncio.ensure_future(_reader_gone(writer))
-    news = [reader_gone] if meeting is None else [reader_gone, meeting.news]
+    broken = asyncio.ensure_future(_output_broken(writer))
+    news = [broken] if meeting is None else [broken, meeting.news]
     for task in news:
         task.add_done_callback(stops.heed)
     try:
@@ -259,8 +265,8 @@ def _listening(writer: Writer, meeting: Meeting | None) -> Iterator[_Stops]:
     finally:
         for task in news:
             task.remove_done_callback(stops.heed)
-        reader_gone.cancel()
-        for number in _SIGNALS:
+        broken.cancel()
+        for number in heeded:
             loop.remove_signal_handler(number)
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import select
 import threading
 from collections.abc import Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 MAX_LINE = 64 * 1024
 """The most bytes of a line: longer lines are cut."""
@@ -64,15 +68,15 @@ class Writer:
     """Writes to file descriptors from a thread of its own, in the order of the calls.
 
     So a slow reader, such as a pager, holds up the rank whose output waits, but not the event loop
-    with the coordinator. Bytes for a closed reader are dropped.
+    with the coordinator. Bytes that cannot be written are dropped.
     """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[int, bytes, asyncio.Future[None]] | None]
         self._queue = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
-        self.broken = asyncio.Event()
-        """Set when a reader has closed its end."""
+        self.broken: asyncio.Future[OSError] = self._loop.create_future()
+        """Why bytes could not be written, once that has happened."""
         # A daemon on raw descriptors, because a stuck write must not keep the process alive.
         threading.Thread(target=self._work, name="output", daemon=True).start()
 
@@ -90,15 +94,22 @@ class Writer:
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
             fd, data, done = job
-            rest = memoryview(data)
             try:
-                while rest:
-                    rest = rest[os.write(fd, rest) :]
-            except OSError:
-                self._loop.call_soon_threadsafe(self.broken.set)
-            self._loop.call_soon_threadsafe(_settle, done)
+                _write(fd, data)
+            except OSError as error:
+                self._loop.call_soon_threadsafe(_settle, self.broken, error)
+            self._loop.call_soon_threadsafe(_settle, done, None)
 
 
-def _settle(done: asyncio.Future[None]) -> None:
-    if not done.done():
-        done.set_result(None)
+def _write(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(fd, rest) :]
+        except BlockingIOError:  # another process has set the pipe or terminal to non-blocking
+            select.select([], [fd], [])
+
+
+def _settle(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)

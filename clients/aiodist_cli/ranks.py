@@ -16,7 +16,7 @@ from aiodist_cli.input import source
 from aiodist_cli.output import LineSplitter, Writer, joined, prefix, wants_colour
 from aiodist_cli.pipes import Pipe, outputs, rest
 from aiodist_cli.summary import Exit, cause
-from aiodist_cli.tracebacks import PATIENCE, Withheld
+from aiodist_cli.tracebacks import Withheld
 
 TAIL = 60
 """Lines of a rank's stderr that are kept for the end of the run."""
@@ -185,10 +185,11 @@ class Ranks:
         await self._pass_on(started, fd, splitter.flush())
 
     async def _read(self, stream: asyncio.StreamReader, started: _Rank, fd: int) -> bytes:
-        """Read the next bytes. Show a traceback that was held back if no more comes."""
+        """Read the next bytes. Show a traceback that was held back long enough."""
         reading = asyncio.ensure_future(stream.read(_CHUNK))
         if fd == _STDERR and started.withheld:
-            await asyncio.wait([reading], timeout=PATIENCE)
+            left = started.withheld.until - asyncio.get_running_loop().time()
+            await asyncio.wait([reading], timeout=max(0.0, left))
             if not reading.done():
                 await self._show(started, fd, started.withheld.take())
         return await reading
@@ -196,7 +197,7 @@ class Ranks:
     async def _pass_on(self, started: _Rank, fd: int, lines: list[bytes]) -> None:
         if fd == _STDERR:
             started.tail.extend(lines)
-            lines = started.withheld.feed(lines)
+            lines = started.withheld.feed(lines, asyncio.get_running_loop().time())
         await self._show(started, fd, lines)
 
     async def _show(self, started: _Rank, fd: int, lines: Sequence[bytes]) -> None:

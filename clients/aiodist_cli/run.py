@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -44,7 +45,8 @@ Run eight ranks, start dead ones again (ten times in all), and go on while two a
     aiodist run -n 2:8 --max-restarts 10 train.py
 
 Exit status: 0 if all ranks ended with 0; else that of the rank that failed first, 128 + n if
-signal n ended it. 130 after Ctrl-C, 1 if the run could not be started, 2 for wrong usage.
+signal n ended it. 130 after Ctrl-C, 1 if the run could not be started or its output not be written,
+2 for wrong usage.
 """
 
 
@@ -84,7 +86,8 @@ def run(
         typer.Option(
             metavar="ADDRESS",
             help="A coordinator that runs already, such as tcp://10.0.0.1:29500. "
-            "Without it, the run has one of its own.",
+            "On one node, rank 0 serves the address if none runs there. Without it, the run has a "
+            "coordinator of its own.",
         ),
     ] = None,
     group: Annotated[
@@ -191,6 +194,7 @@ def run(
 
     program = [sys.executable, "-u", *_target(script, module), *(args or [])]
     if flight_recorder:
+        _check_directory(flight_recorder)
         os.environ[VARIABLE] = flight_recorder  # which the ranks inherit
     tls.use(tls_ca, tls_cert, tls_key)
     spare = Spare(least, max_restarts) if elastic else None
@@ -230,8 +234,27 @@ def _check_writable(output: Path) -> None:
     folder = output.absolute().parent
     if not folder.is_dir():
         raise usage_error(f"there is no folder {folder}", "--trace")
-    if not os.access(output if output.exists() else folder, os.W_OK):
-        raise usage_error(f"{output.absolute()} cannot be written", "--trace")
+    try:
+        is_new = not output.exists()
+        os.close(os.open(output, os.O_WRONLY | os.O_CREAT))
+    except OSError as error:
+        text = f"{output.absolute()} cannot be written: {error.strerror}"
+        raise usage_error(text, "--trace") from error
+    if is_new:
+        output.unlink()
+
+
+def _check_directory(where: str) -> None:
+    """Check before the run that flight records can be written. Raises a usage error."""
+    if where == "stderr":
+        return
+    try:
+        Path(where).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=where):
+            pass
+    except OSError as error:
+        text = f"{Path(where).absolute()} cannot be written: {error.strerror}"
+        raise usage_error(text, "--flight-recorder") from error
 
 
 @contextlib.contextmanager
@@ -240,15 +263,21 @@ def _tracing(output: Path | None) -> Iterator[None]:
     if output is None:
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="aiodist-trace-") as parts:
-        os.environ[TRACE] = parts  # which the ranks inherit
+    parts = tempfile.mkdtemp(prefix="aiodist-trace-")
+    os.environ[TRACE] = parts  # which the ranks inherit
+    try:
+        yield
+    finally:
+        files = sorted(Path(parts).glob("*.json"))
         try:
-            yield
-        finally:
-            # its message is printed; the run's own result counts
-            with contextlib.suppress(CommandError):
-                text = joined(sorted(Path(parts).glob("*.json")), output)
+            typer.echo(f"aiodist run: {joined(files, output)}", err=True)
+        except CommandError:  # its message is printed; the run's own result counts
+            if files:
+                text = f"the ranks' traces are kept: aiodist trace {parts} -o FILE joins them"
                 typer.echo(f"aiodist run: {text}", err=True)
+                parts = ""
+        if parts:
+            shutil.rmtree(parts, ignore_errors=True)
 
 
 def _sizes(nprocs: str) -> tuple[int, int]:

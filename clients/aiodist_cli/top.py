@@ -126,6 +126,7 @@ async def _watch(
             key.cancel()
             if coming is not None:
                 coming.cancel()
+    console.print(view.render(answer, None))  # the screen of before is back
 
 
 async def _next(answers: AsyncIterator[Answer]) -> Answer:

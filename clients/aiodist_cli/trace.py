@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from aiodist_cli.errors import CommandError
-from aiodist_cli.trace_join import join
+from aiodist_cli.trace_join import Joined, join
 
 EPILOG = """A run on this host:
 
@@ -24,6 +24,9 @@ Ranks that were started by anything else, on any host:
 
 Exit status: 0, or 1 if there is no trace, or none that can be read; 2 for wrong usage.
 """
+
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What `join` raises for JSON that is no part of a trace."""
 
 
 def trace(
@@ -46,10 +49,12 @@ def trace(
 
 
 def _files(where: Iterable[Path]) -> list[Path]:
+    """The files that are named, and those of ranks in the directories: joined traces may be there,
+    too."""
     return [
         file
         for path in where
-        for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])
+        for file in (sorted(path.glob("*-rank*-pid*.json")) if path.is_dir() else [path])
     ]
 
 
@@ -60,16 +65,29 @@ def _read(file: Path) -> Any:
         raise ValueError(f"{file} is no trace of a rank: {error}") from error
 
 
+def _join(parts: Mapping[Path, Any]) -> Joined:
+    """Join the contents of files. Raises ValueError that names the one that cannot be joined."""
+    try:
+        return join([*parts.values()])
+    except _MALFORMED as error:
+        for file, part in parts.items():
+            try:
+                join([part])
+            except _MALFORMED as wrong:
+                raise ValueError(f"{file} is no trace of a rank: {wrong!r}") from wrong
+        raise ValueError(f"these files cannot be joined: {error!r}") from error
+
+
 def joined(files: Iterable[Path], output: Path) -> str:
     """Write the trace of all `files`, and describe it. Raises CommandError."""
     try:
-        parts = [_read(file) for file in files]
+        parts = {file: _read(file) for file in files}
         if not parts:
             raise CommandError("no rank of aiodist has written a trace")
-        found = join(parts)
+        found = _join(parts)
         output.write_text(json.dumps(found.trace), encoding="utf-8")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CommandError(f"no trace: {type(error).__name__}: {error}") from error
+    except (OSError, ValueError) as error:
+        raise CommandError(f"no trace: {error}") from error
     hosts = (
         "one clock"
         if found.hosts == 1

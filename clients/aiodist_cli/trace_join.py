@@ -9,6 +9,9 @@ one clock, so all of theirs are used together, and no error comes between them.
 **Waiting and moving.** A collective ends on no rank before all ranks have called it. So a rank
 waits until the last rank has called, and after that data moves. Starts and ends are enough to see
 this, once the operations of all ranks are side by side.
+
+**Whole nanoseconds.** Times are rounded once, in the common clock. If starts and durations were
+rounded apart, slices would overlap by a nanosecond, and Perfetto leaves such slices out.
 """
 
 from __future__ import annotations
@@ -50,21 +53,25 @@ class Clock:
         """The most seconds by which it may be wrong at a comparison."""
         return max((error for _, _, error in self._samples), default=0.0)
 
-    def common(self, when: float) -> float:
-        """The common time for `when` on this clock; between comparisons, along a line."""
+    def common(self, when: float) -> int:
+        """The common time in ns for the second `when` on this clock."""
+        return round((when + self._ahead(when)) * 1e9)
+
+    def _ahead(self, when: float) -> float:
+        """By how much the common clock is ahead; between comparisons, along a line."""
         samples = self._samples
         if not samples:
-            return when
+            return 0.0
         at = bisect_right(samples, when, key=lambda sample: sample[0])
         if at in (0, len(samples)):
-            return when + samples[max(0, at - 1)][1]
+            return samples[max(0, at - 1)][1]
         (t0, before, _), (t1, after, _) = samples[at - 1], samples[at]
-        return when + before + (after - before) * (when - t0) / (t1 - t0)
+        return before + (after - before) * (when - t0) / (t1 - t0)
 
 
 @dataclass(slots=True)
 class Operation:
-    """One operation of one rank, in common time. `process`: the number of its part."""
+    """One operation of one rank, in common time, in ns. `process`: the number of its part."""
 
     process: int
     context: str
@@ -78,15 +85,15 @@ class Operation:
     call: str
     peer: int | None
     nbytes: int
-    start: float
-    end: float
+    start: int
+    end: int
     state: str
     error: str
     plans: list[str]
     transport: str | None
     track: int = 0
     waits_for: int | None = None
-    moves: float | None = None  # when data began to move; None: unknown
+    moves: int | None = None  # when data began to move; None: unknown
 
 
 class Joined(NamedTuple):
@@ -114,7 +121,7 @@ def join(parts: Sequence[Mapping[str, Any]]) -> Joined:
     _lay_out(operations)
     starts = [one.start for one in operations]
     starts += [clocks[part["machine"]].common(when) for part in parts for when, _ in part["events"]]
-    zero = min(starts, default=0.0)
+    zero = min(starts, default=0)
     # Each clock is compared with the coordinator's, and two may both be wrong.
     errors = sorted(clock.error for clock in clocks.values())
     error = sum(errors[-2:]) if len(errors) > 1 else 0.0
@@ -156,9 +163,10 @@ def _operations(
     ]:
         group, epoch, rank, size, context, links = part["scopes"][scope]
         transport = _transport(op, peer, plans, links)
+        begins = clock.common(start)
         yield Operation(
             process, context, group, epoch, rank, size, op, tag, seq, call, peer, nbytes,
-            clock.common(start), clock.common(end), state, error, plans, transport,
+            begins, max(begins, clock.common(end)), state, error, plans, transport,
         )  # fmt: skip
 
 
@@ -230,13 +238,13 @@ def _waits(one: Operation, other: Operation) -> None:
 
 def _lay_out(operations: Iterable[Operation]) -> None:
     """Put operations that run at the same time on separate tracks."""
-    free: dict[tuple[int, int], list[float]] = defaultdict(list)
+    free: dict[tuple[int, int], list[int]] = defaultdict(list)
     for one in sorted(operations, key=lambda one: one.start):
         kind = 1 if one.op in _MESSAGES else 0
         ends = free[one.process, kind]
         lane = next((lane for lane, end in enumerate(ends) if end <= one.start), len(ends))
         if lane == len(ends):
-            ends.append(0.0)
+            ends.append(0)
         ends[lane] = one.end
         one.track = _LANES * (kind + 1) + lane
 
@@ -257,14 +265,14 @@ def _names(
         yield name("thread_sort_index", track, sort_index=track)
 
 
-def _instant(process: int, when: float, text: str) -> dict[str, Any]:
+def _instant(process: int, when: int, text: str) -> dict[str, Any]:
     return {
         "ph": "i", "s": "p", "cat": "membership", "name": text,
         "pid": process, "tid": 3 * _LANES, "ts": _us(when),
     }  # fmt: skip
 
 
-def _slices(one: Operation, zero: float) -> Iterator[dict[str, Any]]:
+def _slices(one: Operation, zero: int) -> Iterator[dict[str, Any]]:
     """The operation, and within it the time of waiting and of moving data."""
     where = {"pid": one.process, "tid": one.track}
     args: dict[str, Any] = {
@@ -284,8 +292,8 @@ def _slices(one: Operation, zero: float) -> Iterator[dict[str, Any]]:
     name = one.op if one.tag in (None, 0) else f"{one.op} {one.tag!r}"
     category = "messages" if one.op in _MESSAGES else "collectives"
 
-    def piece(text: str, start: float, end: float, **args: Any) -> dict[str, Any]:
-        when = {"ts": _us(start - zero), "dur": _us(max(0.0, end - start))}
+    def piece(text: str, start: int, end: int, **args: Any) -> dict[str, Any]:
+        when = {"ts": _us(start - zero), "dur": _us(end - start)}
         return {"ph": "X", "cat": category, "name": text, **where, **when, "args": args}
 
     yield piece(name, one.start, one.end, **args)
@@ -297,9 +305,7 @@ def _slices(one: Operation, zero: float) -> Iterator[dict[str, Any]]:
         yield piece("moving", one.moves, one.end)
 
 
-def _arrow(
-    number: int, before: Operation, after: Operation, zero: float
-) -> Iterator[dict[str, Any]]:
+def _arrow(number: int, before: Operation, after: Operation, zero: int) -> Iterator[dict[str, Any]]:
     for one, kind in ((before, "s"), (after, "f")):
         when = one.start if kind == "s" or one.moves is None else one.moves
         end = {"bp": "e"} if kind == "f" else {}
@@ -309,5 +315,5 @@ def _arrow(
         }  # fmt: skip
 
 
-def _us(seconds: float) -> float:
-    return round(seconds * 1e6, 3)
+def _us(ns: int) -> float:
+    return ns / 1000

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 PATIENCE = 2.0
-"""Seconds that a traceback is held back if its rank has not ended, because the interpreter takes
-that long to end with large libraries."""
+"""Seconds that a traceback is held back if its rank has not ended, whatever the rank writes
+meanwhile. The interpreter takes that long to end with large libraries."""
 
 MOST = 2000
 """The most lines of one rank that are held back."""
@@ -28,16 +28,18 @@ class Withheld:
 
     def __init__(self) -> None:
         self._lines: list[bytes] = []
+        self.until = 0.0  # when to show them
 
     def __bool__(self) -> bool:
         return bool(self._lines)
 
-    def feed(self, lines: Sequence[bytes]) -> list[bytes]:
-        """Take in `lines`, and return those to show now."""
-        shown: list[bytes] = []
+    def feed(self, lines: Sequence[bytes], now: float) -> list[bytes]:
+        """Take in `lines` that were written `now`, in seconds, and return those to show."""
+        shown = self.take() if now >= self.until else []
         if not self._lines:
             begins = next((i for i, line in enumerate(lines) if _HEADER.match(line)), len(lines))
-            shown, lines = list(lines[:begins]), lines[begins:]
+            shown, lines = [*shown, *lines[:begins]], lines[begins:]
+            self.until = now + PATIENCE
         self._lines += lines
         return shown if len(self._lines) <= MOST else shown + self.take()
 

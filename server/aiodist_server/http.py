@@ -174,6 +174,7 @@ class Answers:
     def __init__(self, coordinator: Coordinator, surveys: Surveys) -> None:
         self._coordinator = coordinator
         self._surveys = surveys
+        self._sums = metrics.Sums()
 
     async def alive(self, request: web.Request) -> web.Response:
         """Tell whether it serves its members. It does so while it drains, too, so that it is not
@@ -200,7 +201,8 @@ class Answers:
     async def metrics(self, request: web.Request) -> web.Response:
         accept = request.headers.get("Accept", "")
         found = await self.found(counts=True)
-        health = metrics.Health(self._coordinator.totals, self._coordinator.state_health)
+        coordinator = self._coordinator
+        health = metrics.Health(coordinator.totals, coordinator.state_health, self._sums)
         body, content_type = metrics.exposition(found, health, accept)
         return web.Response(body=body, headers={"Content-Type": content_type})
 

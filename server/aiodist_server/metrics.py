@@ -30,11 +30,41 @@ SIZE_NAMES = ("1KiB", "64KiB", "1MiB", "64MiB", "more")
 """The classes of `aiodist.wire.counts.SIZES`, as labels."""
 
 
+class Sums:
+    """Sums of counts that members report since they joined.
+
+    A sum includes members that are gone or silent, because a counter must not fall. What a member
+    did after the last request for metrics is not in it.
+    """
+
+    def __init__(self) -> None:
+        # By metric and label: the sum, and the last count of each member.
+        self._known: dict[str, dict[str, tuple[int, dict[str, int]]]] = {}
+
+    def of(self, metric: str, counts: Mapping[str, Mapping[str, int | None]]) -> dict[str, int]:
+        """Return the sums of a metric by label.
+
+        `counts`: of the members that are there, by label and the id of the member; None for a
+        silent one. Labels that are not among them are forgotten.
+        """
+        before = self._known.get(metric, {})
+        found = self._known[metric] = {}
+        for label, members in counts.items():
+            total, last = before.get(label, (0, {}))
+            now = {who: max(count or 0, last.get(who, 0)) for who, count in members.items()}
+            total += sum(now.values()) - sum(last.get(who, 0) for who in now)
+            if now or total:
+                found[label] = total, now
+        return {label: total for label, (total, _) in found.items()}
+
+
 class Health(NamedTuple):
-    """What a coordinator knows of itself: `totals`, and its `Coordinator.state_health`."""
+    """What a coordinator knows of itself: `totals`, and its `Coordinator.state_health`; and the
+    sums of what its members have told."""
 
     totals: Totals
     state: tuple[float, int] | None
+    sums: Sums
 
 
 def exposition(found: Mapping[str, Any], health: Health, accept: str = "") -> tuple[bytes, str]:
@@ -57,12 +87,12 @@ class _Found(Collector):
         self._health = health
 
     def collect(self) -> Iterable[Metric]:
-        yield from families(self._found)
+        yield from families(self._found, self._health.sums)
         yield from _of_totals(self._health.totals)
         yield from _of_itself(self._health.state)
 
 
-def families(found: Mapping[str, Any]) -> Iterator[Metric]:
+def families(found: Mapping[str, Any], sums: Sums) -> Iterator[Metric]:
     """Yield the metrics of an answer of `Coordinator.survey`."""
     # No label names a run, because each run would make series of its own, which stay as long as the
     # metrics are kept. If one run ends as the next of its name begins, the newer one is told. No
@@ -78,9 +108,9 @@ def families(found: Mapping[str, Any]) -> Iterator[Metric]:
     yield GaugeMetricFamily("aiodist_groups", "Groups that it serves.", len(plains))
     yield from _of_groups(groups)
     yield from _of_ranks(groups)
-    yield from _of_channels(channels)
+    yield from _of_channels(channels, sums)
     averagers = {one["name"]: one for one in found.get("averagers", ())}.values()
-    yield from _of_averagers(averagers)
+    yield from _of_averagers(averagers, sums)
 
 
 def _of_groups(groups: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
@@ -138,9 +168,20 @@ def _of_ranks(groups: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     yield from (answered, silent, busy, waits, collectives, sent, received, saved)
 
 
-def _of_channels(channels: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+def _of_channels(channels: Iterable[Mapping[str, Any]], sums: Sums) -> Iterator[Metric]:
     def gauge(name: str, text: str) -> GaugeMetricFamily:
         return GaugeMetricFamily(f"aiodist_channel_{name}", text, labels=("channel",))
+
+    def counter(name: str, text: str, field: str, *, publishes: bool) -> CounterMetricFamily:
+        counts = {
+            channel["name"]: {
+                one["id"]: one["said"] and one["said"][field]
+                for one in channel["participants"]
+                if one["publishes"] is publishes
+            }
+            for channel in channels
+        }
+        return _summed(f"aiodist_channel_{name}", text, "channel", sums, counts)
 
     version = gauge("version", "The newest version that it has.")
     nbytes = gauge("version_bytes", "The size of that.")
@@ -152,22 +193,22 @@ def _of_channels(channels: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
         "behind_seconds", "The longest time that a subscriber has lacked a newer version."
     )
     memory = gauge("memory_bytes", "Memory that versions take, on all hosts.")
-    sent = CounterMetricFamily(
-        "aiodist_channel_published_bytes", "What its publisher has sent.", labels=("channel",)
-    )
+    sent = counter("published_bytes", "What its publisher has sent.", "sent", publishes=True)
     changed = gauge("changed_ratio", "The share of the newest version that has changed.")
     chain = gauge(
         "chain_length", "By how many differences a subscriber got its last version, at most."
     )
-    saved = CounterMetricFamily(
-        "aiodist_channel_saved_bytes",
+    saved = counter(
+        "saved_bytes",
         "What did not have to come to subscribers, because differences came.",
-        labels=("channel",),
+        "saved",
+        publishes=False,
     )
-    fallbacks = CounterMetricFamily(
-        "aiodist_channel_fallbacks",
+    fallbacks = counter(
+        "fallbacks",
         "Chunks that came whole, because differences did not bring them.",
-        labels=("channel",),
+        "fallbacks",
+        publishes=False,
     )
     for channel in channels:
         labels = (channel["name"],)
@@ -188,16 +229,22 @@ def _of_channels(channels: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
         behind.add_metric(labels, max((said["behind"] for said in takers), default=0.0))
         memory.add_metric(labels, sum(one["said"]["memory"] for one in heard))
         chain.add_metric(labels, max((said["chain"] for said in takers), default=0))
-        saved.add_metric(labels, sum(said["saved"] for said in takers))
-        fallbacks.add_metric(labels, sum(said["fallbacks"] for said in takers))
         if givers:
-            sent.add_metric(labels, sum(said["sent"] for said in givers))
             changed.add_metric(labels, max(said["changed"] for said in givers))
     yield from (version, nbytes, publishers, subscribers, silent, lag, behind, memory, sent)
     yield from (changed, chain, saved, fallbacks)
 
 
-def _of_averagers(averagers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+def _summed(
+    name: str, text: str, label: str, sums: Sums, counts: Mapping[str, Mapping[str, int | None]]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=(label,))
+    for value, total in sums.of(name, counts).items():
+        family.add_metric((value,), total)
+    return family
+
+
+def _of_averagers(averagers: Iterable[Mapping[str, Any]], sums: Sums) -> Iterator[Metric]:
     def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
         return GaugeMetricFamily(f"aiodist_averager_{name}", text, labels=("averager", *labels))
 
@@ -211,17 +258,23 @@ def _of_averagers(averagers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     contributors = gauge("contributors", "Members whose contributions it has.", "part")
     late = gauge("late_members", "Members that were late for one of its last rounds.", "part")
     behind = gauge("late_seconds", "By how much the latest of them was late.", "part")
-    saved = CounterMetricFamily(
+    counts = {
+        averager["name"]: {
+            one["id"]: one["said"] and one["said"]["saved"] for one in averager["members"]
+        }
+        for averager in averagers
+    }
+    saved = _summed(
         "aiodist_averager_saved_bytes",
         "What its members did not have to send, because of its codec.",
-        labels=("averager",),
+        "averager",
+        sums,
+        counts,
     )
     for averager in averagers:
         name = averager["name"]
         members.add_metric((name,), len(averager["members"]))
         quorum.add_metric((name,), averager["quorum"])
-        said = [one["said"] for one in averager["members"] if one["said"] is not None]
-        saved.add_metric((name,), sum(one["saved"] for one in said))
         for part in averager["parts"]:
             labels = (name, part["part"])
             rounds.add_metric(labels, part["round"])

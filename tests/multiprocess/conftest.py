@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,30 +15,47 @@ import pytest
 Start = Callable[..., "subprocess.Popen[str]"]
 Gone = Callable[[int], bool]
 
-PATIENT = """
-from aiodist.launching import spawn
-from aiodist_cli import command, ranks
+COMMAND = """
+import signal
 
-spawn.SETTLE = ranks.PATIENCE = 3600.0
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run with nohup
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+{before}
+from aiodist_cli import command
+
 command.main()
 """
-"""The command, which waits for whatever a rank that has begun to fail, or is the cause of it, has
-to do until it has ended: on a slow machine that takes a Python process longer than it waits."""
+"""The command, which does something before."""
+
+PATIENT = """
+from aiodist.launching import spawn
+from aiodist_cli import tracebacks
+
+spawn.SETTLE = tracebacks.PATIENCE = 3600.0
+"""
+"""Lets the command wait until a rank that has begun to fail, or is the cause of it, has ended. On a
+slow machine that takes a Python process longer than the command waits."""
 
 
 @pytest.fixture
 def aiodist(tmp_path: Path) -> Iterator[Start]:
     """``aiodist("run", "-n", 2, …)`` starts the command with its output piped (`patient`: see
-    `PATIENT`); what still runs at the end of the test is killed."""
+    `PATIENT`; `ignored`: a signal, as with nohup); what still runs at the end of the test is
+    killed."""
     started: list[subprocess.Popen[str]] = []
 
     def start(
-        *arguments: object, more_env: dict[str, str] | None = None, patient: bool = False
+        *arguments: object,
+        more_env: dict[str, str] | None = None,
+        patient: bool = False,
+        ignored: signal.Signals | None = None,
     ) -> subprocess.Popen[str]:
+        before = PATIENT if patient else ""
+        if ignored is not None:
+            before += f"signal.signal({ignored:d}, signal.SIG_IGN)\n"
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("AIODIST_")}
-        command = ("-c", PATIENT) if patient else ("-m", "aiodist_cli")
         process = subprocess.Popen(
-            [sys.executable, *command, *map(str, arguments)],
+            [sys.executable, "-c", COMMAND.format(before=before), *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -287,6 +288,21 @@ def test_signal_ends_all(
     assert all(gone(pid) for pid in pids.values())
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_the_command_was_told_to_ignore_ends_nothing(
+    aiodist: Start, script: Callable[[str], Path], number: signal.Signals
+) -> None:
+    process = aiodist("run", "-n", 2, script(FOREVER), ignored=number)
+    read_pids(process, 2)
+    process.send_signal(number)
+    process.send_signal(signal.SIGUSR1)
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("coordinator tcp://")  # it has seen both
+    process.terminate()
+    status, _, err = finish(process)
+    assert (status, err[-1]) == (143, "aiodist run: SIGTERM; ranks 0 and 1 stopped")
+
+
 STUBBORN = """
 import os, signal
 signal.signal(signal.SIGTERM, lambda *_: print("not yet", flush=True))
@@ -386,6 +402,29 @@ def test_reader_that_goes_away_ends_the_run(
     process.stdout.close()
     assert process.wait(timeout=200) == 128 + signal.SIGPIPE
     assert gone(pids["0"])
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (
+            ("run", "-n", "1", "script.py"),
+            "aiodist run: the output cannot be written: No space left on device; rank 0 stopped\n",
+        ),
+        (("doctor",), "aiodist: cannot write the output: No space left on device\n"),
+        (("doctor", "--json"), "aiodist: cannot write the output: No space left on device\n"),
+    ],
+)
+def test_a_full_disk_is_named(
+    command: tuple[str, ...], text: str, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    script("import signal\nprint('more', flush=True)\nsignal.pause()\n")
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "aiodist_cli", *command],
+            stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False,
+        )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (1, text)
 
 
 def test_a_page_of_the_run(aiodist: Start, script: Callable[[str], Path]) -> None:

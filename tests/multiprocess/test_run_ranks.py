@@ -68,11 +68,14 @@ async def test_several_runs_share_a_coordinator(aiodist: Start, script: Path) ->
 
 
 def nodes(
-    aiodist: Start, address: str, script: Path, *arguments: str
+    aiodist: Start, address: str, script: Path, *arguments: str, **more_env: str
 ) -> list[tuple[int, list[str], str]]:
     """The ends of two nodes with two ranks each."""
     run = ("run", "-n", 2, "--nnodes", 2, "--coordinator", address, "--node-rank")
-    started = [aiodist(*run, node, script, *arguments, patient=True) for node in range(2)]
+    started = [
+        aiodist(*run, node, script, *arguments, patient=True, more_env=more_env)
+        for node in range(2)
+    ]
     return [finish(process) for process in started]
 
 
@@ -81,6 +84,17 @@ async def test_two_nodes(aiodist: Start, script: Path) -> None:
         first, second = await asyncio.to_thread(nodes, aiodist, coordinator.address, script)
     assert first == (0, ["[0] world 10", "[1] world 10"], "")
     assert second == (0, ["[2] world 10", "[3] world 10"], "")
+
+
+async def test_launchers_of_nodes_leave_no_traces(
+    aiodist: Start, script: Path, tmp_path: Path
+) -> None:
+    where = {"AIODIST_TRACE": "traces"}
+    async with Coordinator("tcp://127.0.0.1:0") as coordinator:
+        ends = await asyncio.to_thread(nodes, aiodist, coordinator.address, script, **where)
+    assert not any(status for status, *_ in ends)
+    names = sorted(path.name.partition("-pid")[0] for path in (tmp_path / "traces").iterdir())
+    assert names == [f"world-rank{rank}" for rank in range(4)]
 
 
 async def test_failure_on_one_node_ends_the_other(aiodist: Start, script: Path) -> None:

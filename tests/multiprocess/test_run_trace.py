@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,20 @@ def test_what_others_have_started_is_joined(aiodist: Any, tmp_path: Path) -> Non
     assert joining.returncode == 0, err
     assert err.startswith("all.json: 2 ranks, 2 operations, one clock")
     assert all("barrier" in did for did in names(tmp_path / "all.json").values())
+
+
+def test_what_cannot_be_joined_is_kept(aiodist: Any, tmp_path: Path) -> None:
+    """The output becomes a directory while the run goes on."""
+    script = SCRIPT.replace("await group.barrier()", "group.rank or os.mkdir('run.json')")
+    (tmp_path / "train.py").write_text(f"import os\n{script}")
+    run = aiodist("run", "-n", 2, "--trace", "run.json", "train.py")
+    _, err = run.communicate()
+    assert run.returncode == 0, err
+    error, kept = err.splitlines()
+    assert "no trace: [Errno 21] Is a directory" in error
+    parts = Path(kept.partition("aiodist trace ")[2].partition(" -o")[0])
+    assert len(list(parts.glob("world-rank*.json"))) == 2
+    shutil.rmtree(parts)
 
 
 def test_no_trace(aiodist: Any, tmp_path: Path) -> None:

@@ -59,10 +59,10 @@ def told() -> set[str]:
     said |= {"saved": 0, "changed": 0.0, "chain": 0, "fallbacks": 0}
     channel: dict[str, Any] = {
         "name": "c", "run_id": "r", "newest": 1, "nbytes": 1,
-        "participants": [{"publishes": True, "said": said}],
+        "participants": [{"id": "p", "publishes": True, "said": said}],
     }  # fmt: skip
     found = {"draining": False, "groups": [group], "channels": [channel]}
-    body, _ = metrics.exposition(found, metrics.Health(Totals(), (0.0, 0)))
+    body, _ = metrics.exposition(found, metrics.Health(Totals(), (0.0, 0), metrics.Sums()))
     names = {*re.findall(r"^# TYPE (\S+)", body.decode(), re.MULTILINE)}
     return names | {"aiodist_operation_seconds" + end for end in ("_bucket", "_count", "_sum")}
 
@@ -119,6 +119,6 @@ def test_expressions_of_the_dashboard(promtool: Callable[..., str], tmp_path: Pa
 
 
 def test_what_is_told_is_well_formed(promtool: Callable[..., str]) -> None:
-    health = metrics.Health(Totals(), (0.0, 0))
+    health = metrics.Health(Totals(), (0.0, 0), metrics.Sums())
     body, _ = metrics.exposition({"draining": False, "groups": [], "channels": []}, health)
     promtool("check", "metrics", input=body.decode())

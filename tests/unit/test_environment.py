@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 
 import pytest
 
+from aiodist import environment
 from aiodist.environment import Settings, settings_from, timeout_in, token_in
 
 ADDRESS = {"AIODIST_ADDRESS": "tcp://10.0.0.1:1"}
@@ -25,6 +28,12 @@ OMPI = {
     "PMIX_NAMESPACE": "prterun-node-42@1",
 }
 MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
+
+
+def test_all_names_are_listed() -> None:
+    """For `aiodist doctor`, which shows those that are set."""
+    read = {*re.findall(r'"([A-Z][A-Z_]*_[A-Z_]+|RANK)"', inspect.getsource(environment))}
+    assert read - {"HOSTNAME"} == {*environment.NAMES, *environment.ALWAYS}
 
 
 def test_our_own_variables_give_everything() -> None:

@@ -17,7 +17,7 @@ from aiodist_server import metrics
 async def told(coordinator: Coordinator) -> dict[str, float]:
     """The metrics as they are scraped."""
     found = await coordinator.survey(counts=True)
-    health = metrics.Health(coordinator.totals, coordinator.state_health)
+    health = metrics.Health(coordinator.totals, coordinator.state_health, metrics.Sums())
     body, _ = metrics.exposition(found, health)
     lines = [line for line in body.decode().splitlines() if line.startswith("aiodist_")]
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}

@@ -83,18 +83,38 @@ def test_open_files(limit: int | None, level: str) -> None:
 
 def test_environment() -> None:
     assert checks.environment({"HOME": "/"}).level == "ok"
-    check = checks.environment({"RANK": "1", "MASTER_ADDR": "x", "AIODIST_TOKEN": "secret"})
+    check = checks.environment(
+        {"RANK": "1", "MASTER_ADDR": "x", "MASTER_PORT": "1", "AIODIST_TOKEN": "secret"}
+    )
     assert check.level == "note"
-    assert "MASTER_ADDR=x RANK=1" in check.found
-    assert "secret" not in check.found
-    assert checks.environment({"SLURM_PROCID": "1"}).found == "SLURM_PROCID=1"
+    assert check.found == "MASTER_ADDR=x MASTER_PORT=1 RANK=1 AIODIST_TOKEN (set)"
+    assert checks.environment({"AIODIST_TLS_CA": "ca.pem"}).found == "AIODIST_TLS_CA=ca.pem"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AIODIST_TOKEN", ""),
+        ("AIODIST_TIMEOUT", "soon"),
+        ("AIODIST_MIN_SIZE", "few"),
+        ("TORCHELASTIC_RESTART_COUNT", "no"),
+        ("MASTER_ADDR", "x"),
+        ("SLURM_STEP_ID", "0"),
+    ],
+)
+def test_an_environment_that_connect_cannot_use(name: str, value: str) -> None:
+    launched = {"TORCHELASTIC_RUN_ID": "r"} if name.startswith("TORCHELASTIC") else {}
+    check = checks.environment({name: value, **launched})
+    assert check.level == "warn"
+    assert name in check.found
+    assert check.advice.startswith("aiodist.connect() raises ValueError: ")
 
 
 def test_all_checks_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [check.name for check in checks.all_checks(os.environ)]
     assert len(names) == len(set(names))
     monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("AIODIST_ADDRESS", "tcp://127.0.0.1:1")
     result = CliRunner().invoke(app, ["doctor"])
     assert all(name in result.output for name in names)
     assert "environment: aiodist.connect() takes these up" in result.output

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -103,11 +101,17 @@ def test_wrong_usage(invoke, arguments: tuple[str, ...], problem: str) -> None:
     assert problem in text
 
 
-def test_a_trace_that_may_not_be_written(
-    invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
-    result, text = invoke("run", "-n", "1", "--trace", str(tmp_path / "run.json"), __file__)
+@pytest.mark.parametrize(
+    ("option", "where"),
+    [
+        ("--trace", "."),
+        ("--trace", "x" * 300),
+        ("--flight-recorder", __file__),
+        ("--flight-recorder", "x" * 300),
+    ],
+)
+def test_what_may_not_be_written(invoke, option: str, where: str) -> None:
+    result, text = invoke("run", "-n", "1", option, where, __file__)
     assert result.exit_code == 2
     assert "cannot be written" in text
 

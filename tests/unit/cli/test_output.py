@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import os
 
 import pytest
@@ -90,7 +92,7 @@ async def test_writer_keeps_order() -> None:
         for number in range(20):
             await writer.write(pipe, b"%d " % number)
         assert os.read(reader, 1000) == b" ".join(b"%d" % n for n in range(20)) + b" "
-        assert not writer.broken.is_set()
+        assert not writer.broken.done()
     finally:
         os.close(reader)
         os.close(pipe)
@@ -103,7 +105,25 @@ async def test_writer_tells_of_a_reader_that_is_gone() -> None:
     writer = output.Writer()
     try:
         await writer.write(pipe, b"lost")
-        await writer.broken.wait()
+        assert isinstance(await writer.broken, BrokenPipeError)
     finally:
+        os.close(pipe)
+        writer.close()
+
+
+async def test_writer_waits_for_room_in_a_pipe_that_does_not_block() -> None:
+    reader, pipe = os.pipe()
+    os.set_blocking(pipe, False)
+    room = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+    writer = output.Writer()
+    try:
+        writing = asyncio.create_task(writer.write(pipe, bytes(2 * room)))
+        left = 2 * room
+        while left:
+            left -= len(await asyncio.to_thread(os.read, reader, left))
+        await writing
+        assert not writer.broken.done()
+    finally:
+        os.close(reader)
         os.close(pipe)
         writer.close()

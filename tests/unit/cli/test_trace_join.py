@@ -105,11 +105,33 @@ def test_ranks_of_one_host_have_one_clock() -> None:
 
 def test_a_clock_that_drifts() -> None:
     clock = Clock([[0.0, 10.0, 1e-5], [1.0, 99.0, 1e-3], [100.0, 10.001, 2e-5]])
-    assert clock.common(-5.0) == 5.0
-    assert clock.common(50.0) == pytest.approx(60.0005)
-    assert clock.common(200.0) == 210.001
+    assert clock.common(-5.0) == 5_000_000_000
+    assert clock.common(50.0) == 60_000_500_000
+    assert clock.common(200.0) == 210_001_000_000
     assert clock.error == 2e-5
-    assert Clock([]).common(3.0) == 3.0
+    assert Clock([]).common(3.0) == 3_000_000_000
+
+
+def test_slices_lie_within_each_other_to_the_nanosecond() -> None:
+    """Otherwise Perfetto leaves them out."""
+    times = [3.0 + n / 7e6 for n in range(3000)]
+    calls = [
+        [operation("all_reduce", times[n + rank], times[n + 2], seq=n) for n in range(0, 2998, 2)]
+        for rank in (0, 1)
+    ]
+    tracks: dict[Any, list[tuple[int, int]]] = {}
+    for one in events(part(0, *calls[0]), part(1, *calls[1]), ph="X"):
+        start = round(one["ts"] * 1000)
+        span = start, start + round(one["dur"] * 1000)
+        tracks.setdefault((one["pid"], one["tid"]), []).append(span)
+    assert len(tracks) == 2
+    for spans in tracks.values():
+        around: list[int] = []  # the ends of the slices around the next one
+        for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while around and around[-1] <= start:
+                around.pop()
+            assert not around or end <= around[-1]
+            around.append(end)
 
 
 def test_messages_of_one_tag_are_matched_in_their_order() -> None:
@@ -168,11 +190,32 @@ def test_it_is_json_and_parts_of_other_versions_are_refused() -> None:
         trace_join.join([part(0, aiodist=1)])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"group":',
+        "[1]",
+        "null",
+        json.dumps(part(0, aiodist=1)),
+        '{"aiodist": 2, "group": "g"}',
+        json.dumps(part(0, clock=[[1]])),
+        json.dumps(part(0, operation("send", 1.0, float("inf")))),
+    ],
+)
 def test_a_file_that_is_no_trace_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "half.json"
-    file.write_text('{"group":')
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_text(json.dumps(part(1)))
+    bad.write_text(text)
     with pytest.raises(CommandError):
-        trace.joined([file], tmp_path / "run.json")
-    assert f"{file} is no trace of a rank" in capsys.readouterr().err
+        trace.joined([good, bad], tmp_path / "run.json")
+    assert capsys.readouterr().err.startswith(f"no trace: {bad} is no trace of a rank: ")
+
+
+def test_a_trace_in_the_directory_of_its_parts_is_no_part(tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"g-rank{rank}-pid1-1.json").write_text(json.dumps(part(rank)))
+    for name in ("trace.json", "again.json"):
+        trace.trace([tmp_path], tmp_path / name)
+    assert (tmp_path / "trace.json").read_text() == (tmp_path / "again.json").read_text()

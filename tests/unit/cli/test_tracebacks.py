@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiodist_cli.tracebacks import MOST, Withheld, without_the_loop
+from aiodist_cli.tracebacks import MOST, PATIENCE, Withheld, without_the_loop
 
 HEADER = b"Traceback (most recent call last):"
 TRACEBACK = [
@@ -38,28 +38,37 @@ GROUPED = [
 @pytest.mark.parametrize("begin", [TRACEBACK, GROUPED])
 def test_what_follows_a_header_is_held_back(begin: list[bytes]) -> None:
     withheld = Withheld()
-    assert withheld.feed([b"loss 1.0", b"loss 0.9"]) == [b"loss 1.0", b"loss 0.9"]
+    assert withheld.feed([b"loss 1.0", b"loss 0.9"], 0.0) == [b"loss 1.0", b"loss 0.9"]
     assert not withheld
-    assert withheld.feed([b"loss 0.8", *begin[:3]]) == [b"loss 0.8"]
+    assert withheld.feed([b"loss 0.8", *begin[:3]], 0.0) == [b"loss 0.8"]
     assert withheld
-    assert withheld.feed(begin[3:]) == []
+    assert withheld.feed(begin[3:], 0.0) == []
     assert withheld.take() == begin
     assert not withheld
-    assert withheld.feed([b"goes on"]) == [b"goes on"]
+    assert withheld.feed([b"goes on"], 0.0) == [b"goes on"]
 
 
 def test_text_about_tracebacks_is_no_traceback() -> None:
     withheld = Withheld()
     lines = [b"I print: Traceback (most recent call last):", HEADER + b" and so on"]
-    assert withheld.feed(lines) == lines
+    assert withheld.feed(lines, 0.0) == lines
 
 
 def test_what_is_held_back_is_bounded() -> None:
     withheld = Withheld()
     lines = [HEADER, *[b"  x"] * (MOST - 1)]
-    assert withheld.feed([b"before", *lines]) == [b"before"]
-    assert withheld.feed([b"one more"]) == [*lines, b"one more"]
+    assert withheld.feed([b"before", *lines], 0.0) == [b"before"]
+    assert withheld.feed([b"one more"], 0.0) == [*lines, b"one more"]
     assert not withheld
+
+
+def test_a_rank_that_goes_on_writing_does_not_hold_back_its_traceback() -> None:
+    withheld = Withheld()
+    assert withheld.feed(TRACEBACK, 0.0) == []
+    assert withheld.feed([b"step 1"], PATIENCE / 2) == []
+    assert withheld.feed([b"step 2", HEADER], PATIENCE) == [*TRACEBACK, b"step 1", b"step 2"]
+    assert withheld.until == 2 * PATIENCE
+    assert withheld.take() == [HEADER]
 
 
 def test_frames_of_the_loop_are_left_out() -> None:

@@ -19,7 +19,7 @@ LABELS = {"group": 'a "quoted" name'}
 
 def health(*, state: tuple[float, int] | None = None) -> metrics.Health:
     """How a coordinator fares to which nothing has happened."""
-    return metrics.Health(Totals(), state)
+    return metrics.Health(Totals(), state, metrics.Sums())
 
 
 def found(**more: Any) -> dict[str, Any]:
@@ -145,9 +145,11 @@ def test_without_a_state_file_nothing_is_said_of_it() -> None:
     assert not [line for line in text_of(health()) if "state_file" in line]
 
 
-def of_channels(*channels: dict[str, Any], **more: Any) -> dict[str, float]:
+def of_channels(
+    *channels: dict[str, Any], made: metrics.Health | None = None, **more: Any
+) -> dict[str, float]:
     answer = {"draining": False, "groups": [], "channels": list(channels), **more}
-    body, _ = metrics.exposition(answer, health())
+    body, _ = metrics.exposition(answer, made or health())
     return {
         f"{sample.name}{sample.labels['channel']}": sample.value
         for family in text_string_to_metric_families(body.decode())
@@ -222,3 +224,44 @@ def test_averagers() -> None:
         'aiodist_averager_late_seconds{averager="outer",part="encoder"} 3.0',
         'aiodist_averager_saved_bytes_total{averager="outer"} 3000.0',
     } <= lines
+
+
+def test_counters_of_channels_do_not_fall() -> None:
+    """When participants leave or are silent, and when new ones come."""
+    made = health()
+
+    def counted(*saved: int | None) -> list[float]:
+        """`saved`: by each subscriber; None: it is silent."""
+        out = participant(0, sent=100) | {"publishes": True}
+        takers = [
+            participant(number, saved=count, fallbacks=count)
+            if count is not None
+            else participant(number) | {"said": None}
+            for number, count in enumerate(saved, 1)
+        ]
+        read = of_channels(channel(out, *takers), made=made)
+        names = ("published_bytes", "saved_bytes", "fallbacks")
+        return [read[f"aiodist_channel_{name}_totalpolicy"] for name in names]
+
+    assert counted(10, 20, 30) == [100, 60, 60]
+    assert counted(12, None, 31) == [100, 63, 63]
+    assert counted(12, 25) == [100, 68, 68]  # the last one has left
+    assert counted(5, 25, 4) == [100, 72, 72]  # no member takes back what it has said
+    read = of_channels(channel(participant(1, saved=12)), made=made)  # the publisher has left
+    assert read["aiodist_channel_published_bytes_totalpolicy"] == 100
+    assert of_channels(made=made) == {}
+
+
+def test_counters_of_averagers_do_not_fall() -> None:
+    made = health()
+
+    def saved(members: list[dict[str, Any]]) -> str:
+        own = {"groups": [], "channels": [], "draining": False}
+        body, _ = metrics.exposition(own | {"averagers": [averager(members=members)]}, made)
+        return next(x for x in body.decode().splitlines() if x.startswith("aiodist_averager_saved"))
+
+    members = averager()["members"]
+    whole = 'aiodist_averager_saved_bytes_total{averager="outer"} 3000.0'
+    assert saved(members) == whole
+    assert saved([members[0], members[1] | {"said": None}]) == whole
+    assert saved([]) == whole
