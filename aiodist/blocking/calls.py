@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -23,7 +24,7 @@ from functools import partial, wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from aiodist.errors import GroupClosedError
-from aiodist.threads.engine import Engine, Resident, engine_of
+from aiodist.threads.engine import Engine, Resident, engine_of, forked
 from aiodist.threads.loop import Until, at_once
 from aiodist.work import Work
 
@@ -40,6 +41,7 @@ class Home:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._pid = os.getpid()
 
     @staticmethod
     def of(loop: asyncio.AbstractEventLoop) -> Home:
@@ -51,7 +53,12 @@ class Home:
         """Hear that threads use a group that lives there."""
 
     def submit(self, call: Callable[[], None], until: Until = at_once) -> None:
-        """Make `call` on the loop, now or soon, after the earlier calls of this thread."""
+        """Make `call` on the loop, now or soon, after the earlier calls of this thread.
+
+        Raises GroupClosedError in a forked child.
+        """
+        if os.getpid() != self._pid:
+            raise forked()
         self._loop.call_soon_threadsafe(call)
 
     def help(self, until: Until, seconds: float) -> None:
