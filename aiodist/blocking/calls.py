@@ -57,12 +57,19 @@ class Home:
 
         Raises GroupClosedError in a forked child.
         """
-        if os.getpid() != self._pid:
-            raise forked()
+        self._check_process()
         self._loop.call_soon_threadsafe(call)
 
     def help(self, until: Until, seconds: float) -> None:
-        """Do some of the loop's work if that helps `until` to become true."""
+        """Do some of the loop's work if that helps `until` to become true.
+
+        Raises GroupClosedError in a forked child.
+        """
+        self._check_process()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise forked()
 
     def began(self) -> None:
         """On the loop: hear that a thread waits for an operation."""

@@ -133,8 +133,11 @@ class Engine:
         """Do the loop's work until `until`, for at most `seconds`, unless another thread does it.
 
         Raises KeyboardInterrupt. If that came in the middle of a callback, all groups are aborted.
+        Raises GroupClosedError in a forked child.
         """
-        if self.is_inherited or asyncio._get_running_loop() is not None:
+        if self.is_inherited:
+            raise forked()
+        if asyncio._get_running_loop() is not None:
             return
         if not self._lock.acquire(blocking=False):
             return

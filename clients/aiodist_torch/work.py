@@ -18,7 +18,12 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
 import aiodist
-from aiodist import AiodistError, CollectiveAbortedError, CollectiveTimeoutError
+from aiodist import (
+    AiodistError,
+    CollectiveAbortedError,
+    CollectiveTimeoutError,
+    GroupClosedError,
+)
 from aiodist.threads.engine import Engine
 from aiodist_torch import completions
 from aiodist_torch.errors import as_torch, failures, without_frames
@@ -170,13 +175,13 @@ class TorchWork(dist.Work):
             self._wait(0)
 
     def _wait(self, seconds: float) -> None:
-        gate = self._gate
-        assert gate is not None
         try:
             # First in the loop's place, which is the short way to the result. It returns without
             # one if another thread drives, or after `LONGEST_DRIVE`. Then this thread waits at the
             # gate.
             self._engine.drive(self.is_completed, seconds if seconds > 0 else math.inf)
+            gate = self._gate
+            assert gate is not None
             if not gate.acquire(timeout=min(seconds, threading.TIMEOUT_MAX) if seconds > 0 else -1):
                 raise as_torch(
                     CollectiveTimeoutError(
@@ -188,6 +193,8 @@ class TorchWork(dist.Work):
         except KeyboardInterrupt:
             self._engine.submit(self._cancel)
             raise
+        except GroupClosedError as error:  # in a forked child
+            raise as_torch(error) from None
         # It stays open for the next waiter.
         gate.release()
 

@@ -157,22 +157,25 @@ def test_what_is_raised_in_the_loop_is_raised_here(pair: Pair) -> None:
     assert BlockingWork[int](pair[0]._home, lambda: 5).start().wait() == 5
 
 
-IN_A_CHILD: dict[str, Callable[[BlockingGroup], object]] = {
-    "call": lambda group: group.barrier(),
-    "start": lambda group: group.start(group.barrier),
-    "call the store": lambda group: group.store.get("k"),
-    "call it anew": lambda group: group._group.blocking().barrier(),
+IN_A_CHILD: dict[str, Callable[[BlockingGroup, BlockingWork[Any]], object]] = {
+    "call": lambda group, _: group.barrier(),
+    "start": lambda group, _: group.start(group.barrier),
+    "call the store": lambda group, _: group.store.get("k"),
+    "call it anew": lambda group, _: group._group.blocking().barrier(),
+    "wait": lambda _, work: work.wait(),
+    "cancel": lambda _, work: work.cancel(),
 }
 
 
 @pytest.mark.parametrize("what", IN_A_CHILD)
 def test_a_fork_has_no_part_in_the_group(pair: Pair, what: str) -> None:
+    pending = pair[0].irecv(src=1)
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         signal.alarm(60)  # the test ends even if the child does not
         try:
-            IN_A_CHILD[what](pair[0])
+            IN_A_CHILD[what](pair[0], pending)
         except aiodist.GroupClosedError as error:
             os.write(write, str(error).encode())
         os._exit(0)
@@ -180,3 +183,5 @@ def test_a_fork_has_no_part_in_the_group(pair: Pair, what: str) -> None:
     with os.fdopen(read) as pipe:
         assert "fork" in pipe.read()
     os.waitpid(child, 0)
+    pair[1].send("x", 0)
+    assert pending.wait() == "x"
