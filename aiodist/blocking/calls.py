@@ -102,11 +102,19 @@ class OwnLoop(Home):
         self._engine.ended()
 
 
+def _check_thread() -> None:
+    if asyncio._get_running_loop() is not None:
+        raise RuntimeError(
+            "a blocking call would stop the event loop that runs in this thread: await the "
+            "group's own method here, or call this one in a thread (asyncio.to_thread)"
+        )
+
+
 class BlockingWork(Generic[T]):
     """An operation that goes on while its thread does something else.
 
-    `start`, `isend` and `irecv` of a `BlockingGroup` return it. Use it in any thread but that of
-    the group's loop.
+    `start`, `isend` and `irecv` of a `BlockingGroup` return it. Use it in any thread that runs no
+    event loop.
 
     For example::
 
@@ -122,11 +130,7 @@ class BlockingWork(Generic[T]):
     def __init__(self, home: Home, call: Callable[[], Any]) -> None:
         """`call` is made on the loop of `home`. It returns a Work, a coroutine, or a plain
         value."""
-        if asyncio._get_running_loop() is not None:
-            raise RuntimeError(
-                "a blocking call would stop the event loop that runs in this thread: await the "
-                "group's own method here, or call this one in a thread (asyncio.to_thread)"
-            )
+        _check_thread()
         self._home = home
         self._call = call
         self._outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -140,9 +144,12 @@ class BlockingWork(Generic[T]):
         """Wait for the result at most `timeout` seconds, and return it or raise its error.
 
         Raises TimeoutError if it is still pending then; the operation goes on. An exception that
-        interrupts the wait, as KeyboardInterrupt does, cancels the operation.
+        interrupts the wait, as KeyboardInterrupt does, cancels the operation. Raises RuntimeError
+        if it is pending and an event loop runs in this thread.
         """
         done = self._outcome.done
+        if not done():
+            _check_thread()
         limit = LONGEST if timeout is None else timeout
         begun = time.monotonic()
         try:
@@ -167,8 +174,12 @@ class BlockingWork(Generic[T]):
     def cancel(self) -> bool:
         """Withdraw it. When this returns, its arrays are not touched any more.
 
-        Returns False if it was done already.
+        Returns False if it was done already. Raises RuntimeError if it is pending and an event loop
+        runs in this thread.
         """
+        if self.done():
+            return False
+        _check_thread()
         withdrawn: list[bool] = []
         heard = threading.Event()
 

@@ -61,8 +61,8 @@ class BlockingGroup:
     """A group whose operations are ordinary calls. Made by `Group.blocking` and `connect_blocking`.
 
     Every call waits for its result, except `start`, `isend`, `issend` and `irecv`, which return a
-    `BlockingWork`. Use it from any thread but that of the group's event loop, which must run
-    meanwhile.
+    `BlockingWork`. Use it from any thread that runs no event loop. The group's own event loop must
+    run meanwhile.
 
     Concurrent calls from several threads need tags, as those of concurrent tasks do.
     KeyboardInterrupt withdraws the operation that the thread waits for before it is raised.

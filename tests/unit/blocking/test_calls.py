@@ -133,6 +133,29 @@ def test_a_running_loop_is_not_stopped(pair: Pair) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("pending", [True, False])
+def test_nor_is_it_by_a_work_that_is_pending(pair: Pair, pending: bool) -> None:
+    one, two = pair
+    work = one.irecv(src=1)
+    if not pending:
+        two.send("x", 0)
+        assert work.wait() == "x"
+
+    async def main() -> None:
+        if pending:
+            for call in (lambda: work.wait(timeout=0), work.cancel):
+                with pytest.raises(RuntimeError, match="would stop the event loop"):
+                    call()
+        else:
+            assert work.wait() == "x"
+            assert not work.cancel()
+
+    asyncio.run(main())
+    if pending:
+        two.send("x", 0)
+        assert work.wait() == "x"
+
+
 def test_a_loop_that_is_gone() -> None:
     loop = Loop()
     group = loop.groups[0].blocking()
