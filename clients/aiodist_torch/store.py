@@ -134,6 +134,12 @@ class Store(c10d.Store):
         """Delete `key`. Returns False if there was none."""
         return self._run(self._store.delete, key)
 
+    deleteKey = delete_key  # the name by which a PrefixStore calls it
+
+    def getNumKeys(self) -> int:
+        """Raise NotImplementedError: a coordinator does not count the keys of a store."""
+        raise NotImplementedError("aiodist_torch.Store cannot count its keys: count them with add")
+
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """Return the values of `keys`, and wait for them."""
         self.wait(keys)
