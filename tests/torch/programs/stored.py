@@ -48,8 +48,9 @@ try:
     raise AssertionError("a key that nobody set was found")
 except aiodist.CollectiveTimeoutError as error:
     assert isinstance(error, RuntimeError)
-store.set_timeout(timedelta(milliseconds=50))
-assert store.timeout == timedelta(milliseconds=50)
+assert store.timeout == timedelta(seconds=300)
+meeting.set_timeout(timedelta(milliseconds=50))
+assert store.timeout == meeting.timeout == timedelta(milliseconds=50)
 try:
     store.get("never")
     raise AssertionError("a key that nobody set was found")
