@@ -114,7 +114,8 @@ class BlockingWork(Generic[T]):
     """An operation that goes on while its thread does something else.
 
     `start`, `isend` and `irecv` of a `BlockingGroup` return it. Use it in any thread that runs no
-    event loop.
+    event loop. If it fails, and the program never calls `wait` or `cancel`, asyncio reports the
+    error.
 
     For example::
 
@@ -137,6 +138,7 @@ class BlockingWork(Generic[T]):
         self._made = threading.Event()  # the call was made
         # what the call returned, unless that is a plain value
         self._work: asyncio.Future[T] | None = None
+        self._is_seen = False  # the program has asked for its end
 
     # -- for its owner ----------------------------------------------------------------------------
 
@@ -148,6 +150,7 @@ class BlockingWork(Generic[T]):
         if it is pending and an event loop runs in this thread.
         """
         done = self._outcome.done
+        self._see()
         if not done():
             _check_thread()
         limit = LONGEST if timeout is None else timeout
@@ -177,6 +180,7 @@ class BlockingWork(Generic[T]):
         Returns False if it was done already. Raises RuntimeError if it is pending and an event loop
         runs in this thread.
         """
+        self._see()
         if self.done():
             return False
         _check_thread()
@@ -271,10 +275,20 @@ class BlockingWork(Generic[T]):
     def _pass_on(self, work: asyncio.Future[T]) -> None:
         if work.cancelled():
             self._outcome.set_exception(asyncio.CancelledError())
-        elif (error := work.exception()) is not None:
+        elif (error := work._exception) is not None:
             self._outcome.set_exception(error)
+            if self._is_seen:
+                work.exception()
         else:
             self._outcome.set_result(work.result())
+
+    def _see(self) -> None:
+        """Keep asyncio from reporting an error, because the program asks for it."""
+        # Another thread may end the operation meanwhile. It sets the outcome first and looks at
+        # `_is_seen` after that, so one of the two threads retrieves the error.
+        self._is_seen = True
+        if self.done() and self._work is not None and not self._work.cancelled():
+            self._work.exception()
 
     def _give_up(self) -> None:
         if not self.done():

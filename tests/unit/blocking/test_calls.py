@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -154,6 +155,33 @@ def test_nor_is_it_by_a_work_that_is_pending(pair: Pair, pending: bool) -> None:
     if pending:
         two.send("x", 0)
         assert work.wait() == "x"
+
+
+@pytest.mark.parametrize("look", ["none", "wait", "wait before", "cancel"])
+def test_an_error_that_was_never_retrieved_is_reported(pair: Pair, look: str) -> None:
+    one, two = pair
+    told: list[BaseException] = []
+    loop = one._home._loop
+    loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+    work = one.start(one.all_reduce, np.ones(2))
+    if look == "wait before":
+        with pytest.raises(TimeoutError):
+            work.wait(timeout=0)
+    with pytest.raises(aiodist.MismatchError):
+        two.all_reduce(np.ones(3))
+    while not work.done():
+        threading.Event().wait(0.001)
+    if look == "wait":
+        with pytest.raises(aiodist.MismatchError):
+            work.wait()
+    if look == "cancel":
+        assert not work.cancel()
+    one.store.get("k")  # the loop has let go of it
+    del work
+    gc.collect()
+    loop.set_exception_handler(None)
+    wanted = [aiodist.MismatchError] if look == "none" else []
+    assert [type(error) for error in told] == wanted
 
 
 def test_a_loop_that_is_gone() -> None:
