@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload, runtime_checkable
@@ -332,10 +333,12 @@ class BlockingGroup:
                 yield view
         finally:
 
-            async def close() -> None:
-                await views.aclose()
+            def close() -> None:
+                asyncio.ensure_future(views.aclose())  # noqa: RUF006
 
-            self._run(close)
+            # Without a wait, because Python may close this generator in a thread that runs an event
+            # loop. The task needs no reference, because it ends with its first step.
+            self._home.submit(close)
 
     # -- the end ----------------------------------------------------------------------------------
 

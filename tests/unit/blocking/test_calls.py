@@ -184,6 +184,21 @@ def test_an_error_that_was_never_retrieved_is_reported(pair: Pair, look: str) ->
     assert [type(error) for error in told] == wanted
 
 
+def test_views_may_be_closed_beside_a_running_loop(pair: Pair) -> None:
+    watched = pair[0]._group._actor.changed
+    before = list(watched)
+    views = pair[0].views()
+    next(views)
+    assert list(watched) != before
+
+    async def main() -> None:
+        views.close()
+
+    asyncio.run(main())
+    pair[0].store.get("k")
+    assert list(watched) == before
+
+
 def test_a_loop_that_is_gone() -> None:
     loop = Loop()
     group = loop.groups[0].blocking()
