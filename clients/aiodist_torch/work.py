@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import sys
@@ -74,7 +75,7 @@ class TorchWork(dist.Work):
     # because a lock would cost more than the rest.
     #
     # A lock instead of an Event, because an Event is a lock and a condition, in Python. Each waiter
-    # that gets the lock passes it on.
+    # that gets the lock passes it on. Once all is done, to open the gate once more does no harm.
 
     # -- on the engine ----------------------------------------------------------------------------
 
@@ -137,7 +138,7 @@ class TorchWork(dist.Work):
             # future is completed below.
             root = self._root
         if self._gate is not None:
-            self._gate.release()
+            _open(self._gate)
         if root is not None:
             completions.soon(lambda: _complete(root))
 
@@ -195,8 +196,11 @@ class TorchWork(dist.Work):
             raise
         except GroupClosedError as error:  # in a forked child
             raise as_torch(error) from None
-        # It stays open for the next waiter.
-        gate.release()
+        finally:
+            # It stays open for the next waiter. An interrupt may have come just after this thread
+            # got it.
+            if self._done and self._gate is not None:
+                _open(self._gate)
 
     def is_completed(self) -> bool:
         """Tell whether it has ended, well or not."""
@@ -262,6 +266,11 @@ class TorchWork(dist.Work):
         if self._error is not None:
             raise self._error
         return self.tensors
+
+
+def _open(gate: threading.Lock) -> None:
+    with contextlib.suppress(RuntimeError):  # it is open
+        gate.release()
 
 
 def _asked_by_torch(caller: FrameType | None) -> bool:
