@@ -420,10 +420,15 @@ class Group(Operations):
     def blocking(self) -> BlockingGroup:
         """Return the operations of this group as ordinary calls, for threads other than the loop's.
 
+        Raises GroupClosedError if the group has ended here.
+
         For example::
 
             ranks = await asyncio.to_thread(group.blocking().all_gather, group.rank)
         """
+        # In a forked child the loop does not run, so no later call could raise it.
+        if isinstance(self._context.ended, GroupClosedError):
+            self._context.check_open()
         return BlockingGroup(self, Home.of(self._loop))
 
     # -- the end ----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -23,7 +24,7 @@ from functools import partial, wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from aiodist.errors import GroupClosedError
-from aiodist.threads.engine import Engine, Resident, engine_of
+from aiodist.threads.engine import Engine, Resident, engine_of, forked
 from aiodist.threads.loop import Until, at_once
 from aiodist.work import Work
 
@@ -40,6 +41,7 @@ class Home:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._pid = os.getpid()
 
     @staticmethod
     def of(loop: asyncio.AbstractEventLoop) -> Home:
@@ -51,11 +53,23 @@ class Home:
         """Hear that threads use a group that lives there."""
 
     def submit(self, call: Callable[[], None], until: Until = at_once) -> None:
-        """Make `call` on the loop, now or soon, after the earlier calls of this thread."""
+        """Make `call` on the loop, now or soon, after the earlier calls of this thread.
+
+        Raises GroupClosedError in a forked child.
+        """
+        self._check_process()
         self._loop.call_soon_threadsafe(call)
 
     def help(self, until: Until, seconds: float) -> None:
-        """Do some of the loop's work if that helps `until` to become true."""
+        """Do some of the loop's work if that helps `until` to become true.
+
+        Raises GroupClosedError in a forked child.
+        """
+        self._check_process()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise forked()
 
     def began(self) -> None:
         """On the loop: hear that a thread waits for an operation."""
@@ -88,11 +102,20 @@ class OwnLoop(Home):
         self._engine.ended()
 
 
+def _check_thread() -> None:
+    if asyncio._get_running_loop() is not None:
+        raise RuntimeError(
+            "a blocking call would stop the event loop that runs in this thread: await the "
+            "group's own method here, or call this one in a thread (asyncio.to_thread)"
+        )
+
+
 class BlockingWork(Generic[T]):
     """An operation that goes on while its thread does something else.
 
-    `start`, `isend` and `irecv` of a `BlockingGroup` return it. Use it in any thread but that of
-    the group's loop.
+    `start`, `isend` and `irecv` of a `BlockingGroup` return it. Use it in any thread that runs no
+    event loop. If it fails, and the program never calls `wait` or `cancel`, asyncio reports the
+    error.
 
     For example::
 
@@ -108,17 +131,14 @@ class BlockingWork(Generic[T]):
     def __init__(self, home: Home, call: Callable[[], Any]) -> None:
         """`call` is made on the loop of `home`. It returns a Work, a coroutine, or a plain
         value."""
-        if asyncio._get_running_loop() is not None:
-            raise RuntimeError(
-                "a blocking call would stop the event loop that runs in this thread: await the "
-                "group's own method here, or call this one in a thread (asyncio.to_thread)"
-            )
+        _check_thread()
         self._home = home
         self._call = call
         self._outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._made = threading.Event()  # the call was made
         # what the call returned, unless that is a plain value
         self._work: asyncio.Future[T] | None = None
+        self._is_seen = False  # the program has asked for its end
 
     # -- for its owner ----------------------------------------------------------------------------
 
@@ -126,9 +146,13 @@ class BlockingWork(Generic[T]):
         """Wait for the result at most `timeout` seconds, and return it or raise its error.
 
         Raises TimeoutError if it is still pending then; the operation goes on. An exception that
-        interrupts the wait, as KeyboardInterrupt does, cancels the operation.
+        interrupts the wait, as KeyboardInterrupt does, cancels the operation. Raises RuntimeError
+        if it is pending and an event loop runs in this thread.
         """
         done = self._outcome.done
+        self._see()
+        if not done():
+            _check_thread()
         limit = LONGEST if timeout is None else timeout
         begun = time.monotonic()
         try:
@@ -153,8 +177,13 @@ class BlockingWork(Generic[T]):
     def cancel(self) -> bool:
         """Withdraw it. When this returns, its arrays are not touched any more.
 
-        Returns False if it was done already.
+        Returns False if it was done already. Raises RuntimeError if it is pending and an event loop
+        runs in this thread.
         """
+        self._see()
+        if self.done():
+            return False
+        _check_thread()
         withdrawn: list[bool] = []
         heard = threading.Event()
 
@@ -246,10 +275,20 @@ class BlockingWork(Generic[T]):
     def _pass_on(self, work: asyncio.Future[T]) -> None:
         if work.cancelled():
             self._outcome.set_exception(asyncio.CancelledError())
-        elif (error := work.exception()) is not None:
+        elif (error := work._exception) is not None:
             self._outcome.set_exception(error)
+            if self._is_seen:
+                work.exception()
         else:
             self._outcome.set_result(work.result())
+
+    def _see(self) -> None:
+        """Keep asyncio from reporting an error, because the program asks for it."""
+        # Another thread may end the operation meanwhile. It sets the outcome first and looks at
+        # `_is_seen` after that, so one of the two threads retrieves the error.
+        self._is_seen = True
+        if self.done() and self._work is not None and not self._work.cancelled():
+            self._work.exception()
 
     def _give_up(self) -> None:
         if not self.done():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload, runtime_checkable
@@ -61,8 +62,8 @@ class BlockingGroup:
     """A group whose operations are ordinary calls. Made by `Group.blocking` and `connect_blocking`.
 
     Every call waits for its result, except `start`, `isend`, `issend` and `irecv`, which return a
-    `BlockingWork`. Use it from any thread but that of the group's event loop, which must run
-    meanwhile.
+    `BlockingWork`. Use it from any thread that runs no event loop. The group's own event loop must
+    run meanwhile.
 
     Concurrent calls from several threads need tags, as those of concurrent tasks do.
     KeyboardInterrupt withdraws the operation that the thread waits for before it is raised.
@@ -332,10 +333,12 @@ class BlockingGroup:
                 yield view
         finally:
 
-            async def close() -> None:
-                await views.aclose()
+            def close() -> None:
+                asyncio.ensure_future(views.aclose())  # noqa: RUF006
 
-            self._run(close)
+            # Without a wait, because Python may close this generator in a thread that runs an event
+            # loop. The task needs no reference, because it ends with its first step.
+            self._home.submit(close)
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -56,6 +56,14 @@ def _nothing() -> None:
     """Do nothing."""
 
 
+def forked() -> GroupClosedError:
+    """Return the error of a call in a forked child for what its parent made."""
+    return GroupClosedError(
+        "this process was forked from one that uses aiodist, and groups do not survive a fork: "
+        "make new groups here, after the fork"
+    )
+
+
 class Engine:
     """The thread, its loop, and the way in for other threads."""
 
@@ -67,7 +75,8 @@ class Engine:
         """The loop of all groups. Only the holder of the lock may touch it."""
         # Aborted if the engine fails, and closed when the process exits.
         self._groups: weakref.WeakSet[Resident] = weakref.WeakSet()
-        self._inherited = False  # this process was forked, and the thread is not here
+        self.is_inherited = False
+        """Whether this process is a fork of the one with the thread."""
         # Awaited before the process ends.
         self._endings: list[Callable[[], Coroutine[Any, Any, None]]] = []
         # Turns the loop while no thread of the program does.
@@ -94,11 +103,8 @@ class Engine:
 
         Raises GroupClosedError in a forked child.
         """
-        if self._inherited:
-            raise GroupClosedError(
-                "this process was forked from one that uses aiodist, and groups do not survive a "
-                "fork: make new groups here, after the fork"
-            )
+        if self.is_inherited:
+            raise forked()
         # Another thread is in the loop. We do not wait for the lock, because its callbacks may take
         # long; a call in the queue takes nothing. `later` comes first, because a call in the queue
         # may be made, and be over, in another thread at once.
@@ -127,8 +133,11 @@ class Engine:
         """Do the loop's work until `until`, for at most `seconds`, unless another thread does it.
 
         Raises KeyboardInterrupt. If that came in the middle of a callback, all groups are aborted.
+        Raises GroupClosedError in a forked child.
         """
-        if self._inherited or asyncio._get_running_loop() is not None:
+        if self.is_inherited:
+            raise forked()
+        if asyncio._get_running_loop() is not None:
             return
         if not self._lock.acquire(blocking=False):
             return
@@ -155,7 +164,13 @@ class Engine:
         self.loop.waiting.pending -= 1
 
     def wait_for(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run a coroutine on the loop, and wait at most `timeout` seconds for its result."""
+        """Run a coroutine on the loop, and wait at most `timeout` seconds for its result.
+
+        Raises GroupClosedError in a forked child.
+        """
+        if self.is_inherited:
+            coroutine.close()
+            raise forked()
 
         async def run() -> T:
             self.began()
@@ -195,7 +210,7 @@ class Engine:
                     if not group.closed:
                         await group.close()
 
-        if self._inherited:
+        if self.is_inherited:
             return
         try:
             # The second limit is for an engine that an interrupt has left in disorder.
@@ -205,7 +220,7 @@ class Engine:
 
     def inherit(self) -> None:
         """Hear that this process is a fork of the one with the engine's thread."""
-        self._inherited = True
+        self.is_inherited = True
 
 
 _here: list[Engine] = []

@@ -128,9 +128,10 @@ class Membership:
     def leave(self) -> None:
         """Wait a moment for pending operations and for rank 0, and leave. Idempotent.
 
-        A coordinator in this process stays until the others have left, too.
+        A coordinator in this process stays until the others have left, too. A forked child leaves
+        nothing, because the parent is the member.
         """
-        if self._succeeded:
+        if self._succeeded or self.engine.is_inherited:
             return
         # Two steps, because the group's store ends with the group, and the ranks use it to settle
         # what happens to torch's store.
@@ -139,7 +140,7 @@ class Membership:
 
     def abort(self, reason: str) -> None:
         """Leave at once: pending operations fail on all ranks."""
-        if self._succeeded:
+        if self._succeeded or self.engine.is_inherited:
             return
         if self.hosts_store:
             self.engine.wait_for(self._part())  # because the others would wait for that

@@ -35,6 +35,9 @@ class Store(c10d.Store):
     Raises what `aiodist.connect` raises.
     """
 
+    timeout: timedelta
+    """How long `get` and `wait` wait for keys. torch's class has it, and `set_timeout`."""
+
     def __init__(
         self,
         address: str,
@@ -46,7 +49,7 @@ class Store(c10d.Store):
         token: str | bytes | None = None,
     ) -> None:
         super().__init__()
-        self._timeout = timeout
+        self.set_timeout(timeout)  # kept by torch's class, so that a PrefixStore can set it
         seconds = timeout.total_seconds()
         self._engine = engine()
 
@@ -127,12 +130,18 @@ class Store(c10d.Store):
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Return once all of `keys` exist. Raises as `get` does."""
-        seconds = (self._timeout if timeout is None else timeout).total_seconds()
+        seconds = (self.timeout if timeout is None else timeout).total_seconds()
         self._run(self._store.wait, keys, timeout=seconds if seconds > 0 else math.inf)
 
     def delete_key(self, key: str) -> bool:
         """Delete `key`. Returns False if there was none."""
         return self._run(self._store.delete, key)
+
+    deleteKey = delete_key  # the name by which a PrefixStore calls it
+
+    def getNumKeys(self) -> int:
+        """Raise NotImplementedError: a coordinator does not count the keys of a store."""
+        raise NotImplementedError("aiodist_torch.Store cannot count its keys: count them with add")
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """Return the values of `keys`, and wait for them."""
@@ -147,15 +156,6 @@ class Store(c10d.Store):
     def has_extended_api(self) -> bool:
         """Tell torch that there are `append`, `multi_get` and `multi_set`."""
         return True
-
-    @property
-    def timeout(self) -> timedelta:
-        """How long `get` and `wait` wait for keys."""
-        return self._timeout
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long `get` and `wait` wait for keys."""
-        self._timeout = timeout
 
     def clone(self) -> Store:
         """Return this store itself, because several threads may use it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import sys
@@ -18,7 +19,12 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
 import aiodist
-from aiodist import AiodistError, CollectiveAbortedError, CollectiveTimeoutError
+from aiodist import (
+    AiodistError,
+    CollectiveAbortedError,
+    CollectiveTimeoutError,
+    GroupClosedError,
+)
 from aiodist.threads.engine import Engine
 from aiodist_torch import completions
 from aiodist_torch.errors import as_torch, failures, without_frames
@@ -69,7 +75,7 @@ class TorchWork(dist.Work):
     # because a lock would cost more than the rest.
     #
     # A lock instead of an Event, because an Event is a lock and a condition, in Python. Each waiter
-    # that gets the lock passes it on.
+    # that gets the lock passes it on. Once all is done, to open the gate once more does no harm.
 
     # -- on the engine ----------------------------------------------------------------------------
 
@@ -132,7 +138,7 @@ class TorchWork(dist.Work):
             # future is completed below.
             root = self._root
         if self._gate is not None:
-            self._gate.release()
+            _open(self._gate)
         if root is not None:
             completions.soon(lambda: _complete(root))
 
@@ -170,13 +176,13 @@ class TorchWork(dist.Work):
             self._wait(0)
 
     def _wait(self, seconds: float) -> None:
-        gate = self._gate
-        assert gate is not None
         try:
             # First in the loop's place, which is the short way to the result. It returns without
             # one if another thread drives, or after `LONGEST_DRIVE`. Then this thread waits at the
             # gate.
             self._engine.drive(self.is_completed, seconds if seconds > 0 else math.inf)
+            gate = self._gate
+            assert gate is not None
             if not gate.acquire(timeout=min(seconds, threading.TIMEOUT_MAX) if seconds > 0 else -1):
                 raise as_torch(
                     CollectiveTimeoutError(
@@ -188,8 +194,13 @@ class TorchWork(dist.Work):
         except KeyboardInterrupt:
             self._engine.submit(self._cancel)
             raise
-        # It stays open for the next waiter.
-        gate.release()
+        except GroupClosedError as error:  # in a forked child
+            raise as_torch(error) from None
+        finally:
+            # It stays open for the next waiter. An interrupt may have come just after this thread
+            # got it.
+            if self._done and self._gate is not None:
+                _open(self._gate)
 
     def is_completed(self) -> bool:
         """Tell whether it has ended, well or not."""
@@ -255,6 +266,11 @@ class TorchWork(dist.Work):
         if self._error is not None:
             raise self._error
         return self.tensors
+
+
+def _open(gate: threading.Lock) -> None:
+    with contextlib.suppress(RuntimeError):  # it is open
+        gate.release()
 
 
 def _asked_by_torch(caller: FrameType | None) -> bool:

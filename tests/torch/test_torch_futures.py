@@ -38,6 +38,29 @@ def test_value_before_and_after_the_end(ranks: Ranks) -> None:
     ranks(2, body)
 
 
+def test_an_interrupt_does_not_keep_others_waiting(ranks: Ranks) -> None:
+    """It comes just after a thread got the gate."""
+
+    class Gate:
+        def __init__(self, gate: threading.Lock) -> None:
+            self.release, self.locked = gate.release, gate.locked
+            self._acquire = gate.acquire
+
+        def acquire(self, timeout: float) -> bool:
+            assert self._acquire(timeout=timeout)
+            raise KeyboardInterrupt
+
+    def body(group: ProcessGroup) -> None:
+        work: Any = group.recv([torch.empty(1)], 0, 0)
+        group.send([torch.ones(1)], 0, 0).wait()
+        work._gate = gate = Gate(work._gate)
+        with pytest.raises(KeyboardInterrupt):
+            work._wait(0)
+        assert not gate.locked()
+
+    ranks(1, body)
+
+
 @pytest.mark.usefixtures("soon_gone")
 def test_callbacks_may_wait_for_further_operations_and_futures(ranks: Ranks) -> None:
     def body(group: ProcessGroup) -> float:

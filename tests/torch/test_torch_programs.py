@@ -24,6 +24,10 @@ def test_ways_to_meet(job: Start, tmp_path: Path) -> None:
     assert job("meeting.py", 3, str(tmp_path)).finish() == ["met\n"] * 3
 
 
+def test_a_forked_child_meets_others_anew(job: Start, tmp_path: Path) -> None:
+    assert job("forked.py", 2, str(tmp_path)).finish() == ["forked\n"] * 2
+
+
 def test_public_calls(job: Start) -> None:
     assert job("public.py", 3).finish() == ["called\n"] * 3
 

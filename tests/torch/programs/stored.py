@@ -34,14 +34,23 @@ for backend in ("gloo", "aiodist"):
         assert (store.add("a", 4), store.check(["a", "b"]), store.check(["c"])) == (5, True, False)
         assert [store.delete_key(key) for key in ("k", "k", "new")] == [True, False, True]
         assert store.clone() is store
+        meeting.set("k", "1")
+        assert [meeting.delete_key("k") for _ in range(2)] == [True, False]
+        for each in (store, meeting):
+            try:
+                each.num_keys()
+                raise AssertionError("keys were counted")
+            except NotImplementedError as error:
+                assert "count them" in str(error)
     dist.destroy_process_group()
 try:
     store.wait(["never"], timedelta(milliseconds=50))
     raise AssertionError("a key that nobody set was found")
 except aiodist.CollectiveTimeoutError as error:
     assert isinstance(error, RuntimeError)
-store.set_timeout(timedelta(milliseconds=50))
-assert store.timeout == timedelta(milliseconds=50)
+assert store.timeout == timedelta(seconds=300)
+meeting.set_timeout(timedelta(milliseconds=50))
+assert store.timeout == meeting.timeout == timedelta(milliseconds=50)
 try:
     store.get("never")
     raise AssertionError("a key that nobody set was found")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -133,6 +134,71 @@ def test_a_running_loop_is_not_stopped(pair: Pair) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("pending", [True, False])
+def test_nor_is_it_by_a_work_that_is_pending(pair: Pair, pending: bool) -> None:
+    one, two = pair
+    work = one.irecv(src=1)
+    if not pending:
+        two.send("x", 0)
+        assert work.wait() == "x"
+
+    async def main() -> None:
+        if pending:
+            for call in (lambda: work.wait(timeout=0), work.cancel):
+                with pytest.raises(RuntimeError, match="would stop the event loop"):
+                    call()
+        else:
+            assert work.wait() == "x"
+            assert not work.cancel()
+
+    asyncio.run(main())
+    if pending:
+        two.send("x", 0)
+        assert work.wait() == "x"
+
+
+@pytest.mark.parametrize("look", ["none", "wait", "wait before", "cancel"])
+def test_an_error_that_was_never_retrieved_is_reported(pair: Pair, look: str) -> None:
+    one, two = pair
+    told: list[BaseException] = []
+    loop = one._home._loop
+    loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+    work = one.start(one.all_reduce, np.ones(2))
+    if look == "wait before":
+        with pytest.raises(TimeoutError):
+            work.wait(timeout=0)
+    with pytest.raises(aiodist.MismatchError):
+        two.all_reduce(np.ones(3))
+    while not work.done():
+        threading.Event().wait(0.001)
+    if look == "wait":
+        with pytest.raises(aiodist.MismatchError):
+            work.wait()
+    if look == "cancel":
+        assert not work.cancel()
+    one.store.get("k")  # the loop has let go of it
+    del work
+    gc.collect()
+    loop.set_exception_handler(None)
+    wanted = [aiodist.MismatchError] if look == "none" else []
+    assert [type(error) for error in told] == wanted
+
+
+def test_views_may_be_closed_beside_a_running_loop(pair: Pair) -> None:
+    watched = pair[0]._group._actor.changed
+    before = list(watched)
+    views = pair[0].views()
+    next(views)
+    assert list(watched) != before
+
+    async def main() -> None:
+        views.close()
+
+    asyncio.run(main())
+    pair[0].store.get("k")
+    assert list(watched) == before
+
+
 def test_a_loop_that_is_gone() -> None:
     loop = Loop()
     group = loop.groups[0].blocking()
@@ -157,16 +223,33 @@ def test_what_is_raised_in_the_loop_is_raised_here(pair: Pair) -> None:
     assert BlockingWork[int](pair[0]._home, lambda: 5).start().wait() == 5
 
 
-def test_a_fork_has_no_part_in_the_group(own: Pair) -> None:
+IN_A_CHILD: dict[str, Callable[[BlockingGroup, BlockingWork[Any]], object]] = {
+    "call": lambda group, _: group.barrier(),
+    "start": lambda group, _: group.start(group.barrier),
+    "call the store": lambda group, _: group.store.get("k"),
+    "call it anew": lambda group, _: group._group.blocking().barrier(),
+    "wait": lambda _, work: work.wait(),
+    "cancel": lambda _, work: work.cancel(),
+}
+
+
+@pytest.mark.parametrize("what", IN_A_CHILD)
+def test_a_fork_has_no_part_in_the_group(pair: Pair, what: str) -> None:
+    pending = pair[0].irecv(src=1)
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(60)  # the test ends even if the child does not
         try:
-            own[0].barrier()
+            IN_A_CHILD[what](pair[0], pending)
         except aiodist.GroupClosedError as error:
             os.write(write, str(error).encode())
-        os._exit(0)
+        finally:
+            os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
-        assert pipe.read().startswith("this process was forked")
+        assert "fork" in pipe.read()
     os.waitpid(child, 0)
+    pair[1].send("x", 0)
+    assert pending.wait() == "x"

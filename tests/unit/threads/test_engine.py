@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar, copy_context
@@ -177,7 +178,12 @@ def test_a_forked_child_has_no_part_in_the_parents_engine() -> None:
     child = os.fork()
     if child == 0:
         try:
-            mine.submit(lambda: None)
+            with contextlib.suppress(aiodist.GroupClosedError):
+                mine.submit(lambda: None)
+                os._exit(0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(60)  # the test ends even if the child does not
+            mine.wait_for(asyncio.sleep(0))
         except aiodist.GroupClosedError as error:
             mine.end()
             other = engine()
@@ -185,7 +191,8 @@ def test_a_forked_child_has_no_part_in_the_parents_engine() -> None:
             other.submit(lambda: seen.append("x"))
             other.wait_for(asyncio.sleep(0))
             os.write(write, f"{other is mine} {seen} {error}".encode())
-        os._exit(0)
+        finally:
+            os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
         told = pipe.read()
