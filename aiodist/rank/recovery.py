@@ -147,7 +147,9 @@ class Recovery:
         if self._has_gone_on:
             text = "this group has gone on: use the one that shrink() or rendezvous() gave"
             raise self._context.error(GroupRevokedError, text)
-        if ended is not None and not isinstance(ended, GroupRevokedError):
+        if ended is None or isinstance(ended, GroupRevokedError):
+            ended = self._actor.ended  # a revoked context does not hear that this rank has left
+        if ended is not None:
             raise copy.copy(ended)
 
     # How a vote runs, and what may cut it short::

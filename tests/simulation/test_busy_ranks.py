@@ -151,6 +151,27 @@ def test_a_rank_that_stops_is_lost_by_its_lease(size: int) -> None:
     assert isinstance(outcomes[1][0], aiodist.GroupClosedError)
 
 
+@pytest.mark.parametrize("call", ["shrink", "rendezvous"])
+def test_a_rank_that_is_evicted_while_it_votes_gets_no_group(call: str) -> None:
+    """It reads the view that it voted for and its eviction in one go."""
+    simulation = simulated(3)
+
+    async def main(group: aiodist.Group) -> Any:
+        if group.rank == 1:
+            simulation.network.later_by(0.1, simulation.nodes[1].stop)  # its vote is on its way
+            simulation.network.later_by(0.1 + BUSY, simulation.nodes[1].resume)
+            with pytest.raises(aiodist.GroupClosedError, match="ruled this rank lost"):
+                await getattr(group, call)()
+            return None
+        await asyncio.sleep(1.0)
+        group = await getattr(group, call)()
+        with pytest.raises(aiodist.PeerLostError):
+            await all_reduce(group)
+        return (await group.shrink()).size
+
+    assert simulation.run(main) == [2, None, 2]
+
+
 def test_without_a_coordinator_who_is_busy_is_waited_for() -> None:
     simulation = simulated(2)
 
