@@ -264,6 +264,7 @@ class Group(Operations):
             CollectiveTimeoutError: a rank ran out of time. All ranks that have not heard the answer
                 get this error.
             CoordinatorLostError: the coordinator never comes back.
+            GroupRevokedError: another rank calls `shrink` or `rendezvous` instead.
             TypeError: `flag` is not a bool.
 
         For example::

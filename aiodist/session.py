@@ -24,7 +24,13 @@ from aiodist.control.events import ControlEvent
 from aiodist.coordinator import finding
 from aiodist.coordinator.actor import Coordinator
 from aiodist.coordinator.exposure import Guard, narrow_hint
-from aiodist.errors import CoordinatorLostError, JoinTimeoutError, in_words
+from aiodist.errors import (
+    CoordinatorLostError,
+    GroupClosedError,
+    JoinError,
+    JoinTimeoutError,
+    in_words,
+)
 from aiodist.group import Group
 from aiodist.links.endpoint import Endpoint
 from aiodist.links.greeting import Identity
@@ -55,7 +61,7 @@ _PATIENCE = {False: 30.0, True: 300.0}
 """Default of `timeout` in seconds; the key: whether the address comes from the environment."""
 
 _PAUSE = 0.2
-"""Seconds before another try, if the coordinator went away during a join."""
+"""Seconds before another try, if the coordinator went away or evicted this rank during a join."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,12 +394,18 @@ async def _met(options: _Options) -> Group:
         while True:
             try:
                 actor = await _join(options, address, coordinator, deadline - loop.time())
-                break
-            except CoordinatorLostError as error:
+                if actor.ended is None:
+                    break
+                await actor.gone()
+                raise actor.ended
+            except (CoordinatorLostError, GroupClosedError) as error:
                 # That coordinator may belong to a run that was just ending, and ours comes up soon.
+                # Or it ruled this rank lost, because this process was stopped for a while.
                 if coordinator is not None or loop.time() + _PAUSE >= deadline:
+                    if isinstance(error, GroupClosedError):
+                        raise JoinError(error.message, group=error.group) from error
                     raise
-                log.debug("looking for the coordinator again: %s", error)
+                log.debug("joining again: %s", error)
                 await asyncio.sleep(_PAUSE)
     except BaseException:
         if coordinator is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from aiodist.membership.ballots import Answer, Ballot, BallotKey
 from aiodist.membership.books import JoinWindow, Ruling
 from aiodist.membership.group import GroupState, ranks_text
+from aiodist.membership.records import EpochGiven
 from aiodist.membership.rulings import losers
 from aiodist.membership.seating import Seating
 from aiodist.wire.recovery import (
@@ -98,6 +99,8 @@ class RecoveryRules:
     def learn(self, group: GroupState, heard: Iterable[Heard]) -> None:
         """Take over outcomes that a member heard from an earlier coordinator."""
         for one in heard:
+            if one.verdict is not None:
+                self._seating.books.epochs.observe(group.name, one.verdict.epoch)
             if one.outcome is not None:
                 self._tell(group.ballots.learn((one.context, one.number), one.outcome))
 
@@ -125,7 +128,9 @@ class RecoveryRules:
             epoch = group.view.epoch
             ids: tuple[str, ...] = ()
             if ballot.purpose is Purpose.SHRINK:
-                epoch = self._seating.books.epochs.take(group.name)
+                books = self._seating.books
+                epoch = books.epochs.take(group.name)
+                books.write(EpochGiven(group.name, epoch))
                 voters = ballot.electorate(group.members)
                 ids = tuple([group.members[conn].id for conn in voters])
             self._tell(group.ballots.close(ballot, BallotResult(ballot.flag, ids, epoch)))

@@ -112,6 +112,7 @@ class RankActor(EndpointOwner):
         self._op_timeout = op_timeout
         self._leaving: asyncio.Task[None] | None = None  # closes everything; None: this rank stays
         self._hurries = False  # it was aborted while it left
+        self.ended: GroupClosedError | None = None  # why this rank has left; None: it stays
         self.is_evicted = False  # the coordinator has ruled that this rank is lost
         self.adopt(view)
         # Events since the view come first, then new ones.
@@ -337,14 +338,15 @@ class RankActor(EndpointOwner):
         Raises CollectiveTimeoutError, at the end, if not all that was sent could be delivered.
         """
         if self._leaving is None:
-            self._leaving = self.loop.create_task(self._leave(), name="aiodist leave")
+            self.ended = self._end_with()
+            self._leaving = self.loop.create_task(self._leave(self.ended), name="aiodist leave")
             self._tell_changed()
         # The caller may be cancelled. The goodbye goes on, because the others would otherwise take
         # this rank for lost.
         await asyncio.shield(self._leaving)
 
-    async def _leave(self) -> None:
-        self._close_contexts(self._end_with())
+    async def _leave(self, end: GroupClosedError) -> None:
+        self._close_contexts(end)
         # Peers first, because queued data must be on its way before they hear that we left. For its
         # sender, a small message is sent before there is a link to its receiver.
         left = await self.endpoint.delivered(self._op_timeout)
@@ -405,7 +407,8 @@ class RankActor(EndpointOwner):
             self.endpoint.hurry()
             return
         self.endpoint.abort(reason)
-        self._close_contexts(error or self._end_with(f"aborted: {reason}"))
+        self.ended = error or self._end_with(f"aborted: {reason}")
+        self._close_contexts(self.ended)
         self._leaving = self.loop.create_task(self._stop(reason), name="aiodist abort")
         self._leaving.add_done_callback(_stopped)  # not every caller of abort waits for it
         self._tell_changed()

@@ -10,12 +10,21 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from aiodist import timeouts
 from aiodist.collectives import values
-from aiodist.errors import AiodistError, GroupClosedError, GroupRevokedError, ProtocolError
+from aiodist.errors import (
+    AiodistError,
+    CollectiveAbortedError,
+    CollectiveTimeoutError,
+    GroupClosedError,
+    GroupRevokedError,
+    PeerLostError,
+    ProtocolError,
+)
 from aiodist.phases import base
 from aiodist.rank.context import Context
 from aiodist.shared_memory.lane import Layout
@@ -81,10 +90,38 @@ async def derive(
         if isinstance(error, GroupRevokedError) and isinstance(context.ended, GroupRevokedError):
             return context
         context.close(GroupClosedError("the group was not made", group=group))
+        if isinstance(error, (PeerLostError, CollectiveTimeoutError, CollectiveAbortedError)):
+            _name_ranks_of(parent, ranks, error, kind.split()[0])
         if isinstance(parent.ended, GroupRevokedError) and isinstance(error, AiodistError):
             raise copy.copy(parent.ended) from error  # some ranks could not call this any more
         raise
     return context
+
+
+_NAMED = re.compile(r"(^|; | by |\), )rank (\d+)(?= is lost:| has | gave up| \()")
+"""A rank of the barrier in the text of its error. What follows may name other ranks."""
+
+
+def _name_ranks_of(
+    parent: Context,
+    ranks: Sequence[int],
+    error: PeerLostError | CollectiveTimeoutError | CollectiveAbortedError,
+    op: str,
+) -> None:
+    """Change an error of the barrier so that it names ranks of `parent`, because the caller has no
+    other group."""
+    names = dict(enumerate(ranks))
+    if isinstance(error, PeerLostError):
+        error.ranks = tuple(sorted(names[one] for one in error.ranks))
+    elif isinstance(error, CollectiveTimeoutError):
+        error.missing = tuple(sorted(names[one] for one in error.missing))
+        error.last_seen = {names[one]: text for one, text in error.last_seen.items()}
+    else:
+        error.rank = names[error.rank]
+    error.message = _NAMED.sub(
+        lambda found: f"{found[1]}rank {names.get(int(found[2]), found[2])}", error.message
+    )
+    error.group, error.op, error.tag, error.seq = parent.group, op, None, None
 
 
 def _id_of(parent: Context, kind: str, ranks: Sequence[int]) -> bytes:

@@ -22,10 +22,8 @@ from functools import partial
 from aiodist.engine import failures
 from aiodist.errors import (
     AiodistError,
-    CollectiveAbortedError,
     CollectiveTimeoutError,
     GroupRevokedError,
-    MismatchError,
 )
 from aiodist.rank.actor import RankActor
 from aiodist.rank.context import Context
@@ -39,7 +37,9 @@ LAST_WORD_SECONDS = 2.0
 """Seconds that a vote whose time is over waits for the coordinator to say which ranks were
 missing."""
 
-Outcome = EpochView | BallotResult
+Outcome = EpochView | BallotResult | Void
+
+_AGREE = Vote(b"", 0, Purpose.AGREE).call
 
 
 class Recovery:
@@ -70,6 +70,8 @@ class Recovery:
         self._check()
         vote = self._new_vote(Purpose.AGREE, flag=flag)
         outcome = await self._wait(vote, self._cast(vote), seconds)
+        if isinstance(outcome, Void):
+            raise self._error(outcome, vote)
         assert isinstance(outcome, BallotResult)
         return outcome.flag
 
@@ -110,32 +112,31 @@ class Recovery:
         # Others may still work in this epoch, and would wait for this rank in vain. So they hear
         # that it is over.
         self._context.revoke(self._context.rank)
-        if self._under_way is not None:  # by a call that was cancelled or ran out of time
-            # That vote may lead to the next epoch by now. If it becomes void, the reason is of an
-            # earlier call, so there is a new vote for the rest of the time.
-            deadline = self._actor.loop.time() + seconds
-            _, outcome = self._under_way
+        deadline = self._actor.loop.time() + seconds
+        is_stale = self._under_way is not None  # of a call that was cancelled or ran out of time
+        while True:
+            if self._under_way is None:
+                vote = self._new_vote(purpose, least=least, most=most)
+                self._under_way = (vote, self._cast(vote))
+            under_way = vote, outcome = self._under_way
             try:
-                return await self._follow(seconds)
-            except (CollectiveAbortedError, CollectiveTimeoutError, MismatchError):
-                seconds = deadline - self._actor.loop.time()
-                if not outcome.done() or seconds <= 0:  # the time of this call is over
-                    raise
-        vote = self._new_vote(purpose, least=least, most=most)
-        self._under_way = (vote, self._cast(vote))
-        return await self._follow(seconds)
-
-    async def _follow(self, seconds: float) -> Context:
-        """Wait for the vote that is under way, and return the context of its outcome."""
-        assert self._under_way is not None
-        vote, outcome = self._under_way
-        try:
-            found = await self._wait(vote, outcome, seconds)
-        finally:
-            # An undecided vote stays, for the next call. A failed one leads nowhere.
-            if outcome.done() and outcome.exception() is not None:
-                self._under_way = None
-        self._check()
+                found = await self._wait(vote, outcome, deadline - self._actor.loop.time())
+            finally:
+                # An undecided vote stays, for the next call. A failed one leads nowhere.
+                is_void = outcome.done() and (
+                    outcome.exception() is not None or isinstance(outcome.result(), Void)
+                )
+                if is_void and self._under_way is under_way:
+                    self._under_way = None
+            self._check()
+            if not isinstance(found, Void):
+                break
+            # This rank votes again if that vote became void for a reason of an earlier call, or
+            # because it met calls of `agree`. Those raise GroupRevokedError, and their ranks come.
+            met_agree = found.cause is Cause.MISMATCH and _AGREE in found.details.values()
+            if self._actor.loop.time() >= deadline or not (is_stale or met_agree):
+                raise self._error(found, vote)
+            is_stale = False
         self._has_gone_on = True
         return self._of_view(found) if isinstance(found, EpochView) else self._of_survivors(found)
 
@@ -147,7 +148,9 @@ class Recovery:
         if self._has_gone_on:
             text = "this group has gone on: use the one that shrink() or rendezvous() gave"
             raise self._context.error(GroupRevokedError, text)
-        if ended is not None and not isinstance(ended, GroupRevokedError):
+        if ended is None or isinstance(ended, GroupRevokedError):
+            ended = self._actor.ended  # a revoked context does not hear that this rank has left
+        if ended is not None:
             raise copy.copy(ended)
 
     # How a vote runs, and what may cut it short::
@@ -160,7 +163,7 @@ class Recovery:
     #
     # `_hear` does not need the caller. A view that comes is adopted even if its call was cancelled,
     # because the other ranks go on with it and connect to this one. The next call gets what the
-    # cancelled one would have got (`_follow`).
+    # cancelled one would have got (`go_on`).
     #
     # A rank that gives up has to say so, because a vote waits for all living ranks. This is a
     # request: the coordinator may have decided a moment before, and that decision stands for all.
@@ -216,9 +219,7 @@ class Recovery:
             found = reply.result()
             if isinstance(found, EpochView):
                 self._actor.adopt(found)
-            elif isinstance(found, Void):
-                raise self._error(found, vote)
-            elif not isinstance(found, BallotResult):
+            elif not isinstance(found, (BallotResult, Void)):
                 raise self._actor.control.unexpected(found)
             outcome.set_result(found)
         except Exception as error:
@@ -267,6 +268,13 @@ class Recovery:
         if void.cause is Cause.TIMEOUT:
             text += missing_text(details)
         elif void.cause is Cause.MISMATCH:
+            if vote.purpose is Purpose.AGREE:
+                for rank, call in details.items():
+                    if call != _AGREE:
+                        text = f"rank {rank} has called {call}: do the same, or close the group"
+                        return self._context.error(
+                            GroupRevokedError, text, op=vote.purpose.value, seq=vote.number
+                        )
             text = failures.mismatch_text({self._context.rank: vote.call, **details})
         verdict = failures.Verdict(void.cause.value, text, ranks[void.by], details)
         where = {

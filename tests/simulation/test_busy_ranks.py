@@ -151,6 +151,68 @@ def test_a_rank_that_stops_is_lost_by_its_lease(size: int) -> None:
     assert isinstance(outcomes[1][0], aiodist.GroupClosedError)
 
 
+@pytest.mark.parametrize("call", ["shrink", "rendezvous"])
+def test_a_rank_that_is_evicted_while_it_votes_gets_no_group(call: str) -> None:
+    """It reads the view that it voted for and its eviction in one go."""
+    simulation = simulated(3)
+
+    async def main(group: aiodist.Group) -> Any:
+        if group.rank == 1:
+            simulation.network.later_by(0.1, simulation.nodes[1].stop)  # its vote is on its way
+            simulation.network.later_by(0.1 + BUSY, simulation.nodes[1].resume)
+            with pytest.raises(aiodist.GroupClosedError, match="ruled this rank lost"):
+                await getattr(group, call)()
+            return None
+        await asyncio.sleep(1.0)
+        group = await getattr(group, call)()
+        with pytest.raises(aiodist.PeerLostError):
+            await all_reduce(group)
+        return (await group.shrink()).size
+
+    assert simulation.run(main) == [2, None, 2]
+
+
+def stopped_while_it_joins(others: float, timeout: float) -> list[Any]:
+    """What comes of three ranks that connect. The last one comes after `others` seconds, and rank 1
+    is stopped for a minute before that."""
+    simulation = simulated(3)
+
+    async def main(rank: int) -> Any:
+        if rank == 1:
+            simulation.network.later_by(0.1, simulation.nodes[1].stop)
+            simulation.network.later_by(BUSY, simulation.nodes[1].resume)
+        await asyncio.sleep(others if rank == 2 else 0.0)
+        connecting = simulation.connecting(rank, timeout=timeout if rank == 1 else 5 * BUSY)
+        async with connecting as group:
+            try:
+                return await group.all_reduce(1)
+            except aiodist.PeerLostError:
+                if timeout < BUSY:
+                    group = await group.shrink()
+                else:
+                    group = await group.rendezvous()
+                return await group.all_reduce(1)
+
+    return simulation.play({rank: main(rank) for rank in range(3)})
+
+
+# If its group is complete meanwhile, it reads the view and its eviction in one go.
+evicted_while_it_joins = pytest.mark.parametrize(
+    "others", [2 * BUSY, 1.0], ids=["others are awaited", "its group is complete"]
+)
+
+
+@evicted_while_it_joins
+def test_a_rank_that_is_evicted_while_it_joins_asks_again(others: float) -> None:
+    assert stopped_while_it_joins(others, timeout=5 * BUSY) == [3, 3, 3]
+
+
+@evicted_while_it_joins
+def test_a_rank_that_is_evicted_for_all_of_its_time_has_not_joined(others: float) -> None:
+    outcomes = stopped_while_it_joins(others, timeout=BUSY - 1.0)
+    assert isinstance(outcomes[1], aiodist.JoinError)
+
+
 def test_without_a_coordinator_who_is_busy_is_waited_for() -> None:
     simulation = simulated(2)
 

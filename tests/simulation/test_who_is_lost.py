@@ -151,3 +151,41 @@ def test_a_rank_whose_way_back_ends_right_behind_the_greeting_tries_again(
     simulation = Simulation(2, seed=1, lease=4.0, durable=True)
     assert simulation.run(main) == [1, 1]
     assert ended
+
+
+@pytest.mark.parametrize("how", ["late", "late elsewhere", "aborts", "cancels"])
+def test_of_a_group_that_is_not_made_ranks_are_those_of_the_caller(how: str) -> None:
+    async def main(group: aiodist.Group) -> str:
+        await group.barrier()
+        if group.rank == 3:
+            if how == "aborts":
+                await asyncio.sleep(0.5)
+                group.abort("the disk is full")
+            elif how == "cancels":
+                group.subgroup([3, 2, 0]).cancel()
+            await asyncio.sleep(10.0)
+        elif group.rank in (0, 2):
+            timeout = 2.0 if how == "late" or group.rank == 2 else 60.0
+            try:
+                await group.subgroup([3, 2, 0], timeout=timeout)
+            except aiodist.PeerLostError as error:
+                assert error.ranks == (3,)
+                return str(error)
+            except aiodist.CollectiveTimeoutError as error:
+                assert error.missing == (3,)
+                assert list(error.last_seen) == [3]
+                return str(error)
+            except aiodist.CollectiveAbortedError as error:
+                assert error.rank == 3
+                return str(error)
+        return ""
+
+    text = Simulation(4, seed=1, lease=60.0).run(main)[0]
+    expected = {
+        "late": "not entered within 2 s by rank 3 (in no operation at ",
+        "late elsewhere": "rank 2 gave up: not entered within 2 s by rank 3 (in no operation at ",
+        "aborts": "rank 3 is lost: it aborted: the disk is full",
+        "cancels": "rank 3 gave up the operation: the operation was cancelled",
+    }
+    assert text.startswith(expected[how]), text
+    assert text.endswith(" [group 'world', epoch 1, subgroup]")

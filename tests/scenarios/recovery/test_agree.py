@@ -89,14 +89,47 @@ def test_ranks_that_call_different_things(run, stage, everyone):
     async def main():
         async with stage() as cast:
             ranks = await cast.start(2)
-            calls = [ranks[0].agree(True), ranks[1].rendezvous(min_size=2)]
+            calls = [ranks[0].shrink(), ranks[1].rendezvous(min_size=2)]
             for error in await asyncio.gather(*calls, return_exceptions=True):
                 assert isinstance(error, aiodist.MismatchError)
                 assert error.calls == {
-                    0: "agree()",
+                    0: "shrink()",
                     1: "rendezvous(min_size=2, max_size=None)",
                 }
-                assert "  rank 0  agree()\n" in str(error)
+                assert "  rank 0  shrink()\n" in str(error)
+
+    run(main())
+
+
+@pytest.mark.parametrize("late", ["agree", "goes on"])
+@pytest.mark.parametrize("first", ["agree", "goes on"])
+@pytest.mark.parametrize("call", ["shrink", "rendezvous"])
+def test_agree_ends_if_another_rank_goes_on(run, stage, everyone, call, first, late):
+    """Its ranks come, too, and count their votes as the others do."""
+
+    def go_on(group):
+        return asyncio.ensure_future(getattr(group, call)())
+
+    async def refuses(group):
+        for error in await everyone([group] * 2, lambda group: group.agree(True)):
+            assert isinstance(error, aiodist.GroupRevokedError)
+            assert f"rank 1 has called {call}(" in str(error)
+
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(3)
+            going = [go_on(ranks[1])] if first == "goes on" else []
+            agreeing = asyncio.ensure_future(refuses(ranks[0]))
+            await asyncio.sleep(0)
+            going = going or [go_on(ranks[1])]
+            await agreeing
+            if late == "agree":
+                await refuses(ranks[2])
+            going += [go_on(ranks[0]), go_on(ranks[2])]
+            assert (
+                await everyone(await asyncio.gather(*going), lambda group: group.all_reduce(1))
+                == [3] * 3
+            )
 
     run(main())
 
