@@ -47,7 +47,7 @@
 #include <unistd.h>
 #endif
 
-#define LAYOUT 15      // aiodist.compiled refuses a build with another number
+#define LAYOUT 16      // aiodist.compiled refuses a build with another number
 #define BLOCK 1024     // elements in one step of the work, so that they stay in the first cache
 #define ALONE 32768    // from so many bytes on, other threads may run meanwhile
 
@@ -521,13 +521,13 @@ static PyObject *differ(PyObject *self, PyObject *args) {
 
 enum { IS_DUE, WATCH, FOLLOWS, ROUSE, SEEN, ADD, FINISH, SET_RESULT, TAPES, TELL, FIND, WAKE,
        DTYPE, IS_NEG, STORAGE, DATA_PTR, NBYTES_OF, CLASS, RUNNING, ALL_REDUCE, PART, SEND, RECV,
-       TRACE_HOOK, IN_VAIN, STAY_AWAKE, TAKE_NEXT, WAKE_PEER, BELL, TIMER, NAMES };
+       TRACE_HOOK, IN_VAIN, STAY_AWAKE, TAKE_NEXT, WAKE_PEER, BELL, TIMER, LEAVE_TO_CALL, NAMES };
 static const char *const names[] = {"is_due", "watch", "follows", "rouse", "seen", "add", "finish",
                                     "set_result", "tapes", "tell", "_find", "wake", "dtype",
                                     "is_neg", "untyped_storage", "data_ptr", "nbytes", "__class__",
                                     "__asyncio_running_event_loop__", "all_reduce", "part", "send",
                                     "recv", "trace", "in_vain", "_stay_awake", "take_next",
-                                    "_wake_peer", "_bell", "_timer"};
+                                    "_wake_peer", "_bell", "_timer", "leave_to_call"};
 
 typedef struct {
     PyTypeObject *row;      // the base of lanes
@@ -2019,7 +2019,7 @@ static int enter(Tape *tape, PyObject *said, long long seq) {
 }
 
 // Record a call that is done, and complete its Work: at once, or after the loop's next turn if that is
-// due and it may wait.
+// due and it may wait. 1: after that turn. -1: an error.
 static int end_work(Starter *starter, PyObject *work, PyObject *call, PyObject *peer, PyObject *result,
                     int at_once) {
     PyObject *entry = NULL, *add = NULL, *done = NULL, *had[SLOTS];
@@ -2044,7 +2044,7 @@ static int end_work(Starter *starter, PyObject *work, PyObject *call, PyObject *
         set_slot(starter, work, ENDED, ended);
         done = PyObject_CallMethodOneArg(work, starter->names[SET_RESULT], result);
     }
-    failed = done ? 0 : -1;
+    failed = done ? done == Py_True : -1;
 end:
     Py_XDECREF(done);
     Py_XDECREF(add);
@@ -2078,7 +2078,7 @@ static int finish_call(Caller *caller, Tape *tape, PyObject *work, const Call *c
             Py_DECREF(done);
         }
     }
-    failed = end_work((Starter *)caller, work, tape->call, Py_None, result, 0);
+    failed = end_work((Starter *)caller, work, tape->call, Py_None, result, 0) < 0 ? -1 : 0;
 end:
     Py_XDECREF(result);
     return failed;
@@ -3211,9 +3211,14 @@ static PyObject *send_known(Messages *messages, PyObject *x, PyObject *dst, PyOb
         show_bytes(rings, upto - shown);
         shown = upto;
     }
-    if (wake_peer(rings, names) < 0 ||
-        end_work((Starter *)messages, work, envelope.text, dst, Py_None, 0) < 0)
-        Py_CLEAR(work);
+    int ended = wake_peer(rings, names);
+    if (!ended) ended = end_work((Starter *)messages, work, envelope.text, dst, Py_None, 0);
+    if (ended > 0 && line->rings == rings) {
+        PyObject *done = PyObject_CallMethodNoArgs(line->link, names[LEAVE_TO_CALL]);
+        Py_XDECREF(done);
+        if (!done) ended = -1;
+    }
+    if (ended < 0) Py_CLEAR(work);
 end:
     drop_leaves(&leaves);
     drop_envelope(&envelope);

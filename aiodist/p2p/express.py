@@ -224,7 +224,8 @@ class P2PExpress:
         work: Work[None] = Work.begin(self._loop, "send", tag, None, form.spec.nbytes)
         # If the loop is due, give it a turn now, while the message is in flight, and not when the
         # answer is there.
-        self._progress.finish(work, None, self._note(work, form, dst))
+        if self._progress.finish(work, None, self._note(work, form, dst)):
+            link.leave_to_call()
         return work
 
     def recv(self, src: Any, tag: Any, out: Any) -> Work[Any] | None:

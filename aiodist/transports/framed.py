@@ -233,6 +233,13 @@ class FramedLink(BaseLink):
         """
         return False
 
+    def leave_to_call(self) -> None:
+        """Leave what comes to the next call: the loop does not read it in its next two turns.
+
+        For a program that has sent a message, and goes on after a turn of the loop. It probably
+        receives the answer next. A call that finds it in the link takes a tenth of the time.
+        """
+
     def doze(self, seconds: float) -> bool:
         """Sleep within the call, at most so many seconds, until the peer has sent more.
 

@@ -284,20 +284,22 @@ class Progress(CorePace):
             self._loop.call_soon(self._turned)
         self._due = min(self._due, due)
 
-    def finish(self, work: Finishing, result: Any, ended: float) -> None:
+    def finish(self, work: Finishing, result: Any, ended: float) -> bool:
         """Complete `work`, which is done within its call, now or after the loop's next turn.
 
-        Later if the loop is due, so that it has its turn before the caller goes on.
+        Later if the loop is due, so that it has its turn before the caller goes on. Returns whether
+        that is so.
         """
         if not self.is_due():
             work.finish_within_call(result, ended)
-            return
+            return False
         # One handle of the loop for a row of calls, because one for each would take twice as long.
         if not self._late:
             self._loop.call_soon(self._finish_late)
         self._late.append((work, result, ended))
         # The operation cannot be withdrawn, because others have its data by now.
         work._on_cancel = self._finish_late
+        return True
 
     def _finish_late(self, _: object = None) -> None:
         late = self._late

@@ -48,6 +48,11 @@ receive ten times as much as one that is still in the ring. So a rank that is be
 up."""
 
 
+SPARED = 2
+"""Turns in which the loop reads nothing if a call comes next. In the first one, the Work of the
+last call is done. In the second one, its task goes on."""
+
+
 class ShmLink(FramedLink):
     """A link over the segments `own` and `peer` and a non-blocking Unix socket, all of which it
     owns."""
@@ -61,6 +66,8 @@ class ShmLink(FramedLink):
         "_reading",
         "_rings",
         "_socket",
+        "_spared",
+        "_spared_at",
         "_turns",
         "pid",
     )
@@ -84,6 +91,8 @@ class ShmLink(FramedLink):
         self._reading = False  # the loop watches the socket
         self._asleep = False  # the peer has to ring
         self._brief = False  # reading for a turn of the loop, and for no call
+        self._spared = 0  # turns in which the loop reads nothing
+        self._spared_at = -1  # how much was read when that began
         self._moved = 0  # of the rings, when last looked
         self._bedtime = 0.0  # no sleep before this, on the clock of `perf_counter`
         self._due = False  # `_turn` will be called
@@ -109,6 +118,7 @@ class ShmLink(FramedLink):
     def _turn(self) -> None:
         """Go on. If there is nothing to do, sleep until a bell."""
         self._read_briefly()
+        self._spared = max(0, self._spared - 1)
         self._due = False
         if self._closed:
             return
@@ -129,9 +139,17 @@ class ShmLink(FramedLink):
 
     def _read_briefly(self) -> None:
         """Read for the loop, and for no call that waits: see `BRIEF`."""
+        if self._spared and self._direct:
+            return
         self._brief = True
         self.poll()
         self._brief = False
+
+    def leave_to_call(self) -> None:
+        # If no call has read since the last time, the loop reads now, because other tasks wait.
+        if self._spared_at != self._rings.read:
+            self._spared_at = self._rings.read
+            self._spared = SPARED
 
     def knock(self) -> None:
         """Ask the peer's loop for a sign."""

@@ -131,6 +131,39 @@ async def test_ranks_take_turns(monkeypatch: pytest.MonkeyPatch, core: str) -> N
 
 
 @pytest.mark.parametrize("core", ["as it is", "python"])
+async def test_an_answer_waits_for_the_call_that_takes_it(
+    monkeypatch: pytest.MonkeyPatch, core: str
+) -> None:
+    """The loop has a turn between a message and the call for its answer. It does not read that."""
+    monkeypatch.setattr(polling, "LOOP_DUE", 60.0)
+    async with pair(monkeypatch) as (a, b):
+        if core == "python":
+            vars(a._context.p2p_express).pop("send", None)
+        x = np.zeros(8)
+        for _ in range(4):  # so that their kind is known
+            await a.send(x, 1)
+            await b.recv(src=0, out=x)
+        waiting, *_ = a._context.p2p.receiver.waiting
+        for number in range(4):
+            a._context.endpoint.progress._due = 0.0  # the loop is due
+            sending = a.isend(x, 1)
+            assert not sending.done()
+            assert b.isend(np.full(8, 1.0 * number), 0).done()
+            await sending
+            assert not waiting
+            answer = a.irecv(src=1)
+            assert answer.done()
+            assert (await answer)[0] == number
+            await b.recv(src=0, out=x)
+        assert b.isend(x, 0).done()  # no call takes this one, so the loop reads it all the same
+        for _ in range(3):
+            a._context.endpoint.progress._due = 0.0
+            await a.isend(x, 1)
+            await b.recv(src=0, out=x)
+        assert waiting
+
+
+@pytest.mark.parametrize("core", ["as it is", "python"])
 async def test_a_link_that_has_ended_leaves_messages_of_others(
     monkeypatch: pytest.MonkeyPatch, core: str
 ) -> None:
