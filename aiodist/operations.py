@@ -172,8 +172,8 @@ class Operations(ABC):
         rank, all ranks get a `MismatchError`. `x` may be a part of `out`. If it is in its own place
         there, it is not copied.
 
-        The result is `out`. If slots of that list are None or have numbers, the result is a new
-        list, because their values have no place in `out`.
+        Returns `out`. If `out` is a list with slots that are None or hold numbers, returns a new
+        list, because those values have no place in `out`.
 
         Raises ValueError if arrays of `out` share memory.
 

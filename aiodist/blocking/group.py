@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload, runtime_checkable
@@ -338,7 +339,8 @@ class BlockingGroup:
 
             # Without a wait, because Python may close this generator in a thread that runs an event
             # loop. The task needs no reference, because it ends with its first step.
-            self._home.submit(close)
+            with contextlib.suppress(GroupClosedError, RuntimeError):  # the loop is gone
+                self._home.submit(close)
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -136,8 +136,9 @@ class Ballots:
         self._ballots: dict[BallotKey, Ballot] = {}
         self.voted: dict[int, dict[BallotKey, Ballot]] = {}
         """The open ballots in which each connection has voted."""
-        self._outcomes: dict[BallotKey, tuple[tuple[str, ...] | None, Outcome]] = {}
-        """Each outcome with its voters; None if a member reported it and the voters are unknown."""
+        self._outcomes: dict[BallotKey, tuple[tuple[str, ...] | None, str, Outcome]] = {}
+        """Each outcome with its voters and their call. If a member reported it, they are unknown:
+        None and ""."""
 
     def cast(
         self, members: Members, conn: int, request: int, vote: Vote, now: float = 0.0
@@ -147,10 +148,17 @@ class Ballots:
         if wrong is not None:
             return [Answer(conn, request, wrong)]
         key, own = (vote.context, vote.number), members[conn].id
-        voters, known = self._outcomes.get(key, (None, None))
+        voters, called, known = self._outcomes.get(key, (None, "", None))
         if known is not None:
             if voters is not None and voters != vote.members:  # it was decided with other voters
                 known = Void(Cause.MISMATCH, _DIFFER, own, {own: vote.call})
+            elif (
+                called not in ("", vote.call)
+                and isinstance(known, Void)
+                and known.cause is not Cause.MISMATCH
+            ):
+                # Another call was given up. Its reason means nothing to this one.
+                known = Void(Cause.MISMATCH, _DIFFER, known.by, {known.by: called})
             return [Answer(conn, request, known)]
         ballot = self._ballots.get(key)
         if ballot is None:
@@ -249,7 +257,7 @@ class Ballots:
             del self.voted[conn][ballot.key]
         if outcome is None:
             return []
-        self._remember(ballot.key, ballot.voters, outcome)
+        self._remember(ballot.key, ballot.voters, ballot.call, outcome)
         return [Answer(conn, request, outcome) for conn, (request, _) in ballot.votes.items()]
 
     def learn(self, key: BallotKey, outcome: Outcome) -> list[Answer]:
@@ -257,12 +265,14 @@ class Ballots:
         ballot = self._ballots.get(key)
         if ballot is not None:
             return self.close(ballot, outcome)
-        self._remember(key, None, outcome)
+        self._remember(key, None, "", outcome)
         return []
 
-    def _remember(self, key: BallotKey, voters: tuple[str, ...] | None, outcome: Outcome) -> None:
+    def _remember(
+        self, key: BallotKey, voters: tuple[str, ...] | None, call: str, outcome: Outcome
+    ) -> None:
         self._outcomes.pop(key, None)
-        self._outcomes[key] = voters, outcome
+        self._outcomes[key] = voters, call, outcome
         if len(self._outcomes) > REMEMBERED:
             del self._outcomes[next(iter(self._outcomes))]
 

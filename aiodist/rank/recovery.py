@@ -120,7 +120,9 @@ class Recovery:
                 self._under_way = (vote, self._cast(vote))
             under_way = vote, outcome = self._under_way
             try:
-                found = await self._wait(vote, outcome, deadline - self._actor.loop.time())
+                found = await self._wait(
+                    vote, outcome, deadline - self._actor.loop.time(), asked=seconds
+                )
             finally:
                 # An undecided vote stays, for the next call. A failed one leads nowhere.
                 is_void = outcome.done() and (
@@ -132,7 +134,8 @@ class Recovery:
             if not isinstance(found, Void):
                 break
             # This rank votes again if that vote became void for a reason of an earlier call, or
-            # because it met calls of `agree`. Those raise GroupRevokedError, and their ranks come.
+            # because it met calls of `agree`. Those raise GroupRevokedError, or were given up, and
+            # their ranks come.
             met_agree = found.cause is Cause.MISMATCH and _AGREE in found.details.values()
             if self._actor.loop.time() >= deadline or not (is_stale or met_agree):
                 raise self._error(found, vote)
@@ -227,8 +230,14 @@ class Recovery:
             outcome.exception()  # marks it as retrieved
         self._expect(vote, False)
 
-    async def _wait(self, vote: Vote, outcome: asyncio.Future[Outcome], seconds: float) -> Outcome:
-        """Wait for the outcome.
+    async def _wait(
+        self,
+        vote: Vote,
+        outcome: asyncio.Future[Outcome],
+        seconds: float,
+        asked: float | None = None,
+    ) -> Outcome:
+        """Wait for the outcome for `seconds`, which are the rest of those that were `asked` for.
 
         A call that stops waiting makes the vote void, and a cancelled `agree` votes False, unless
         the vote is decided already.
@@ -239,7 +248,8 @@ class Recovery:
                 {outcome}, timeout=None if seconds == math.inf else seconds
             )
             if not done:
-                text = f"{vote.call} was not decided within {seconds:g} s"
+                limit = seconds if asked is None else asked
+                text = f"{vote.call} was not decided within {limit:g} s"
                 give_up = GiveUpVote(vote.context, vote.number, Cause.TIMEOUT, text)
                 control = self._actor.control
                 control.tell(give_up)

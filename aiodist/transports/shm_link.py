@@ -117,6 +117,7 @@ class ShmLink(FramedLink):
 
     def _turn(self) -> None:
         """Go on. If there is nothing to do, sleep until a bell."""
+        is_spared = self._is_spared()
         self._read_briefly()
         self._spared = max(0, self._spared - 1)
         self._due = False
@@ -128,8 +129,10 @@ class ShmLink(FramedLink):
         if has_moved:
             self._moved = rings.moved
             self._bedtime = time.perf_counter() + LINGER
+        # It sleeps after a turn that has read. Else it could sleep on frames that it has seen.
         if (
             has_moved
+            or is_spared
             or linger(self._bedtime)
             or not rings.sleep(for_room=bool(self._outbox.backlog))
         ):
@@ -139,11 +142,18 @@ class ShmLink(FramedLink):
 
     def _read_briefly(self) -> None:
         """Read for the loop, and for no call that waits: see `BRIEF`."""
-        if self._spared and self._direct:
+        if self._is_spared():
             return
+        read = self._rings.read
         self._brief = True
         self.poll()
         self._brief = False
+        if self._spared_at == read:  # no call has read since then
+            self._spared_at = self._rings.read
+
+    def _is_spared(self) -> bool:
+        """Tell whether the loop leaves what has come to a call."""
+        return self._spared > 0 and self._direct
 
     def leave_to_call(self) -> None:
         # If no call has read since the last time, the loop reads now, because other tasks wait.

@@ -76,7 +76,7 @@ class Writer:
         self._queue = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self.broken: asyncio.Future[OSError] = self._loop.create_future()
-        """Why bytes could not be written, once that has happened."""
+        """Its result is the error of the first write that failed."""
         # A daemon on raw descriptors, because a stuck write must not keep the process alive.
         threading.Thread(target=self._work, name="output", daemon=True).start()
 

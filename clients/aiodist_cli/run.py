@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -235,13 +236,15 @@ def _check_writable(output: Path) -> None:
     if not folder.is_dir():
         raise usage_error(f"there is no folder {folder}", "--trace")
     try:
-        is_new = not output.exists()
-        os.close(os.open(output, os.O_WRONLY | os.O_CREAT))
+        if output.exists():
+            os.close(os.open(output, os.O_WRONLY | os.O_NONBLOCK))
+        else:
+            with tempfile.TemporaryFile(dir=output.resolve().parent):
+                pass
     except OSError as error:
-        text = f"{output.absolute()} cannot be written: {error.strerror}"
-        raise usage_error(text, "--trace") from error
-    if is_new:
-        output.unlink()
+        if error.errno != errno.ENXIO:  # a pipe that nobody reads yet
+            text = f"{output.absolute()} cannot be written: {error.strerror}"
+            raise usage_error(text, "--trace") from error
 
 
 def _check_directory(where: str) -> None:

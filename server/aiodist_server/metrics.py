@@ -30,6 +30,11 @@ SIZE_NAMES = ("1KiB", "64KiB", "1MiB", "64MiB", "more")
 """The classes of `aiodist.wire.counts.SIZES`, as labels."""
 
 
+KEPT = 1000
+"""The members of a label whose last counts are known. One that is gone may come back, and answers
+may overtake each other."""
+
+
 class Sums:
     """Sums of counts that members report since they joined.
 
@@ -38,7 +43,8 @@ class Sums:
     """
 
     def __init__(self) -> None:
-        # By metric and label: the sum, and the last count of each member.
+        # By metric and label: the sum, and the last count of each member. Those that are gone come
+        # first.
         self._known: dict[str, dict[str, tuple[int, dict[str, int]]]] = {}
 
     def of(self, metric: str, counts: Mapping[str, Mapping[str, int | None]]) -> dict[str, int]:
@@ -51,16 +57,23 @@ class Sums:
         found = self._known[metric] = {}
         for label, members in counts.items():
             total, last = before.get(label, (0, {}))
-            now = {who: max(count or 0, last.get(who, 0)) for who, count in members.items()}
-            total += sum(now.values()) - sum(last.get(who, 0) for who in now)
-            if now or total:
-                found[label] = total, now
+            for who, count in members.items():
+                known = last.pop(who, 0)
+                last[who] = max(count or 0, known)  # behind those that are gone
+                total += last[who] - known
+            while len(last) > max(KEPT, len(members)):
+                del last[next(iter(last))]
+            if last or total:
+                found[label] = total, last
         return {label: total for label, (total, _) in found.items()}
 
 
 class Health(NamedTuple):
-    """What a coordinator knows of itself: `totals`, and its `Coordinator.state_health`; and the
-    sums of what its members have told."""
+    """What a coordinator knows of itself.
+
+    `totals` are its own counts, `state` is its `Coordinator.state_health`, and `sums` are those of
+    what its members have told.
+    """
 
     totals: Totals
     state: tuple[float, int] | None

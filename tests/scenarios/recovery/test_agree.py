@@ -134,6 +134,27 @@ def test_agree_ends_if_another_rank_goes_on(run, stage, everyone, call, first, l
     run(main())
 
 
+@pytest.mark.parametrize("call", ["shrink", "rendezvous"])
+@pytest.mark.parametrize("how", ["late", "refused"])
+def test_what_follows_an_agree_that_was_given_up(run, stage, everyone, call, how):
+    """Ranks that had not called it hear of it when they go on, and go on."""
+
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(3)
+            if how == "late":
+                with pytest.raises(aiodist.CollectiveTimeoutError):
+                    await ranks[0].agree(True, timeout=0.01)
+            else:
+                with pytest.raises(TypeError, match="flag is a bool"):
+                    await ranks[0].agree(3)
+            others = [asyncio.ensure_future(getattr(group, call)()) for group in ranks[1:]]
+            groups = await asyncio.gather(getattr(ranks[0], call)(), *others)
+            assert await everyone(groups, lambda group: group.all_reduce(1)) == [3] * 3
+
+    run(main())
+
+
 def test_without_a_coordinator(run, stage, everyone):
     async def main():
         async with stage(returns=False) as cast:

@@ -245,8 +245,8 @@ def test_counters_of_channels_do_not_fall() -> None:
 
     assert counted(10, 20, 30) == [100, 60, 60]
     assert counted(12, None, 31) == [100, 63, 63]
-    assert counted(12, 25) == [100, 68, 68]  # the last one has left
-    assert counted(5, 25, 4) == [100, 72, 72]  # no member takes back what it has said
+    assert counted(12, 25) == [100, 68, 68]  # the last one is gone
+    assert counted(5, 25, 33) == [100, 70, 70]  # it is back; no member takes back what it has said
     read = of_channels(channel(participant(1, saved=12)), made=made)  # the publisher has left
     assert read["aiodist_channel_published_bytes_totalpolicy"] == 100
     assert of_channels(made=made) == {}

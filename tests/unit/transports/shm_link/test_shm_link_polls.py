@@ -26,6 +26,24 @@ async def test_an_idle_link_sleeps_and_a_bell_wakes_it(wired: Any, asleep: Any) 
         assert w.seen.headers == [b"0", b"1", b"2"]
 
 
+async def test_a_link_that_leaves_what_came_to_a_call_reads_it_before_it_sleeps(
+    wired: Any, asleep: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shm_link, "LINGER", 0.0)
+    async with wired() as w:
+        sleep = await asleep(w)
+        w.raw.send(b"".join(frames.encode(b"%d" % n) for n in range(20)))
+        for _ in range(10_000):
+            if w.seen.headers:
+                break
+            await asyncio.sleep(0)
+        assert 0 < len(w.seen.headers) < 20  # the link has seen that there are more
+        w.link.send(b"answer")
+        w.link.leave_to_call()
+        await asleep(w, after=sleep)
+        assert len(w.seen.headers) == 20
+
+
 async def test_a_turn_of_the_loop_is_the_sign_that_a_knock_asks_for(
     wired: Any, asleep: Any
 ) -> None:
