@@ -155,7 +155,10 @@ FAULTS = (
     DesignFault(
         "the outcome of a vote is not remembered for a voter that asks again",
         "aiodist/membership/ballots.py",
-        "        self._remember(ballot.key, ballot.voters, outcome)\n        return [Answer",
+        (
+            "        self._remember(ballot.key, ballot.voters, ballot.call, outcome)\n"
+            "        return [Answer"
+        ),
         "        return [Answer",
         _membership("ballots"),
     ),
