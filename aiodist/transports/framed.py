@@ -237,7 +237,7 @@ class FramedLink(BaseLink):
         """Leave what comes to the next call: the loop does not read it in its next two turns.
 
         For a program that has sent a message, and goes on after a turn of the loop. It probably
-        receives the answer next. A call that finds it in the link takes a tenth of the time.
+        receives the answer next, and a call receives faster what it finds in the link.
         """
 
     def doze(self, seconds: float) -> bool:

@@ -242,7 +242,7 @@ def _check_writable(output: Path) -> None:
             with tempfile.TemporaryFile(dir=output.resolve().parent):
                 pass
     except OSError as error:
-        if error.errno != errno.ENXIO:  # a pipe that nobody reads yet
+        if error.errno != errno.ENXIO:  # the file is a pipe, and its reader may come later
             text = f"{output.absolute()} cannot be written: {error.strerror}"
             raise usage_error(text, "--trace") from error
 
