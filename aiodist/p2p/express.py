@@ -36,7 +36,7 @@ from aiodist.recorder import Records
 from aiodist.transports import futex
 from aiodist.transports.base import Link
 from aiodist.transports.framed import FramedLink, Whole
-from aiodist.transports.polling import cores, neighbours
+from aiodist.transports.polling import HELD, cores, neighbours
 from aiodist.transports.shm_rings import Rings
 from aiodist.transports.surroundings import is_virtual
 from aiodist.types import ANY_SOURCE, ANY_TAG
@@ -273,7 +273,7 @@ class P2PExpress:
                 return None
             start, end = form.around(expected, sid)
             look, what = link.look_for_whole, Whole(start, into, end)
-        if progress.is_due():
+        if progress.is_due(HELD):
             return None
         found: bool | None = False
         for _ in range(TRIES):

@@ -28,11 +28,11 @@ link. The loop `Progress._spin` does this. How long it lasts depends on who else
   loop. On crowded hosts it lasts until the loop has waited for long enough (`HELD`). The
   awaited ranks need this core first there, and a wait by the loop would give them more to do.
 - **The loop's own turn.** Operations that complete within their calls never let the loop run. If it
-  had no turn for `LOOP_DUE`, or for `LOOP_DUE_FRAMES` while looking for frames, it is due. Results
-  then come with the next turn, and a rank does not poll for links. For stamps and posts there is
-  still one poll, and on crowded hosts a doze (`HELD`). Without it this call and all later ones
-  would have to wait. In a program that makes one call after the other the loop would not have its
-  turn sooner.
+  had no turn for `LOOP_DUE`, it is due. Results then come with the next turn, and a rank does not
+  poll for links. For stamps and posts there is still one poll, and on crowded hosts a doze
+  (`HELD`). Without it this call and all later ones would have to wait. In a program that makes one
+  call after the other the loop would not have its turn sooner. A receive also goes on for `HELD`:
+  most programs send next, and then the loop has its turn while that message is on its way.
 
 A caller that must not hold up the loop looks once in each turn (`linger`). A link in shared memory
 does so after it has moved something.
@@ -102,11 +102,10 @@ class Finishing(Protocol):
 LOOP_DUE = 0.0007
 """Seconds after which the loop is due before anything else is polled for."""
 HELD = 1e-3
-"""Seconds for which a loop that is due for a turn waits for stamps on a crowded host."""
-LOOP_DUE_FRAMES = 2e-3
-"""The same for a call that looks for frames, if nothing else was done in that turn of the loop.
+"""Seconds for which a loop that is due for a turn waits for frames, and on a crowded host for
+stamps.
 
-With more ranks than cores, frames come after all other ranks have had the core. Leaving the call
+With more ranks than cores, both come after all other ranks have had the core. Leaving the call
 before that costs about a tenth of its whole time, for nothing.
 """
 UNREAD = 0.0007
@@ -252,13 +251,13 @@ class Progress(CorePace):
     def _turned(self) -> None:
         self._due = math.inf
 
-    def is_due(self) -> bool:
-        """Tell whether the loop is due for a turn. Time counts from the first call after the last
-        turn."""
+    def is_due(self, held: float = 0.0) -> bool:
+        """Tell whether the loop has been due for a turn for `held` seconds. Time counts from the
+        first call after the last turn."""
         if not self.polls:
             return False
         now = _clock()
-        if now >= self._due:
+        if now >= self._due + held:
             return True
         self._turns_by(now + LOOP_DUE)
         return False
@@ -439,13 +438,19 @@ class Progress(CorePace):
         return False
 
     def _doze_at(
-        self, link: FramedLink, look: Callable[[Any, Any], bool | None], a: Any, b: Any
+        self,
+        link: FramedLink,
+        look: Callable[[Any, Any], bool | None],
+        a: Any,
+        b: Any,
+        due: float,
     ) -> bool | None:
-        """Sleep within the call at a link until ``look(a, b)`` is not None, and return that."""
+        """Sleep within the call at a link until ``look(a, b)`` is not None, and return that. None
+        after the budget, or when the loop is `due` for a turn."""
         if not self.polls:
             return None
         now = _clock()
-        until = min(now + DOZE * self._patience(self._dozed_in_vain), self._due)
+        until = min(now + DOZE * self._patience(self._dozed_in_vain), due)
         while now < until:
             if not link.doze(until - now):
                 return None
@@ -473,10 +478,10 @@ class Progress(CorePace):
         found = look(a, b)
         if found is None and self.polls:
             if self._due == math.inf:
-                self._turns_by(_clock() + LOOP_DUE_FRAMES)
-            found = self._spin(look, a, b, 1, crowded=crowded)
+                self._turns_by(_clock() + LOOP_DUE)
+            found = self._spin(look, a, b, 1, crowded=crowded, due=self._due + HELD)
         if found is None and not crowded:
-            found = self._doze_at(link, look, a, b)
+            found = self._doze_at(link, look, a, b, self._due + HELD)
         return found
 
     def inline(
@@ -496,7 +501,7 @@ class Progress(CorePace):
                 link.kind == "inproc"
                 or not (
                     self._spin(_come, link_of, None, 1, crowded=only is None)
-                    or (only is not None and self._doze_at(only, _come, link_of, None))
+                    or (only is not None and self._doze_at(only, _come, link_of, None, self._due))
                 )
             ):
                 return

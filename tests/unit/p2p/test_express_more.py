@@ -164,6 +164,29 @@ async def test_an_answer_waits_for_the_call_that_takes_it(
 
 
 @pytest.mark.parametrize("core", ["as it is", "python"])
+async def test_a_receive_goes_on_for_a_while_after_the_loop_is_due(
+    monkeypatch: pytest.MonkeyPatch, core: str
+) -> None:
+    async with pair(monkeypatch) as (a, b):
+        if core == "python":
+            vars(b._context.p2p_express).pop("recv", None)
+        pace, x = b._context.endpoint.progress, np.arange(8.0)
+        for _ in range(4):  # so that their kind is known
+            await a.send(x, 1)
+            await b.recv(src=0, out=np.zeros(8))
+        for held in (0.0, math.inf, polling.HELD / 2):
+            in_time = False
+            while not in_time:  # the system may have taken the core in between
+                assert a.isend(x, 1).done()
+                pace._due = polling._clock() - held
+                work = b.irecv(src=0, out=np.zeros(8))
+                within = work.done()
+                in_time = held == math.inf or polling._clock() < pace._due + polling.HELD
+                assert (await work).sum() == x.sum()
+            assert within == (held < math.inf)
+
+
+@pytest.mark.parametrize("core", ["as it is", "python"])
 async def test_a_link_that_has_ended_leaves_messages_of_others(
     monkeypatch: pytest.MonkeyPatch, core: str
 ) -> None:

@@ -130,7 +130,7 @@ async def test_who_looks_for_many_frames_gives_the_loop_its_turn(
     quiet: Any = Quiet()
     for _ in range(20):
         assert not polling.look(quiet, quiet.look_for, b"", b"", crowded=True)
-    assert clock.now < progress.LOOP_DUE_FRAMES + 21 * progress.OTHERS
+    assert clock.now < progress.LOOP_DUE + progress.HELD + 21 * progress.OTHERS
     assert polling.is_due()
     await asyncio.sleep(0)
     assert not polling.is_due()
