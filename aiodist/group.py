@@ -257,8 +257,8 @@ class Group(Operations):
 
         All ranks call this, in the same order as `shrink` and `rendezvous`. It works on groups that
         lost ranks or were revoked, too. The coordinator decides when all ranks have called that it
-        has not ruled lost. A cancelled call votes False. While the coordinator is away, the call
-        waits.
+        has not ruled lost. A call that is cancelled before that votes False. While the coordinator
+        is away, the call waits.
 
         Raises:
             CollectiveTimeoutError: a rank ran out of time. All ranks that have not heard the answer
