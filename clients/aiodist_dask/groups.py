@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Unpack
@@ -201,6 +202,9 @@ def _members(
 
     The first time, all wanted workers must exist.
     """
+    twice = [each for each, count in Counter(wanted or ()).items() if count > 1]
+    if twice:
+        raise ValueError(f"workers= has {', '.join(twice)} more than once: list each worker once")
     missing = [each for each in wanted or () if each not in there]
     if missing and not before:
         raise ValueError(f"the cluster has no workers {', '.join(missing)}")

@@ -192,6 +192,8 @@ def test_a_group_that_has_not_met(client: Client) -> None:
         aiodist_dask.groups(client).run(place)
     with pytest.raises(ValueError, match=r"the cluster has no workers tcp://127.0.0.1:1"):
         aiodist_dask.groups(client, workers=["tcp://127.0.0.1:1"]).start()
+    with pytest.raises(ValueError, match=r"workers= has tcp://127.0.0.1:1 more than once"):
+        aiodist_dask.groups(client, workers=["tcp://127.0.0.1:1"] * 2).start()
 
 
 def test_a_cluster_without_workers() -> None:
