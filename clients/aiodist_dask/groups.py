@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Unpack
@@ -59,6 +60,7 @@ class Groups:
         self._wanted = workers
         self._options = options
         self._workers: tuple[str, ...] = ()
+        self._ticket: worker.Ticket | None = None
         # One call after the other, because calls that reach workers in different orders would not
         # match.
         self._turn = asyncio.Lock()
@@ -85,8 +87,9 @@ class Groups:
         Returns the results by address, in the order of ranks. If one raises, the call ends on all
         workers, and this raises the error. The group stays usable.
 
-        Raises PeerLostError if a worker has died, with its rank in `.ranks`. Call `renew` to make
-        the survivors, and new workers, meet again.
+        Raises PeerLostError if a worker has died or was restarted, with its rank in `.ranks`. Call
+        `renew` to make the survivors, and new workers, meet again. Raises RuntimeError if another
+        group of the same name has replaced this one.
         """
         return self._client.sync(self._run, function, args, options)
 
@@ -126,7 +129,7 @@ class Groups:
             await self._client.register_plugin(worker.GroupsPlugin())
             address, token = await self._client.run_on_scheduler(scheduler.whereabouts)
             self._workers = _members(self._workers, self._wanted, await self._there())
-            ticket = worker.Ticket(
+            self._ticket = worker.Ticket(
                 address,
                 token,
                 self._name,
@@ -135,7 +138,7 @@ class Groups:
                 self._options,
             )
             ranks = {address: rank for rank, address in enumerate(self._workers)}
-            await self._on_workers(worker.join, ticket, ranks)
+            await self._on_workers(worker.join, self._ticket, ranks)
 
     async def _run(
         self,
@@ -149,7 +152,7 @@ class Groups:
             there = await self._there()
             if gone := [rank for rank, each in enumerate(self._workers) if each not in there]:
                 raise self._lost(gone)  # because connecting to them would take until a deadline
-            found = await self._on_workers(worker.call, self._name, function, args, options)
+            found = await self._on_workers(worker.call, self._ticket, function, args, options)
             return {each: result for each, (result,) in found.items()}
 
     async def _close(self) -> None:
@@ -157,7 +160,7 @@ class Groups:
             there = await self._there()
             workers = [each for each in self._workers if each in there]
             # A worker that dies now has left as well.
-            await self._client.run(worker.leave, self._name, workers=workers, on_error="ignore")
+            await self._client.run(worker.leave, self._ticket, workers=workers, on_error="ignore")
             self._workers = ()
 
     async def _on_workers(self, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
@@ -172,7 +175,7 @@ class Groups:
         dead = [
             rank
             for rank, each in enumerate(self._workers)
-            if isinstance(found[each], CommClosedError)
+            if isinstance(found[each], CommClosedError | worker.NeverJoined)
         ]
         causes = [each for each in failures if not spawn.is_consequence(each)]
         if dead:
@@ -199,6 +202,9 @@ def _members(
 
     The first time, all wanted workers must exist.
     """
+    twice = [each for each, count in Counter(wanted or ()).items() if count > 1]
+    if twice:
+        raise ValueError(f"workers= has {', '.join(twice)} more than once: list each worker once")
     missing = [each for each in wanted or () if each not in there]
     if missing and not before:
         raise ValueError(f"the cluster has no workers {', '.join(missing)}")

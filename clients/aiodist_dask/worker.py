@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,7 @@ class GroupsPlugin(WorkerPlugin):
 
     def __init__(self) -> None:
         self.groups: dict[str, aiodist.Group] = {}
+        self.replaced: set[str] = set()  # `Ticket.group` of each
 
     async def teardown(self, worker: Worker) -> None:
         # Without waiting for others, because this worker goes in any case.
@@ -43,10 +45,26 @@ class GroupsPlugin(WorkerPlugin):
             group.abort("the Dask worker is closed")
         self.groups.clear()
 
+    def replace(self, name: str) -> None:
+        """Leave the group of that name, if there is one, because another takes its place."""
+        group = self.groups.pop(name, None)
+        if group is not None:
+            self.replaced.add(group.name)
+            group.abort("another group of the same name replaces it")
 
-def _groups_of(worker: Worker) -> dict[str, aiodist.Group]:
+    def has(self, ticket: Ticket) -> bool:
+        """Tell whether this worker is in that very group, and not in another of its name."""
+        return ticket.name in self.groups and self.groups[ticket.name].name == ticket.group
+
+
+class NeverJoined(Exception):
+    """This worker has not joined the group. It was restarted at the address of a worker that had,
+    or its join failed."""
+
+
+def _plugin_of(worker: Worker) -> GroupsPlugin:
     plugin: GroupsPlugin = worker.plugins[GroupsPlugin.name]
-    return plugin.groups
+    return plugin
 
 
 def get_group(name: str = "world", *, worker: Worker | None = None) -> aiodist.Group:
@@ -72,8 +90,9 @@ def get_group(name: str = "world", *, worker: Worker | None = None) -> aiodist.G
 async def join(ticket: Ticket, ranks: dict[str, int], dask_worker: Worker) -> None:
     """Join a group as the rank that `ranks` gives this worker, in place of an earlier one of its
     name."""
-    await leave(ticket.name, dask_worker)
-    _groups_of(dask_worker)[ticket.name] = await aiodist.connect(
+    plugin = _plugin_of(dask_worker)
+    plugin.replace(ticket.name)
+    group = await aiodist.connect(
         ticket.address,
         group=ticket.group,
         rank=ranks[dask_worker.address],
@@ -85,17 +104,19 @@ async def join(ticket: Ticket, ranks: dict[str, int], dask_worker: Worker) -> No
             **ticket.options,
         },
     )
+    plugin.replace(ticket.name)  # again, because another client may have been faster
+    plugin.groups[ticket.name] = group
 
 
-async def leave(name: str, dask_worker: Worker) -> None:
-    """Leave a group if this worker is in it, without waiting for others."""
-    group = _groups_of(dask_worker).pop(name, None)
-    if group is not None:
-        group.abort("the group is left by all")
+async def leave(ticket: Ticket, dask_worker: Worker) -> None:
+    """Leave a group if this worker is still in it, without waiting for others."""
+    plugin = _plugin_of(dask_worker)
+    if plugin.has(ticket):
+        plugin.groups.pop(ticket.name).abort("the group is left by all")
 
 
 async def call(
-    name: str,
+    ticket: Ticket,
     function: Callable[..., Coroutine[Any, Any, Any]],
     args: tuple[Any, ...],
     options: dict[str, Any],
@@ -107,10 +128,22 @@ async def call(
     its messages cannot reach another call. The result is in a tuple, because Dask would take a
     result that is an exception for a failure.
     """
-    group = await _groups_of(dask_worker)[name].dup()
+    plugin = _plugin_of(dask_worker)
+    if ticket.group in plugin.replaced:
+        raise RuntimeError(
+            f"another groups(…) of the name {ticket.name!r} has replaced this one: give each a "
+            "name= of its own, or call renew() to replace the other"
+        )
+    if not plugin.has(ticket):
+        raise NeverJoined(ticket.group)
+    group = await plugin.groups[ticket.name].dup()
     async with group:
         try:
             return (await function(group, *args, **options),)
-        except BaseException:
+        except BaseException as error:
             group.revoke()
+            if isinstance(error, asyncio.CancelledError):
+                # Dask closes the connection on this error, as if the worker had died.
+                text = f"the function was cancelled on rank {group.rank}"
+                raise RuntimeError(text) from error
             raise

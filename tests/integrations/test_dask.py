@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import pickle
@@ -88,6 +89,34 @@ def test_a_failure_is_told_and_the_group_stays_usable(client: Client) -> None:
         assert [size for _, size, _ in ranks.run(place).values()] == [SIZE] * SIZE
 
 
+async def be_cancelled_on_rank_1(group: aiodist.Group) -> None:
+    if group.rank == 1:
+        raise asyncio.CancelledError
+    await group.barrier()
+
+
+def test_a_cancelled_function_is_no_dead_worker(client: Client) -> None:
+    with aiodist_dask.groups(client) as ranks:
+        with pytest.raises(RuntimeError, match=r"the function was cancelled on rank 1"):
+            ranks.run(be_cancelled_on_rank_1)
+        assert [size for _, size, _ in ranks.run(place).values()] == [SIZE] * SIZE
+
+
+def test_a_replaced_group_says_so_and_leaves_the_other_alone(client: Client) -> None:
+    replaced = r"another groups\(…\) of the name 'world' has replaced this one"
+    with aiodist_dask.groups(client) as first, aiodist_dask.groups(client) as third:
+        with aiodist_dask.groups(client, workers=first.workers[1:]) as second:
+            for each in (first, third):
+                with pytest.raises(RuntimeError, match=replaced):
+                    each.run(place)
+            first.close()
+            assert [size for _, size, _ in second.run(place).values()] == [2, 2]
+        with pytest.raises(RuntimeError, match=replaced):
+            third.run(place)
+        third.renew()
+        assert [size for _, size, _ in third.run(place).values()] == [SIZE] * SIZE
+
+
 async def add_up(value: int, dask_worker: Worker) -> int:
     result: int = await aiodist_dask.get_group("sums", worker=dask_worker).all_reduce(value)
     return result
@@ -136,11 +165,35 @@ def test_a_killed_worker_is_named_and_replaced(client: Client) -> None:
         assert [total for *_, total in ranks.run(place).values()] == [SIZE] * SIZE
 
 
+async def test_a_worker_restarted_at_its_address_is_lost() -> None:
+    async with (
+        LocalCluster(
+            n_workers=1, processes=False, protocol="tcp://", asynchronous=True, **PORTS
+        ) as cluster,
+        Client(cluster, asynchronous=True) as other,
+    ):
+        restarted = await Worker(cluster.scheduler_address, host="127.0.0.1")
+        try:
+            workers = [cluster.workers[0].address, restarted.address]
+            async with aiodist_dask.groups(other, workers=workers) as ranks:
+                await restarted.close()
+                restarted = await Worker(cluster.scheduler_address, host=workers[1])
+                with pytest.raises(aiodist.PeerLostError, match=r"lost rank 1, on ") as caught:
+                    await ranks.run(place)
+                assert caught.value.ranks == (1,)
+                await ranks.renew()
+                assert list((await ranks.run(place)).values()) == [(0, 2, 2), (1, 2, 2)]
+        finally:
+            await restarted.close()
+
+
 def test_a_group_that_has_not_met(client: Client) -> None:
     with pytest.raises(RuntimeError, match=r"has not met: use `with groups"):
         aiodist_dask.groups(client).run(place)
     with pytest.raises(ValueError, match=r"the cluster has no workers tcp://127.0.0.1:1"):
         aiodist_dask.groups(client, workers=["tcp://127.0.0.1:1"]).start()
+    with pytest.raises(ValueError, match=r"workers= has tcp://127.0.0.1:1 more than once"):
+        aiodist_dask.groups(client, workers=["tcp://127.0.0.1:1"] * 2).start()
 
 
 def test_a_cluster_without_workers() -> None:
