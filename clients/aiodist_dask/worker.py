@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +38,8 @@ class GroupsPlugin(WorkerPlugin):
 
     def __init__(self) -> None:
         self.groups: dict[str, aiodist.Group] = {}
-        self.replaced: set[str] = set()  # `Ticket.group` of each
+        # `Ticket.group` of the last ones.
+        self.replaced: deque[str] = deque(maxlen=1024)
 
     async def teardown(self, worker: Worker) -> None:
         # Without waiting for others, because this worker goes in any case.
@@ -49,7 +51,7 @@ class GroupsPlugin(WorkerPlugin):
         """Leave the group of that name, if there is one, because another takes its place."""
         group = self.groups.pop(name, None)
         if group is not None:
-            self.replaced.add(group.name)
+            self.replaced.append(group.name)
             group.abort("another group of the same name replaces it")
 
     def has(self, ticket: Ticket) -> bool:
