@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
         "name",
         nargs="?",
         default="all_reduce",
-        choices=[*SUITES, "figures"],
+        choices=[*SUITES, "figures", "authentication"],
         help="what to measure (default: all_reduce); figures: all of them, beside what is asked",
     )
     made.add_argument("--only", metavar="NAME,…", help="of the figures, those of these benchmarks")
@@ -73,6 +73,8 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["authentication"]:
         return authentication.main(arguments[1:])
     options = parser().parse_args(arguments)
+    if options.name == "authentication":
+        parser().error("authentication has options of its own: name it before them")
     figures = options.name == "figures"
     names = (
         (options.only.split(",") if options.only else list(SUITES)) if figures else [options.name]

@@ -43,6 +43,8 @@ Check = Callable[[dict[int, Any]], object]
 HANG = "hang"
 MOST_RUNS = 400
 """Runs that making a failure smaller may take."""
+LIMIT = 600.0
+"""Seconds of virtual time that a run may take by default."""
 EVEN = Conditions(delay=(5e-4, 5e-4), loss=0.0, short=0.0)
 
 
@@ -87,7 +89,7 @@ def explore(
     seeds: int | Iterable[int] = 200,
     faults: str = "",
     check: Check | None = None,
-    limit: float = 600.0,
+    limit: float = LIMIT,
     replay: str | None = None,
     **options: Any,
 ) -> Explored:
@@ -235,8 +237,13 @@ class _Explorer:
         return error
 
     def _again(self, plan: RunPlan) -> str:
-        name = getattr(self._program, "__name__", repr(self._program))
-        return f'Run it again: explore({name}, replay="{plan}")'
+        given = [_name_of(self._program)]
+        if self._check is not None:
+            given.append(f"check={_name_of(self._check)}")
+        if self._limit != LIMIT:
+            given.append(f"limit={self._limit!r}")
+        given += [f"{name}={value!r}" for name, value in self._options.items()]
+        return f'Run it again: explore({", ".join(given)}, replay="{plan}")'
 
 
 class _Run:
@@ -405,6 +412,10 @@ def _conditions(seed: int) -> Conditions:
     chooser = random.Random(f"conditions {seed}")
     slow = chooser.choice([1e-3, 1e-3, 0.05])
     return Conditions(delay=(20e-6, slow), loss=chooser.choice([0.0, 0.0, 0.001, 0.01]))
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    return getattr(function, "__name__", repr(function))
 
 
 def _place_of(error: BaseException) -> str:

@@ -96,7 +96,13 @@ class Exposed(NamedTuple):
             raise TypeError(
                 f"value: {array.dtype} cannot be converted to {self.name} safely: convert it first"
             )
-        np.broadcast_to(array, shape)
+        try:
+            np.broadcast_to(array, shape)
+        except ValueError:
+            raise ValueError(
+                f"value has shape {array.shape}, and the part of that rank's memory has shape "
+                f"{shape}: give an array of that shape, or one that numpy broadcasts to it"
+            ) from None
         return array.astype(dtype, copy=False)
 
     def check_out(self, out: Any, shape: tuple[int, ...]) -> None:

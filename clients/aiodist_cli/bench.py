@@ -20,6 +20,12 @@ from aiodist_cli.tables import console
 
 T = TypeVar("T")
 
+_REFUSED = {
+    "inproc": "inproc joins ranks of one process, and here each has its own",
+    registry.DEVICES: f"{registry.DEVICES} moves tensors of GPUs, and bench measures host arrays",
+}
+"""Transports that bench cannot measure, and why."""
+
 EPILOG = """Two operations beside Gloo and every MPI that is installed, as table, JSON and plot:
 
     aiodist bench --ops all_reduce,broadcast --sizes 8B,1MiB..8MiB -n 2,4
@@ -49,7 +55,7 @@ def bench(
         str, typer.Option("-n", "--ranks", help="Numbers of ranks, on this host.")
     ] = "2",
     transports: Annotated[
-        str, typer.Option(help="What aiodist uses: auto (its own choice), unix, tcp.")
+        str, typer.Option(help="What aiodist uses: auto (its own choice), shm, unix, tcp.")
     ] = "auto",
     compare: Annotated[
         str,
@@ -139,8 +145,9 @@ def _cases(ops: str, sizes: str, ranks: str, fill: bool) -> dict[int, list[Case]
 
 
 def _own(transport: str) -> Contender:
-    if transport == "inproc":
-        raise ValueError("inproc joins ranks of one process; here each has its own")
+    if transport not in ("auto", "shm", "unix", "tcp"):
+        why = _REFUSED.get(transport, f"there is no transport {transport!r}")
+        raise ValueError(f"{why}: choose auto, shm, unix or tcp")
     if transport != "auto":
         registry.choose(transport)
     return aiodist_over(transport)

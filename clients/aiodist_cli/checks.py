@@ -24,6 +24,10 @@ _OPTIONAL = {
     "uvloop": "pip install uvloop: small messages take about half the time",
     "torch": "for torch tensors: pip install 'aiodist[torch]'",
     "structlog": "for `aiodist coordinator`: pip install 'aiodist[server]'",
+    "aiohttp": "for the option `--http`: pip install 'aiodist[server]'",
+    "safetensors": "to move safetensors files: pip install 'aiodist[weights]'",
+    "matplotlib": "for `aiodist bench --plot`: pip install 'aiodist[bench]'",
+    "cloudpickle": "for `aiodist.run` in a notebook: pip install 'aiodist[notebook]'",
 }
 _FEW_FILES = 1024
 
@@ -150,9 +154,9 @@ def hostname(name: str) -> Check:
             "host name",
             "warn",
             f"{name} is {address}",
-            f"other hosts do not reach this one by what {name} means here: name it by an address "
-            "of its own (MASTER_ADDR, AIODIST_ADDRESS), or take the name off the loopback line of "
-            "/etc/hosts",
+            f"{name!r} resolves to {address}, so other hosts cannot reach rank 0 by it: use an IP "
+            "address of this host in MASTER_ADDR or AIODIST_ADDRESS, or remove "
+            f"{name!r} from the 127.* line of /etc/hosts",
         )
     return Check("host name", "ok", f"{name} is {address}")
 

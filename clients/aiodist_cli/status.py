@@ -31,6 +31,15 @@ EPILOG = """    aiodist status tcp://127.0.0.1:29500
 Exit status: 0 if the coordinator answered, 1 if it did not or refused, 2 for wrong usage.
 """
 
+Address = Annotated[
+    str,
+    typer.Argument(
+        metavar="ADDRESS",
+        envvar="AIODIST_ADDRESS",
+        help="The coordinator's, such as tcp://10.0.0.1:29500.",
+    ),
+]
+
 _MOST = 8
 """The number of operations, and of culprits, that are shown of one finding."""
 
@@ -39,10 +48,7 @@ MOST_PARTICIPANTS = 64
 
 
 def status(
-    address: Annotated[
-        str,
-        typer.Argument(metavar="ADDRESS", help="The coordinator's, such as tcp://10.0.0.1:29500."),
-    ],
+    address: Address,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     timeout: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="How long to wait for the answer.")

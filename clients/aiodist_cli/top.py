@@ -22,6 +22,7 @@ from aiodist_cli.errors import CommandError, usable_address
 from aiodist_cli.keys import pressed
 from aiodist_cli.status import (
     MOST_PARTICIPANTS,
+    Address,
     ask,
     averager_tables,
     channel_tables,
@@ -45,10 +46,7 @@ or refused; 2 for wrong usage.
 
 
 def top(
-    address: Annotated[
-        str,
-        typer.Argument(metavar="ADDRESS", help="The coordinator's, such as tcp://10.0.0.1:29500."),
-    ],
+    address: Address,
     interval: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="Time between two tables.")
     ] = 1.0,

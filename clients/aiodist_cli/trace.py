@@ -34,7 +34,8 @@ def trace(
         list[Path],
         typer.Argument(
             metavar="DIR",
-            help="Directories that AIODIST_TRACE named, or files in them; one for each host, say.",
+            help="Directories that AIODIST_TRACE named, or files in them: for example one "
+            "directory for each host.",
         ),
     ],
     output: Annotated[

@@ -26,7 +26,7 @@ from aiodist_cli.files.checkpoints import Watch
 from aiodist_cli.files.folder import Folder, FolderError
 from aiodist_cli.files.pull import FailedError, Pulling
 from aiodist_cli.files.push import Pushing
-from aiodist_cli.status import ask, plain
+from aiodist_cli.status import Address, ask, plain
 from aiodist_cli.tables import console
 
 app = typer.Typer(
@@ -58,14 +58,6 @@ Exit status: 0 if the channel begins anew, 1 if it does not, 2 for wrong usage.
 """
 
 Channel = Annotated[str, typer.Argument(metavar="CHANNEL", help="The name of the channel.")]
-Address = Annotated[
-    str,
-    typer.Argument(
-        metavar="ADDRESS",
-        envvar="AIODIST_ADDRESS",
-        help="The coordinator's, such as tcp://10.0.0.1:29500.",
-    ),
-]
 Timeout = Annotated[
     float,
     typer.Option(min=0.1, metavar="SECONDS", help="How long to wait for the coordinator at first."),
@@ -202,7 +194,7 @@ def list_channels(
 
     async def run() -> None:
         found = await ask(address, token_in(os.environ), timeout)
-        console().print(table(found))
+        console().print(table(found) if found.get("channels") else "no channels")
 
     _run("list", run(), address, (tls_ca, tls_cert, tls_key))
 

@@ -16,6 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from aiodist import BlockingGroup, BlockingWork
+from aiodist.blocking.window import BlockingWindow
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "coming-from-mpi4py.md"
 LIST = Path(__file__).with_name("mpi4py_names.txt")
@@ -85,6 +88,14 @@ def test_everything_is_named() -> None:
     assert [
         f"{owner}.{name}" for owner in known for name in known[owner] if not named.has(owner, name)
     ] == []
+
+
+def test_blocking_objects_have_what_the_page_names() -> None:
+    owners = {"group": BlockingGroup, "window": BlockingWindow, "work": BlockingWork}
+    used = re.findall(r"`[^`]*`", PAGE.read_text())
+    calls = re.findall(rf"\b({'|'.join(owners)})\.(\w+)", " ".join(used))
+    assert {owner for owner, _ in calls} == set(owners)
+    assert [f"{owner}.{name}" for owner, name in calls if not hasattr(owners[owner], name)] == []
 
 
 def test_the_page_says_of_which_version_it_is() -> None:

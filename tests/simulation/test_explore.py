@@ -75,6 +75,25 @@ def test_a_failure_is_made_smaller(program: Program, faults: str, said: str, pla
     assert f'explore({program.__name__}, replay="{plan}")' in str(found.value)
 
 
+@pytest.mark.parametrize("options", [{}, {"limit": 50.0, "lease": 2.0, "op_timeout": 9.0}], ids=str)
+def test_the_last_line_repeats_the_failure(options: dict[str, Any]) -> None:
+    async def program(group: aiodist.Group) -> int:
+        return group.rank
+
+    def check(results: dict[int, int]) -> None:
+        assert sum(results.values()) < 3
+
+    with pytest.raises(FoundError) as found:
+        explore(program, seeds=1, check=check, **options)
+    last = str(found.value).splitlines()[-1]
+    given = "".join(f"{name}={value!r}, " for name, value in options.items())
+    line = f'explore(program, check=check, {given}replay="ranks 3, seed 0, even network")'
+    assert last == f"Run it again: {line}"
+    with pytest.raises(FoundError) as again:
+        eval(line, {"explore": explore, "program": program, "check": check})
+    assert again.value.failure == found.value.failure
+
+
 def test_a_story_has_lines_values_and_faults_in_one_clock() -> None:
     async def program(group: aiodist.Group) -> None:
         total = await group.all_reduce(1)

@@ -136,6 +136,8 @@ def test_is_found_and_told_in_ten_lines(bug: Bug) -> None:
     if bug in (missing_deadline, not_agreed):
         told = _without_lines("\n".join(found.value.events))
         assert told in _without_lines(PAGE.read_text())
+    if bug is not_agreed:
+        assert str(found.value).splitlines()[-1] in PAGE.read_text().splitlines()
 
 
 def _without_lines(text: str) -> str:

@@ -35,7 +35,11 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> Invoke:
         (("--ranks", "two"), "'two' is no number of ranks: expected such as 2 or 2,4"),
         (("-n", "1"), "1 ranks cannot communicate"),
         (("--ops", "all_to_all", "--ranks", "4", "--sizes", "8B"), "cannot be split among 4 ranks"),
-        (("--transports", "pigeon"), "there is no transport 'pigeon'"),
+        (
+            ("--transports", "pigeon"),
+            "there is no transport 'pigeon': choose auto, shm, unix or tcp",
+        ),
+        (("--transports", "cuda_ipc"), "cuda_ipc moves tensors of GPUs, and bench measures host"),
         (("--transports", "inproc"), "inproc joins ranks of one process"),
         (("--compare", "nccl"), "there is no 'nccl' to compare with"),
         (("--plot", "x.gif"), "a plot is written as one of"),
@@ -51,6 +55,7 @@ def test_wrong_usage(invoke: Invoke, arguments: tuple[str, ...], problem: str) -
 
 def test_help_has_an_example(invoke: Invoke) -> None:
     text = invoke("--help").output
+    assert "auto (its own choice), shm, unix, tcp" in text
     assert "aiodist bench --ops all_reduce,broadcast" in text
     assert "Exit status: 0 if" in text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 
 import pytest
 
@@ -101,6 +102,7 @@ def test_iperf3() -> None:
     ("arguments", "problem"),
     [
         (["nonsense"], "invalid choice: 'nonsense'"),
+        (["--rounds", "1", "authentication"], "has options of its own: name it before them"),
         (["figures", "--only", "citizen,x"], "there is no benchmark 'x': expected all_reduce"),
         (["citizen", "--plot", "x.gif"], "a plot is written as one of"),
         (["citizen", "--json", "no/such/x.json"], "--json: there is no folder"),
@@ -116,7 +118,11 @@ def test_wrong_usage(
 
 
 def test_help_has_examples() -> None:
-    assert "python -m benchmarks figures --only" in parser().format_help()
+    text = parser().format_help()
+    assert "python -m benchmarks figures --only" in text
+    named = re.findall(r"^  python -m benchmarks ([a-z]\w*)", text, re.MULTILINE)
+    assert "authentication" in named
+    assert all(parser().parse_args([name]) for name in named)
 
 
 def test_json() -> None:

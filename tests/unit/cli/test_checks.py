@@ -71,7 +71,7 @@ def test_hostname(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostbyname", resolve)
     check = checks.hostname("here")
     assert (check.level, check.found) == ("warn", "here is 127.0.1.1")
-    assert "name it by an address of its own" in check.advice
+    assert "'here' resolves to 127.0.1.1, so other hosts cannot reach rank 0 by it" in check.advice
     assert checks.hostname("there").level == "ok"
     assert checks.hostname("nowhere").level == "note"
 
@@ -113,6 +113,7 @@ def test_an_environment_that_connect_cannot_use(name: str, value: str) -> None:
 def test_all_checks_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [check.name for check in checks.all_checks(os.environ)]
     assert len(names) == len(set(names))
+    assert {"structlog", "aiohttp", "safetensors", "matplotlib", "cloudpickle"} <= {*names}
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setenv("AIODIST_ADDRESS", "tcp://127.0.0.1:1")
     result = CliRunner().invoke(app, ["doctor"])

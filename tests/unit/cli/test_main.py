@@ -140,6 +140,16 @@ def test_coordinator_without_the_server_extra(invoke, monkeypatch: pytest.Monkey
     assert "pip install 'aiodist[server]'" in text
 
 
+@pytest.mark.parametrize("command", [("status",), ("top",), ("weights", "list")])
+def test_the_address_may_stand_in_the_environment(
+    invoke, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIODIST_ADDRESS", "nonsense")
+    result, text = invoke(*command)
+    assert result.exit_code == 2
+    assert "the address 'nonsense' has no scheme" in text
+
+
 @pytest.mark.parametrize("command", ["status", "top"])
 def test_an_empty_token_is_refused(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_TOKEN", "")
