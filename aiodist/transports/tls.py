@@ -70,7 +70,8 @@ class TlsLink(StreamLink):
 
     async def ready(self) -> None:
         """Wait for the handshake. Raises OSError if it failed."""
-        await self._ready
+        # A cancelled dial must not cancel the future that the link completes, perhaps in this turn.
+        await asyncio.shield(self._ready)
 
     def start(self) -> None:
         super().start()
