@@ -97,8 +97,9 @@ class TlsLink(StreamLink):
             self._flush()
 
     def _cannot_shake(self, error: OSError) -> None:
-        text = f"no TLS connection with {self._peer_name}: {error}"
-        self.close(ConnectionError(text))
+        failure = ConnectionError(f"no TLS connection with {self._peer_name}: {error}")
+        failure.__cause__ = error
+        self.close(failure)
 
     def _release(self) -> None:
         super()._release()
