@@ -7,6 +7,7 @@ its user. By the last two, peers see whether they can share memory.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -38,6 +39,10 @@ _IN_THE_CLEAR = (
 )
 
 _CHECK = "check firewalls, and bind= and advertise="
+_CERTIFICATE = (
+    "check the certificate of that rank (its dates, its names, and its authority), and the "
+    "authority that this rank trusts (AIODIST_TLS_CA, or ssl=)"
+)
 _LISTENS_ALONE = (
     "it came to the coordinator by a loopback address, and listens there alone, as there is no "
     "token: give all ranks the same one, or it bind= and advertise="
@@ -160,6 +165,8 @@ class Reach:
             except OSError as error:
                 tried.append(f"{address} ({error})")
                 last = error
+                if isinstance(error.__cause__, ssl.SSLCertVerificationError):
+                    hint = _CERTIFICATE
         raise OSError(
             f"tried {', '.join(tried)}; {hint}"
             if tried

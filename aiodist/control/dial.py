@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from aiodist.control.connection import ControlSocket
 from aiodist.errors import AuthenticationError, JoinError, JoinTimeoutError, ProtocolError
 from aiodist.transports import inproc_names
-from aiodist.transports.certificates import CA, CERT
+from aiodist.transports.certificates import CA, CERT, TLS_BROKEN
 from aiodist.transports.silence import round_trip
 from aiodist.transports.surroundings import (
     chooser_on,
@@ -41,6 +41,9 @@ LONGEST_PAUSE = 0.5
 HUSHED = "it did not answer"
 
 SILENT = "it closed the connection without a greeting"
+SILENT_TLS = f"{SILENT}, after the TLS handshake"
+"""With TLS 1.3 this is how a rank sees that its certificate was refused: its own handshake is over
+before the coordinator has seen the certificate."""
 SILENT_SECONDS = 3.0
 """Seconds after which the log tells of a service that only closes connections.
 
@@ -125,9 +128,9 @@ async def dial(
         if not retry:
             raise JoinError(_unreachable(target, spent, attempts, last))
         left = timeout - spent
-        if last == SILENT and spent > SILENT_SECONDS and not warned:
+        if last in (SILENT, SILENT_TLS) and spent > SILENT_SECONDS and not warned:
             warned = told = True
-            log.warning("%s Trying until %g s are over.", _silent(target), timeout)
+            log.warning("%s Trying until %g s are over.", _silent(target, last), timeout)
         if spent > LONG_WAIT and not told and left >= FIRST_PAUSE:
             told = True
             tried = _unreachable(target, spent, attempts, last)
@@ -142,8 +145,8 @@ async def dial(
 def _unreachable(target: Address, spent: float, attempts: int, last: str) -> str:
     tries = "1 attempt" if attempts == 1 else f"{attempts} attempts, the last one"
     tried = f"no coordinator answered at {target} for {spent:.1f} s ({tries}: {last})"
-    if last == SILENT:
-        return f"{tried}. {_silent(target)}"
+    if last in (SILENT, SILENT_TLS):
+        return f"{tried}. {_silent(target, last)}"
     return (
         f"{tried}. Is it up (rank 0 started, or `aiodist coordinator` running)? Are "
         "host and port right on this rank? Does a firewall stand between?"
@@ -153,7 +156,14 @@ def _unreachable(target: Address, spent: float, attempts: int, last: str) -> str
 OTHERS = "torchrun keeps a TCPStore on MASTER_PORT; a coordinator with TLS needs tls://"
 
 
-def _silent(target: Address) -> str:
+def _silent(target: Address, last: str) -> str:
+    if last == SILENT_TLS:
+        return (
+            f"What listens at {target} closes every connection after the TLS handshake: it has "
+            "probably refused this rank's certificate (none given, expired, or of another "
+            f"authority). See the coordinator's log. Name a certificate by {CERT} (commands: "
+            "--tls-cert), or pass ssl= to connect."
+        )
     return (
         f"What listens at {target} closes every connection without a greeting: is it another "
         f"service ({OTHERS}), or a proxy that has no coordinator behind it yet?"
@@ -230,15 +240,11 @@ async def _encrypt(sock: socket.socket, context: tls.SSLContext, target: Address
                 await ready(secure, loop.add_reader, loop.remove_reader)
             except tls.SSLWantWriteError:
                 await ready(secure, loop.add_writer, loop.remove_writer)
-            except _TLS_BROKEN as error:
+            except TLS_BROKEN as error:
                 what = f"it broke off the TLS handshake: {error.reason or error}"
                 raise ConnectionResetError(errno.ECONNRESET, what) from None
             except tls.SSLError as error:
                 raise _Refused(_no_tls(target, error)) from None
-
-
-_TLS_BROKEN = (tls.SSLEOFError, tls.SSLZeroReturnError, tls.SSLSyscallError)
-"""The connection ended. All other errors of TLS mean that the two sides do not agree."""
 
 
 def _no_tls(target: Address, error: tls.SSLError) -> JoinError:
@@ -263,6 +269,7 @@ class _Greeting:
         # The coordinator's proof must contain this.
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._challenge: Challenge | None = None  # None: the coordinator has said nothing yet
+        self._silence = SILENT_TLS if isinstance(sock, tls.SSLSocket) else SILENT
         # Goes on to the client if all is well.
         self.sock = ControlSocket(sock, self._on_frame, self._on_closed)
         self.sock.send(encode_message(Hello(self._nonce)))
@@ -334,9 +341,9 @@ class _Greeting:
         if isinstance(error, ProtocolError):
             what = f"its answer is not of the protocol ({error})"
             self._fail(_Refused(_foreign(self._target, what)))
-        elif isinstance(error, tls.SSLError) and not isinstance(error, _TLS_BROKEN):
+        elif isinstance(error, tls.SSLError) and not isinstance(error, TLS_BROKEN):
             self._fail(_Refused(_no_tls(self._target, error)))
         elif self._challenge is None:
-            self._fail(OSError(errno.ECONNRESET, SILENT))
+            self._fail(OSError(errno.ECONNRESET, self._silence))
         else:
             self._fail(OSError(errno.ECONNRESET, f"it broke off the greeting: {error}"))

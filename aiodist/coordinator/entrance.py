@@ -14,6 +14,7 @@ from functools import partial
 from aiodist.coordinator.connection import HANDSHAKE_SECONDS, Connection, ConnectionOwner, turn_away
 from aiodist.coordinator.listening import bind_tcp, bind_unix
 from aiodist.transports import inproc_names
+from aiodist.transports.certificates import TLS_BROKEN
 from aiodist.transports.sockets import Acceptor
 from aiodist.transports.unproven import UnprovenConnections
 from aiodist.wire.address import Address
@@ -144,7 +145,16 @@ class Entrance:
             return
         self._unproven.discard(connection)
         sock.close()
-        if isinstance(error, OSError):
+        if isinstance(error, tls.SSLError) and not isinstance(error, TLS_BROKEN):
+            # The peer may not hear why, because asyncio does not send TLS alerts.
+            self._owner.sparing.warning(
+                "of TLS",
+                "refused the connection from %s, because its TLS handshake failed: %s",
+                connection.peer,
+                error,
+                extra={"event": "TLS failed", "peer": connection.peer, "reason": str(error)},
+            )
+        elif isinstance(error, OSError):
             logger.debug("no connection with %s: %s", connection.peer, error)
         elif error is not None:
             raise error  # unexpected: the loop logs it

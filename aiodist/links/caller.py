@@ -52,6 +52,8 @@ class Caller:
                     self._endpoint.owner.exhausted(exhausted)  # not the fault of the peer
                 # The peer was there, and no process listens there any more.
                 is_over = bool(peer.broken) and isinstance(error.__cause__, ConnectionRefusedError)
+                if is_over:
+                    why = f"its process has probably ended ({error.__cause__})"
             if why and not peer.broken and not peer.is_linked:
                 # A rank that aborts tells the coordinator why before it stops listening. That
                 # reason says more, and cancels this.

@@ -30,8 +30,9 @@ a link that broke. Nothing can have come over it to the peer, so the peer's coun
 right.
 
 The claims are part of the proofs of the greeting, so that only a holder of the token can change a
-count. If four connections in a row break within a second without bringing anything, the link ends:
-something breaks each of them, and the coordinator has to rule.
+count. If four connections in a row break within a second without carrying anything, the link ends:
+something breaks each of them, and the coordinator has to rule. What the last of them carried to the
+peer is not known, because only another connection would tell.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ QUESTIONS = frozenset(
 )
 """Kinds of frames that may be answered, whatever the program of this rank does."""
 SHORT_LIFE = 1.0
-"""Seconds. A connection that breaks sooner, without having brought anything, was in vain."""
+"""Seconds. A connection that breaks sooner, without having carried anything, was in vain."""
 LOOKS = 4
 """How often in a lease we check whether a peer's host answers."""
 IN_VAIN = 4
@@ -141,7 +142,8 @@ class Peer:
 
     __slots__ = (
         "_came", "_early_bytes", "_endpoint", "_generation", "_in_vain", "_made", "_process_watch",
-        "_queue", "_silent", "_unheard", "broken", "calling", "dialing", "id", "link", "rank",
+        "_queue", "_silent", "_taken", "_unheard", "broken", "calling", "dialing", "id", "link",
+        "rank",
     )  # fmt: skip
 
     def __init__(self, endpoint: PeerHome, rank: int, id: str) -> None:
@@ -157,7 +159,8 @@ class Peer:
         self._unheard = -1  # how many the peer had had when it made the last one
         self._made = 0.0  # when the last connection was made, by the clock of the loop
         self._came = 0  # frames that had come before the last connection was made
-        self._in_vain = 0  # short connections in a row that brought nothing
+        self._taken = 0  # frames that had come to the peer by then
+        self._in_vain = 0  # short connections in a row that carried nothing
         self._silent = 0  # looks in a row without an answer
         self._process_watch: ProcessWatch | None = None
         """Watches the peer's process, over all connections."""
@@ -258,6 +261,8 @@ class Peer:
             log.info("rank %d: the connection was made again (%s)", self.rank, self.broken)
             link.adopt(old, theirs.came)
         self._came = link.came
+        if theirs.came > self._taken:
+            self._taken, self._in_vain = theirs.came, 0  # the last connection carried something
         link.listen_for(self._endpoint.lease)
         if self._process_watch is None:
             self._process_watch = ProcessWatch.over(link, self._endpoint.loop, self._process_ended)
@@ -294,8 +299,15 @@ class Peer:
             return
         soon = endpoint.loop.time() < self._made + SHORT_LIFE
         self._in_vain = self._in_vain + 1 if soon and link.came == self._came else 0
-        if endpoint.closing or self._in_vain >= IN_VAIN:
+        if endpoint.closing:
             link.close(error)
+            return
+        if self._in_vain >= IN_VAIN:
+            text = (
+                f"given up: {IN_VAIN} connections in a row broke within {SHORT_LIFE:g} s each and "
+                f"carried nothing; the last one: {error}"
+            )
+            link.close(ConnectionError(text))
             return
         self.broken = f"connection lost ({error}); "
         if self.dialing is None:

@@ -83,7 +83,8 @@ class Pending(NamedTuple):
 
 
 def pending_in(context: Context) -> Iterator[Pending]:
-    """Yield what waits in a context, except calls that are not operations yet."""
+    """Yield what waits in a context, except aiodist's own works, and calls that are not operations
+    yet."""
     for op in context.calls.ops.values():
         if op.tag != SETUP_TAG:
             yield Pending(op.work, context, op, op.seq)
@@ -92,7 +93,8 @@ def pending_in(context: Context) -> Iterator[Pending]:
         # A tag that is not free may count anew.
         yield Pending(op.work, context, op, next(upcoming) if op.tag is None else None)
     for work in context.p2p.pending:
-        yield Pending(work, context)
+        if work not in context.p2p.own:
+            yield Pending(work, context)
 
 
 def wait_of(pending: Pending, ranks: Mapping[int, int]) -> Wait:

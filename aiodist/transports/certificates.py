@@ -12,6 +12,9 @@ CA, CERT, KEY = "AIODIST_TLS_CA", "AIODIST_TLS_CERT", "AIODIST_TLS_KEY"
 """The certificate of the authority for coordinator and ranks; the certificate of this process; its
 key, which may be in the same file."""
 
+TLS_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+"""The connection ended. All other errors of TLS mean that the two sides do not agree."""
+
 
 def contexts_in(
     environ: Mapping[str, str], address: str

@@ -70,7 +70,8 @@ class TlsLink(StreamLink):
 
     async def ready(self) -> None:
         """Wait for the handshake. Raises OSError if it failed."""
-        await self._ready
+        # A cancelled dial must not cancel the future that the link completes, perhaps in this turn.
+        await asyncio.shield(self._ready)
 
     def start(self) -> None:
         super().start()
@@ -96,8 +97,9 @@ class TlsLink(StreamLink):
             self._flush()
 
     def _cannot_shake(self, error: OSError) -> None:
-        text = f"no TLS connection with {self._peer_name}: {error}"
-        self.close(ConnectionError(text))
+        failure = ConnectionError(f"no TLS connection with {self._peer_name}: {error}")
+        failure.__cause__ = error
+        self.close(failure)
 
     def _release(self) -> None:
         super()._release()

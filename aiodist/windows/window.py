@@ -40,7 +40,7 @@ from aiodist.signatures import Given, Index, WindowSignatures, typed
 from aiodist.transports.sparing import Sparing
 from aiodist.types import SUM, Op
 from aiodist.windows.places import Exposed, Request, accumulate, index_of, memory_of
-from aiodist.work import Unseen, Work, started, together
+from aiodist.work import T, Unseen, Work, started, together
 
 log = logging.getLogger("aiodist.group")
 
@@ -223,19 +223,26 @@ class Window:
         return answer
 
     def _why(self, rank: int, op: str, number: int, error: BaseException) -> BaseException:
-        """Return the error of a request.
+        """Return the error of a request. It names the call of the program, not its messages.
 
         The text of a refusal does not fit the `out` of a `get`, so the receive fails with
         MismatchError and the text stays queued. Here we read it.
         """
         if isinstance(error, MismatchError) and not self._group.closed:
-            instead = self._group.recv(src=rank, tag=number)
+            instead = self._own(self._group.recv(src=rank, tag=number))
             instead.add_done_callback(_heard)
             try:
                 self._given(rank, op, instead.result() if instead.done() else None)
             except AiodistError as refusal:
                 return refusal
+        if isinstance(error, AiodistError):
+            error.op, error.tag = op, None
         return error
+
+    def _own(self, work: Work[T]) -> Work[T]:
+        """Note that no call of the program waits for `work`."""
+        self._group._context.p2p.own.add(work)
+        return work
 
     def _leave(
         self, rank: int, number: int, sending: Work[None], answer: asyncio.Future[Any]
@@ -245,13 +252,13 @@ class Window:
         asked = sending.done() and not sending.cancelled() and sending.exception() is None
         if came or not asked or self._group.closed or rank in self._group._context.lost():
             return
-        self._group.recv(src=rank, tag=number).add_done_callback(_heard)
+        self._own(self._group.recv(src=rank, tag=number)).add_done_callback(_heard)
 
     async def _serve(self, origin: int) -> None:
         """Carry out the requests of `origin` until that rank or this window is gone."""
         while True:
             try:
-                message = await self._group.recv(src=origin, tag=REQUESTS)
+                message = await self._own(self._group.recv(src=origin, tag=REQUESTS))
                 try:
                     request = Request.read(message)
                 except ValueError as error:
@@ -260,7 +267,8 @@ class Window:
                     continue
                 # There is no await in here, so no other request sees it half done.
                 answer = self._carried_out(request)
-                await self._group.send(answer, origin, tag=request.number, timeout=math.inf)
+                sending = self._group.send(answer, origin, tag=request.number, timeout=math.inf)
+                await self._own(sending)
             except (MessageTooLargeError, ProtocolError):
                 continue  # the message was dropped, and its sender was told
             except (GroupBrokenError, GroupClosedError):

@@ -15,6 +15,7 @@ import pytest
 
 import aiodist
 from aiodist import ReduceOp
+from aiodist.rank.doings import RankDoings
 from aiodist.windows import window
 from aiodist.windows.places import Exposed
 from aiodist.windows.window import REQUESTS
@@ -229,8 +230,9 @@ def test_the_owner_dies(run, groups):
             works = [windows[0].get(2), windows[0].put(2, ..., 1.0), windows[1].accumulate(2, 0, 1)]
             ranks[2].abort("enough")
             for work in works:
-                with pytest.raises(aiodist.PeerLostError, match="enough"):
+                with pytest.raises(aiodist.PeerLostError, match="enough") as caught:
                     await work
+                assert (caught.value.op, caught.value.tag) == (work.op, None)
             with pytest.raises(aiodist.PeerLostError):
                 await windows[0].get(2)
             # The memory of the others can be used all the same.
@@ -288,8 +290,34 @@ def test_an_owner_that_is_busy(run, groups):
             one, two = await windows_of(ranks, [np.zeros(3), None])
             for task in one._serving:
                 task.cancel()
-            with pytest.raises(aiodist.CollectiveTimeoutError):
-                await two.get(0, timeout=0.01)
+            for work in (two.get(0, timeout=0.01), two.put(0, 0, 1.0, timeout=0.01)):
+                with pytest.raises(aiodist.CollectiveTimeoutError) as caught:
+                    await work
+                # What the program called, and not the messages for it.
+                assert (caught.value.op, caught.value.tag) == (work.op, None)
+            await asyncio.gather(one.close(), two.close())
+
+    run(main())
+
+
+def test_an_open_window_is_no_operation_that_waits(run, groups):
+    async def main():
+        async with groups(2) as ranks:
+            doings = [RankDoings(group._actor) for group in ranks]
+            one, two = await windows_of(ranks, [np.zeros(3), None])
+            await asyncio.sleep(0)
+            assert one._group._context.p2p.pending  # it waits for requests now
+            assert [len(rank.now().waits) for rank in doings] == [0, 0]
+            for task in one._serving:
+                task.cancel()
+            await asyncio.wait(one._serving)
+            get = two.get(0)
+            await asyncio.wait([get], timeout=0)
+            assert [len(rank.now().waits) for rank in doings] == [0, 1]
+            get.cancel()
+            await asyncio.sleep(0)  # then its answer has another receive, which is no call
+            assert two._group._context.p2p.pending
+            assert [len(rank.now().waits) for rank in doings] == [0, 0]
             await asyncio.gather(one.close(), two.close())
 
     run(main())

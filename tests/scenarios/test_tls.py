@@ -107,6 +107,31 @@ async def test_what_is_encrypted_is_sent_though_the_peer_has_ended(mutual: Conte
         assert ends.at_a.ends == ends.at_b.ends == [None]
 
 
+async def test_a_dial_that_is_cancelled_as_its_handshake_ends(
+    mutual: Contexts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As happens if both ranks call each other."""
+    shake = ssl.SSLObject.do_handshake
+
+    def do_handshake(side: ssl.SSLObject) -> None:
+        shake(side)  # raises until it is done
+        if not side.server_side:
+            dialling.cancel()
+
+    monkeypatch.setattr(ssl.SSLObject, "do_handshake", do_handshake)
+    transport = TcpTransport(TlsContexts(*mutual))
+    accepted: list[Any] = []
+    listener = await transport.listen(accepted.append, host="127.0.0.1")
+    receiver = links.RecordingReceiver(asyncio.Event())
+    dialling = asyncio.ensure_future(transport.dial(listener.address, receiver))
+    await asyncio.wait({dialling})
+    assert dialling.cancelled()
+    assert not caplog.records
+    listener.close()
+    for link in accepted:
+        link.close()
+
+
 async def connected(address: str, contexts: list[Any], **options: Any) -> list[aiodist.Group]:
     joining = [
         asyncio.ensure_future(
@@ -147,15 +172,18 @@ def test_all_that_leaves_a_rank_is_encrypted(run: Any, authority: Authority, kin
     run(main())
 
 
-def test_who_has_no_certificate_is_not_let_in(run: Any, authority: Authority, mutual: Any) -> None:
+def test_who_has_no_certificate_is_not_let_in(
+    run: Any, authority: Authority, mutual: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     trusting = ssl.create_default_context(cafile=authority._folder / "ca.pem")
 
     async def main() -> None:
         async with aiodist.Coordinator("tls://127.0.0.1:0", ssl=mutual[1]) as coordinator:
-            with pytest.raises(aiodist.JoinError):
+            with pytest.raises(aiodist.JoinError, match="refused this rank's certificate"):
                 await aiodist.connect(
                     coordinator.address, rank=0, size=1, ssl=trusting, timeout=0.5
                 )
+            assert "TLS handshake failed: [SSL: PEER_DID_NOT_RETURN" in caplog.messages[0]
             [group] = await connected(coordinator.address, [mutual])
             await group.close()
 
@@ -193,7 +221,7 @@ def test_a_peer_of_another_authority_is_lost(
     async def main() -> None:
         async with aiodist.Coordinator("tls://127.0.0.1:0", ssl=mutual[1]) as coordinator:
             groups = await connected(coordinator.address, [mutual, mixed])
-            with pytest.raises(aiodist.PeerLostError, match="no TLS connection with 127"):
+            with pytest.raises(aiodist.PeerLostError, match=r"no TLS .*check the certificate"):
                 await groups[0].barrier(timeout=20)
             for group in groups:
                 group.abort("over")

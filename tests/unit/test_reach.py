@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ class Transport:
         self.hosts: list[str] = []
         self.ports: list[int] = []
         self.dialled: list[str] = []
+        self.error: OSError = ConnectionRefusedError("nobody")
 
     async def listen(self, accept: Any, *, host: str) -> Listener:
         self.hosts.append(host)
@@ -41,7 +43,7 @@ class Transport:
 
     async def dial(self, address: str, receiver: Any) -> Any:
         self.dialled.append(address)
-        raise ConnectionRefusedError("nobody")
+        raise self.error
 
 
 @pytest.fixture
@@ -133,6 +135,16 @@ async def test_a_peer_that_names_the_loopback_is_dialled_where_the_coordinator_i
     with pytest.raises(OSError, match="check firewalls"):
         await reach(GUARDED).dial(own, peer, "coordinator", None, 1.0)
     assert transport.dialled == ["tcp://coordinator:5"] * 2
+
+
+async def test_a_certificate_that_is_refused_is_no_matter_of_firewalls(
+    transport: Transport,
+) -> None:
+    transport.error.__cause__ = ssl.SSLCertVerificationError("it has expired")
+    own = registry.Contact("process", "here", allowed=("tcp",))
+    with pytest.raises(OSError, match="check the certificate") as caught:
+        await reach(GUARDED).dial(own, member("h", "tcp://h:5"), "coordinator", None, 1.0)
+    assert "firewalls" not in str(caught.value)
 
 
 async def test_where_no_transport_leads_it_says_so(transport: Transport) -> None:

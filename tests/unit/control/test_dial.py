@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aiodist.control import dial as dialling
-from aiodist.control.dial import ATTEMPT_SECONDS, SILENT, SILENT_SECONDS, dial
+from aiodist.control.dial import ATTEMPT_SECONDS, SILENT, SILENT_SECONDS, SILENT_TLS, dial
 from aiodist.errors import AuthenticationError, JoinError, JoinTimeoutError
 from aiodist.testing.virtual_loop import VirtualLoop
 
@@ -121,11 +121,18 @@ def test_an_answer_that_would_be_the_same_again_is_told_at_once(reach: Dial) -> 
     assert len(attempts.times) == 1
 
 
+@pytest.mark.parametrize(
+    ("last", "says"),
+    [
+        (SILENT, "closes every connection without a greeting"),
+        (SILENT_TLS, "probably refused this rank's certificate .* See the coordinator's log"),
+    ],
+)
 def test_a_service_that_says_nothing_is_said_to_do_so_once(
-    reach: Dial, caplog: pytest.LogCaptureFixture
+    reach: Dial, caplog: pytest.LogCaptureFixture, last: str, says: str
 ) -> None:
-    attempts = Attempts(ConnectionResetError(SILENT))
-    with pytest.raises(JoinTimeoutError, match="closes every connection without a greeting"):
+    attempts = Attempts(ConnectionResetError(last))
+    with pytest.raises(JoinTimeoutError, match=says):
         reach(attempts, timeout=4 * SILENT_SECONDS)
     (record,) = caplog.records
     assert "Trying until 12 s are over" in record.getMessage()

@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import socket
+import ssl
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -145,6 +146,19 @@ async def test_a_connection_that_breaks_at_once_is_let_go(
     place.make_fail(monkeypatch, ConnectionResetError("gone"))
     assert await ended(await place.called())
     assert (len(place.entrance._unproven), place.told) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(ssl.SSLCertVerificationError("it has expired"), 1), (ssl.SSLEOFError("it went"), 0)],
+)
+async def test_the_log_says_why_tls_was_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    error: Exception, told: int,
+) -> None:  # fmt: skip
+    place.make_fail(monkeypatch, error)
+    assert await ended(await place.called())
+    assert [one.args[1] for one in caplog.records] == [error] * told
 
 
 async def test_what_nobody_foresaw_is_told_and_keeps_no_connection(

@@ -31,6 +31,8 @@ class Owner(EndpointOwner):
 class Home:
     """An endpoint that knows one peer, which refuses connections."""
 
+    error = OSError("refused")
+
     def __init__(self, reason: str = "", broken: str = "") -> None:
         self.loop = asyncio.get_running_loop()
         self.owner = Owner(self, reason)
@@ -50,7 +52,7 @@ class Home:
 
     async def call(self) -> None:
         async def dial(root: int, receiver: object, seconds: float) -> Any:
-            raise ConnectionRefusedError("refused")
+            raise self.error
 
         home: Any = self
         caller = Caller(home, Identity("g", "a", None), dial)
@@ -77,3 +79,11 @@ async def test_who_had_a_link_has_said_why_it_goes() -> None:
     await home.call()
     assert home.owner.asked == []
     assert home.lost == {1: "connection lost; not reachable: refused"}
+
+
+async def test_who_had_a_link_and_listens_no_more_has_ended() -> None:
+    home = Home(broken="connection lost; ")
+    home.error = OSError("tried tcp://10.0.0.1:7 (refused); check firewalls")
+    home.error.__cause__ = ConnectionRefusedError("refused")
+    await home.call()
+    assert home.lost == {1: "connection lost; its process has probably ended (refused)"}

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from aiodist.links import inboxes
+from aiodist.links import peer as links_peer
 from aiodist.links.endpoint import Endpoint
 from aiodist.links.greeting import Claim, Identity
 from aiodist.links.inboxes import Stray
@@ -65,6 +66,37 @@ def test_a_connection_that_ends_with_its_last_bytes_is_found(factory: Any) -> No
 
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(main())
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+async def test_short_connections_that_carry_nothing_are_given_up(
+    monkeypatch: pytest.MonkeyPatch, is_taken: bool
+) -> None:
+    """What they carry to the peer counts as well, though nothing comes from it."""
+
+    async def dial(*_: Any) -> Link:
+        return await asyncio.Event().wait()
+
+    monkeypatch.setattr(links_peer, "SHORT_LIFE", 1000.0)
+    endpoint = endpoint_of_two(dial)
+    peer = endpoint.peer(1)
+    theirs = []
+    for number in range(links_peer.IN_VAIN):
+        ours, other = socket.socketpair()
+        ours.setblocking(False)
+        theirs.append(other)
+        link = StreamLink(endpoint.loop, ours, kind="unix", peer_name="b")
+        link.start()
+        peer.attach(link, Claim(number, number if is_taken else 0), dialled=False)
+        peer.send(pack_fields(kinds.REVOKE, b"context!", 0))
+        link.break_off(ConnectionResetError("it broke"))
+        await asyncio.sleep(0)  # the peer hears in the next turn that the link is severed
+    await asyncio.sleep(0)  # and in the one after that it hears that the link is closed
+    said = "given up: 4 connections in a row broke within 1000 s each and carried nothing"
+    assert [said in reason for reason in endpoint.lost.values()] == [True] * (not is_taken)
+    await endpoint.finish(0)
+    for other in theirs:
+        other.close()
 
 
 async def test_what_is_dropped_of_a_peer_does_not_count_against_it(
