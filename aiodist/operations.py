@@ -572,11 +572,14 @@ class Operations(ABC):
         The result is its `Envelope(source, tag, nbytes)`. If the message is an array, the envelope
         has its `dtype` and `shape`, too.
 
+        The sender may still withdraw that message, if it cancels its `send` or runs out of time.
+        So give the `recv` that follows a `timeout`, because it may find no message any more.
+
         For example::
 
             group.send(b"abc", group.rank)
             found = await group.probe(src=group.rank)
-            value = await group.recv(src=found.source, tag=found.tag)
+            value = await group.recv(src=found.source, tag=found.tag, timeout=10)
         """
         self._enter()
         source = as_source(src, self._context.size)
@@ -590,10 +593,13 @@ class Operations(ABC):
     ) -> Envelope | None:
         """Return the envelope of a message that has arrived, or None, without taking it.
 
+        As with `probe`, the sender may still withdraw the message. So give `recv` a `timeout`.
+
         For example::
 
-            if group.iprobe() is not None:
-                value = await group.recv()
+            found = group.iprobe()
+            if found is not None:
+                value = await group.recv(src=found.source, tag=found.tag, timeout=10)
         """
         self._enter()
         return self._context.p2p.iprobe(src=src, tag=tag)

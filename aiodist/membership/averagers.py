@@ -102,11 +102,11 @@ class AveragerMember:
 class Room:
     """One averager.
 
-    `infos`: all members that a decision may name, including those that are gone. `unpaid`: by part
-    and member, the results that a member needs and no other member has brought back so far, each
-    with the call that asked for it. `gone`: the ids of members that others were told are gone,
-    before the coordinator lost its memory. `is_restored`: members have brought what it had
-    lost. `patient_until`: until then, more of them may come back.
+    `infos`: the members, and those that are gone but that a round still names, in the order in
+    which they came. `unpaid`: by part and member, the results that a member needs and no other
+    member has brought back so far, each with the call that asked for it. `gone`: the ids of members
+    that others were told are gone, before the coordinator lost its memory. `is_restored`: members
+    have brought what it had lost. `patient_until`: until then, more of them may come back.
     """
 
     name: str
@@ -114,7 +114,6 @@ class Room:
     rules: Rules
     members: dict[str, AveragerMember] = field(default_factory=dict)
     infos: dict[str, MemberInfo] = field(default_factory=dict)
-    order: dict[str, int] = field(default_factory=dict)
     parts: dict[str, Rounds] = field(default_factory=dict)
     loans: dict[bytes, Loan] = field(default_factory=dict)
     unpaid: dict[tuple[str, str], tuple[Owed, int]] = field(default_factory=dict)
@@ -137,6 +136,11 @@ class Room:
     def any_group(self) -> GroupKey:
         return next(iter(self.members.values())).group
 
+    @property
+    def order(self) -> dict[str, int]:
+        """The place of each member, in the order in which they came."""
+        return {who: place for place, who in enumerate(self.infos)}
+
     def name_of(self, member: str) -> str:
         return self.infos[member].name
 
@@ -150,9 +154,15 @@ class Room:
                     found.part.enter(who)
         return found
 
-    def number(self, member: str, info: MemberInfo) -> None:
-        self.infos[member] = info
-        self.order.setdefault(member, len(self.order))
+    def forget_gone(self) -> None:
+        """Drop the members that are gone and that no round names any more."""
+        if len(self.infos) == len(self.members):
+            return
+        named = set(self.members)
+        for rounds in self.parts.values():
+            named |= rounds.part.named
+        for who in self.infos.keys() - named:
+            del self.infos[who]
 
     def remember(self, outcome: Outcome, holders: list[str]) -> None:
         rounds = self.rounds(outcome.part)

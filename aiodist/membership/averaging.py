@@ -177,7 +177,7 @@ class Averaging:
     def _add(
         self, room: Room, info: MemberInfo, key: GroupKey, parts: tuple[str, ...], keep: int
     ) -> None:
-        room.number(info.id, info)
+        room.infos[info.id] = info
         room.members[info.id] = AveragerMember(key, info, parts, keep)
         self._of_group[key] = (room, info.id)
         for part in parts:
@@ -210,7 +210,7 @@ class Averaging:
         found = part.offer(who, Contribution(offer.call, offer.weight, offer.after))
         if found is not None:
             self._histories.answer(room, offer.part, found, offer.call)
-        self._settle(room)
+        self._settle(room, offer.part)
 
     def _note_late(self, rounds: Rounds, name: str, after: Reached | None) -> None:
         seen = None if after is None else rounds.seen.get(after.round + 1)
@@ -235,7 +235,7 @@ class Averaging:
         names = tuple(room.name_of(one) for one in missing if one != who)
         present = len(part.present)
         self._seating.send(conn, request, AverageWithdrawn(decided, present, names))
-        self._settle(room)
+        self._settle(room, message.part)
 
     def _on_progress(
         self, room: Room, who: str, conn: int, request: int, message: AverageProgress
@@ -252,14 +252,18 @@ class Averaging:
             frozenset([members[one] for one in message.means]),
         )
         part.report(who, message.round, message.attempt, got)
-        self._settle(room)
+        self._settle(room, message.part)
 
     # Decisions.
 
-    def _settle(self, room: Room) -> None:
+    def _settle(self, room: Room, changed: str | None = None) -> None:
+        """Decide what can be decided: in the part that has `changed`, or (None) in all parts."""
         now = self._books.now
+        timer = RoundDue(room.key)
         due: list[float] = []
         alive = set(room.members)
+        order = room.order
+        names = list(room.parts)
         if room.patient_until is not None:
             if now < room.patient_until:  # members that a decision names may still come back
                 alive |= room.infos.keys()
@@ -267,13 +271,22 @@ class Averaging:
             else:
                 room.patient_until = None
                 self._loans.pay_again(room)
-        for name, rounds in list(room.parts.items()):
+        elif changed is not None:
+            # Keep an earlier deadline, because it may be of another part. If it was of this one,
+            # the timer only looks at all parts too early.
+            names = [changed]
+            pending = self._books.timers.get(timer)
+            due += [] if pending is None else [pending]
+        for name in names:
+            rounds = room.parts[name]
             self._histories.look_for_last(room, name, rounds, due)
-            for outcome in rounds.part.settle(now, alive, room.order):
+            for outcome in rounds.part.settle(now, alive, order):
                 self._decided(room, name, outcome)
             if rounds.part.deadline is not None:
                 due.append(rounds.part.deadline)
-        timer = RoundDue(room.key)
+            if rounds.part.is_empty:
+                del room.parts[name]
+        room.forget_gone()
         if due:
             self._books.timers.set(timer, max(min(due), now))
         else:
@@ -433,7 +446,7 @@ class Averaging:
                 rounds = room.rounds(decision.part)
                 rounds.form, rounds.text = record.form, record.text
                 for info in decision.members:
-                    room.number(info.id, info)
+                    room.infos[info.id] = info
                 if decision.round <= rounds.part.round:
                     rounds.go_back(decision.before)
                 rounds.part.restore(moving_of(decision), decision.before, decision.attempt)

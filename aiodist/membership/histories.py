@@ -53,7 +53,7 @@ class Histories:
             is_next = before.round == part.round and not part.is_astray(before)
             if is_next and decision.attempt > part.attempts:
                 for info in decision.members:
-                    room.number(info.id, info)
+                    room.infos[info.id] = info
                 self._take_up(room, who, decision.part, moving_of(decision), before)
         self._loans.pay_again(room)
 

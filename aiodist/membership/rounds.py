@@ -224,6 +224,17 @@ class PartRounds:
         due = self._ready_at if self._all_are_here else self._ready_at + self.grace
         return due if self.patient_until is None else max(due, self.patient_until)
 
+    @property
+    def named(self) -> set[str]:
+        """The members that the open round or the moving one names. Some may be gone."""
+        moving = () if self.moving is None else self.moving.offers
+        return {*self.offers, *self.late, *moving}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no member takes part, and there is no result that one could come back with."""
+        return not self.present and self.round == 0 and self.moving is None
+
     # Changes.
 
     def enter(self, member: str) -> None:

@@ -77,7 +77,7 @@ class Context(Party):
         scope = Scope(group, epoch, self.rank, self.size, id)
         self.records = Records(endpoint.recorder, scope, self.ranks)
         self.derived: dict[bytes, int] = {}
-        """How many groups of each name and ranks were made of this one."""
+        """How many groups of each kind and ranks were made of this one, except by splits."""
         self.splits = 0  # how many splits were called
         # The ranks of each host; the costs for plans; which hosts these are.
         sharing, self.teams, self.costs, self.hosts = layout

@@ -132,8 +132,11 @@ def _id_of(parent: Context, kind: str, ranks: Sequence[int]) -> bytes:
     # of these. Collisions are rare: with 64 bits, a program that makes a million groups meets one
     # in some 40 million runs.
     wanted = pack_fields(kind, *ranks)
-    # The same ranks may ask again. All count alike, because they call in the same order.
-    count = parent.derived[wanted] = parent.derived.get(wanted, 0) + 1
+    # The same ranks may ask again. All count alike, because they call in the same order. The kind
+    # of a split has a number of its own, so it never comes again and need not be remembered.
+    count = 1 + parent.derived.get(wanted, 0)
+    if not kind.startswith("split "):
+        parent.derived[wanted] = count
     return hashlib.blake2b(parent.id + count.to_bytes(8, "big") + wanted, digest_size=8).digest()
 
 
