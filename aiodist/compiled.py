@@ -22,7 +22,10 @@ def _found() -> tuple[ModuleType | None, str]:
     try:
         found = import_module("aiodist._core")
     except ModuleNotFoundError:
-        return None, "it was not built: there was no C compiler when aiodist was installed"
+        return None, (
+            "it was not built: there was no C compiler, or no headers of Python. "
+            "Install both (Debian: gcc, python3-dev), then install aiodist again"
+        )
     except ImportError as error:
         return None, f"it cannot be loaded ({error}): install aiodist again"
     if found.LAYOUT != LAYOUT:

@@ -1,8 +1,9 @@
 """Runs the Python blocks of a page, each on several ranks.
 
-A block is run in a group of its own, `group`, with `await` at the top level, and with `aiodist`,
-`asyncio` and `numpy` (as `np`) at hand. What else it needs, or is to prove, stands before it in a
-comment, which nobody sees who reads the page::
+A block is run in a group of its own, `group`, with `await` at the top level. A block that imports
+nothing has `aiodist`, `asyncio` and `numpy` (as `np`) at hand. A block that imports something must
+import all that it uses, because readers copy it as it is. What else a block needs, or is to prove,
+stands before it in a comment that readers of the page do not see::
 
     <!-- run
     x = np.ones(3)
@@ -33,11 +34,11 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 import aiodist
 
 HERE = re.compile(r"^( *)# here\n", re.MULTILINE)
+IMPORTS = re.compile(r"^(?:import|from) ", re.MULTILINE)
+AT_HAND = "import asyncio; import aiodist; import numpy as np"
 ELSEWHERE = re.compile(r"t(?:cp|ls)://(?!127\.0\.0\.1\b|localhost\b|\{)[\w.-]+")
 """An address of another host: nothing that is run here may lead there."""
 
@@ -46,9 +47,10 @@ SECONDS = 60
 
 
 def program(setup: str, code: str) -> str:
-    """A block with what stands in the comment before it."""
+    """A block with what stands in the comment before it, and the modules that it has at hand."""
+    setup = f"{'' if IMPORTS.search(code) else AT_HAND}\n{setup}"
     if HERE.search(setup) is None:
-        return f"{setup}\n{code}"
+        return f"{setup}{code}"
     return HERE.sub(lambda match: textwrap.indent(code, match[1]), setup, count=1)
 
 
@@ -77,8 +79,7 @@ async def _on_ranks(place: str, source: str, ranks: int) -> None:
 def _begun(place: str, source: str, **names: Any) -> Any:
     """Run a program; one with `await` at its top level gives a coroutine."""
     code = compile(source, place, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    names |= {"__name__": "__main__", "aiodist": aiodist, "asyncio": asyncio, "np": np}
-    return eval(code, names)
+    return eval(code, {"__name__": "__main__", **names})
 
 
 async def _awaited(result: Any) -> None:

@@ -115,7 +115,8 @@ def compiled_part(missing: str) -> Check:
         "compiled part",
         "note",
         missing,
-        "reductions of float16 and bfloat16, and averages, take several times as long",
+        "small collectives between ranks of one host take several times as long; so do averages, "
+        "and reductions of float16 and bfloat16",
     )
 
 

@@ -28,7 +28,7 @@ async def serve(group: aiodist.Group) -> tuple[float, int]:
     version = oldest = 0
     learning = group.size - 1
     while learning:
-        # Of whichever worker is next; all have their turns.
+        # Take the next message of any worker. Workers take turns.
         message = group.recv(tag="gradient")
         answer = await message
         assert message.source is not None

@@ -79,7 +79,7 @@ class Worker:
     async def join_others(self, group: aiodist.Group) -> None:
         """Enter every reduction that another worker was asked for."""
         async for name, _, _ in group.messages(tag="join"):
-            # Whoever was asked hears how it ends.
+            # The worker that got the request sees the result.
             self.reduce(group, name).add_done_callback(lambda done: done.exception())
 
     async def run(self, port: int) -> None:

@@ -45,7 +45,7 @@ async def join_others(group: aiodist.Group) -> None:
     """Take part in every sum that another worker was asked for."""
     print(f"epoch {group.epoch}: worker {os.getpid()} is one of {group.size}", flush=True)
     async for name, _, _ in group.messages(tag="count"):
-        # Whoever was asked hears how it ends.
+        # The worker that got the request sees the result.
         group.all_reduce(here[0], tag=name).add_done_callback(lambda done: done.exception())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-PROGRAMS = Path(__file__).parents[2] / "examples" / "tutorial"
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ROOT / "examples" / "tutorial"
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -200,6 +202,9 @@ def test_breakpoint(environment: Environment) -> None:
     assert done.returncode == 0, done.stderr
     assert "rank 0 of group 'world'; the others wait" in done.stdout
     assert "(Pdb) tensor([0.])" in done.stdout
+    place = re.search(r"breakpoint\.py\(\d+\)run\(\)", done.stdout)
+    assert place is not None
+    assert place[0] in (ROOT / "docs" / "coming-from-torch.md").read_text()
     assert "My rank:  0\nRank 0 has data 1.0\n" in done.stdout
     assert "[1] Rank 1 has data 1.0\n" in done.stdout
 

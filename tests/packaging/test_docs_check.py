@@ -125,6 +125,14 @@ def test_what_a_block_needs_stands_in_a_comment(check: Any, tmp_path: Path, end:
     assert "name 'y' is not defined" in problem
 
 
+def test_a_block_with_imports_imports_all_that_it_uses(check: Any, tmp_path: Path) -> None:
+    page = "```python\n{}assert np.ones(group.size).sum() == 2\n```\n"
+    assert problems(check, tmp_path, page.format("")) == []
+    assert problems(check, tmp_path, page.format("import numpy as np\n")) == []
+    (problem,) = problems(check, tmp_path, page.format("import math\n"))
+    assert "name 'np' is not defined" in problem
+
+
 def test_blocks_may_want_processes(check: Any, tmp_path: Path) -> None:
     page = (
         "```python in=processes\nwith aiodist.connect_blocking() as group:\n"

@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tarfile
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -71,6 +72,20 @@ def test_with_and_without_a_compiler(
         command, check=True, capture_output=True, text=True, env=environment, cwd=tmp_path
     )
     assert shown.stdout.split() == [str(folder / "aiodist" / "compiled.py"), str(is_pure)]
+
+
+def test_the_source_distribution_has_the_files_that_the_description_names(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path)]
+    subprocess.run([*build, str(ROOT)], check=True, capture_output=True)
+    (path,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        files = {name.partition("/")[2] for name in archive.getnames()}
+    there = files | {str(folder) for file in files for folder in Path(file).parents}
+    named = {link.partition("#")[0] for link in relative_links((ROOT / "README.md").read_text())}
+    assert named - there == set()
+    # What `make demo` and `make lint` need besides.
+    assert {"Makefile", "constraints.txt", "mkdocs.yml", ".ci/run"} <= there
+    assert "typings/msgpack/__init__.pyi" in there
 
 
 def test_top_level_names(wheel: zipfile.ZipFile) -> None:

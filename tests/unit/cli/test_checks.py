@@ -144,3 +144,4 @@ def test_compiled_part() -> None:
     assert checks.compiled_part("").level == "ok"
     check = checks.compiled_part("AIODIST_CORE=python")
     assert (check.level, check.found) == ("note", "AIODIST_CORE=python")
+    assert check.advice.startswith("small collectives between ranks of one host take several times")
