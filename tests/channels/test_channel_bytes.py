@@ -34,6 +34,7 @@ def into(chance, sliced):
     return aiodist.Shard(np.zeros(shape, np.int32), index, SHAPE)
 
 
+@pytest.mark.long
 @pytest.mark.strength(1)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("sliced", [False, True])
@@ -95,6 +96,7 @@ def test_the_publisher_sends_at_most_two_copies_where_nobody_dies(seed, sliced):
     assert 0.5 * versions * nbytes < sent[0] <= 2 * versions * (nbytes + around)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 def test_who_dies_at_90_percent_has_handed_on_most_of_it(seed):
     """The one behind it is on another host, and asks for what it lacks: a sixth of it at most is

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from benchmarks.fleet import ANSWER, DEADLINE, LATE, Fleet, plot
 
 
+@pytest.mark.long
 def test_servers_answer_while_the_trainer_dies_and_servers_come_and_lag(tmp_path):
     fleet = Fleet(servers=4, mib=1, versions=9, seed=1).run()
     assert fleet.answered > 3000

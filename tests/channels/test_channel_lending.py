@@ -106,6 +106,7 @@ def test_what_is_written_meanwhile_is_given_to_nobody(sliced):
     stage.play({0: publish(), 1: take()})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sliced", [False, True])
 def test_taking_back_ends_what_is_being_given(sliced, monkeypatch):
     """Who has begun to take it gets no more of it, and waits for the next version."""

@@ -8,6 +8,7 @@ import pytest
 from fault_programs import ran
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux shares memory")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(

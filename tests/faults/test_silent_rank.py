@@ -64,6 +64,7 @@ async def program(group):
 """
 
 
+@pytest.mark.long
 @pytest.mark.strength(1)
 @pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])
 def test_a_rank_that_comes_back_after_its_lease(run, transport):

@@ -100,6 +100,7 @@ def test_any_two_parameters_have_all_their_combinations(on_them: Run) -> None:
     assert found["test_together"] == {(1, 2), (1, 3), (2, 2)}
 
 
+@pytest.mark.long
 def test_one_kind_of_loop_for_what_does_not_depend_on_it(on_them: Run) -> None:
     def loops(*options: str) -> list[tuple[str, str]]:
         done = on_them("-q", "--collect-only", *options)

@@ -171,6 +171,7 @@ def test_the_last_resort_ends_the_run(tmp_path: Path, tried: Run) -> None:
     assert "in test_a_loop_of_its_own" in done.stderr
 
 
+@pytest.mark.long
 def test_among_workers_the_last_resort_ends_one_of_them(tmp_path: Path, tried: Run) -> None:
     tests = DEAF + "\n\ndef test_another():\n    pass\n"
     done = tried(tmp_path, *SHORT, "-n", "1", tests=tests)
@@ -180,6 +181,7 @@ def test_among_workers_the_last_resort_ends_one_of_them(tmp_path: Path, tried: R
     assert done.stdout.splitlines()[-1].strip("= ").startswith("1 failed, 1 passed")
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_names_its_test(tmp_path: Path, tried: Run) -> None:
     tests = "import os\n\n\ndef test_dies():\n    os.abort()\n\n\ndef test_another():\n    pass\n"
     done = tried(tmp_path, "-n", "1", tests=tests)

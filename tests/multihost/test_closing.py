@@ -36,6 +36,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 def test_who_is_done_first_closes_the_group(hosts):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("AIODIST_", "MASTER_"))}
     ranks = []

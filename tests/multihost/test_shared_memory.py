@@ -167,6 +167,7 @@ def test_what_crosses_is_the_optimum(hosts):
             assert sent[number] <= on_wire <= 1.1 * sent[number] + 100_000, name
 
 
+@pytest.mark.long
 def test_some_arrays_are_on_a_device(hosts):
     with ranks(hosts, MIXED) as started:
         for process in started:

@@ -51,6 +51,7 @@ async def farm(group: Group, seed: int, without: tuple[int, ...], tasks: int) ->
     return given
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("size", "without", "transport"),
     [(2, (), "shm"), (4, (), "shm"), (5, (0,), "shm"), (3, (1, 2), "shm"), (4, (), "tcp")],

@@ -49,6 +49,7 @@ async def pairs(group: Group, turns: int) -> str:
     return "done"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_none_gives_way_for_ever() -> None:
     size = max(3, min(2 * cores(), 4))

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 SCRIPT = """
 import asyncio
 import sys
@@ -42,6 +44,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 def test_the_line_that_keeps_a_rank_busy(aiodist: Any, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -65,6 +65,7 @@ async def _until_found(address: str, run: Any) -> dict[str, Any]:
         client.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", FINDINGS)
 def test_what_is_waited_for(aiodist: Any, tmp_path: Path, how: str) -> None:
     fifo = tmp_path / "fifo"

@@ -133,6 +133,7 @@ def test_a_block_with_imports_imports_all_that_it_uses(check: Any, tmp_path: Pat
     assert "name 'np' is not defined" in problem
 
 
+@pytest.mark.long
 def test_blocks_may_want_processes(check: Any, tmp_path: Path) -> None:
     page = (
         "```python in=processes\nwith aiodist.connect_blocking() as group:\n"

@@ -103,6 +103,7 @@ async def settled(ranks: Ranks, rank: int) -> None:
             work.exception()
 
 
+@pytest.mark.long
 @pytest.mark.strength(2)
 @pytest.mark.parametrize("order", ["before", "between", "after"])
 @pytest.mark.parametrize("hostile", [1, 2])

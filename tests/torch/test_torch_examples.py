@@ -173,6 +173,7 @@ def test_environment_by_hand(env: Env) -> None:
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nnodes=1", "--nproc-per-node=2"]
 
 
+@pytest.mark.long
 def test_torchrun(env: Env, tmp_path: Path) -> None:
     # Each rank's output to a file of its own: torchrun has ranks write words, not lines.
     apart = [f"--log-dir={tmp_path}", "--redirects=1", str(EXAMPLES / "by_environment.py")]

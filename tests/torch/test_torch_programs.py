@@ -20,6 +20,7 @@ pytestmark = pytest.mark.timeout(300)
 Start = Callable[..., Any]
 
 
+@pytest.mark.long
 def test_ways_to_meet(job: Start, tmp_path: Path) -> None:
     assert job("meeting.py", 3, str(tmp_path)).finish() == ["met\n"] * 3
 
@@ -80,6 +81,7 @@ def test_training(job: Start, size: int) -> None:
     assert job("training.py", size).finish(quiet=False) == ["trained\n"] * size
 
 
+@pytest.mark.long
 def test_training_with_coded_gradients(job: Start) -> None:
     assert job("coded.py", 2).finish(quiet=False) == ["trained\n"] * 2
 
@@ -90,12 +92,14 @@ def test_accelerate(job: Start) -> None:
     assert running.finish(quiet=False) == ["accelerated\n"] * 2
 
 
+@pytest.mark.long
 async def test_a_store_of_a_coordinator(job: Start) -> None:
     async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
         running = job("stored.py", 2, coordinator.address)
         assert await asyncio.to_thread(running.finish) == ["stored\n"] * 2
 
 
+@pytest.mark.long
 def test_interrupt(job: Start) -> None:
     assert job("interrupted.py", 2).finish() == ["interrupted\n"] * 2
 

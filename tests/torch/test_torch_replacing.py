@@ -52,6 +52,7 @@ def test_who_asks_for_gloo_gets_aiodist_and_is_told_so(job: Start) -> None:
     assert words(job("replaced.py", 2, **REPLACING)) == [SAYS, SAYS]
 
 
+@pytest.mark.long
 def test_calls_stay_in_step_after_one_that_is_refused_on_a_single_rank(job: Start) -> None:
     assert words(job("refused.py", 2, **REPLACING)) == [SAYS, SAYS]
 

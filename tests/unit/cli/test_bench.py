@@ -93,6 +93,7 @@ def test_a_small_run(invoke: Invoke, folder: Path, tmp_path: Path) -> None:
     assert not list(folder.iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interruption_leaves_nothing(number: signal.Signals) -> None:
