@@ -294,7 +294,7 @@ class Coordinator:
     def _cannot_write(self, error: OSError) -> None:
         """Close all connections, because no member may be told what is not on disk."""
         text = "cannot write %s: %s; closing all connections"
-        extra = {"event": "state not written", "error": str(error)}
+        extra = {"event": "state not written", "file": str(self._state), "error": str(error)}
         logger.critical(text, self._state, error, extra=extra)
         self._stopping = True
         self._changed.set()

@@ -50,8 +50,9 @@ else:
 
 logger = logging.getLogger("aiodist.coordinator")
 
-MAGIC = b"aiodist\x02"
-MAGIC_1 = b"aiodist\x01"
+NAME = b"aiodist"
+MAGIC = NAME + b"\x02"
+MAGIC_1 = NAME + b"\x01"
 SALT_BYTES = 8
 _SLOT = struct.Struct(">QI")
 SLOTS_AT = len(MAGIC) + SALT_BYTES
@@ -143,7 +144,8 @@ class StateFile:
                 os.close(fd)
                 with suppress(OSError):  # the log needs the room
                     new.unlink()
-            raise SnapshotError(*error.args) from error
+            # Writing and synchronizing do not name the file in their errors.
+            raise SnapshotError(error.errno, error.strerror, str(new)) from error
         if self._fd != -1:
             os.close(self._fd)
         self._fd, self._salt, self._number = fd, salt, 0
@@ -179,6 +181,13 @@ class StateFile:
         data = _contents(self.path)
         if data is None:
             return None
+        version = data[len(NAME) : len(MAGIC)]
+        if data.startswith(NAME) and version > MAGIC[len(NAME) :]:
+            raise ValueError(
+                f"the state file {self.path} has version {version[0]} of the format, and this "
+                f"aiodist reads versions up to {MAGIC[-1]}: install the aiodist that wrote it, or "
+                "name another file"
+            )
         start = {MAGIC: FRAMES_AT, MAGIC_1: SLOTS_AT}.get(data[: len(MAGIC)], len(data) + 1)
         if len(data) < start:
             raise ValueError(

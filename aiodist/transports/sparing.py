@@ -45,5 +45,7 @@ class Sparing:
         seen.written += 1
         if seen.left_out:
             text, args = f"{text} (%d more like it were left out)", (*args, seen.left_out)
+            if extra is not None:  # the daemon writes this in place of the text
+                extra = {**extra, "left_out": seen.left_out}
             seen.left_out = 0
         self._logger.warning(text, *args, extra=extra, stacklevel=2)

@@ -12,6 +12,8 @@ import logging
 import sys
 from typing import Generic, Protocol, TypeVar
 
+from aiodist.transports.sparing import Sparing
+
 if sys.platform != "win32":
     import resource
 
@@ -51,7 +53,7 @@ class UnprovenConnections(Generic[S]):
         self, logger: logging.Logger, most: int | None = None, *, moment: float = 0.0
     ) -> None:
         self.most = most_connections() if most is None else most
-        self._logger = logger
+        self._sparing = Sparing(logger)
         self._moment = moment
         # In the order in which they came, because dicts keep it.
         self._there: dict[S, float] = {}
@@ -93,8 +95,8 @@ class UnprovenConnections(Generic[S]):
         self._by_host.setdefault(connection.host, {})[connection] = None
 
     def _drop(self, connection: S, where: str) -> None:
-        # Not a warning, because a stranger could fill the log.
-        self._logger.info(
+        self._sparing.warning(
+            "dropped",
             "dropping the connection from %s: too many %s have not proved their identity",
             connection.peer,
             where,

@@ -13,6 +13,13 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a write that are no fault of the command."""
 
 
+CANCELLED = 130
+"""The exit status after Ctrl-C: 128 + SIGINT, as of a shell."""
+
+READER_GONE = 141
+"""The exit status if no process reads the output any more: 128 + SIGPIPE."""
+
+
 def main() -> None:
     """Run the command. If a library is missing, say how to install it.
 
@@ -20,6 +27,8 @@ def main() -> None:
     """
     try:
         from aiodist_cli.main import app
+
+        app(prog_name="aiodist")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in LIBRARIES:
@@ -28,8 +37,13 @@ def main() -> None:
             f"aiodist: the commands need {missing}, which is not installed: "
             "pip install 'aiodist[cli]'"
         )
-    try:
-        app(prog_name="aiodist")
+    except KeyboardInterrupt:  # during the import, because `app` handles it itself
+        sys.exit(CANCELLED)
+    except SystemExit as end:
+        # Typer and rich end with 1 if the reader of the output has gone.
+        if isinstance(end.__context__, BrokenPipeError):
+            sys.exit(READER_GONE)
+        raise
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -85,15 +86,27 @@ def coordinator(
     try:
         config = aiodist_server.Config(**given)
     except ValueError as error:
-        raise usage_error(_plain(error)) from error
+        raise usage_error(_plain(error, given)) from error
     raise typer.Exit(aiodist_server.serve(config))
 
 
-def _plain(error: ValueError) -> str:
+def _plain(error: ValueError, given: Mapping[str, Any]) -> str:
     """The messages of a pydantic error without its formatting."""
     problems: list[dict[str, Any]] = getattr(error, "errors", list)()
     texts = (
-        ": ".join([*map(str, problem["loc"]), problem["msg"].removeprefix("Value error, ")])
+        ": ".join(
+            [
+                *(_source(field, given) for field in problem["loc"]),
+                problem["msg"].removeprefix("Value error, "),
+            ]
+        )
         for problem in problems
     )
     return "; ".join(texts) or str(error)
+
+
+def _source(field: str, given: Mapping[str, Any]) -> str:
+    """The option that set this field if it was `given`, else the variable."""
+    if field in given:
+        return "--" + field.removesuffix("_seconds").replace("_", "-")
+    return f"AIODIST_COORDINATOR_{field.upper()}"

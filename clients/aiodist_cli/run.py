@@ -46,8 +46,8 @@ Run eight ranks, start dead ones again (ten times in all), and go on while two a
     aiodist run -n 2:8 --max-restarts 10 train.py
 
 Exit status: 0 if all ranks ended with 0; else that of the rank that failed first, 128 + n if
-signal n ended it. 130 after Ctrl-C, 1 if the run could not be started or its output not be written,
-2 for wrong usage.
+signal n ended it. 130 after Ctrl-C, 141 if the reader of the output has gone, 1 if the run could
+not be started or its output not be written, 2 for wrong usage.
 """
 
 

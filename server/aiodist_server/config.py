@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from aiodist.environment import token_in
@@ -57,6 +57,12 @@ class Config(BaseSettings):
             return {**given, "token": token_in(os.environ)}
         return given
 
+    @field_validator("listen")
+    @classmethod
+    def _check_listen(cls, listen: str) -> str:
+        parse_address(listen)
+        return listen
+
     @model_validator(mode="after")
     def _check(self) -> Config:
         address = parse_address(self.listen)
@@ -103,13 +109,19 @@ class Config(BaseSettings):
             raise ValueError(f"http={self.http}: expected host:port ({error})") from None
 
     def read_token(self) -> str | None:
-        """Return the token, read from its file if need be. Raises OSError, ValueError for an empty
-        file."""
+        """Return the token, read from its file if need be. Raises OSError, ValueError for a file
+        that is empty or no text."""
         if self.token is not None:
             return self.token.get_secret_value()
         if self.token_file is None:
             return None
-        token = self.token_file.read_text("utf-8").strip()
+        try:
+            token = self.token_file.read_text("utf-8").strip()
+        except UnicodeDecodeError:
+            raise ValueError(
+                f"the token file {self.token_file} is no text in UTF-8: make one with "
+                "openssl rand -hex 32"
+            ) from None
         if not token:
             raise ValueError(f"the token file {self.token_file} is empty")
         return token

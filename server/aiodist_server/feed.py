@@ -92,9 +92,9 @@ class Feed:
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
         )
-        await response.prepare(request)
         reader = self._enter()
         try:
+            await response.prepare(request)
             while not reader.is_over:
                 reader.news.clear()
                 if self._found is not None or self._problem:

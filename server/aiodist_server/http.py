@@ -12,6 +12,7 @@ from importlib import resources
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from aiodist.coordinator.actor import Coordinator
 from aiodist.coordinator.listening import bind_tcp
@@ -57,7 +58,9 @@ async def serving(coordinator: Coordinator, address: Address) -> AsyncIterator[s
     app = application(coordinator, address, surveys, feed)
     visits = Visits()
     app.middlewares.insert(0, visits.attend)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_SECONDS)
+    runner = web.AppRunner(
+        app, access_log=None, logger=_Problems(logger), shutdown_timeout=CLOSE_SECONDS
+    )
     await runner.setup()
     try:
         assert runner.server is not None
@@ -82,6 +85,16 @@ def _log_failure(asking: asyncio.Task[None]) -> None:
     """Log that the feed has ended. This is a fault of the page, and groups go on."""
     if not asking.cancelled():
         logger.error("the page is told nothing more", exc_info=asking.exception())
+
+
+class _Problems(logging.LoggerAdapter[logging.Logger]):
+    """Takes the errors of aiohttp into the daemon's log. Malformed requests are logged at debug
+    level only, because any stranger could fill the log with them."""
+
+    def exception(self, msg: object, *args: object, exc_info: Any = True, **rest: Any) -> None:
+        is_malformed = isinstance(exc_info, (HttpProcessingError, web.RequestPayloadError))
+        level = logging.DEBUG if is_malformed else logging.ERROR
+        self.log(level, msg, *args, exc_info=exc_info, **rest)
 
 
 def application(

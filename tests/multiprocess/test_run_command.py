@@ -427,6 +427,18 @@ def test_a_full_disk_is_named(
     assert (ended.returncode, ended.stderr) == (1, text)
 
 
+@pytest.mark.parametrize("argument", ["--version", "doctor"])  # written by typer, and by rich
+def test_a_reader_that_is_gone_is_told_by_the_exit_status(argument: str, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe:
+        ended = subprocess.run(
+            [sys.executable, "-m", "aiodist_cli", argument],
+            stdout=pipe, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False,
+        )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
+
+
 def test_a_page_of_the_run(aiodist: Start, script: Callable[[str], Path]) -> None:
     path = script(
         "import asyncio, aiodist\n"

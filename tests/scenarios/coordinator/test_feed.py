@@ -169,6 +169,23 @@ async def test_a_reader_that_does_not_read_is_sent_away(monkeypatch: pytest.Monk
         writer.close()
 
 
+async def test_a_page_that_is_gone_at_once_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    stream = Feed.stream
+
+    async def late(self: Feed, request: Any) -> Any:
+        request.transport.abort()
+        task = asyncio.ensure_future(stream(self, request))
+        task.add_done_callback(ended.set_result)
+        return await task
+
+    monkeypatch.setattr(Feed, "stream", late)
+    async with aiodist.Coordinator() as coordinator, session(coordinator) as web:
+        with pytest.raises(aiohttp.ClientError):
+            await web.get("/events")
+        assert (await ended).exception() is None
+
+
 async def test_members_measure_where_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "PERIOD", 0.05)
     async with reading() as (coordinator, response):

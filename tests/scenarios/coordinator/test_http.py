@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,13 +12,14 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+from aiohttp.http_exceptions import LineTooLong
 
 import aiodist
 from aiodist.rank import actor
 from aiodist.wire.address import parse_address
 from aiodist_server import surveys, visits
 from aiodist_server.feed import Feed
-from aiodist_server.http import serving
+from aiodist_server.http import Answers, serving
 from aiodist_server.surveys import Surveys
 
 LOCAL = parse_address("tcp://127.0.0.1:0")
@@ -87,6 +89,26 @@ async def test_what_ranks_do() -> None:
     assert 'aiodist_group_ranks{group="train"} 2.0\n' in metrics
     assert 'aiodist_rank_collectives_total{group="train",rank="0"' in metrics
     assert "secret" not in metrics + str(found)
+
+
+async def test_malformed_requests_are_logged_for_debugging_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any stranger could fill the log with them. Faults of our own are errors."""
+
+    async def fail(self: Answers, **how: Any) -> Any:
+        raise KeyError("a fault")
+
+    monkeypatch.setattr(Answers, "found", fail)
+    caplog.set_level(logging.DEBUG, "aiodist.daemon")
+    async with aiodist.Coordinator() as coordinator, pages(coordinator) as web:
+        for path, status in (("/" + 9000 * "a", 400), ("/status", 500)):
+            async with web.get(path) as response:
+                assert response.status == status
+    said = [(one.name, one.levelname, one.exc_info) for one in caplog.records if one.exc_info]
+    assert [(name, level, type(info[1])) for name, level, info in said] == [
+        ("aiodist.daemon", "DEBUG", LineTooLong), ("aiodist.daemon", "ERROR", KeyError),
+    ]  # fmt: skip
 
 
 async def test_the_members_are_asked_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:

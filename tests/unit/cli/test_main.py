@@ -119,9 +119,9 @@ def test_what_may_not_be_written(invoke, option: str, where: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("--listen", "nonsense"), "the address 'nonsense' has no scheme"),
+        (("--listen", "nonsense"), "--listen: the address 'nonsense' has no scheme"),
         (("--listen", "tcp://0.0.0.0:0"), "there is no token"),
-        (("--drain", "-1"), "drain_seconds: Input should be greater than or equal to 0"),
+        (("--drain", "-1"), "--drain: Input should be greater than or equal to 0"),
     ],
 )
 def test_coordinator_refuses_what_makes_no_sense(
@@ -131,6 +131,16 @@ def test_coordinator_refuses_what_makes_no_sense(
     assert result.exit_code == 2
     assert problem in text
     assert "Value error" not in text
+
+
+@pytest.mark.parametrize("name", ["LISTEN", "DRAIN_SECONDS"])
+def test_coordinator_names_the_variable_that_makes_no_sense(
+    invoke, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(f"AIODIST_COORDINATOR_{name}", "nonsense")
+    result, text = invoke("coordinator")
+    assert result.exit_code == 2
+    assert f"AIODIST_COORDINATOR_{name}: " in text
 
 
 def test_coordinator_without_the_server_extra(invoke, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,6 +210,12 @@ def test_other_files_are_refused(path: Path, data: bytes) -> None:
     assert path.read_bytes() == data
 
 
+def test_a_file_of_a_newer_version_is_refused(path: Path) -> None:
+    path.write_bytes(b"aiodist\x03" + 100 * b"x")
+    with pytest.raises(ValueError, match="has version 3 of the format, and this aiodist reads"):
+        StateFile(path)
+
+
 @pytest.mark.parametrize("payload", [b"\xc1", b"\x92\x01\x02", b"\x92\xa1x\x01\x92\x09\x90"])
 def test_frames_that_make_no_sense_are_damage(path: Path, payload: bytes) -> None:
     salt = bytes(SALT_BYTES)
@@ -315,7 +321,7 @@ def test_a_snapshot_that_cannot_be_written_changes_nothing(
         patched.setattr(os, name, fail)
         with pytest.raises(SnapshotError) as info:
             file.write_snapshot("me", 3, records(1, 2))
-        assert info.value.errno == code
+        assert (info.value.errno, info.value.filename) == (code, f"{path}.new")
     assert sorted(one.name for one in path.parent.iterdir()) == ["state", "state.lock"]
     file.append(records(2))
     file.close()

@@ -13,6 +13,7 @@ from aiodist_server.config import Config
 @pytest.mark.parametrize(
     ("options", "why"),
     [
+        ({"listen": "nothing"}, "the address 'nothing' has no scheme"),
         ({"listen": "inproc://x"}, "no other program runs in the process of a daemon"),
         ({"token": "a", "token_file": "b"}, "not both"),
         ({"token": ""}, "token is empty"),
@@ -44,6 +45,9 @@ def test_a_token_is_read_out_of_its_file(tmp_path: Path) -> None:
         config.read_token()
     file.write_text(" \n")
     with pytest.raises(ValueError, match="is empty"):
+        config.read_token()
+    file.write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"the token file .*token is no text in UTF-8"):
         config.read_token()
     file.write_text("secret\n")
     assert config.read_token() == "secret"

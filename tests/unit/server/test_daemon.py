@@ -66,11 +66,16 @@ async def test_a_second_signal_ends_the_drain(served: Served) -> None:
 
 
 async def test_a_state_file_that_cannot_be_written_ends_it(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(StateFile, "append", fail)
     served.member.begin(StoreSet("k", b"v"))
     assert await served.code == EXIT_CANNOT_WRITE
+    (said,) = [one for one in caplog.records if one.levelname == "CRITICAL"]
+    assert said.__dict__["file"] == str(tmp_path / "state")
 
 
 async def test_a_state_file_that_cannot_be_written_ends_the_drain(

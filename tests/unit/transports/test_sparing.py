@@ -25,4 +25,5 @@ def test_the_first_ones_of_each_kind_are_written(caplog: pytest.LogCaptureFixtur
         f"a of 6000 ({6000 - AT_ONCE} more like it were left out)", "a of 6001",
     ]  # fmt: skip
     assert caplog.records[0].__dict__["event"] == "it"
+    assert caplog.records[0].__dict__["left_out"] == 6000 - AT_ONCE
     assert caplog.records[0].filename == "test_sparing.py"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from aiodist.transports import unproven
+from aiodist.transports.sparing import AT_ONCE
 from aiodist.transports.unproven import UnprovenConnections, most_connections
 
 
@@ -48,6 +49,13 @@ def test_the_oldest_is_dropped(hosts: str, expected: list[int]) -> None:
     there, callers = crowd(4, hosts)
     assert dropped(callers) == expected
     assert len(there) == len(hosts) - len(expected)
+
+
+def test_strangers_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    _, callers = crowd(4, 100 * "a")
+    assert len(dropped(callers)) == 98
+    assert len(caplog.records) == AT_ONCE
+    assert caplog.messages[0].startswith("dropping the connection from a: too many from that host")
 
 
 def test_who_has_shown_who_it_is_counts_no_more() -> None:
