@@ -697,6 +697,9 @@ class Operations(ABC):
 
     def _check_loop(self) -> None:
         if running_loop() is not self._loop:
+            # In a forked child the loop does not run, and the group has ended: that says more.
+            if isinstance(self._context.ended, GroupClosedError):
+                self._context.check_open()
             raise RuntimeError(
                 f"{self!r} belongs to the event loop that made it; each asyncio.run makes a new "
                 "one: make the group in this loop. In other threads, use group.blocking()"
