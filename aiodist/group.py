@@ -64,15 +64,17 @@ class Group(Operations):
 
     **Values** are numpy arrays, torch tensors, anything with `__dlpack__`, and trees of dict, list,
     tuple, str, bytes, None, bool, int, float, complex and arrays. An `array.array`, bytearray or
-    memoryview counts as an array, and arrives as a numpy array. A subclass of numpy arrays arrives
-    as a plain array. Masked arrays and named tuples are refused. New arrays have the byte order of
-    this machine.
+    memoryview counts as an array, and arrives as a numpy array. A subclass of one of
+    these types, such as OrderedDict or IntEnum, arrives as the plain type. Masked arrays and named
+    tuples are refused, and trees of more than 100 levels. New arrays have the byte order of this
+    machine.
 
     **Wrong arguments** raise TypeError or ValueError at the call. The call of a collective still
     counts in the order: the Works of the other ranks fail with `CollectiveAbortedError`, and the
-    next calls match each other. Three kinds of calls do not count. A call with a bad tag has no
-    order, so the other ranks wait. A call from another event loop raises RuntimeError. A call after
-    the group has ended raises what ended it.
+    next calls match each other. Four kinds of calls do not count. A call with a bad tag has no
+    order, so the other ranks wait. They also wait if Python itself refuses a call, because there
+    are too few or too many arguments. A call from another event loop raises RuntimeError. A call
+    after the group has ended raises what ended it.
 
     **Works fail** with `PeerLostError`, `CollectiveTimeoutError`, `CollectiveAbortedError`,
     `MismatchError`, `MessageTooLargeError`, `ProtocolError` (a rank sent something that makes no

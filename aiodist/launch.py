@@ -35,6 +35,7 @@ from aiodist.coordinator.actor import Coordinator
 from aiodist.errors import AiodistError, PeerLostError, in_words
 from aiodist.group import Group
 from aiodist.launching import reports, spawn, tether
+from aiodist.phases.base import as_int
 from aiodist.session import connect
 from aiodist.transports import polling
 from aiodist.types import GroupOptions, unexpected
@@ -130,14 +131,17 @@ def run(
         raise unexpected("run", dict.fromkeys(sorted(unknown)), size="nprocs")
     if not isinstance(args, Iterable):
         raise TypeError(f"args is a tuple of arguments of main, such as ({args!r},), not {args!r}")
+    args = tuple(args)
+    nprocs = as_int(nprocs, "nprocs is the number of processes to start, an int")
     _check_caller(nprocs)
+    _check_main(main, args)
     deadline = None if timeout is None else time.monotonic() + timeout
     preparation = multiprocessing.spawn.get_preparation_data("aiodist")
     preparation["authkey"] = bytes(preparation["authkey"])
     has_main = not preparation.keys().isdisjoint(("init_main_from_name", "init_main_from_path"))
     by_value = not has_main and _packs_by_value(main)
     # Pickled separately, because `main` may be in the main module, which must be imported first.
-    work = reports.pickler(by_value)((main, tuple(args), options))
+    work = reports.pickler(by_value)((main, args, options))
     with _coordinator() as (coordinator, token), tempfile.TemporaryFile() as payload:
         job = spawn.Job(
             address=coordinator.address,
@@ -172,6 +176,19 @@ def _check_caller(nprocs: int) -> None:
         "aiodist.run blocks until all ranks have ended, and would block the running event loop: "
         "use await asyncio.to_thread(aiodist.run, …), or aiodist.local for ranks in this loop"
     )
+
+
+def _check_main(main: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Raise TypeError if `main` cannot be called with a group and `args`."""
+    try:
+        inspect.signature(main, follow_wrapped=False).bind(None, *args)
+    except TypeError as error:
+        raise TypeError(
+            f"main is called as main(group, *args), which {main!r:.200} with args={args!r:.200} "
+            f"does not allow: {error}"
+        ) from None
+    except ValueError:
+        pass  # a callable without a signature, as some of C are
 
 
 def _is_cell() -> bool:

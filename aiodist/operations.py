@@ -11,7 +11,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Never, TypeVar
 
 from aiodist import timeouts
 from aiodist.buffers import places
@@ -64,6 +64,7 @@ class Operations(ABC):
         codec: Codec | None = None,
         tag: Tag = None,
         timeout: float | None = None,
+        **unknown: Never,
     ) -> Work[Any]:
         """Reduce `x` of all ranks, element by element. Every rank gets the result.
 
@@ -89,6 +90,8 @@ class Operations(ABC):
             await group.all_reduce(x)  # x has the sum of all ranks
             loss = await group.all_reduce(0.5, aiodist.ReduceOp.AVG)
         """
+        if unknown:
+            raise self._refused("all_reduce", tag, unknown)
         if codec is not None:
             return self._start("all_reduce", tag, timeout, coded.all_reduce, x, op, codec, tag, out)
         if running_loop() is not self._loop:
@@ -121,7 +124,7 @@ class Operations(ABC):
         out: Any = None,
         tag: Tag = None,
         timeout: float | None = None,
-        **unknown: Any,
+        **unknown: Never,
     ) -> Work[Any]:
         """Reduce `x` of all ranks, element by element. Rank `dst` gets the result, the others None.
 
@@ -145,7 +148,7 @@ class Operations(ABC):
         *,
         tag: Tag = None,
         timeout: float | None = None,
-        **unknown: Any,
+        **unknown: Never,
     ) -> Work[Any]:
         """Give every rank the value `x` of rank `src`.
 
@@ -163,7 +166,13 @@ class Operations(ABC):
 
     @typed(Signatures.all_gather)
     def all_gather(
-        self, x: Any, *, out: Any = None, tag: Tag = None, timeout: float | None = None
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        tag: Tag = None,
+        timeout: float | None = None,
+        **unknown: Never,
     ) -> Work[Any]:
         """Give every rank the list of all ranks' `x`. Types and shapes may differ between ranks.
 
@@ -181,6 +190,8 @@ class Operations(ABC):
 
             ranks = await group.all_gather(group.rank)  # [0, 1, …]
         """
+        if unknown:
+            raise self._refused("all_gather", tag, unknown)
         return self._start("all_gather", tag, timeout, values.all_gather, x, out)
 
     @typed(Signatures.gather)
@@ -192,7 +203,7 @@ class Operations(ABC):
         out: Any = None,
         tag: Tag = None,
         timeout: float | None = None,
-        **unknown: Any,
+        **unknown: Never,
     ) -> Work[Any]:
         """Give rank `dst` the list of all ranks' `x`. The others get None.
 
@@ -216,7 +227,7 @@ class Operations(ABC):
         out: Any = None,
         tag: Tag = None,
         timeout: float | None = None,
-        **unknown: Any,
+        **unknown: Never,
     ) -> Work[Any]:
         """Give each rank its item of a list of rank `src`: ``xs[rank]``.
 
@@ -243,6 +254,7 @@ class Operations(ABC):
         out: Any = None,
         tag: Tag = None,
         timeout: float | None = None,
+        **unknown: Never,
     ) -> Work[Any]:
         """Reduce slot by slot over all ranks. Each rank gets the result of its own slot.
 
@@ -257,13 +269,21 @@ class Operations(ABC):
             x = np.ones(4 * group.size)
             part = await group.reduce_scatter(x)  # four elements, each of them group.size
         """
+        if unknown:
+            raise self._refused("reduce_scatter", tag, unknown)
         return self._start(
             "reduce_scatter", tag, timeout, device_reductions.reduce_scatter, xs, op, out
         )
 
     @typed(Signatures.all_to_all)
     def all_to_all(
-        self, xs: Any, *, out: Any = None, tag: Tag = None, timeout: float | None = None
+        self,
+        xs: Any,
+        *,
+        out: Any = None,
+        tag: Tag = None,
+        timeout: float | None = None,
+        **unknown: Never,
     ) -> Work[Any]:
         """Send ``xs[i]`` to each rank i. Every rank gets the list of what was sent to it, by rank.
 
@@ -275,9 +295,13 @@ class Operations(ABC):
             xs = [f"from {group.rank} to {rank}" for rank in range(group.size)]
             ys = await group.all_to_all(xs)  # ys[0] is from rank 0
         """
+        if unknown:
+            raise self._refused("all_to_all", tag, unknown)
         return self._start("all_to_all", tag, timeout, values.all_to_all, xs, out)
 
-    def reshard(self, x: Any, out: T, *, tag: Tag = None, timeout: float | None = None) -> Work[T]:
+    def reshard(
+        self, /, x: Any, out: T, *, tag: Tag = None, timeout: float | None = None, **unknown: Never
+    ) -> Work[T]:
         """Move parts of arrays from the ranks that hold them to the ranks that want other parts of
         them.
 
@@ -305,6 +329,8 @@ class Operations(ABC):
             held = aiodist.Shard(row, (slice(group.rank, group.rank + 1), slice(None)), shape)
             whole = await group.reshard(held, np.empty(shape, row.dtype))
         """
+        if unknown:
+            raise self._refused("reshard", tag, unknown)
         return self._start("reshard", tag, timeout, resharding.reshard, x, out)
 
     @typed(Signatures.scan)
@@ -316,16 +342,20 @@ class Operations(ABC):
         out: Any = None,
         tag: Tag = None,
         timeout: float | None = None,
+        **unknown: Never,
     ) -> Work[Any]:
         """Reduce `x` of ranks 0 to `rank`, element by element. The result replaces `x`, or goes to
         `out`.
 
-        Raises as `all_reduce` does. AVG is a TypeError: use SUM, and divide.
+        LAND, LOR and LXOR give 0 or 1, on rank 0, too. Raises as `all_reduce` does. AVG is a
+        TypeError: use SUM, and divide.
 
         For example::
 
             before_me_and_mine = await group.scan(len("abc"))
         """
+        if unknown:
+            raise self._refused("scan", tag, unknown)
         return self._start("scan", tag, timeout, device_reductions.scan, x, op, out)
 
     @typed(Signatures.scan)
@@ -337,6 +367,7 @@ class Operations(ABC):
         out: Any = None,
         tag: Tag = None,
         timeout: float | None = None,
+        **unknown: Never,
     ) -> Work[Any]:
         """Reduce `x` of ranks 0 to `rank` - 1. The result replaces `x`, or goes to `out`.
 
@@ -346,20 +377,32 @@ class Operations(ABC):
 
             sizes_before = await group.exscan(10)  # rank 0 keeps its 10
         """
+        if unknown:
+            raise self._refused("exscan", tag, unknown)
         return self._start("exscan", tag, timeout, device_reductions.exscan, x, op, out)
 
-    def barrier(self, *, tag: Tag = None, timeout: float | None = None) -> Work[None]:
+    def barrier(
+        self, /, *, tag: Tag = None, timeout: float | None = None, **unknown: Never
+    ) -> Work[None]:
         """Wait until all ranks have called this.
 
         For example::
 
             await group.barrier(timeout=30)
         """
+        if unknown:
+            raise self._refused("barrier", tag, unknown)
         return self._start("barrier", tag, timeout, base.barrier)
 
     @typed(Signatures.share)
     def share(
-        self, x: Any = None, src: int = 0, *, tag: Tag = None, timeout: float | None = None
+        self,
+        x: Any = None,
+        src: int = 0,
+        *,
+        tag: Tag = None,
+        timeout: float | None = None,
+        **unknown: Never,
     ) -> Work[Any]:
         """Let all ranks use the same memory: that of `x` of rank `src`. A collective.
 
@@ -385,6 +428,8 @@ class Operations(ABC):
 
             table = await group.share(np.arange(1000) if group.rank == 0 else None)
         """
+        if unknown:
+            raise self._refused("share", tag, unknown)
         return self._start("share", tag, timeout, loans.loan, x, src)
 
     # -- point to point ---------------------------------------------------------------------------
@@ -658,6 +703,9 @@ class Operations(ABC):
 
     def _check_loop(self) -> None:
         if running_loop() is not self._loop:
+            # In a forked child the loop does not run, and the group has ended: that says more.
+            if isinstance(self._context.ended, GroupClosedError):
+                self._context.check_open()
             raise RuntimeError(
                 f"{self!r} belongs to the event loop that made it; each asyncio.run makes a new "
                 "one: make the group in this loop. In other threads, use group.blocking()"

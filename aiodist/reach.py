@@ -92,7 +92,16 @@ class Reach:
         for kind in self.transports:
             transport = registry.make(kind, self.contexts, port=port)
             where = _HERE if self.stays and kind == "tcp" else host
-            listeners.append(await transport.listen(accept, host=where))
+            try:
+                listeners.append(await transport.listen(accept, host=where))
+            except OSError as error:
+                if kind != "tcp" or not self.bind:
+                    raise
+                raise OSError(
+                    error.errno,
+                    f"bind={self.bind!r} cannot be used: {error.strerror or error}. Give a name or "
+                    "address of this host, with a free port or none",
+                ) from error
             if kind == "tcp":
                 self.guard.check(listeners[-1].address)
 

@@ -195,6 +195,9 @@ def connect(
         size, min_size, max_size = found.size, found.min_size, found.max_size
     if metadata is not None and not isinstance(metadata, Mapping):
         raise TypeError(f"metadata is a dict of values by name, not {metadata!r:.200}")
+    for option, given in (("group", group), ("bind", bind), ("advertise", advertise)):
+        if given == "":
+            raise ValueError(f"{option}='' is empty: give a value, or None for the default")
     for where in (bind, advertise):
         parse_endpoint(where or "")
     secret = secret_of(environment.token_in(os.environ) if token is None else token)

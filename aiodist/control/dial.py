@@ -147,9 +147,12 @@ def _unreachable(target: Address, spent: float, attempts: int, last: str) -> str
     tried = f"no coordinator answered at {target} for {spent:.1f} s ({tries}: {last})"
     if last in (SILENT, SILENT_TLS):
         return f"{tried}. {_silent(target, last)}"
+    if target.scheme == "inproc":
+        return f"{tried}. Make an `aiodist.Coordinator` for this address in this process first"
     return (
-        f"{tried}. Is it up (rank 0 started, or `aiodist coordinator` running)? Are "
-        "host and port right on this rank? Does a firewall stand between?"
+        f"{tried}. Is it up? Rank 0 serves an address of the environment (AIODIST_ADDRESS). For an "
+        "address given in code, run `aiodist coordinator`, or use `aiodist.Coordinator`. Are host "
+        "and port right on this rank? Does a firewall stand between?"
     )
 
 

@@ -103,7 +103,8 @@ def choose(names: str | Iterable[str] | None) -> tuple[str, ...]:
     `names` is None (all), names, or a string of names with commas. Raises ValueError for unknown
     names, and if none is left.
     """
-    wanted = [name for name in names_of(names) if name != DEVICES]
+    given = names_of(names)
+    wanted = [name for name in given if name != DEVICES]
     known = ", ".join(repr(name) for name in (*_KINDS, DEVICES))
     for name in wanted:
         if name not in _KINDS:
@@ -116,9 +117,11 @@ def choose(names: str | Iterable[str] | None) -> tuple[str, ...]:
         _say_why(missing["shm"])
     chosen = tuple(name for name in _KINDS if name in wanted and name not in missing)
     if not chosen:
+        if DEVICES in given:
+            missing[DEVICES] = "it is for tensors on a GPU only"
         reasons = "".join(f", {name!r}: {reason}" for name, reason in missing.items())
         raise ValueError(
-            f"transports={tuple(wanted)!r} leaves no transport here{reasons}; allow 'tcp'"
+            f"transports={tuple(given)!r} leaves no transport here{reasons}; allow 'tcp'"
         )
     return chosen
 

@@ -96,6 +96,23 @@ REFUSED: dict[str, tuple[Any, Any]] = {
     "share nothing": (lambda g: g.share(1, 1), lambda g: g.share(None, 1)),
 }
 
+UNKNOWN: dict[str, tuple[Any, ...]] = {
+    "all_reduce": (np.ones(3),),
+    "reduce": (np.ones(3),),
+    "broadcast": (1,),
+    "all_gather": (1,),
+    "gather": (1,),
+    "scatter": ([1, 2],),
+    "reduce_scatter": ([1, 2],),
+    "all_to_all": ([1, 2],),
+    "reshard": (None, None),
+    "scan": (np.ones(3),),
+    "exscan": (np.ones(3),),
+    "barrier": (),
+    "share": (None,),
+}
+"""Arguments of each collective, to which the tests add one that it does not have."""
+
 
 async def in_step(ranks: list[Any], tag: Any = None) -> None:
     """Small ones take the short way, large ones the long one."""
@@ -130,6 +147,16 @@ def test_a_refused_call_uses_up_its_number(run, groups, name):
             await in_step(ranks)
 
     run(main())
+
+
+@pytest.mark.parametrize("op", sorted(UNKNOWN))
+@pytest.mark.parametrize("tag", [None, "t"])
+async def test_an_argument_that_a_collective_does_not_have(op: str, tag: Any) -> None:
+    async with aiodist.local(2) as ranks:
+        with pytest.raises(TypeError, match=rf"^{op}\(\) got an unexpected .* 'async_op'$"):
+            getattr(ranks[0], op)(*UNKNOWN[op], tag=tag, async_op=True)
+        await heard(ranks[1].barrier(tag=tag), by=0)
+        await in_step(ranks, tag)
 
 
 @pytest.mark.parametrize("tag", ["t", 5])

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 
+import pytest
+
 import aiodist
 
 
-def in_child(group) -> str:
-    """What a forked child says about its copy of `group`."""
+def in_child(group, call: str = "barrier") -> str:
+    """What a forked child says about its copy of `group`, of which it makes this call."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             try:
-                group.barrier()
+                getattr(group, call)()
                 said = "no error"
             except (RuntimeError, aiodist.GroupClosedError) as error:
                 said = f"{type(error).__name__} closed={group.closed}"
@@ -34,6 +36,16 @@ def test_a_forked_child_holds_nothing(run):
         async with aiodist.local(2, transports=("tcp",)) as ranks:
             await asyncio.gather(*[g.barrier() for g in ranks])
             assert in_child(ranks[0]).endswith("closed=True")
+            assert await asyncio.gather(*[g.all_reduce(1) for g in ranks]) == [2, 2]
+
+    run(main())
+
+
+@pytest.mark.parametrize("call", ["abort", "revoke", "dup", "shrink", "acknowledge_lost"])
+def test_each_call_tells_a_child_of_the_fork(run, call):
+    async def main():
+        async with aiodist.local(2, transports=("tcp",)) as ranks:
+            assert in_child(ranks[0], call) == "GroupClosedError closed=True"
             assert await asyncio.gather(*[g.all_reduce(1) for g in ranks]) == [2, 2]
 
     run(main())

@@ -339,6 +339,10 @@ async def size_of_messages(group: aiodist.Group) -> int:
     return group._context.max_message_bytes
 
 
+def without_arguments() -> None:
+    pass
+
+
 def not_async(group: aiodist.Group) -> int:
     return group.rank
 
@@ -351,7 +355,7 @@ def test_wrong_calls() -> None:
     with pytest.raises(ValueError, match="at least 1, not 0"):
         aiodist.run(wait_for_ever, 0)
     with pytest.raises(TypeError, match="pickle"):
-        aiodist.run(wait_for_ever, 1, args=(threading.Lock(),))
+        aiodist.run(sum_of_ranks, 1, args=(threading.Lock(),))
     start: Any = aiodist.run
     with pytest.raises(TypeError, match=r"run\(\) got an unexpected .*'no_such_option'$"):
         start(wait_for_ever, 1, no_such_option=1)
@@ -361,6 +365,17 @@ def test_wrong_calls() -> None:
         start(wait_for_ever, 1, args=5)
     with pytest.raises(TypeError, match=r"main is an async function .*, but returned 0"):
         start(not_async, 1)
+    with pytest.raises(TypeError, match=r"nprocs is the number of processes .*, not '2'$"):
+        start(wait_for_ever, "2")
+
+
+@pytest.mark.parametrize(
+    ("main", "why"),
+    [(without_arguments, "too many"), (sum_of_ranks, "'factor'"), (5, "not a callable")],
+)
+def test_a_main_that_cannot_be_called_with_its_arguments(main: Any, why: str) -> None:
+    with pytest.raises(TypeError, match=rf"main is called as main\(group, \*args\), .*{why}"):
+        aiodist.run(main, 1)
 
 
 AT_A_PROMPT = """

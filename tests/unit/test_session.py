@@ -22,6 +22,20 @@ def test_where_a_coroutine_is_wanted_the_error_says_what_to_do() -> None:
         asyncio.run(connecting)
 
 
+@pytest.mark.parametrize("option", ["group", "bind", "advertise"])
+def test_text_that_is_empty_is_refused(option: str) -> None:
+    with pytest.raises(ValueError, match=f"{option}='' is empty: give a value, or None"):
+        aiodist.connect("inproc://nobody", size=1, **{option: ""})
+
+
+async def test_a_host_that_is_another_is_named_by_its_argument() -> None:
+    async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+        with pytest.raises(
+            OSError, match=r"bind='203.0.113.1' cannot be used: .*\. Give a name or"
+        ):
+            await aiodist.connect(coordinator.address, size=1, bind="203.0.113.1")
+
+
 @pytest.mark.parametrize(
     ("environ", "address", "seconds"),
     [

@@ -79,6 +79,10 @@ def test_unknown_names_are_refused() -> None:
         choose("")
     with pytest.raises(ValueError, match="leaves no transport"):
         choose(())
+    with pytest.raises(
+        ValueError, match=r"=\('cuda_ipc',\) leaves no .* 'cuda_ipc': it is for ten"
+    ):
+        choose(("cuda_ipc",))
 
 
 def test_make_gives_the_kind_that_was_asked_for() -> None:
