@@ -40,6 +40,7 @@ from starlette.applications import Starlette
 routes = []
 """,
     "aiodist.Simulation": """
+import asyncio
 def test():
     # here
 await asyncio.to_thread(test)  # it has a loop of its own
