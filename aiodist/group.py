@@ -162,7 +162,7 @@ class Group(Operations):
     @property
     def revoked(self) -> bool:
         """Whether a rank has revoked the group, as far as this rank has heard."""
-        return isinstance(self._context.ended, GroupRevokedError)
+        return self._context.is_revoked
 
     @property
     def store(self) -> Store:
@@ -472,13 +472,16 @@ class Group(Operations):
         context = self._context
         waited: dict[Work[Any], Context] = {}
         left: CollectiveTimeoutError | None = None
+        closed = context.error(GroupClosedError, "the group was closed")
         if context.ended is None:
             # In a loop, because the program goes on, and the end of one operation may begin another
             # one.
             while pending := self._pending():
                 waited |= pending
                 await asyncio.wait(pending)
-            context.close(self._context.error(GroupClosedError, "the group was closed"))
+            context.close(closed)
+        elif context.is_revoked:  # what is called from now on cannot go on with shrink()
+            context.end(closed)
         if context is self._actor.context:
             try:
                 await self._actor.leave()
