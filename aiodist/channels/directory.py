@@ -211,6 +211,14 @@ def newest(known: Iterable[Release]) -> int | None:
     return found[-1][0].version if found else None
 
 
+def check_version(version: object) -> None:
+    """Raise TypeError or ValueError unless `version` can be the number of a version."""
+    if type(version) is not int:
+        raise TypeError(f"a version is an int from 0 on, not {version!r}")
+    if not 0 <= version <= MAX_VERSION:
+        raise ValueError(f"a version is an int from 0 on, at most {MAX_VERSION}, not {version}")
+
+
 def check_higher(known: Sequence[Release], version: int, share: int = 0) -> None:
     """Raise ValueError unless `version` is higher than all versions, and than all that this share
     published."""
