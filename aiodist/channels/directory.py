@@ -213,10 +213,11 @@ def newest(known: Iterable[Release]) -> int | None:
 
 def check_version(version: object) -> None:
     """Raise TypeError or ValueError unless `version` can be the number of a version."""
+    text = f"a version is an int from 0 on, not {version!r}"
     if type(version) is not int:
-        raise TypeError(f"a version is an int from 0 on, not {version!r}")
+        raise TypeError(text)
     if not 0 <= version <= MAX_VERSION:
-        raise ValueError(f"a version is an int from 0 on, at most {MAX_VERSION}, not {version}")
+        raise ValueError(text)
 
 
 def check_higher(known: Sequence[Release], version: int, share: int = 0) -> None:
