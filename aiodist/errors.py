@@ -56,7 +56,8 @@ class AiodistError(Exception):
             ("group {!r}", self.group),
             ("epoch {}", self.epoch),
             ("{}", self.op),
-            ("tag {!r}", self.tag),
+            # Tags of bytes are aiodist's own, and mean nothing to the program.
+            ("tag {!r}", None if isinstance(self.tag, bytes) else self.tag),
             ("#{}", self.seq),
         )
         where = [text.format(value) for text, value in parts if value is not None]
@@ -114,8 +115,11 @@ class GroupBrokenError(AiodistError):
     """The group cannot go on as it is: a rank is lost, or the group was revoked.
 
     If an operation ends because a member is lost, every rank gets one of the two subclasses. The
-    survivors go on with ``group = await group.shrink()``.
+    survivors go on with ``group = await group.shrink()``. `ranks` names the lost ranks. It is empty
+    if the group was revoked.
     """
+
+    ranks: tuple[int, ...] = ()
 
 
 class PeerLostError(GroupBrokenError):
@@ -123,7 +127,7 @@ class PeerLostError(GroupBrokenError):
 
     def __init__(self, message: str, *, ranks: Iterable[int], **where: Any) -> None:
         super().__init__(message, **where)
-        self.ranks: tuple[int, ...] = tuple(sorted(set(ranks)))
+        self.ranks = tuple(sorted(set(ranks)))
 
 
 class CollectiveTimeoutError(AiodistError, TimeoutError):
@@ -160,7 +164,8 @@ class QuorumLostError(CollectiveTimeoutError):
 class StaleError(AiodistError):
     """A member of an averager has missed more than `max_stale` rounds, or no member has the result
     that it needs. Or its last rounds were decided again without it. `round`: the last one. Take the
-    state of another member (`Averager.state`), and go on from there."""
+    state of another member (`Averager.state`), and go on from there. If no member calls
+    `publish_state`, leave the averager and enter it again."""
 
     def __init__(self, message: str, *, round: int, **where: Any) -> None:
         super().__init__(message, **where)

@@ -13,10 +13,15 @@ from aiodist.blocking.calls import Home
 from aiodist.blocking.group import BlockingGroup
 from aiodist.control.store import Store
 from aiodist.engine import failures
-from aiodist.errors import GroupClosedError, GroupRevokedError, in_words
+from aiodist.errors import (
+    CollectiveTimeoutError,
+    GroupClosedError,
+    GroupRevokedError,
+    in_words,
+)
 from aiodist.operations import Operations
 from aiodist.phases.base import as_shape
-from aiodist.rank import deriving
+from aiodist.rank import deriving, untaken
 from aiodist.rank.actor import RankActor, as_member
 from aiodist.rank.context import Context
 from aiodist.rank.recovery import Recovery, check_sizes
@@ -159,7 +164,7 @@ class Group(Operations):
     @property
     def revoked(self) -> bool:
         """Whether a rank has revoked the group, as far as this rank has heard."""
-        return isinstance(self._context.ended, GroupRevokedError)
+        return self._context.is_revoked
 
     @property
     def store(self) -> Store:
@@ -437,14 +442,17 @@ class Group(Operations):
     # -- the end ----------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Wait for everything that is pending, then leave the group. A second call does nothing.
+        """Wait for everything that is pending, then leave the group. A second call ends as the
+        first one.
 
         If `connect` gave this group, all groups that this rank made of it close, too. This rank
         leaves once all its data has reached the receivers, even if they are busy. It does not wait
         for lost ranks.
 
         Raises CollectiveTimeoutError if ranks have not taken all data within the group's
-        `op_timeout`. `.missing` names them. This rank has left then.
+        `op_timeout`, or by the `timeout` of a send. `.missing` names them. Raises PeerLostError if
+        a receiver left or was lost before it took the data of a pending send. A send that your
+        program awaits raises its error there, and not here. This rank has left in all cases.
 
         For example::
 
@@ -464,17 +472,31 @@ class Group(Operations):
 
     async def _close(self) -> None:
         context = self._context
+        waited: dict[Work[Any], Context] = {}
+        left: CollectiveTimeoutError | None = None
+        closed = context.error(GroupClosedError, "the group was closed")
         if context.ended is None:
             # In a loop, because the program goes on, and the end of one operation may begin another
             # one.
             while pending := self._pending():
+                waited |= pending
                 await asyncio.wait(pending)
-            context.close(self._context.error(GroupClosedError, "the group was closed"))
+            context.close(closed)
+        elif context.is_revoked:  # what is called from now on cannot go on with shrink()
+            context.end(closed)
         if context is self._actor.context:
-            await self._actor.leave()
+            try:
+                await self._actor.leave()
+            except CollectiveTimeoutError as error:
+                left = error
+        # Last, because the program may look at a failed send until now.
+        if (untold := untaken.error_of(context, waited, left)) is not None:
+            raise untold
 
-    def _pending(self) -> list[Work[Any]]:
-        return [work for context in self._contexts() for work in context.pending if not work.done()]
+    def _pending(self) -> dict[Work[Any], Context]:
+        """Return the Works to wait for before this group closes, with the group of each."""
+        contexts = self._contexts()
+        return {work: one for one in contexts for work in one.pending if not work.done()}
 
     def _contexts(self) -> list[Context]:
         """Return the contexts that end with this group."""

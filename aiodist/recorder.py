@@ -328,7 +328,8 @@ class Records:
 
 def name_of(op: str, tag: Any, seq: int | None) -> str:
     """Name a collective for errors and tables: "all_reduce tag 'loss' #57"."""
-    text = op if tag is None else f"{op} tag {tag!r}"
+    # Tags of bytes are aiodist's own, and mean nothing to the program.
+    text = op if tag is None or isinstance(tag, bytes) else f"{op} tag {tag!r}"
     return text if seq is None else f"{text} #{seq}"
 
 

@@ -253,7 +253,8 @@ class Averager:
             RuntimeError: another call for this part is under way, or there was no ``async with``.
             MismatchError: shapes or dtypes are not those of the other members.
             StaleError: more than `max_stale` rounds were missed, or the last ones were decided
-                again without this member.
+                again without this member. Each call raises it until this member has taken a
+                state (`state`), or has left and entered the averager again.
             QuorumLostError: there were fewer members than the quorum until `timeout`.
             CollectiveTimeoutError: no round closed until `timeout`; `missing` names the members
                 that have not contributed.
@@ -466,7 +467,8 @@ class Averager:
                 self._connection.say(wire.AverageWantState(wanted=False))
         if not done.done():
             raise CollectiveTimeoutError(
-                f"no member has published a state within {seconds:g} s",
+                f"no member has published a state within {seconds:g} s: call publish_state on a"
+                " member that is up to date, or go on without a state",
                 group=self._connection.averager,
                 op="state",
             )

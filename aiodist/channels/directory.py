@@ -211,6 +211,15 @@ def newest(known: Iterable[Release]) -> int | None:
     return found[-1][0].version if found else None
 
 
+def check_version(version: object) -> None:
+    """Raise TypeError or ValueError unless `version` can be the number of a version."""
+    text = f"a version is an int from 0 on, not {version!r}"
+    if type(version) is not int:
+        raise TypeError(text)
+    if not 0 <= version <= MAX_VERSION:
+        raise ValueError(text)
+
+
 def check_higher(known: Sequence[Release], version: int, share: int = 0) -> None:
     """Raise ValueError unless `version` is higher than all versions, and than all that this share
     published."""

@@ -14,7 +14,7 @@ from aiodist.buffers.encoding import encode
 from aiodist.channels import directory, receipts, serving
 from aiodist.channels.changes import LASTS, Encoding
 from aiodist.channels.differences import IS_FAST
-from aiodist.channels.directory import MAX_VERSION, MOST_RELEASES, MOST_SHARES, Release, Seat
+from aiodist.channels.directory import MOST_RELEASES, MOST_SHARES, Release, Seat
 from aiodist.channels.holding import Holding, in_thread
 from aiodist.channels.hosting import has_device, on_host
 from aiodist.channels.manifest import Writing
@@ -211,7 +211,7 @@ class Publisher:
         Raises:
             ValueError: the version is not higher; or there are parts of arrays, and no other
                 publisher.
-            TypeError: a leaf cannot be sent.
+            TypeError: a leaf cannot be sent, or the version is no int.
             JoinError: another publisher has taken this one's place.
             CoordinatorLostError: the coordinator is gone for good.
             OSError, MemoryError: there is no memory.
@@ -220,8 +220,7 @@ class Publisher:
 
         After any other error than the last, nothing is published.
         """
-        if type(version) is not int or not 0 <= version <= MAX_VERSION:
-            raise ValueError(f"a version is an int from 0 on, not {version!r}")
+        directory.check_version(version)
         try:
             async with asyncio.timeout(timeout):
                 await self._publish(params, version, lend=lend)

@@ -112,10 +112,9 @@ class Subscriber:
         number apart, because numbers may begin anew. See `Publisher.acknowledged`.
 
         Waits for a coordinator that is away. Raises CoordinatorLostError, GroupClosedError, and
-        ValueError for a version that is no number of one.
+        TypeError or ValueError for a version that is no number of one.
         """
-        if type(version) is not int or not 0 <= version <= directory.MAX_VERSION:
-            raise ValueError(f"a version is an int from 0 on, not {version!r}")
+        directory.check_version(version)
         participant = self._participant
         participant.tasks.check()
         new = Receipt(version, content, participant.store.host or socket.gethostname())

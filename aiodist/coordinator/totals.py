@@ -19,7 +19,7 @@ OPS = frozenset(
     [
         *("all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "broadcast", "barrier"),
         *("all_gather", "gather", "scatter", "all_to_all", "share", "reshard"),
-        *("send", "ssend", "recv", "probe", "subgroup", "split"),
+        *("send", "ssend", "recv", "probe", "subgroup", "split", "dup", "expose"),
     ]
 )
 """The operations that have totals of their own."""

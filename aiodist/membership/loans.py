@@ -83,7 +83,8 @@ class Loans:
         )
         text = (
             f"the part {part!r} is at round {last}, and {why}: take the state of another member"
-            " (`state`), and go on from there"
+            " (`state`), and go on from there; if no member calls `publish_state`, leave the"
+            " averager and enter it again"
         )
         self.tell(room, who, AverageRefused(part, call, text[:MAX_TEXT], stale=last))
         self.dismiss(room, who)

@@ -96,6 +96,7 @@ class Context(Party):
         self.express: Express[Any, Any] | None = None  # the fast path of small collectives
         # the fast path of small collectives with a tag
         self.post_express: PostExpress | None = None
+        self.is_revoked = False  # by this rank or another one, also if it was closed since
         self.shows = False  # calls are posted from now on
         self.device_memory = DeviceMemory(self)  # arrays on devices, and what peers have open
         # Arrays in memory that all ranks see.
@@ -287,6 +288,7 @@ class Context(Party):
             if peer != self.rank:
                 self.say(peer, kinds.REVOKE, by)
         who = "this rank" if by == self.rank else f"rank {by}"
+        self.is_revoked = True
         text = f"{who} revoked the group: go on with shrink() or rendezvous(), or close it"
         self.close(self.error(GroupRevokedError, text))
 

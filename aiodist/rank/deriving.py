@@ -80,10 +80,9 @@ async def derive(
     """
     context = _child(parent, group, kind, ranks, layout)
     call = base.barrier(context)
+    op = kind.split()[0]  # what the program has called
     try:
-        await context.calls.launch(
-            "subgroup", f"subgroup({kind})", call.start, tag=_MADE, timeout=timeout
-        )
+        await context.calls.launch(op, f"{op}()", call.start, tag=_MADE, timeout=timeout)
     except BaseException as error:
         # A rank that has the group already may revoke it while this one still waits. All ranks have
         # it then, so this one gets it, too, revoked.
@@ -91,7 +90,7 @@ async def derive(
             return context
         context.close(GroupClosedError("the group was not made", group=group))
         if isinstance(error, (PeerLostError, CollectiveTimeoutError, CollectiveAbortedError)):
-            _name_ranks_of(parent, ranks, error, kind.split()[0])
+            _name_ranks_of(parent, ranks, error, op)
         if isinstance(parent.ended, GroupRevokedError) and isinstance(error, AiodistError):
             raise copy.copy(parent.ended) from error  # some ranks could not call this any more
         raise
@@ -227,7 +226,7 @@ def decline(
     `error`."""
     if parent.ended is None or isinstance(parent.ended, GroupRevokedError):
         context = _child(parent, group, kind, ranks, layout)
-        context.calls.forgo("subgroup", _MADE, error)
+        context.calls.forgo(kind.split()[0], _MADE, error)
         context.close(GroupClosedError("the group was not made", group=group))
 
 

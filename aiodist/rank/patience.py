@@ -151,8 +151,7 @@ class Patience:
         if first.pending is not None:
             work, context, _, _ = first.pending
             group, epoch, roots = context.group, context.epoch, context.ranks
-            # Tags of bytes are aiodist's own, and mean nothing to the program.
-            called = name_of(work.op, None if isinstance(work.tag, bytes) else work.tag, work.seq)
+            called = name_of(work.op, work.tag, work.seq)
             otherwise = ": all ranks have called it, and no data moves"
         else:
             group, epoch, roots = actor.view.group, actor.view.epoch, actor.roots

@@ -259,6 +259,7 @@ class Recovery:
                     done, _ = await asyncio.wait({outcome}, timeout=LAST_WORD_SECONDS)
                     text += f"; the coordinator says nothing for {LAST_WORD_SECONDS:g} s"
                 if not done:
+                    text += self._what_to_do(vote)
                     raise self._context.error(CollectiveTimeoutError, text, op=vote.purpose.value)
         except asyncio.CancelledError:
             if vote.purpose is not Purpose.AGREE:
@@ -276,7 +277,7 @@ class Recovery:
         details = {ranks[one]: str(text) for one, text in void.details.items() if one in ranks}
         text = void.text
         if void.cause is Cause.TIMEOUT:
-            text += missing_text(details)
+            text += missing_text(details) + self._what_to_do(vote)
         elif void.cause is Cause.MISMATCH:
             if vote.purpose is Purpose.AGREE:
                 for rank, call in details.items():
@@ -294,6 +295,12 @@ class Recovery:
             "seq": vote.number,
         }
         return verdict.error(self._context.rank, vote.call, where)
+
+    def _what_to_do(self, vote: Vote) -> str:
+        """Say what can be called once `vote` has run out of time."""
+        if vote.purpose is Purpose.AGREE:
+            return ""
+        return f"; the group is revoked: call shrink(){' or rendezvous()' * self.is_root}"
 
     # The next epoch.
 

@@ -21,7 +21,6 @@ _TRACED_AS = {
     "issend": "ssend",
     "irecv": "recv",
     "sendrecv": "recv",
-    "dup": "subgroup",
 }
 """Methods whose operations have the names of others."""
 

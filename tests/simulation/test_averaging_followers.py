@@ -173,3 +173,30 @@ def test_members_that_follow_the_state_of_others(seed: int) -> None:
     digests: dict[int, bytes] = {}
     for reached in set().union(*ends.values()):
         assert digests.setdefault(reached.round, reached.digest) == reached.digest
+
+
+def test_a_member_that_missed_too_many_rounds_enters_again() -> None:
+    """No member has published a state, so `state` cannot help."""
+    stage = Stage(2)
+    ahead, back = asyncio.Event(), asyncio.Event()
+
+    async def main(member: int) -> Any:
+        options = {"quorum": 1, "grace": 0.1}
+        async with stage.averager(member, **options) as avg:
+            await avg.average(stage.place(member, 0))
+            if member == 0:
+                for _ in range(4):
+                    await avg.average(stage.place(member, 0))
+                ahead.set()
+                await back.wait()
+                return (await avg.average(stage.place(member, 0))).round
+            await ahead.wait()
+            for _ in range(2):
+                with pytest.raises(aiodist.StaleError, match="leave the averager and enter it"):
+                    await avg.average(stage.place(member, 0))
+        async with stage.averager(member, **options) as avg:
+            back.set()
+            return (await avg.average(stage.place(member, 0))).round
+
+    first, second = stage.play(main)
+    assert first == second > 4

@@ -324,3 +324,92 @@ def test_one_that_is_lost_fails_a_receive_from_anybody(how: str) -> None:
     simulation = meeting(4)
     outcomes = simulation.run(main)
     assert outcomes[0] == outcomes[3] == (2,)
+
+
+LARGE = 100_000
+"""The numbers in an array that stays with its sender until a receive takes it."""
+
+
+def pair(op_timeout: float = 20.0) -> Simulation:
+    conditions = Conditions(delay=(20e-6, 200e-6), loss=0.0)
+    return Simulation(2, conditions=conditions, op_timeout=op_timeout)
+
+
+@pytest.mark.parametrize("how", ["send", "isend", "ssend"])
+def test_close_tells_of_a_send_that_ends_by_its_deadline(how: str) -> None:
+    async def main(group: aiodist.Group) -> Any:
+        if group.rank:
+            await asyncio.sleep(60.0)
+            return None
+        getattr(group, how)(np.zeros(LARGE), 1, tag="precious")
+        with pytest.raises(aiodist.CollectiveTimeoutError):
+            await group.close()
+        assert group.closed
+        return None
+
+    error, _ = pair().run(main)
+    assert isinstance(error, aiodist.CollectiveTimeoutError)  # `async with` raises it, too
+    assert (error.missing, error.op) == ((1,), "close")
+    assert "800,000 bytes of " in str(error)
+    assert "send tag 'precious' (not matched by rank 1 (" in str(error)
+
+
+def test_close_tells_of_a_send_whose_receiver_closes_first() -> None:
+    async def main(group: aiodist.Group) -> Any:
+        if group.rank:
+            await asyncio.sleep(1.0)
+            return None
+        group.send(np.zeros(LARGE), 1)
+        await group.close()
+
+    error, _ = pair().run(main)
+    assert isinstance(error, aiodist.PeerLostError)
+    assert error.ranks == (1,)
+    assert "800,000 bytes of send tag 0 (rank 1 is lost: " in str(error)
+
+
+def test_close_names_ranks_of_its_own_group() -> None:
+    """The send is one of a subgroup, and the subgroup ends with the group that it was made of."""
+
+    async def main(group: aiodist.Group) -> Any:
+        other = await group.subgroup([1, 0])
+        if group.rank:
+            await asyncio.sleep(60.0)
+            return None
+        other.send(np.zeros(LARGE), 0)
+        with pytest.raises(aiodist.CollectiveTimeoutError, match="in group 'world/subgroup'"):
+            await group.close()
+        return None
+
+    error, _ = pair().run(main)
+    assert error.missing == (1,)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 60.0], ids=["lost", "late"])
+def test_close_does_not_tell_what_a_task_hears_of_its_send(seconds: float) -> None:
+    async def main(group: aiodist.Group) -> Any:
+        if group.rank:
+            return await asyncio.sleep(seconds)
+        sending = asyncio.create_task(group.send(np.zeros(LARGE), 1).wait())
+        await asyncio.sleep(0)
+        await group.close()
+        return type(sending.exception())
+
+    kind = aiodist.PeerLostError if seconds < 20.0 else aiodist.CollectiveTimeoutError
+    assert pair().run(main)[0] is kind
+
+
+def test_who_cancels_close_hears_of_its_send_by_the_next_one() -> None:
+    async def main(group: aiodist.Group) -> Any:
+        if group.rank:
+            await asyncio.sleep(60.0)
+            return None
+        group.send(np.zeros(LARGE), 1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(group.close(), 1.0)
+        with pytest.raises(aiodist.CollectiveTimeoutError):
+            await group.close()
+        return None
+
+    error, _ = pair().run(main)
+    assert error.missing == (1,)

@@ -57,6 +57,7 @@ def test_it_arrives_as_it_was(kind: type[errors.AiodistError], way: Any) -> None
         ({"epoch": 0}, "why [epoch 0]"),
         ({"op": "scan"}, "why [scan]"),
         ({"tag": 0}, "why [tag 0]"),
+        ({"tag": b"made"}, "why"),  # aiodist's own
         ({"seq": 0}, "why [#0]"),
         (WHERE, "why [group 'g', epoch 2, scan, tag 't', #0]"),
     ],
@@ -67,6 +68,7 @@ def test_the_text_says_where(where: dict[str, Any], text: str) -> None:
 
 def test_ranks_ascend_and_are_named_once() -> None:
     assert errors.PeerLostError("", ranks=[3, 1, 3]).ranks == (1, 3)
+    assert errors.GroupRevokedError("").ranks == ()
     assert errors.JoinTimeoutError("", missing=[2, 0, 2]).missing == (0, 2)
     late = errors.CollectiveTimeoutError("", missing=iter([1, 0, 1]))
     assert (late.missing, late.last_seen) == ((0, 1), {})

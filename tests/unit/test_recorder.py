@@ -204,6 +204,8 @@ def test_the_last_collective_of_a_group(clock: Clock) -> None:
     recorder.add(at_once(clock, seq=9, scope=OTHER))
     recorder.add(at_once(clock, "send", 0, None, peer=1))
     assert recorder.last(WORLD) == "all_reduce #4 done"
+    recorder.add(at_once(clock, "dup", b"made", 0))
+    assert recorder.last(WORLD) == "dup #0 done"  # the tag is aiodist's own
     for _ in range(KEPT):
         recorder.add(at_once(clock, seq=9, scope=OTHER))
     assert recorder.last(WORLD) == f"none of the last {KEPT} operations"

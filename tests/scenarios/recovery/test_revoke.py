@@ -110,3 +110,19 @@ def test_the_word_comes_in_the_middle_of_a_call(run, stage, everyone):
             assert await everyone(shrunk, lambda group: group.all_reduce(1)) == [2, 2]
 
     run(main())
+
+
+def test_a_closed_group_says_that_it_is_closed(run, stage):
+    """It cannot go on by `shrink`, although it was revoked before."""
+
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(2)
+            ranks[0].revoke()
+            await ranks[0].close()
+            assert ranks[0].revoked
+            for call in (ranks[0].barrier, ranks[0].recv, ranks[0].shrink, ranks[0].blocking):
+                with pytest.raises(aiodist.GroupClosedError, match="the group was closed"):
+                    call()
+
+    run(main())

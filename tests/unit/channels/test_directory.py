@@ -15,6 +15,7 @@ from aiodist.channels.directory import (
     at_end,
     behind,
     check_higher,
+    check_version,
     distances,
     in_line,
     is_gone,
@@ -68,6 +69,14 @@ def test_what_is_written_is_read():
     ):
         with pytest.raises(ProtocolError, match="no Release"):
             unpacked(Release, nonsense)
+
+
+@pytest.mark.parametrize(
+    ("version", "error"), [("x", TypeError), (1.0, TypeError), (True, TypeError), (-1, ValueError)]
+)
+def test_what_is_no_version(version, error):
+    with pytest.raises(error, match="a version is an int from 0 on"):
+        check_version(version)
 
 
 def test_versions_only_grow():

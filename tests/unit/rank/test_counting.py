@@ -32,7 +32,7 @@ async def test_operations_by_name_and_size() -> None:
         found = times(counting)
     assert {key: sum(one.counts) for key, one in found.items()} == {
         ("all_reduce", 0): 2, ("all_reduce", 1): 2, ("all_reduce", 2): 1,
-        ("send", 0): 1, ("barrier", 0): 1, ("subgroup", 0): 1,
+        ("send", 0): 1, ("barrier", 0): 1, ("dup", 0): 1,
     }  # fmt: skip
     for one in found.values():
         assert len(one.counts) == len(SECONDS) + 1
