@@ -69,17 +69,18 @@ class Group(Operations):
 
     **Values** are numpy arrays, torch tensors, anything with `__dlpack__`, and trees of dict, list,
     tuple, str, bytes, None, bool, int, float, complex and arrays. An `array.array`, bytearray or
-    memoryview counts as an array, and arrives as a numpy array. A subclass of one of
-    these types, such as OrderedDict or IntEnum, arrives as the plain type. Masked arrays and named
-    tuples are refused, and trees of more than 100 levels. New arrays have the byte order of this
-    machine.
+    memoryview counts as an array, and arrives as a numpy array. A subclass of one of these types,
+    such as OrderedDict or IntEnum, arrives as the plain type. Masked arrays and named tuples are
+    refused, and trees of more than 100 levels. New arrays have the byte order of this machine.
 
     **Wrong arguments** raise TypeError or ValueError at the call. The call of a collective still
     counts in the order: the Works of the other ranks fail with `CollectiveAbortedError`, and the
-    next calls match each other. Four kinds of calls do not count. A call with a bad tag has no
-    order, so the other ranks wait. They also wait if Python itself refuses a call, because there
-    are too few or too many arguments. A call from another event loop raises RuntimeError. A call
-    after the group has ended raises what ended it.
+    next calls match each other. These calls do not count, so the other ranks wait:
+
+    * a call with a bad tag, because it has no order;
+    * a call that Python itself refuses, because it has too few or too many positional arguments;
+    * a call from another event loop, which raises RuntimeError;
+    * a call after the group has ended, which raises what ended it.
 
     **Works fail** with `PeerLostError`, `CollectiveTimeoutError`, `CollectiveAbortedError`,
     `MismatchError`, `MessageTooLargeError`, `ProtocolError` (a rank sent something that makes no
@@ -451,8 +452,8 @@ class Group(Operations):
 
         Raises CollectiveTimeoutError if ranks have not taken all data within the group's
         `op_timeout`, or by the `timeout` of a send. `.missing` names them. Raises PeerLostError if
-        a receiver left or was lost before it took the data of a pending send. A send that your
-        program awaits raises its error there, and not here. This rank has left in all cases.
+        a receiver leaves or is lost while this waits for a send to it. A send that a task awaits
+        when this is called raises its error there, and not here. This rank has left in all cases.
 
         For example::
 
@@ -479,17 +480,14 @@ class Group(Operations):
             # In a loop, because the program goes on, and the end of one operation may begin another
             # one.
             while pending := self._pending():
-                waited |= pending
+                waited |= {work: one for work, one in pending.items() if not work.is_awaited}
                 await asyncio.wait(pending)
-            context.close(closed)
-        elif context.is_revoked:  # what is called from now on cannot go on with shrink()
-            context.end(closed)
+        context.close(closed)
         if context is self._actor.context:
             try:
                 await self._actor.leave()
             except CollectiveTimeoutError as error:
                 left = error
-        # Last, because the program may look at a failed send until now.
         if (untold := untaken.error_of(context, waited, left)) is not None:
             raise untold
 

@@ -128,9 +128,11 @@ class Work(asyncio.Future[T], Generic[T]):
         return self._exception
 
     @property
-    def has_failed_unseen(self) -> bool:
-        """Whether it has failed, and the program has not looked at it since. For the engine."""
-        return type(self) is _FailedUnseen
+    def is_awaited(self) -> bool:
+        """Whether a task or a callback waits for it, other than one of the engine itself."""
+        callbacks: Any = self._callbacks or ()
+        modules = (getattr(callback, "__module__", "") for callback, _ in callbacks)
+        return any(not module.startswith("aiodist.engine.") for module in modules)
 
     @property
     def is_prepared(self) -> bool:
@@ -200,7 +202,7 @@ class Work(asyncio.Future[T], Generic[T]):
                 # A program need not look, because it has left the group itself, or hears of a lost
                 # rank in other ways. This is no look of the program, so it is done by the base.
                 asyncio.Future.exception(self)
-            cast(Any, self).__class__ = _FailedUnseen
+            cast(Any, self).__class__ = _Failed
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Withdraw the operation. Return False if it was done already."""
@@ -396,23 +398,7 @@ class _Failed(Work[T]):
     __iter__ = __await__
 
 
-class _FailedUnseen(_Failed[T]):
-    """A Work that has failed, and at which the program has not looked since."""
-
-    __slots__ = ()
-
-    # A task that awaits a Work calls this, too, once the Work is done.
-    def result(self) -> T:
-        cast(Any, self).__class__ = _Failed
-        return self.result()
-
-    def exception(self) -> BaseException | None:
-        cast(Any, self).__class__ = _Failed
-        return self.exception()
-
-
-for _class in (_Failed, _FailedUnseen):
-    _class.__name__ = Work.__name__  # asyncio shows this name if a program ignores the error
+_Failed.__name__ = Work.__name__  # asyncio shows this name if a program ignores the error
 
 _told: dict[str, dict[Any, Any]] = {}
 """The warnings of each file."""

@@ -145,7 +145,8 @@ class StateFile:
                 with suppress(OSError):  # the log needs the room
                     new.unlink()
             # Writing and synchronizing do not name the file in their errors.
-            raise SnapshotError(error.errno, error.strerror, str(new)) from error
+            reason = error.strerror or str(error)
+            raise SnapshotError(error.errno or errno.EIO, reason, str(new)) from error
         if self._fd != -1:
             os.close(self._fd)
         self._fd, self._salt, self._number = fd, salt, 0
@@ -181,10 +182,10 @@ class StateFile:
         data = _contents(self.path)
         if data is None:
             return None
-        version = data[len(NAME) : len(MAGIC)]
-        if data.startswith(NAME) and version > MAGIC[len(NAME) :]:
+        version = int.from_bytes(data[len(NAME) : len(MAGIC)])
+        if data.startswith(NAME) and MAGIC[-1] < version < ord(" "):  # not the word in some text
             raise ValueError(
-                f"the state file {self.path} has version {version[0]} of the format, and this "
+                f"the state file {self.path} has version {version} of the format, and this "
                 f"aiodist reads versions up to {MAGIC[-1]}: install the aiodist that wrote it, or "
                 "name another file"
             )

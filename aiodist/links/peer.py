@@ -304,8 +304,8 @@ class Peer:
             return
         if self._in_vain >= IN_VAIN:
             text = (
-                f"given up: {IN_VAIN} connections in a row broke within {SHORT_LIFE:g} s each and "
-                f"carried nothing; the last one: {error}"
+                f"given up: {IN_VAIN} connections in a row broke within {SHORT_LIFE:g} s each, and "
+                f"nothing was seen to arrive; the last one: {error}"
             )
             link.close(ConnectionError(text))
             return

@@ -16,7 +16,7 @@ from aiodist.codecs.feedback import Residuals
 from aiodist.devices.memory import DeviceMemory
 from aiodist.engine.calls import Calls
 from aiodist.engine.operation import Operation
-from aiodist.errors import AiodistError, GroupRevokedError, ProtocolError
+from aiodist.errors import AiodistError, GroupClosedError, GroupRevokedError, ProtocolError
 from aiodist.links.endpoint import Endpoint
 from aiodist.links.party import Party
 from aiodist.p2p.express import P2PExpress
@@ -305,6 +305,8 @@ class Context(Party):
     def close(self, error: AiodistError, *, abort: bool = False) -> None:
         """Fail all that is pending, and later calls. With `abort`, tell the others."""
         if self.ended is not None:
+            if self.is_revoked and isinstance(error, GroupClosedError):
+                self.end(error)  # because later calls cannot go on with shrink()
             return
         if self._setup is not None:
             self._setup.cancel()

@@ -17,18 +17,17 @@ MOST_NAMED = 4
 def error_of(
     group: Context, waited: Mapping[Work[Any], Context], left: CollectiveTimeoutError | None
 ) -> AiodistError | None:
-    """Return the error for data that was sent but not taken; None if all was taken, or if the
-    program has looked at the failed sends itself.
+    """Return the error for data that was sent but not taken; None if all was taken.
 
-    `waited`: what `close` has waited for, with the group of each. `left`: the error for data that
-    was still queued when this rank left.
+    `waited`: what `close` alone has waited for, with the group of each. `left`: the error for data
+    that was still queued when this rank left.
     """
     timed_out = left is not None
     missing = set() if left is None else {*left.missing}
     texts = []
     for work, context in waited.items():
         error = work.error
-        if work.op not in ("send", "ssend") or not work.has_failed_unseen:
+        if work.op not in ("send", "ssend"):
             continue
         if isinstance(error, CollectiveTimeoutError):
             timed_out, ranks = True, error.missing

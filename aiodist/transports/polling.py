@@ -28,11 +28,12 @@ link. The loop `Progress._spin` does this. How long it lasts depends on who else
   loop. On crowded hosts it lasts until the loop has waited for long enough (`HELD`). The
   awaited ranks need this core first there, and a wait by the loop would give them more to do.
 - **The loop's own turn.** Operations that complete within their calls never let the loop run. If it
-  had no turn for `LOOP_DUE`, it is due. Results then come with the next turn, and a rank does not
-  poll for links. For stamps and posts there is still one poll, and on crowded hosts a doze
-  (`HELD`). Without it this call and all later ones would have to wait. In a program that makes one
-  call after the other the loop would not have its turn sooner. A receive also goes on for `HELD`:
-  most programs send next, and then the loop has its turn while that message is on its way.
+  had no turn for `LOOP_DUE`, it is due. Results other than those of receives then come with the
+  next turn, and a rank does not poll for links. For stamps and posts there is still one poll, and
+  on crowded hosts a doze (`HELD`). Without it this call and all later ones would have to wait. In a
+  program that makes one call after the other the loop would not have its turn sooner. A receive
+  also goes on for `HELD`: most programs send next, and then the loop has its turn while that
+  message is on its way.
 
 A caller that must not hold up the loop looks once in each turn (`linger`). A link in shared memory
 does so after it has moved something.
@@ -102,10 +103,9 @@ class Finishing(Protocol):
 LOOP_DUE = 0.0007
 """Seconds after which the loop is due before anything else is polled for."""
 HELD = 1e-3
-"""Seconds for which a loop that is due for a turn waits for frames, and on a crowded host for
-stamps.
+"""Seconds for which a loop that is due for a turn waits for frames, stamps and posts.
 
-With more ranks than cores, both come after all other ranks have had the core. Leaving the call
+With more ranks than cores, they come after all other ranks have had the core. Leaving the call
 before that costs about a tenth of its whole time, for nothing.
 """
 UNREAD = 0.0007
@@ -446,7 +446,7 @@ class Progress(CorePace):
         due: float,
     ) -> bool | None:
         """Sleep within the call at a link until ``look(a, b)`` is not None, and return that. None
-        after the budget, or when the loop is `due` for a turn."""
+        after the budget, and not later than `due`."""
         if not self.polls:
             return None
         now = _clock()

@@ -12,7 +12,6 @@ LIBRARIES = frozenset({"click", "rich", "typer"})
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a write that are no fault of the command."""
 
-
 CANCELLED = 130
 """The exit status after Ctrl-C: 128 + SIGINT, as of a shell."""
 
@@ -37,7 +36,7 @@ def main() -> None:
             f"aiodist: the commands need {missing}, which is not installed: "
             "pip install 'aiodist[cli]'"
         )
-    except KeyboardInterrupt:  # during the import, because `app` handles it itself
+    except KeyboardInterrupt:  # only during the import: later, `app` handles it
         sys.exit(CANCELLED)
     except SystemExit as end:
         # Typer and rich end with 1 if the reader of the output has gone.

@@ -144,7 +144,8 @@ async def call(
             return (await function(group, *args, **options),)
         except BaseException as error:
             group.revoke()
-            if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and not (task and task.cancelling()):
                 # Dask closes the connection on this error, as if the worker had died.
                 text = f"the function was cancelled on rank {group.rank}"
                 raise RuntimeError(text) from error

@@ -386,17 +386,40 @@ def test_close_names_ranks_of_its_own_group() -> None:
 
 
 @pytest.mark.parametrize("seconds", [1.0, 60.0], ids=["lost", "late"])
-def test_close_does_not_tell_what_a_task_hears_of_its_send(seconds: float) -> None:
+@pytest.mark.parametrize("how", ["wait", "gather"])
+def test_close_does_not_tell_what_a_task_hears_of_its_send(how: str, seconds: float) -> None:
     async def main(group: aiodist.Group) -> Any:
         if group.rank:
             return await asyncio.sleep(seconds)
-        sending = asyncio.create_task(group.send(np.zeros(LARGE), 1).wait())
+        work, ended = group.send(np.zeros(LARGE), 1), asyncio.Event()
+        if how == "gather":  # it looks at the send only once all have ended
+            hearing: Any = asyncio.gather(work, ended.wait(), return_exceptions=True)
+        else:
+            hearing = asyncio.gather(work.wait(), return_exceptions=True)
         await asyncio.sleep(0)
         await group.close()
-        return type(sending.exception())
+        ended.set()
+        return type((await hearing)[0])
 
     kind = aiodist.PeerLostError if seconds < 20.0 else aiodist.CollectiveTimeoutError
     assert pair().run(main)[0] is kind
+
+
+def test_a_group_that_is_revoked_while_it_closes_is_closed() -> None:
+    async def main(group: aiodist.Group) -> Any:
+        made = await group.dup()
+        if group.rank:
+            await asyncio.sleep(1.0)
+            made.revoke()
+            return None
+        made.send(np.zeros(LARGE), 1)
+        await made.close()
+        assert made.closed and made.revoked
+        with pytest.raises(aiodist.GroupClosedError):
+            await made.barrier()
+        return "closed"
+
+    assert pair().run(main)[0] == "closed"
 
 
 def test_who_cancels_close_hears_of_its_send_by_the_next_one() -> None:

@@ -92,7 +92,7 @@ async def test_short_connections_that_carry_nothing_are_given_up(
         link.break_off(ConnectionResetError("it broke"))
         await asyncio.sleep(0)  # the peer hears in the next turn that the link is severed
     await asyncio.sleep(0)  # and in the one after that it hears that the link is closed
-    said = "given up: 4 connections in a row broke within 1000 s each and carried nothing"
+    said = "given up: 4 connections in a row broke within 1000 s each, and nothing was seen"
     assert [said in reason for reason in endpoint.lost.values()] == [True] * (not is_taken)
     await endpoint.finish(0)
     for other in theirs:

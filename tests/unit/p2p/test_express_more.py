@@ -175,14 +175,17 @@ async def test_a_receive_goes_on_for_a_while_after_the_loop_is_due(
             await a.send(x, 1)
             await b.recv(src=0, out=np.zeros(8))
         for held in (0.0, math.inf, polling.HELD / 2):
-            in_time = False
-            while not in_time:  # the system may have taken the core in between
+            for _ in range(1000):  # the system may have taken the core in between
                 assert a.isend(x, 1).done()
                 pace._due = polling._clock() - held
                 work = b.irecv(src=0, out=np.zeros(8))
                 within = work.done()
                 in_time = held == math.inf or polling._clock() < pace._due + polling.HELD
                 assert (await work).sum() == x.sum()
+                if in_time:
+                    break
+            else:
+                pytest.skip("this machine is too busy")
             assert within == (held < math.inf)
 
 
