@@ -77,10 +77,10 @@ class Group(Operations):
     counts in the order: the Works of the other ranks fail with `CollectiveAbortedError`, and the
     next calls match each other. These calls do not count, so the other ranks wait:
 
-    * a call with a bad tag, because it has no order;
-    * a call that Python itself refuses, because it has too few or too many positional arguments;
-    * a call from another event loop, which raises RuntimeError;
-    * a call after the group has ended, which raises what ended it.
+    * A call with a bad tag, because it has no order.
+    * A call that Python itself refuses, because it has too few or too many positional arguments.
+    * A call from another event loop, which raises RuntimeError.
+    * A call after the group has ended, which raises what ended it.
 
     **Works fail** with `PeerLostError`, `CollectiveTimeoutError`, `CollectiveAbortedError`,
     `MismatchError`, `MessageTooLargeError`, `ProtocolError` (a rank sent something that makes no
