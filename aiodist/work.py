@@ -131,7 +131,8 @@ class Work(asyncio.Future[T], Generic[T]):
     def is_awaited(self) -> bool:
         """Whether a task or a callback waits for it, other than one of the engine itself."""
         callbacks: Any = self._callbacks or ()
-        modules = (getattr(callback, "__module__", "") for callback, _ in callbacks)
+        # Those of tasks are of C, and have no module.
+        modules = (getattr(callback, "__module__", None) or "" for callback, _ in callbacks)
         return any(not module.startswith("aiodist.engine.") for module in modules)
 
     @property

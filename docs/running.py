@@ -50,7 +50,7 @@ def program(setup: str, code: str) -> str:
     """A block with what stands in the comment before it, and the modules that it has at hand."""
     setup = f"{'' if IMPORTS.search(code) else AT_HAND}\n{setup}"
     if HERE.search(setup) is None:
-        return f"{setup}\n{code}"
+        return f"{setup}{code}"
     return HERE.sub(lambda match: textwrap.indent(code, match[1]), setup, count=1)
 
 
