@@ -108,5 +108,6 @@ class Asking:
                 raise  # the epoch is over, and not only something that the answer has waited for
             if not group.closed:
                 text = in_words(error)[:MAX_TEXT]
-                # A send that is not awaited, because the rank that asked may be gone by now.
-                group.send([number, False, text], source, tag=TAG)
+                # The rank that asked may be gone by now, and then its loss is no error of `close`.
+                sending = group.send([number, False, text], source, tag=TAG)
+                sending.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -35,7 +35,7 @@ class Transport:
         self.hosts: list[str] = []
         self.ports: list[int] = []
         self.dialled: list[str] = []
-        self.error: OSError = ConnectionRefusedError("nobody")
+        self.error: OSError = ConnectionRefusedError("refused")
 
     async def listen(self, accept: Any, *, host: str) -> Listener:
         self.hosts.append(host)

@@ -17,7 +17,7 @@ from aiodist.schedules.costs import ONE_HOST_TCP, written
     sys.version_info >= (3, 14), reason="asyncio.run takes whatever can be awaited from 3.14 on"
 )
 def test_where_a_coroutine_is_wanted_the_error_says_what_to_do() -> None:
-    connecting = aiodist.connect("inproc://nobody", size=1)
+    connecting = aiodist.connect("inproc://absent", size=1)
     with pytest.raises((TypeError, ValueError), match=r"aiodist\.connect.* to be awaited, or"):
         asyncio.run(connecting)
 
@@ -25,7 +25,7 @@ def test_where_a_coroutine_is_wanted_the_error_says_what_to_do() -> None:
 @pytest.mark.parametrize("option", ["group", "bind", "advertise"])
 def test_text_that_is_empty_is_refused(option: str) -> None:
     with pytest.raises(ValueError, match=f"{option}='' is empty: give a value, or None"):
-        aiodist.connect("inproc://nobody", size=1, **{option: ""})
+        aiodist.connect("inproc://absent", size=1, **{option: ""})
 
 
 async def test_a_host_that_is_another_is_named_by_its_argument() -> None:
@@ -61,15 +61,15 @@ def test_a_profile_of_costs_that_cannot_be_read_is_named(monkeypatch, tmp_path, 
         monkeypatch.setenv("AIODIST_COSTS", str(profile))
     options = {"costs": profile} if by == "argument" else {}
     with pytest.raises(ValueError, match=r"profile of costs '.*costs\.toml': .*No such file"):
-        aiodist.connect("inproc://nobody", size=1, **options)
+        aiodist.connect("inproc://absent", size=1, **options)
     profile.write_text("alpha = 1\n")
     with pytest.raises(ValueError, match=r"profile of costs '.*costs\.toml': .*beta.* is missing"):
-        aiodist.connect("inproc://nobody", size=1, **options)
+        aiodist.connect("inproc://absent", size=1, **options)
     profile.write_bytes(b"\xff")
     with pytest.raises(ValueError, match=r"profile of costs '.*costs\.toml': .*decode"):
-        aiodist.connect("inproc://nobody", size=1, **options)
+        aiodist.connect("inproc://absent", size=1, **options)
     profile.write_text(written(ONE_HOST_TCP))
-    aiodist.connect("inproc://nobody", size=1, **options)
+    aiodist.connect("inproc://absent", size=1, **options)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_profile_of_costs_that_cannot_be_read_is_named(monkeypatch, tmp_path, 
 )
 def test_numbers_that_make_no_sense_wait_for_no_coordinator(options, error, text):
     with pytest.raises(error, match=text):
-        aiodist.connect("inproc://nobody", **options)
+        aiodist.connect("inproc://absent", **options)
 
 
 @pytest.mark.parametrize(
@@ -116,14 +116,14 @@ def test_an_address_that_nobody_can_have_is_refused_at_once(address, error, text
 )
 def test_what_the_coordinator_would_refuse_is_named_as_the_argument(options, error, text):
     with pytest.raises(error, match=text):
-        aiodist.connect("inproc://nobody", size=1, **options)
+        aiodist.connect("inproc://absent", size=1, **options)
 
 
 def test_an_argument_that_there_is_not_is_named_with_what_to_use():
     with pytest.raises(TypeError, match=r"connect\(\) got .* argument 'run_id': use group=$"):
-        aiodist.connect("inproc://nobody", size=1, run_id="7")
+        aiodist.connect("inproc://absent", size=1, run_id="7")
     with pytest.raises(TypeError, match=r"connect\(\) got an unexpected .* 'world_size'$"):
-        aiodist.connect("inproc://nobody", world_size=1)
+        aiodist.connect("inproc://absent", world_size=1)
 
 
 async def test_numbers_may_be_those_of_numpy() -> None:

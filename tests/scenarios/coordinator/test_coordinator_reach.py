@@ -41,8 +41,8 @@ def test_nobody_listens(play: Play) -> None:
         ) as info:
             await site.process(address, retry=False)
         assert not isinstance(info.value, JoinTimeoutError)
-        with pytest.raises(JoinError, match=r"listens on inproc://nobody .* Make an `aiodist\.C"):
-            await site.process("inproc://nobody", retry=False)
+        with pytest.raises(JoinError, match=r"listens on inproc://absent .* Make an `aiodist\.C"):
+            await site.process("inproc://absent", retry=False)
         with pytest.raises(JoinError, match="No such file"):
             await site.process("unix:///nowhere/s", retry=False)
         with pytest.raises(ValueError, match="has no scheme"):
