@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 # is rewritten.
 WRITTEN = [
     "README.md",
+    "benchmarks/README.md",
     "docs/algorithms.md",
     "docs/architecture.md",
     "docs/averaging.md",
