@@ -16,7 +16,7 @@ from aiodist.averaging.connection import PATIENCE, MemberConnection, log
 from aiodist.averaging.kept import AveragerState, Kept, check_travels, copy_of, unpacked
 from aiodist.averaging.parts import AverageCall, AverageSettings, MemberPart
 from aiodist.averaging.values import TreeForm, added, all_finite, checked_weight
-from aiodist.codecs.base import Codec
+from aiodist.codecs.base import Codec, codec_of
 from aiodist.control import averaging as control
 from aiodist.errors import (
     AiodistError,
@@ -99,8 +99,8 @@ def averager(
     wanted = next((known for known, one in OPS.items() if one is op), None)
     if wanted is None:
         raise ValueError(f"op is ReduceOp.AVG or ReduceOp.SUM, not {op!r}")
-    if codec is not None and not isinstance(codec, Codec):
-        raise TypeError(f"codec is one of aiodist.codecs, or None, not {type(codec).__name__}")
+    if codec is not None:
+        codec = codec_of(codec)
     named = _checked_parts(parts)
     timeouts.check_timeout(op_timeout)
     seconds = None if grace == "auto" else float(grace)

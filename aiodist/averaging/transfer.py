@@ -302,7 +302,7 @@ class Transfer:
         codec = self._codec if source is not None else self._codec.of_sum(len(self._counted))
         try:
             codec.decode(data, values)
-        except (ValueError, TypeError, AttributeError) as error:
+        except Exception as error:
             # It is waited for until it counts as behind.
             log.warning("a member sent what cannot be decoded: %s", in_words(error))
             return False

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import operator
+import sys
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -24,29 +27,29 @@ class Codec(ABC):
 
     name: str
     """What it is, with all parameters that change bytes: ``int8(block=256)``. Members that use a
-    codec together compare names."""
+    codec together compare names, because other parameters would give them other values."""
 
     error_feedback: bool = False
     """Whether what a coding loses is added to the values of the next one."""
 
     @abstractmethod
     def nbytes(self, count: int) -> int:
-        """Return the most bytes that `count` values take. It is 0 for no values."""
+        """Return the most bytes that `count` values take, an int. It is 0 for no values."""
 
     @abstractmethod
     def encode(self, values: Floats, out: Bytes) -> int:
         """Write the coded `values`, float32[n], to the start of `out`, uint8[nbytes(n)].
 
-        Return how many bytes were written. `values` stay as they are. Values that are not finite
-        must not become finite, because that would hide a failure: the values near them may become
-        NaN as well.
+        Return how many bytes were written, an int. `values` are read-only. Values that are not
+        finite must not become finite, because that would hide a failure: the values near them may
+        become NaN as well.
         """
 
     @abstractmethod
     def decode(self, data: Bytes, out: Floats) -> None:
         """Write the values of `data`, uint8[m], to `out`, float32[n]; each of them.
 
-        `data` may come from a network and hold anything.
+        `data` is read-only. It may come from a network and hold anything.
 
         Raises:
             ValueError: `data` cannot be n coded values.
@@ -70,41 +73,64 @@ class Codec(ABC):
         )
 
 
-def codec_of(value: Any) -> Codec:
-    """Return `value` as a codec: a `Codec`, or an object with the same methods and attributes.
+def codec_of(value: Any, said: str = "codec") -> Codec:
+    """Return `value`, a `Codec` or an object with the same methods and attributes, as a codec whose
+    answers are checked.
 
-    Raises TypeError for anything else.
+    Raises TypeError for anything else. `said`: what the error calls it.
     """
-    if isinstance(value, Codec):
-        return value
     lacks = [name for name in _NAMES if not hasattr(value, name)]
     if lacks or isinstance(value, type):
         raise TypeError(
-            f"codec={value!r} is no codec: give one of aiodist.codecs, such as "
+            f"{said}={value!r} is no codec: give one of aiodist.codecs, such as "
             "aiodist.codecs.int8(), or an object of a class that derives from aiodist.codecs.Codec"
         )
-    return _Like(value)
+    return _Checked(value)
 
 
-class _Like(Codec):
-    """An object that is like a codec."""
+class _Checked(Codec):
+    """A codec, perhaps of a user. Its arguments are read-only, and wrong answers raise errors that
+    name the codec and the method. Each size is asked for once."""
 
     def __init__(self, codec: Any) -> None:
         self.name, self.error_feedback = str(codec.name), bool(codec.error_feedback)
         self._codec = codec
+        self._sizes: dict[int, int] = {}
 
     def nbytes(self, count: int) -> int:
-        return int(self._codec.nbytes(count))
+        size = self._sizes.get(count)
+        if size is None:
+            size = self._size(f"nbytes({count})", self._codec.nbytes(count), sys.maxsize)
+            self._sizes[count] = size
+        return size
 
     def encode(self, values: Floats, out: Bytes) -> int:
-        return int(self._codec.encode(values, out))
+        return self._size("encode", self._codec.encode(_read_only(values), out), out.size)
 
     def decode(self, data: Bytes, out: Floats) -> None:
-        self._codec.decode(data, out)
+        self._codec.decode(_read_only(data), out)
 
     def of_sum(self, members: int) -> Codec:
         made = getattr(self._codec, "of_sum", None)
-        return self if made is None else codec_of(made(members))
+        codec = self._codec if made is None else made(members)
+        return self if codec is self._codec else codec_of(codec, f"{self.name}.of_sum({members})")
+
+    def _size(self, method: str, size: Any, most: int) -> int:
+        """Return `size`, which `method` has returned, as an int. Raises ValueError if it is none
+        from 0 to `most`."""
+        with suppress(TypeError):
+            if 0 <= operator.index(size) <= most:
+                return operator.index(size)
+        limit = "0 or more" if most == sys.maxsize else f"0 to {most}"
+        raise ValueError(
+            f"{self.name}.{method} returned {size!r}: expected the number of bytes, an int, {limit}"
+        )
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 _NAMES = ("name", "error_feedback", "nbytes", "encode", "decode")

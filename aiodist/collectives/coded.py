@@ -40,7 +40,7 @@ from aiodist.collectives.reductions import all_reduce as uncoded
 from aiodist.devices.values import device_among
 from aiodist.engine.operation import Pause, Program
 from aiodist.engine.phase import Phase, Spans, prepared
-from aiodist.errors import ProtocolError
+from aiodist.errors import ProtocolError, in_words
 from aiodist.phases.base import Call, Part, Place, share
 from aiodist.phases.memories import Regions
 from aiodist.schedules.cuts import even_bounds, pieces
@@ -83,6 +83,13 @@ def all_reduce(place: Place, x: Any, op: Op, codec: Any, tag: Tag, out: Any) -> 
     if not spans_hosts(place.hosts):
         return uncoded(place, x, op, out)._replace(text=text)
     count = sum([group.x.length for group in operand.groups])
+    of_sum = codec.of_sum(len(place.hosts))
+    piece = _piece_of(codec, of_sum)
+    # Codecs of one name may still have other sizes, and frames of another size end a link. So the
+    # text, which ranks compare before anything else, has the sizes of a slice.
+    whole, rest = divmod(-(-count // place.size), piece)
+    sizes = [whole * each.nbytes(piece) + each.nbytes(rest) for each in (codec, of_sum)]
+    text += " coded in {} bytes, sums in {}".format(*sizes)
     divisor = place.size if op.name == "AVG" else 1
 
     def program(on_lane: bool) -> Program:
@@ -92,7 +99,9 @@ def all_reduce(place: Place, x: Any, op: Op, codec: Any, tag: Tag, out: Any) -> 
         if codec.error_feedback:
             residuals = place.residuals.setdefault(tag, residuals)
         with residuals.trial(text) as kept:
-            yield from _Coded(place, codec, values, result, divisor, kept, on_lane).run()
+            yield from _Coded(
+                place, codec, of_sum, piece, values, result, divisor, kept, on_lane
+            ).run()
         if users is None:
             _store(result, operand.groups)
         return operand.finish()
@@ -191,6 +200,8 @@ class _Coded:
         self,
         place: Place,
         codec: Codec,
+        of_sum: Codec,
+        piece: int,
         values: Floats,
         result: Floats,
         divisor: int,
@@ -200,14 +211,14 @@ class _Coded:
         self._place = place
         self._view: TeamView = team_view(place.hosts, place.rank)
         self._codec = codec
-        self._of_sum = codec.of_sum(len(place.hosts))
-        self._piece = _piece_of(codec, self._of_sum)
+        self._of_sum = of_sum
+        self._piece = piece
         self._kept = kept
         self._values = values
         self._result = result
         self._divisor = divisor
         self._on_lane = on_lane
-        self._jobs = _Jobs(place.loop, self._piece)
+        self._jobs = _Jobs(place.loop, piece)
         bounds = even_bounds(values.size, place.size)
         self._slices = [slice(*cut) for cut in itertools.pairwise(bounds)]
 
@@ -419,8 +430,6 @@ class _Coded:
             size = feedback.encode(codec, values, into, np.empty_like(values))
         else:
             size = codec.encode(values, into)
-        if not 0 <= size <= most:
-            raise ValueError(f"{codec.name} has written {size} bytes, at most {most} fit")
         out[at - HEAD : at].view("<u8")[0] = size
 
     def _decode(
@@ -433,9 +442,9 @@ class _Coded:
             raise ProtocolError(f"rank {src} sent {size} coded bytes, at most {most} were due")
         try:
             codec.decode(data[at : at + size], out)
-        except ValueError as error:
-            text = f"rank {src} sent data that {codec.name} cannot decode: {error}"
-            raise ProtocolError(text) from None
+        except Exception as error:
+            text = f"rank {src} sent data that {codec.name} cannot decode: {in_words(error)}"
+            raise ProtocolError(text) from error
 
 
 def _piece_of(*codecs: Codec) -> int:

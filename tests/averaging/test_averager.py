@@ -115,6 +115,31 @@ def test_with_codecs_all_members_have_the_same_bits(run: Any, codec: Any) -> Non
     run(main())
 
 
+class Unwritable:
+    """A codec that derives from nothing, and looks whether it could write to its arguments."""
+
+    name, error_feedback = "unwritable()", False
+
+    def nbytes(self, count: int) -> int:
+        return 4 * count
+
+    def encode(self, values: Any, out: Any) -> int:
+        out[:] = values.view(np.uint8) * (not values.flags.writeable)
+        return len(out)
+
+    def decode(self, data: Any, out: Any) -> None:
+        out[:] = data.view(np.float32) * (not data.flags.writeable)
+
+
+def test_codecs_get_read_only_arrays(run: Any) -> None:
+    async def main() -> None:
+        async with members(2, codec=Unwritable()) as avgs:
+            for one in await average(avgs, [np.full(9, each, np.float32) for each in (1, 2)]):
+                assert (one.value == 1.5).all()
+
+    run(main())
+
+
 def test_bytes_of_codecs(run: Any) -> None:
     x = np.random.default_rng(3).standard_normal(1 << 20).astype(np.float32)
     sent = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -276,6 +277,38 @@ def test_codecs_that_differ(on_hosts, run):
     run(main())
 
 
+class Wider(Exact):
+    """Has the name of another codec, and needs more bytes: for all values, or for sums only."""
+
+    def __init__(self, more: int, of_sums: int) -> None:
+        self.more, self.of_sums = more, of_sums
+
+    def nbytes(self, count):
+        return 4 * count + self.more
+
+    def of_sum(self, members):
+        return Wider(self.of_sums, self.of_sums)
+
+
+@pytest.mark.parametrize("layout", ["ab", "aab"])
+@pytest.mark.parametrize("codec", [Wider(8, 8), Wider(0, 8)], ids=["all", "sums"])
+def test_codecs_of_one_name_and_other_sizes(on_hosts, run, layout, codec):
+    async def main():
+        async with on_hosts(layout) as ranks:
+            works = [
+                group.all_reduce(np.ones(999, np.float32), codec=Exact() if group.rank else codec)
+                for group in ranks
+            ]
+            for result in await asyncio.gather(*works, return_exceptions=True):
+                assert isinstance(result, MismatchError), result
+                assert "sums in" in str(result)
+            works = [group.all_reduce(np.ones(9, np.float32), codec=Exact()) for group in ranks]
+            for x in await asyncio.gather(*works):  # still in step
+                assert (x == len(layout)).all()
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     ("codec", "share"),
     # Top-k: 2 % on the way there, and the union of the places of four hosts on the way back.
@@ -332,6 +365,56 @@ def test_bytes_that_are_no_values(on_hosts, run, more, own, others):
             other, liar = await asyncio.gather(*works, return_exceptions=True)
             assert isinstance(liar, own | CollectiveAbortedError), liar
             assert isinstance(other, CollectiveAbortedError | (others or CollectiveAbortedError))
+            works = [group.all_reduce(np.ones(9, np.float32), codec=bf16()) for group in ranks]
+            assert all((x == 2).all() for x in await asyncio.gather(*works))  # still in step
+
+    run(main())
+
+
+class Broken(Exact):
+    """One of its methods does what it must not do."""
+
+    name = "broken()"
+
+    def __init__(self, method: str, does: Any) -> None:
+        setattr(self, method, does)
+
+
+def written_to(values, out):
+    values[:] = 0
+    return out.size
+
+
+def raising(data, out):
+    raise IndexError("not there")
+
+
+@pytest.mark.parametrize(
+    ("method", "does", "error", "text"),
+    [
+        ("nbytes", lambda count: None, ValueError, r"broken\(\)\.nbytes\(\d+\) returned None"),
+        ("nbytes", lambda count: 4.0 * count, ValueError, "expected the number of bytes, an int"),
+        ("nbytes", lambda count: -4 * count, ValueError, "0 or more"),
+        ("encode", lambda values, out: None, ValueError, r"broken\(\)\.encode returned None"),
+        ("encode", lambda values, out: out.size + 1, ValueError, "an int, 0 to 20"),
+        ("encode", written_to, ValueError, "read-only"),
+        ("of_sum", lambda members: None, TypeError, r"broken\(\)\.of_sum\(2\)=None is no codec"),
+        ("decode", raising, ProtocolError, r"broken\(\) cannot decode: IndexError: not there"),
+    ],
+)
+def test_codecs_that_do_what_they_must_not(on_hosts, run, method, does, error, text):
+    async def main():
+        async with on_hosts("ab") as ranks:
+            codec = Broken(method, does)
+
+            async def one(group):
+                return await group.all_reduce(np.ones(10, np.float32), codec=codec)
+
+            got = await asyncio.gather(*map(one, ranks), return_exceptions=True)
+            for result in got:
+                assert isinstance(result, (error, CollectiveAbortedError))
+                assert re.search(text, str(result))
+            assert any(isinstance(result, error) for result in got)
             works = [group.all_reduce(np.ones(9, np.float32), codec=bf16()) for group in ranks]
             assert all((x == 2).all() for x in await asyncio.gather(*works))  # still in step
 
