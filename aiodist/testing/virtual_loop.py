@@ -318,6 +318,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._virtual.idle_error = self._stuck
         self.errors: list[str] = []
         self.processes: list[Process] = []
+        self.interrupted: BaseException | None = None
+        """What a signal handler has raised."""
         self.chooser = Random(f"library {seed}")
         """The library's source of random numbers."""
         super().__init__(self._virtual)
@@ -410,6 +412,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             process.tasks.add(task)
             self.on_task(process, task)
         return task
+
+    def interrupt(self, error: BaseException) -> None:
+        """End all processes and stop, because a signal handler raises `error`.
+
+        The task that runs may keep the error, or wait before it ends. Another task may never yield.
+        """
+        self.interrupted = error
+        for process in self.processes:
+            process.end()
+        self.stop()
 
     def again(self, call: _Call) -> None:
         """Run a call that was held."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -159,6 +160,31 @@ def test_a_fault_lasts_however_soon_another_is_over(
         assert max(ended.values()) > seconds
 
     explore(program, replay=f"ranks 2, seed 0, even network, {longer}, {shorter}", check=check)
+
+
+class AlarmOver(BaseException):
+    """As pytest-timeout raises it in a handler of a signal."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGINT])
+def test_an_exception_of_a_signal_handler_ends_it_at_once(number: signal.Signals) -> None:
+    began: list[int] = []
+
+    async def program(group: aiodist.Group) -> None:
+        began.append(group.rank)
+        signal.raise_signal(number)
+
+    def over(number: int, frame: object) -> None:
+        raise AlarmOver
+
+    before = signal.signal(number, over)
+    try:
+        with pytest.raises(AlarmOver):
+            explore(program)
+        assert signal.getsignal(number) is over
+    finally:
+        signal.signal(number, before)
+    assert len(began) == 1  # no other rank goes on, because it might never yield
 
 
 def test_what_happened_is_counted() -> None:
