@@ -145,7 +145,10 @@ class _Call:
     def __call__(self) -> None:
         process = self.process
         if process.threads_run if self.by_thread else process.runs:
-            self.callback(*self.args)
+            try:
+                self.callback(*self.args)
+            except SystemExit as error:  # it would end the loop, and so all ranks
+                process.loop.errors.append(f"a task ends with {error!r}")
         elif process.alive:
             self.context = contextvars.copy_context()
             process.hold(self)

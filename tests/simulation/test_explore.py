@@ -45,6 +45,15 @@ async def forgets_a_coroutine(group: aiodist.Group) -> None:
     asyncio.sleep(1.0)  # type: ignore[unused-coroutine]
 
 
+async def exits(group: aiodist.Group) -> None:
+    sys.exit(0)
+
+
+async def exits_in_a_task(group: aiodist.Group) -> None:
+    asyncio.create_task(exits(group))  # noqa: RUF006
+    await asyncio.sleep(1.0)
+
+
 async def dies_of_a_loss(group: aiodist.Group) -> None:
     await asyncio.sleep(1.0)
     await group.barrier()
@@ -56,6 +65,8 @@ async def dies_of_a_loss(group: aiodist.Group) -> None:
         (raises, "", "rank 0 ends with KeyError: 'lost'", "ranks 1, seed 0, even network"),
         (fails_by_pytest, "", "Failed: DID NOT RAISE", "ranks 1, seed 0, even network"),
         (cancels_itself, "", "CancelledError", "ranks 1, seed 0, even network"),
+        (exits, "", "rank 0 ends with SystemExit: 0", "ranks 1, seed 0, even network"),
+        (exits_in_a_task, "", "task ends with SystemExit(0)", "ranks 1, seed 0, even network"),
         (hangs, "", "never ends", "ranks 1, seed 0, even network"),
         (leaves_a_task, "", "left a task over", "ranks 1, seed 0, even network"),
         (forgets_a_coroutine, "", "'sleep' was never awaited", "ranks 1, seed 0, even network"),
