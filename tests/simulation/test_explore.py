@@ -294,7 +294,17 @@ async def test_has_a_marker_that_means_nothing(group):
     pass
 
 
+@pytest.mark.simulate(faults="kil")
+async def test_has_a_fault_that_means_nothing(group):
+    pass
+
+
 class TestMethods:
+    @staticmethod
+    @pytest.mark.simulate(ranks=2, seeds=3)
+    async def test_is_static(group, expected, factor=3):
+        assert await group.all_reduce(expected * factor) == 6
+
     @pytest.mark.simulate(ranks=2, seeds=3)
     @pytest.mark.parametrize("value", [1, 2])
     async def test_passes(self, ranks, value):
@@ -329,13 +339,17 @@ def test_the_plugin_of_pytest(beside: str, tmp_path: Path) -> None:
         return done.stdout + done.stderr
 
     found = run("test_it.py")
-    assert f"2 failed, {3 if alone else 4} passed, 1 skipped" in found
+    assert f"3 failed, {4 if alone else 5} passed, 1 skipped" in found
     assert "explore() takes 1 positional argument but 2" in found
+    assert "faults are some of 'kill cut delay break restart', not 'kil'" in found
+    assert "For example" not in found  # the docstring of `explore`, which a traceback would show
     again = (
         'pytest "test_it.py::test_fails" --simulate "ranks 2, seed 0, even network, kill 0 at 1"'
     )
     assert again in found
+    assert found.count("Run it again") == 1
     assert "await asyncio.sleep(1.0)  -> killed meanwhile" in found
     if not alone:
         calm = "ranks 2, seed 0, even network"
         assert "1 passed" in run("test_it.py::test_fails", "--simulate", calm)
+        assert run("test_it.py", "--simulate", "seed 3").startswith("ERROR: --simulate: a plan")
