@@ -72,6 +72,9 @@ class Stalls:
         rank = group.members[conn].rank
 
         def reply(texts: tuple[str, ...]) -> None:
+            # A rank that has done it by now does something else than while the others waited.
+            done = f"(last: {called} done)"
+            texts = tuple(["" if text.endswith(done) else text for text in texts])
             doing = [
                 f"{ranks_text([one])}: {text}"
                 for one, text in zip(missing, texts, strict=True)

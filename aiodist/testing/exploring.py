@@ -8,6 +8,8 @@ import logging
 import math
 import random
 import re
+import signal
+import threading
 import traceback
 import warnings
 from collections import Counter
@@ -16,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -35,7 +38,7 @@ from aiodist.testing.story import (
     told,
     until,
 )
-from aiodist.testing.virtual_loop import DeadlockError
+from aiodist.testing.virtual_loop import DeadlockError, VirtualLoop
 
 Program = Callable[..., Awaitable[Any]]
 Check = Callable[[dict[int, Any]], object]
@@ -136,7 +139,7 @@ def explore(
         raise ValueError(f"ranks is at least 1, not {ranks}")
     Simulation(ranks, **options).connecting(0)  # refuses options that mean nothing
     explorer = _Explorer(program, check, limit, options)
-    with _quietly():
+    with _quietly(), _ended_by(signal.SIGINT), _ended_by(signal.SIGALRM):
         if replay is not None:
             plan = parse(replay)
             failure = explorer.play(plan)
@@ -163,6 +166,34 @@ def _quietly() -> Iterator[None]:
         np.random.set_state(numpys)
         if not frozen:
             gc.unfreeze()
+
+
+@contextmanager
+def _ended_by(number: int) -> Iterator[None]:
+    """Let an exception of the handler of a signal end the exploration, as pytest-timeout needs it.
+
+    Otherwise the rank that runs would fail with it. To make that failure smaller, the program would
+    run again, with no timeout left.
+    """
+    handler = signal.getsignal(number)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        try:
+            handler(number, frame)
+        except BaseException as error:
+            loop = asyncio._get_running_loop()
+            if isinstance(loop, VirtualLoop):
+                loop.interrupt(error)
+            raise
+
+    signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        signal.signal(number, handler)
 
 
 class _Explorer:

@@ -223,6 +223,8 @@ class Simulation:
         task.add_done_callback(lambda _: self.loop.stop())
         self.loop.run_forever()
         timer.cancel()
+        if self.loop.interrupted is not None:
+            raise self.loop.interrupted
         if not task.done():
             raise HangError(f"not over after {limit:g} s of virtual time: {self._waiting()}")
         return task.result()

@@ -145,7 +145,10 @@ class _Call:
     def __call__(self) -> None:
         process = self.process
         if process.threads_run if self.by_thread else process.runs:
-            self.callback(*self.args)
+            try:
+                self.callback(*self.args)
+            except SystemExit as error:  # it would end the loop, and so all ranks
+                process.loop.errors.append(f"a task ends with {error!r}")
         elif process.alive:
             self.context = contextvars.copy_context()
             process.hold(self)
@@ -318,6 +321,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._virtual.idle_error = self._stuck
         self.errors: list[str] = []
         self.processes: list[Process] = []
+        self.interrupted: BaseException | None = None
+        """What a signal handler has raised."""
         self.chooser = Random(f"library {seed}")
         """The library's source of random numbers."""
         super().__init__(self._virtual)
@@ -410,6 +415,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             process.tasks.add(task)
             self.on_task(process, task)
         return task
+
+    def interrupt(self, error: BaseException) -> None:
+        """End all processes and stop, because a signal handler raises `error`.
+
+        The task that runs may keep the error, or wait before it ends. Another task may never yield.
+        """
+        self.interrupted = error
+        for process in self.processes:
+            process.end()
+        self.stop()
 
     def again(self, call: _Call) -> None:
         """Run a call that was held."""

@@ -38,6 +38,14 @@ def pytest_configure(config: pytest.Config) -> None:
         "simulate(ranks=3, seeds=200, faults='', …): run the test on simulated ranks, once for "
         "each seed, with the arguments of aiodist.testing.explore",
     )
+    plan = config.getoption("simulate")
+    if plan is not None:
+        from aiodist.testing.plans import parse
+
+        try:
+            parse(plan)
+        except ValueError as error:
+            raise pytest.UsageError(f"--simulate: {error}") from None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -57,9 +65,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     from aiodist.testing import FoundError, explore
 
     test = inspect.unwrap(pyfuncitem.obj)  # other plugins may have made a plain function of it
-    if pyfuncitem.cls is not None and not inspect.ismethod(test):
+    is_static = pyfuncitem.cls is None or isinstance(
+        inspect.getattr_static(pyfuncitem.cls, pyfuncitem.originalname), staticmethod
+    )
+    if not is_static and not inspect.ismethod(test):
         test = partial(test, pyfuncitem.instance)
-    given = {name: pyfuncitem.funcargs[name] for name in _parameters(test)[1:]}
+    arguments = pyfuncitem.funcargs  # without parameters that have a default
+    given = {name: arguments[name] for name in _parameters(test)[1:] if name in arguments}
     plan = pyfuncitem.config.getoption("simulate")
     try:
         explore(_program(test, given), *marker.args, replay=plan, **marker.kwargs)
@@ -68,7 +80,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
             raise error.__cause__ from None
         again = f'Run it again: pytest "{pyfuncitem.nodeid}" --simulate "{error.plan}"'
         text = "\n".join([*str(error).splitlines()[:-1], again])
-        pytest.fail(text, pytrace=False)
+        raise _failed(text) from None
+    except (TypeError, ValueError) as error:  # those of the program are in a FoundError
+        raise _failed(
+            f"The marker 'simulate' takes the arguments of explore, by name: {error}"
+        ) from None
     return True
 
 
@@ -80,11 +96,16 @@ def _program(test: Callable[..., Any], given: dict[str, Any]) -> Callable[[Any],
     return program
 
 
+def _failed(text: str) -> BaseException:
+    """Make the exception of a test that fails with `text`, and with no traceback."""
+    return pytest.fail.Exception(text, pytrace=False)
+
+
 def _group_of(test: Callable[..., Any]) -> str:
-    """Return the name of the parameter for the group. Raises UsageError for other functions."""
+    """Return the name of the parameter for the group. Other functions are refused."""
     names = [name for name in _parameters(test) if name not in ("self", "cls")]
     if not inspect.iscoroutinefunction(test) or not names:
-        raise pytest.UsageError(
+        raise _failed(
             f"{test.__qualname__} is marked 'simulate': write it as 'async def', with the group as "
             "its first parameter"
         )

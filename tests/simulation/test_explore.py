@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -44,6 +45,15 @@ async def forgets_a_coroutine(group: aiodist.Group) -> None:
     asyncio.sleep(1.0)  # type: ignore[unused-coroutine]
 
 
+async def exits(group: aiodist.Group) -> None:
+    sys.exit(0)
+
+
+async def exits_in_a_task(group: aiodist.Group) -> None:
+    asyncio.create_task(exits(group))  # noqa: RUF006
+    await asyncio.sleep(1.0)
+
+
 async def dies_of_a_loss(group: aiodist.Group) -> None:
     await asyncio.sleep(1.0)
     await group.barrier()
@@ -55,6 +65,8 @@ async def dies_of_a_loss(group: aiodist.Group) -> None:
         (raises, "", "rank 0 ends with KeyError: 'lost'", "ranks 1, seed 0, even network"),
         (fails_by_pytest, "", "Failed: DID NOT RAISE", "ranks 1, seed 0, even network"),
         (cancels_itself, "", "CancelledError", "ranks 1, seed 0, even network"),
+        (exits, "", "rank 0 ends with SystemExit: 0", "ranks 1, seed 0, even network"),
+        (exits_in_a_task, "", "task ends with SystemExit(0)", "ranks 1, seed 0, even network"),
         (hangs, "", "never ends", "ranks 1, seed 0, even network"),
         (leaves_a_task, "", "left a task over", "ranks 1, seed 0, even network"),
         (forgets_a_coroutine, "", "'sleep' was never awaited", "ranks 1, seed 0, even network"),
@@ -161,6 +173,31 @@ def test_a_fault_lasts_however_soon_another_is_over(
     explore(program, replay=f"ranks 2, seed 0, even network, {longer}, {shorter}", check=check)
 
 
+class AlarmOver(BaseException):
+    """As pytest-timeout raises it in a handler of a signal."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGINT])
+def test_an_exception_of_a_signal_handler_ends_it_at_once(number: signal.Signals) -> None:
+    began: list[int] = []
+
+    async def program(group: aiodist.Group) -> None:
+        began.append(group.rank)
+        signal.raise_signal(number)
+
+    def over(number: int, frame: object) -> None:
+        raise AlarmOver
+
+    before = signal.signal(number, over)
+    try:
+        with pytest.raises(AlarmOver):
+            explore(program)
+        assert signal.getsignal(number) is over
+    finally:
+        signal.signal(number, before)
+    assert len(began) == 1  # no other rank goes on, because it might never yield
+
+
 def test_what_happened_is_counted() -> None:
     async def program(group: aiodist.Group) -> None:
         await asyncio.sleep(1.0)
@@ -257,7 +294,17 @@ async def test_has_a_marker_that_means_nothing(group):
     pass
 
 
+@pytest.mark.simulate(faults="kil")
+async def test_has_a_fault_that_means_nothing(group):
+    pass
+
+
 class TestMethods:
+    @staticmethod
+    @pytest.mark.simulate(ranks=2, seeds=3)
+    async def test_is_static(group, expected, factor=3):
+        assert await group.all_reduce(expected * factor) == 6
+
     @pytest.mark.simulate(ranks=2, seeds=3)
     @pytest.mark.parametrize("value", [1, 2])
     async def test_passes(self, ranks, value):
@@ -292,13 +339,17 @@ def test_the_plugin_of_pytest(beside: str, tmp_path: Path) -> None:
         return done.stdout + done.stderr
 
     found = run("test_it.py")
-    assert f"2 failed, {3 if alone else 4} passed, 1 skipped" in found
+    assert f"3 failed, {4 if alone else 5} passed, 1 skipped" in found
     assert "explore() takes 1 positional argument but 2" in found
+    assert "faults are some of 'kill cut delay break restart', not 'kil'" in found
+    assert "For example" not in found  # the docstring of `explore`, which a traceback would show
     again = (
         'pytest "test_it.py::test_fails" --simulate "ranks 2, seed 0, even network, kill 0 at 1"'
     )
     assert again in found
+    assert found.count("Run it again") == 1
     assert "await asyncio.sleep(1.0)  -> killed meanwhile" in found
     if not alone:
         calm = "ranks 2, seed 0, even network"
         assert "1 passed" in run("test_it.py::test_fails", "--simulate", calm)
+        assert run("test_it.py", "--simulate", "seed 3").startswith("ERROR: --simulate: a plan")

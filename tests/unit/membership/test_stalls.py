@@ -99,6 +99,17 @@ def test_what_is_over_before_it_was_noted_is_not_told(three: Any, notes: Notes) 
     assert notes.take() == []
 
 
+def test_what_a_rank_does_after_the_wait_is_no_cause(three: Any, notes: Notes) -> None:
+    three.say(1, Stalled(12.0, (wait(1, 2),)))
+    three.mail.clear()
+    three.say(2, Activity(places=("t.py:9 in main",), last="all_reduce #3 done"), request=0)
+    three.say(3, Activity(places=("t.py:5 in load",), last="all_reduce #2 done"), request=0)
+    late = "in no operation at t.py:5 in load (last: all_reduce #2 done)"
+    assert three.read(1) == Seen((1, 2), ("", late))
+    [(_, fields)] = notes.take()
+    assert (fields["missing"], fields["why"]) == ("ranks 1-2", f"rank 2: {late}")
+
+
 def test_ranks_that_are_gone_are_not_missing(three: Any, notes: Notes) -> None:
     three.cut(3)
     three.say(1, Stalled(12.0, (wait(1, 2),)))
