@@ -114,6 +114,7 @@ def run(
         TimeoutError: the run did not end within `timeout`. A rank had not returned, was stopped, or
             still ran after it had returned, for example because of a thread that is no daemon.
         AiodistError: a rank raised or returned a value that cannot be pickled, or unpickled here.
+            Or it raised what is no `Exception`, such as the SystemExit of `sys.exit`.
         RuntimeError: called inside a running event loop, which it would block. Notebooks are
             allowed, because they wait for their cells anyway.
         ModuleNotFoundError: `main` is a function of a notebook, and cloudpickle is missing.
@@ -361,6 +362,10 @@ class _Ranks:
             failure = value
             if report.outcome is reports.ReportOutcome.OPAQUE:
                 failure = AiodistError(f"{who} failed with what cannot be pickled; see the cause")
+            elif not isinstance(value, Exception):
+                # Raised as it is, a SystemExit would end this program, and a CancelledError would
+                # look as if this task had been cancelled.
+                failure = AiodistError(f"{who} ended by {in_words(value)}")
         if report.text:
             failure.__cause__ = _RemoteTraceback(report.text)
         failure.add_note(f"(in {who})")

@@ -129,6 +129,19 @@ def test_rank_that_exits_is_named() -> None:
         aiodist.run(leave, 1)
 
 
+async def end_by(group: aiodist.Group, error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), asyncio.CancelledError()])
+def test_what_is_no_exception_does_not_end_the_caller(error: BaseException) -> None:
+    with pytest.raises(
+        aiodist.AiodistError, match=f"rank 0 of 1 ended by {type(error).__name__}"
+    ) as caught:
+        aiodist.run(end_by, 1, (error,))
+    assert "raise error" in str(caught.value.__cause__)
+
+
 class Unpicklable(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("not this one")
