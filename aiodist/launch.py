@@ -39,6 +39,7 @@ from aiodist.phases.base import as_int
 from aiodist.session import connect
 from aiodist.transports import polling
 from aiodist.types import GroupOptions, unexpected
+from aiodist.wire.limits import MAX_MEMBERS
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -166,6 +167,8 @@ def run(
 def _check_caller(nprocs: int) -> None:
     if nprocs < 1:
         raise ValueError(f"nprocs is the number of processes to start, at least 1, not {nprocs}")
+    if nprocs > MAX_MEMBERS:
+        raise ValueError(f"nprocs={nprocs}: a group has at most {MAX_MEMBERS} ranks")
     if _importing_main.is_set():
         raise RuntimeError(
             "aiodist.run was called while a rank imports the main module, which would start "

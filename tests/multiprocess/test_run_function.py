@@ -378,6 +378,8 @@ def test_wrong_calls() -> None:
         start(wait_for_ever, 1, args=5)
     with pytest.raises(TypeError, match=r"main is an async function .*, but returned 0"):
         start(not_async, 1)
+    with pytest.raises(ValueError, match="nprocs=4097: a group has at most 4096 ranks"):
+        aiodist.run(sum_of_ranks, 4097)
     with pytest.raises(TypeError, match=r"nprocs is the number of processes .*, not '2'$"):
         start(wait_for_ever, "2")
 
