@@ -48,13 +48,15 @@ async def test_a_ttl_is_kept_by_the_clock_as_it_was_set_last(
     """The host boots with a clock that is `late`, and the clock is set before there is a key."""
     now = 1e9 - late
     monkeypatch.setattr(actor, "time", SimpleNamespace(time=lambda: now))
-    async with Coordinator("tcp://127.0.0.1:0", state=tmp_path / "state") as coordinator:
-        async with aiodist.connect(coordinator.address, size=1) as group:
-            now = 1e9
-            await group.store.set("k", b"v", ttl=3600.0)
-            # The last record of the key says that the group deleted it at its end.
-            await coordinator._journal.idle()
-            saved = (tmp_path / "state").read_bytes()
+    async with (
+        Coordinator("tcp://127.0.0.1:0", state=tmp_path / "state") as coordinator,
+        aiodist.connect(coordinator.address, size=1) as group,
+    ):
+        now = 1e9
+        await group.store.set("k", b"v", ttl=3600.0)
+        # The last record of the key says that the group deleted it at its end.
+        await coordinator._journal.idle()
+        saved = (tmp_path / "state").read_bytes()
     (tmp_path / "copy").write_bytes(saved)
     with contextlib.closing(StateFile(tmp_path / "copy")) as file:
         [stored] = [record for record in file.saved.records if isinstance(record, Stored)]
