@@ -6,12 +6,13 @@ The first source that is set wins. Rank and size always come from the same sourc
 address    AIODIST_ADDRESS; MASTER_ADDR and MASTER_PORT; the pod of index 0 in the headless service
            AIODIST_SERVICE; a port made from the job id, of 127.0.0.1 if Slurm, Open MPI or MPICH
            say that all ranks are on one host, else of the first host that Slurm lists
-rank/size  JOB_COMPLETION_INDEX/AIODIST_SIZE; AIODIST_RANK/_SIZE; RANK/WORLD_SIZE;
-           OMPI_COMM_WORLD_RANK/_SIZE; PMI_RANK/_SIZE of mpiexec; SLURM_PROCID/_NTASKS; other PMI_…
+rank/size  AIODIST_RANK/_SIZE; RANK/WORLD_SIZE; OMPI_COMM_WORLD_RANK/_SIZE; PMI_RANK/_SIZE of
+           mpiexec; JOB_COMPLETION_INDEX/AIODIST_SIZE; AIODIST_SIZE alone; SLURM_PROCID/_NTASKS;
+           other PMI_…; WORLD_SIZE alone
 run id     AIODIST_RUN_ID; TORCHELASTIC_RUN_ID with TORCHELASTIC_RESTART_COUNT; the job id, with
            an address that was made from it
-others     AIODIST_GROUP, AIODIST_TRANSPORTS; of an elastic group AIODIST_MIN_SIZE,
-           AIODIST_MAX_SIZE. Also if the address is given: AIODIST_TOKEN, AIODIST_TIMEOUT
+others     AIODIST_GROUP; of an elastic group AIODIST_MIN_SIZE, AIODIST_MAX_SIZE. Also if the
+           address is given: AIODIST_TOKEN, AIODIST_TIMEOUT, AIODIST_TRANSPORTS
 =========  ======================================================================================
 
 An empty variable counts as not set. Only an empty AIODIST_TOKEN is an error, because a program that
@@ -20,13 +21,15 @@ sets it wants a token.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aiodist import hostlist
-from aiodist.wire.address import Address, parse_address
+from aiodist.wire.address import Address, parse_reachable
+from aiodist.wire.limits import MAX_MEMBERS
 
 DEFAULT_PORT = 29500
 """The port of a job without a job id (torch's default for MASTER_PORT)."""
@@ -43,7 +46,8 @@ class Settings:
     `listen_guarded` is the same if strangers cannot reach it. MASTER_ADDR is rank 0's host under
     the name that others know, so rank 0 may then listen on all interfaces. `agent_store`: torchrun
     keeps a TCPStore at MASTER_ADDR:MASTER_PORT, so that address is taken. `one_host`: all ranks are
-    on one host, by LOCAL_WORLD_SIZE of torchrun and `aiodist run`.
+    on one host, by LOCAL_WORLD_SIZE of torchrun and `aiodist run`. `rank_by` and `size_by` are the
+    variables of the rank and of the (greatest) size, for errors.
     """
 
     address: str = ""
@@ -52,12 +56,13 @@ class Settings:
     min_size: int | None = None
     max_size: int | None = None
     group: str | None = None
-    transports: tuple[str, ...] | None = None
     run_id: str = ""
     listen: str = ""
     listen_guarded: str = ""
     agent_store: bool = False
     one_host: bool = False
+    rank_by: str = "AIODIST_RANK"
+    size_by: str = "AIODIST_SIZE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +85,12 @@ class _Launcher:
 
 # From the innermost to the outermost launcher. mpirun in a job of Slurm starts ranks itself, or
 # through one task of Slurm on each host, so the ranks inherit the variables of that task. A batch
-# script has a SLURM_PROCID but is in no step: its ranks are those that it starts by srun.
+# script has a SLURM_PROCID but is in no step: its ranks are those that it starts by srun. A size
+# without a rank may be meant for an outer launcher (the manifest of a pod sets AIODIST_SIZE, in
+# which torchrun may start ranks), or be left over. So it comes late.
 _LAUNCHERS = (
-    _Launcher("aiodist", "AIODIST_RANK", "AIODIST_SIZE"),
-    _Launcher("torchrun", "RANK", "WORLD_SIZE"),
+    _Launcher("aiodist", "AIODIST_RANK", "AIODIST_SIZE", given=("AIODIST_RANK",)),
+    _Launcher("torchrun", "RANK", "WORLD_SIZE", given=("RANK",)),
     _Launcher(
         "Open MPI",
         "OMPI_COMM_WORLD_RANK",
@@ -102,6 +109,13 @@ _LAUNCHERS = (
         given=("MPI_LOCALNRANKS",),
     ),
     _Launcher(
+        "Kubernetes",
+        "JOB_COMPLETION_INDEX",
+        "AIODIST_SIZE",
+        given=("JOB_COMPLETION_INDEX", "AIODIST_SIZE"),
+    ),
+    _Launcher("aiodist", "AIODIST_RANK", "AIODIST_SIZE"),
+    _Launcher(
         "Slurm",
         "SLURM_PROCID",
         "SLURM_NTASKS",
@@ -111,30 +125,22 @@ _LAUNCHERS = (
         given=("SLURM_STEP_ID",),
     ),
     _Launcher("MPICH", "PMI_RANK", "PMI_SIZE", local_size="MPI_LOCALNRANKS"),
+    _Launcher("torchrun", "RANK", "WORLD_SIZE"),
 )
 
-# One source, although the manifest gives the size and Kubernetes the rank. Ranks that `aiodist run`
-# starts within the pod have an AIODIST_RANK of their own, which wins.
-_POD = _Launcher(
-    "Kubernetes",
-    "JOB_COMPLETION_INDEX",
-    "AIODIST_SIZE",
-    given=("JOB_COMPLETION_INDEX", "AIODIST_SIZE"),
-)
-
-ALWAYS = ("AIODIST_TOKEN", "AIODIST_TIMEOUT")
+ALWAYS = ("AIODIST_TOKEN", "AIODIST_TIMEOUT", "AIODIST_TRANSPORTS")
 """The variables that are also read if the address is given."""
 
 NAMES = tuple(
     dict.fromkeys(
         [
             *("AIODIST_ADDRESS", "AIODIST_RANK", "AIODIST_SIZE", "AIODIST_MIN_SIZE"),
-            *("AIODIST_MAX_SIZE", "AIODIST_GROUP", "AIODIST_TRANSPORTS", "AIODIST_RUN_ID"),
+            *("AIODIST_MAX_SIZE", "AIODIST_GROUP", "AIODIST_RUN_ID"),
             *("AIODIST_SERVICE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"),
             *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"),
             *(
                 name
-                for one in (*_LAUNCHERS, _POD)
+                for one in _LAUNCHERS
                 for name in (one.rank, one.size, one.hosts, one.local_size, one.nodes, *one.job)
                 if name
             ),
@@ -167,24 +173,29 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
     else:
         address, job = _launcher_address(environ, launcher, size)
         run_id = run_id or job
-    transports = None
-    if "AIODIST_TRANSPORTS" in environ:
-        named = (name.strip() for name in environ["AIODIST_TRANSPORTS"].split(","))
-        transports = tuple(name for name in named if name)
+    least, most = (
+        _integer(environ, name, 1, MAX_MEMBERS) for name in ("AIODIST_MIN_SIZE", "AIODIST_MAX_SIZE")
+    )
+    if least is not None and most is not None and least > most:
+        raise ValueError(
+            f"AIODIST_MIN_SIZE={least} with AIODIST_MAX_SIZE={most}: expected at most {most}"
+        )
+    source = launcher or _LAUNCHERS[0]
     return Settings(
         address=str(address),
         rank=rank,
         size=size,
-        min_size=_integer(environ, "AIODIST_MIN_SIZE", 1),
-        max_size=_integer(environ, "AIODIST_MAX_SIZE", 1),
+        min_size=least,
+        max_size=most,
         group=environ.get("AIODIST_GROUP"),
-        transports=transports,
         run_id=run_id,
         # An address of TLS belongs to a coordinator of its own.
         listen="" if address.scheme == "tls" else str(address),
         listen_guarded=_listening_at(address, master="AIODIST_ADDRESS" not in environ),
         agent_store=agent_store,
         one_host=size is not None and environ.get("LOCAL_WORLD_SIZE") == str(size),
+        rank_by=source.rank,
+        size_by="AIODIST_MAX_SIZE" if elastic else source.size,
     )
 
 
@@ -200,6 +211,15 @@ def token_in(environ: Mapping[str, str]) -> str | None:
             "AIODIST_TOKEN is set, but empty: expected the token. Unset it for no authentication"
         )
     return None if token is None else token.strip()
+
+
+def transports_in(environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the names in AIODIST_TRANSPORTS; None if it is not set. Raises ValueError."""
+    value = environ.get("AIODIST_TRANSPORTS", "").strip()
+    names = tuple(name for part in value.split(",") if (name := part.strip()))
+    if value and not names:
+        raise ValueError(f"AIODIST_TRANSPORTS={value!r}: expected names, as shm,tcp")
+    return names or None
 
 
 def timeout_in(environ: Mapping[str, str]) -> float | None:
@@ -227,8 +247,7 @@ def _listening_at(address: Address, *, master: bool) -> str:
 def _rank_and_size(
     environ: Mapping[str, str],
 ) -> tuple[_Launcher | None, int | None, int | None]:
-    launchers = _LAUNCHERS if "AIODIST_RANK" in environ else (_POD, *_LAUNCHERS)
-    for launcher in launchers:
+    for launcher in _LAUNCHERS:
         if not all(name in environ for name in launcher.given):
             continue
         rank = _integer(environ, launcher.rank, 0)
@@ -244,18 +263,20 @@ def _rank_and_size(
     return None, None, None
 
 
-def _integer(environ: Mapping[str, str], name: str, least: int) -> int | None:
+def _integer(environ: Mapping[str, str], name: str, least: int, most: int = 10**9) -> int | None:
     value = environ.get(name)
     if value is None:
         return None
-    if not (value.isascii() and value.isdigit()) or int(value) < least:
-        raise ValueError(f"{name}={value!r}: expected an integer of at least {least}")
+    # Python refuses to read thousands of digits, with a text of its own.
+    is_number = value.isascii() and value.isdigit() and len(value) < 20
+    if not is_number or not least <= int(value) <= most:
+        raise ValueError(f"{name}={value!r:.50}: expected an integer from {least} to {most}")
     return int(value)
 
 
 def _given_address(environ: Mapping[str, str]) -> Address:
     try:
-        return parse_address(environ["AIODIST_ADDRESS"])
+        return parse_reachable(environ["AIODIST_ADDRESS"])
     except ValueError as error:
         raise ValueError(f"AIODIST_ADDRESS: {error}") from None
 
@@ -270,10 +291,17 @@ def _master_address(environ: Mapping[str, str]) -> Address:
                 f"{other}={environ[other]!r} is set but {name} is not: expected {name} to be "
                 f"{example}"
             )
-    port = _integer(environ, "MASTER_PORT", 1)
-    if port is None or port > 65535:
-        raise ValueError(f"MASTER_PORT={port}: expected a port from 1 to 65535")
-    return Address("tcp", environ["MASTER_ADDR"].strip("[]"), port)
+    port = _integer(environ, "MASTER_PORT", 1, 65535)
+    assert port is not None
+    host = environ["MASTER_ADDR"].strip("[]")
+    if ":" in host:
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            raise ValueError(
+                f"MASTER_ADDR={host!r}: expected a host alone; the port goes to MASTER_PORT"
+            ) from None
+    return Address("tcp", host, port)
 
 
 def _launcher_address(
@@ -288,9 +316,12 @@ def _launcher_address(
     )
     if launcher is None or not (launcher.hosts or launcher.local_size):
         command = "srun python" if "SLURM_JOB_ID" in environ else "aiodist run -n 4"
+        names = (launcher.rank, launcher.size) if launcher is not None else ()
+        found = " and ".join(f"{name}={environ[name]}" for name in names if name in environ)
+        beside = f" has {found}, but" if found else ""
         raise ValueError(
-            "the environment names no coordinator: start the program by a launcher, as with "
-            f"`{command} PROGRAM.py`, or {needed}"
+            f"the environment{beside} names no coordinator: start the program by a launcher, as "
+            f"with `{command} PROGRAM.py`, or {needed}"
         )
     hosts = _integer(environ, launcher.hosts, 1) if launcher.hosts else None
     local = _integer(environ, launcher.local_size, 1) if launcher.local_size else None
@@ -332,11 +363,17 @@ def _first_pod(environ: Mapping[str, str]) -> str:
     the index.
     """
     index, pod = environ.get("JOB_COMPLETION_INDEX", ""), environ.get("HOSTNAME", "")
+    service = environ["AIODIST_SERVICE"]
+    if ":" in service:
+        raise ValueError(
+            f"AIODIST_SERVICE={service!r}: expected a service's name alone; its port is always "
+            f"{DEFAULT_PORT}"
+        )
     job = pod.removesuffix(f"-{index}")
     if not index or job == pod:
         raise ValueError(
-            f"AIODIST_SERVICE={environ['AIODIST_SERVICE']} is for the pods of an indexed Job: "
+            f"AIODIST_SERVICE={service} is for the pods of an indexed Job: "
             f"expected HOSTNAME to end in -JOB_COMPLETION_INDEX, not HOSTNAME={pod or 'not set'} "
             f"with JOB_COMPLETION_INDEX={index or 'not set'}. Or set AIODIST_ADDRESS"
         )
-    return f"{job}-0.{environ['AIODIST_SERVICE']}"
+    return f"{job}-0.{service}"

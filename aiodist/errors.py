@@ -84,7 +84,7 @@ class RankTakenError(JoinError):
 
 
 class SizeMismatchError(JoinError):
-    """The group was opened with another size, or the rank is not below its size."""
+    """The group was opened with another size."""
 
 
 class GroupCompleteError(JoinError):

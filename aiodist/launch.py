@@ -39,6 +39,7 @@ from aiodist.phases.base import as_int
 from aiodist.session import connect
 from aiodist.transports import polling
 from aiodist.types import GroupOptions, unexpected
+from aiodist.wire.limits import MAX_MEMBERS
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -114,6 +115,7 @@ def run(
         TimeoutError: the run did not end within `timeout`. A rank had not returned, was stopped, or
             still ran after it had returned, for example because of a thread that is no daemon.
         AiodistError: a rank raised or returned a value that cannot be pickled, or unpickled here.
+            Or it raised what is no `Exception`, such as the SystemExit of `sys.exit`.
         RuntimeError: called inside a running event loop, which it would block. Notebooks are
             allowed, because they wait for their cells anyway.
         ModuleNotFoundError: `main` is a function of a notebook, and cloudpickle is missing.
@@ -165,6 +167,8 @@ def run(
 def _check_caller(nprocs: int) -> None:
     if nprocs < 1:
         raise ValueError(f"nprocs is the number of processes to start, at least 1, not {nprocs}")
+    if nprocs > MAX_MEMBERS:
+        raise ValueError(f"nprocs={nprocs}: a group has at most {MAX_MEMBERS} ranks")
     if _importing_main.is_set():
         raise RuntimeError(
             "aiodist.run was called while a rank imports the main module, which would start "
@@ -361,6 +365,10 @@ class _Ranks:
             failure = value
             if report.outcome is reports.ReportOutcome.OPAQUE:
                 failure = AiodistError(f"{who} failed with what cannot be pickled; see the cause")
+            elif not isinstance(value, Exception):
+                # Raised as it is, a SystemExit would end this program, and a CancelledError would
+                # look as if this task had been cancelled.
+                failure = AiodistError(f"{who} ended by {in_words(value)}")
         if report.text:
             failure.__cause__ = _RemoteTraceback(report.text)
         failure.add_note(f"(in {who})")

@@ -34,6 +34,7 @@ from aiodist.errors import (
 from aiodist.group import Group
 from aiodist.links.endpoint import Endpoint
 from aiodist.links.greeting import Identity
+from aiodist.membership.group import Size
 from aiodist.phases.base import as_int
 from aiodist.rank import flight_recorder, patience, telemetry, tracing, whereabouts
 from aiodist.rank.actor import RankActor
@@ -47,9 +48,9 @@ from aiodist.transports.certificates import both, contexts_in
 from aiodist.types import JoinOptions, unexpected
 from aiodist.wire import schema
 from aiodist.wire.activity import LONG_WAIT, Stalled
-from aiodist.wire.address import parse_address, parse_endpoint
+from aiodist.wire.address import parse_address, parse_endpoint, parse_reachable
 from aiodist.wire.limits import MAX_MEMBERS
-from aiodist.wire.messages import JoinRequest, MemberInfo, Message, Withdrawn
+from aiodist.wire.messages import Failed, JoinRequest, MemberInfo, Message, Withdrawn
 from aiodist.wire.proof import membership_key, secret_of
 
 log = logging.getLogger("aiodist.session")
@@ -184,15 +185,23 @@ def connect(
         raise ValueError(f"max_message_bytes is at least 1, not {max_message_bytes!r}")
     by_environment = address is None
     if address is not None:
-        _check_reachable(address)
+        parse_reachable(address)
     address, found, allowed = _looked_up(address, transports)
     if timeout is None:
         timeout = environment.timeout_in(os.environ) or _PATIENCE[by_environment]
     _check_positive(timeout=timeout, op_timeout=op_timeout, lease=lease)
+    size_by = "max_size" if size is None else "size"
     if size is None and min_size is None and max_size is None:
+        size_by = found.size_by
         if found.size is None and found.min_size is None and found.max_size is None:
-            raise ValueError("connect needs size= (a fixed group), or min_size= and max_size=")
+            unset = f" {size_by} is not set, either" if by_environment else ""
+            raise ValueError(
+                f"connect needs size= (a fixed group), or min_size= and max_size=.{unset}"
+            )
         size, min_size, max_size = found.size, found.min_size, found.max_size
+    rank_by = "rank"
+    if rank is None:
+        rank_by, rank = found.rank_by, found.rank
     if metadata is not None and not isinstance(metadata, Mapping):
         raise TypeError(f"metadata is a dict of values by name, not {metadata!r:.200}")
     for option, given in (("group", group), ("bind", bind), ("advertise", advertise)):
@@ -207,8 +216,8 @@ def connect(
     ask = JoinRequest(
         group=group or found.group or "world",
         id="",
-        rank=found.rank if rank is None else _count("rank", rank, 0),
-        size=_count("size", size, 1),
+        rank=_count(rank_by, rank, 0),
+        size=_count(size_by, size, 1),
         min_size=_count("min_size", min_size, 1),
         max_size=_count("max_size", max_size, 1),
         join_window=join_window,
@@ -218,7 +227,7 @@ def connect(
         run_id=found.run_id,
         addresses=_profile(costs),
     )
-    _check_request(ask)
+    _check_request(ask, rank_by, size_by)
     return Connecting(
         _Options(
             _wanted(address, found, ask, secret, server, guard),
@@ -262,28 +271,28 @@ def _contexts(
     return given if isinstance(given, tuple) else (given, None)
 
 
-def _check_reachable(address: str) -> None:
-    wanted = parse_address(address)
-    if wanted.scheme in ("tcp", "tls") and not wanted.port:
-        raise ValueError(
-            f"the address {address!r} has port 0, which no coordinator has: give the port of the "
-            "coordinator, as its address shows it"
-        )
-
-
 def _check_positive(**options: float) -> None:
     for name, seconds in options.items():
         timeouts.check_seconds(name, seconds)
 
 
-def _check_request(ask: JoinRequest) -> None:
+def _check_request(ask: JoinRequest, rank_by: str, size_by: str) -> None:
     """Check what the coordinator would refuse, but for the id, which is given later.
 
-    The fields have the names of the arguments of `connect`.
+    The fields have the names of the arguments of `connect`. `rank_by` and `size_by` are the
+    arguments or variables that gave the rank and the (greatest) size.
     """
     for name in schema.field_names(JoinRequest):
         if name != "id":
             schema.check_field(JoinRequest, name, getattr(ask, name))
+    size = Size.of(ask)
+    if isinstance(size, Failed):
+        raise ValueError(size.text)
+    if ask.rank is not None and ask.rank >= size.most:
+        raise ValueError(
+            f"{rank_by}={ask.rank} with {size_by}={size.most}: expected a rank from 0 to "
+            f"{size.most - 1}"
+        )
 
 
 def _count(name: str, given: int | None, least: int) -> int | None:
@@ -308,7 +317,7 @@ def _looked_up(
         found = environment.settings_from(os.environ)
         address = found.address
     if transports is None:
-        transports = found.transports or os.environ.get("AIODIST_TRANSPORTS") or None
+        transports = environment.transports_in(os.environ)
     return address, found, registry.names_of(transports)
 
 

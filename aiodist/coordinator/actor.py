@@ -283,7 +283,11 @@ class Coordinator:
         if self._stopping:
             self._changed.set()
             return  # a member that goes now comes back to the next coordinator
-        effects = self._machine.step(event, self._loop.time())
+        now = self._loop.time()
+        # Anew for each step. The records of this step hold times that must be true for the next
+        # coordinator, too, and the wall clock may have been set since the start.
+        self._machine.set_wall_offset(time.time() - now)
+        effects = self._machine.step(event, now)
         if self._journal is None:
             self._carry_out(effects)
         else:

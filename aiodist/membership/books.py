@@ -126,12 +126,12 @@ class Books:
         # Called for members that are gone, and for records of averagers: both by `Averaging`.
         self.on_gone: OnGone = lambda group, ids, *, lost, replays: None
         self.on_record: Callable[[Record], None] = _no_record
-        self._wall_offset = wall_offset
+        self.wall_offset = wall_offset
         self._keep = keep
 
     @property
     def wall_time(self) -> float:
-        return max(0.0, self.now + self._wall_offset)
+        return max(0.0, self.now + self.wall_offset)
 
     def open(self, key: GroupKey, size: Size, opener: str) -> GroupState:
         """Create a group that begins to form."""
@@ -336,7 +336,7 @@ class Books:
             case Stored(name, run_id, key, value, expires):
                 store = self.groups[name, run_id].store
                 store.restore(key, value)
-                left = None if expires is None else expires - self._wall_offset - self.now
+                left = None if expires is None else expires - self.wall_offset - self.now
                 store.set_ttl(key, left)
             case Published(store_name, run_id, value):
                 self._set_published((store_name, run_id), value)
@@ -389,7 +389,7 @@ class Books:
 
     def _expiry(self, group: GroupKey, key: str) -> float | None:
         due = self.timers.get(Ttl(group, key))
-        return None if due is None else max(0.0, due + self._wall_offset)
+        return None if due is None else max(0.0, due + self.wall_offset)
 
     def _new_store(self, ttl: Callable[[str], Ttl]) -> KeyValueStore:
         """`ttl(key)`: the timer of a key."""

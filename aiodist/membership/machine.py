@@ -63,9 +63,9 @@ MAX_REASON = 512
 class Membership:
     """The state machine.
 
-    `wall_offset`: what to add to `now` for seconds since the Unix epoch. `keep`: emit `Keep`
-    effects. `form_after`: no group forms before that time, so that members of groups of an earlier
-    coordinator can come back first.
+    `wall_offset`: what to add to `now` for seconds since the Unix epoch, until `set_wall_offset` is
+    called. `keep`: emit `Keep` effects. `form_after`: no group forms before that time, so that
+    members of groups of an earlier coordinator can come back first.
 
     A connection is of at most one group, as one member. The greeting is done elsewhere: the machine
     sees a connection from its first request on.
@@ -115,6 +115,10 @@ class Membership:
             case _:
                 self._on_drain()
         return effects
+
+    def set_wall_offset(self, offset: float) -> None:
+        """Use `offset` from now on, because the wall clock may have been set."""
+        self._books.wall_offset = offset
 
     def restore(self, records: Iterable[Record], now: float) -> None:
         """Take in the records of an earlier machine. Call this once, before the first step.

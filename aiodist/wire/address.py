@@ -93,3 +93,14 @@ def parse_address(text: str) -> Address:
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise ValueError(f"the address {text!r} has port {port!r}: expected 0 to 65535")
     return Address("tcp" if scheme == "tcp" else "tls", host=host, port=int(port))
+
+
+def parse_reachable(text: str) -> Address:
+    """Read an address to connect to, which needs a port. Raises what `parse_address` does."""
+    address = parse_address(text)
+    if address.scheme in ("tcp", "tls") and not address.port:
+        raise ValueError(
+            f"the address {text!r} has port 0, which no coordinator has: give the port of the "
+            "coordinator, as its address shows it"
+        )
+    return address

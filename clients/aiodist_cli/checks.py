@@ -13,7 +13,7 @@ from typing import Literal
 
 from aiodist import compiled
 from aiodist.buffers.segment import unsupported_reason
-from aiodist.environment import ALWAYS, NAMES, settings_from, timeout_in, token_in
+from aiodist.environment import ALWAYS, NAMES, settings_from, timeout_in, token_in, transports_in
 from aiodist.transports import certificates, polling
 from aiodist.wire.address import is_loopback
 
@@ -182,7 +182,7 @@ def environment(environ: Mapping[str, str]) -> Check:
     ]
     if not found:
         return Check("environment", "ok", "nothing set that aiodist.connect() reads")
-    readers: list[Callable[[Mapping[str, str]], object]] = [token_in, timeout_in]
+    readers: list[Callable[[Mapping[str, str]], object]] = [token_in, timeout_in, transports_in]
     if names:
         readers.append(settings_from)
     for read in readers:

@@ -25,6 +25,7 @@ from aiodist.launching import spawn
 from aiodist.rank.flight_recorder import VARIABLE
 from aiodist.rank.tracing import VARIABLE as TRACE
 from aiodist.wire.address import Address, parse_address
+from aiodist.wire.limits import MAX_MEMBERS
 from aiodist_cli import tls
 from aiodist_cli.errors import CommandError, usable_address, usage_error
 from aiodist_cli.trace import joined
@@ -164,6 +165,10 @@ def run(
     """
     spawn.require_posix("aiodist run")
     least, most = _sizes(nprocs)
+    if nnodes * most > MAX_MEMBERS:
+        raise usage_error(
+            f"{nnodes * most} ranks on all nodes: a group has at most {MAX_MEMBERS}", "--ranks"
+        )
     elastic = ":" in nprocs or max_restarts > 0
     if elastic and nnodes > 1:
         raise usage_error("MIN:MAX and --max-restarts are for one node")

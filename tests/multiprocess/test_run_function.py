@@ -129,6 +129,19 @@ def test_rank_that_exits_is_named() -> None:
         aiodist.run(leave, 1)
 
 
+async def end_by(group: aiodist.Group, error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), asyncio.CancelledError()])
+def test_what_is_no_exception_does_not_end_the_caller(error: BaseException) -> None:
+    with pytest.raises(
+        aiodist.AiodistError, match=f"rank 0 of 1 ended by {type(error).__name__}"
+    ) as caught:
+        aiodist.run(end_by, 1, (error,))
+    assert "raise error" in str(caught.value.__cause__)
+
+
 class Unpicklable(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("not this one")
@@ -365,6 +378,8 @@ def test_wrong_calls() -> None:
         start(wait_for_ever, 1, args=5)
     with pytest.raises(TypeError, match=r"main is an async function .*, but returned 0"):
         start(not_async, 1)
+    with pytest.raises(ValueError, match="nprocs=4097: a group has at most 4096 ranks"):
+        aiodist.run(sum_of_ranks, 4097)
     with pytest.raises(TypeError, match=r"nprocs is the number of processes .*, not '2'$"):
         start(wait_for_ever, "2")
 

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from aiodist import environment
-from aiodist.environment import Settings, settings_from, timeout_in, token_in
+from aiodist.environment import Settings, settings_from, timeout_in, token_in, transports_in
 
 ADDRESS = {"AIODIST_ADDRESS": "tcp://10.0.0.1:1"}
 MASTER = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
@@ -43,7 +43,6 @@ def test_our_own_variables_give_everything() -> None:
             "AIODIST_RANK": "2",
             "AIODIST_SIZE": "4",
             "AIODIST_GROUP": "train",
-            "AIODIST_TRANSPORTS": "tcp, unix,",
             "AIODIST_RUN_ID": "run",
         }
     )
@@ -52,7 +51,6 @@ def test_our_own_variables_give_everything() -> None:
         rank=2,
         size=4,
         group="train",
-        transports=("tcp", "unix"),
         run_id="run",
         listen="unix:///run/a.sock",
         listen_guarded="unix:///run/a.sock",
@@ -75,6 +73,8 @@ def test_the_variables_of_torchrun() -> None:
         run_id="job#3",
         listen="tcp://node0:29500",
         listen_guarded="tcp://0.0.0.0:29500",
+        rank_by="RANK",
+        size_by="WORLD_SIZE",
         agent_store=True,
     )
     del torchrun["TORCHELASTIC_RESTART_COUNT"]
@@ -86,6 +86,8 @@ def test_the_variables_of_torchrun() -> None:
         run_id="job#0",
         listen="tcp://node0:29500",
         listen_guarded="tcp://0.0.0.0:29500",
+        rank_by="RANK",
+        size_by="WORLD_SIZE",
     )
 
 
@@ -94,7 +96,8 @@ def test_each_setting_is_taken_from_the_first_that_has_it() -> None:
         {**SLURM, **MASTER, **ADDRESS, "AIODIST_RUN_ID": "mine", "TORCHELASTIC_RUN_ID": "torch"}
     )
     at = "tcp://10.0.0.1:1"
-    assert settings == Settings(at, 1, 2, run_id="mine", listen=at, listen_guarded=at)
+    assert (settings.address, settings.rank, settings.size) == (at, 1, 2)
+    assert (settings.run_id, settings.listen, settings.listen_guarded) == ("mine", at, at)
     settings = settings_from({**SLURM, **MASTER, "RANK": "0", "WORLD_SIZE": "9"})
     assert (settings.rank, settings.size, settings.address) == (0, 9, "tcp://node0:29500")
 
@@ -151,7 +154,8 @@ def test_jobs_on_one_host_are_apart() -> None:
     assert one.address != other.address
     assert settings_from(OMPI).run_id == "prterun-node-42@1"
     at = "tcp://127.0.0.1:29500"
-    assert settings_from(MPICH) == Settings(at, 1, 2, listen=at, listen_guarded=at)
+    found = settings_from(MPICH)
+    assert (found.address, found.run_id, found.listen, found.listen_guarded) == (at, "", at, at)
     assert settings_from({**SLURM, "AIODIST_RUN_ID": "mine"}).run_id == "mine"
     own = settings_from({**MPICH, "AIODIST_RUN_ID": "mine"})
     assert (own.run_id, own.address == at) == ("mine", False)
@@ -194,6 +198,7 @@ def test_the_pods_of_an_indexed_job() -> None:
         run_id="uid",
         listen="tcp://train-a-0.ranks:29500",
         listen_guarded="tcp://0.0.0.0:29500",
+        rank_by="JOB_COMPLETION_INDEX",
     )
     settings = settings_from({**POD, **ADDRESS})
     assert (settings.address, settings.rank, settings.size) == ("tcp://10.0.0.1:1", 3, 4)
@@ -206,6 +211,17 @@ def test_what_a_launcher_in_a_pod_says_counts() -> None:
     inner = settings_from({**pod, **ADDRESS, "RANK": "0", "WORLD_SIZE": "2"})
     assert (inner.rank, inner.size) == (0, 2)
     assert settings_from({**pod, **ADDRESS}).rank is None
+    # The size of the manifest is that of the pods, also if torchrun or mpirun starts ranks in them.
+    inner = settings_from({**POD, **ADDRESS, "RANK": "6", "WORLD_SIZE": "8"})
+    assert (inner.rank, inner.size) == (6, 8)
+    inner = settings_from({**POD, **ADDRESS, **OMPI})
+    assert (inner.rank, inner.size) == (1, 2)
+
+
+def test_a_size_that_is_left_over_hides_no_launcher() -> None:
+    settings = settings_from({**OMPI, "WORLD_SIZE": "9"})
+    assert (settings.rank, settings.size) == (1, 2)
+    assert settings_from({**ADDRESS, "WORLD_SIZE": "9"}).size == 9
 
 
 def test_job_ids_matter_only_without_an_address() -> None:
@@ -216,7 +232,7 @@ def test_job_ids_matter_only_without_an_address() -> None:
     ("environ", "text"),
     [
         ({}, "names no coordinator: .*`aiodist run -n 4 .*AIODIST_ADDRESS .*, or MASTER_ADDR"),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, "names no coordinator"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "has RANK=0 and WORLD_SIZE=1, but names no coordinator"),
         ({**SLURM, "SLURM_NNODES": "2"}, "Slurm gives .* on one host .SLURM_NNODES=2.: set"),
         (
             {**OMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
@@ -241,14 +257,32 @@ def test_job_ids_matter_only_without_an_address() -> None:
         ({"AIODIST_SERVICE": "ranks", "HOSTNAME": "a-"}, "JOB_COMPLETION_INDEX=not set"),
         ({**POD, **ADDRESS, "AIODIST_SIZE": "3"}, "JOB_COMPLETION_INDEX=3 with AIODIST_SIZE=3"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "MPICH gives .*MPI_LOCALNRANKS=not set"),
+        (
+            {**POD, "AIODIST_SERVICE": "ranks:29"},
+            "AIODIST_SERVICE='ranks:29': expected a service's name alone; its port is always 29500",
+        ),
+        (
+            {**MASTER, "MASTER_ADDR": "node0:29500"},
+            "MASTER_ADDR='node0:29500': expected a host alone; the port goes to MASTER_PORT",
+        ),
+        ({**MASTER, "MASTER_ADDR": "tcp://node0"}, "MASTER_ADDR='tcp://node0': expected a host"),
+        ({"AIODIST_ADDRESS": "tcp://h:0"}, "AIODIST_ADDRESS: the address 'tcp://h:0' has port 0"),
+        (
+            {**ADDRESS, "AIODIST_MIN_SIZE": "3", "AIODIST_MAX_SIZE": "2"},
+            "AIODIST_MIN_SIZE=3 with AIODIST_MAX_SIZE=2: expected at most 2",
+        ),
+        ({**ADDRESS, "WORLD_SIZE": "9" * 5000}, "WORLD_SIZE='9{49}: expected an integer from 1"),
         ({"MASTER_ADDR": "h"}, "MASTER_ADDR='h' is set but MASTER_PORT is not"),
         ({"MASTER_PORT": "1"}, "MASTER_PORT='1' is set but MASTER_ADDR is not"),
         ({**MASTER, "MASTER_PORT": "http"}, "MASTER_PORT='http': expected an integer"),
-        ({**MASTER, "MASTER_PORT": "0"}, "MASTER_PORT='0': expected an integer of at least 1"),
-        ({**MASTER, "MASTER_PORT": "70000"}, "MASTER_PORT=70000: expected a port"),
+        ({**MASTER, "MASTER_PORT": "0"}, "MASTER_PORT='0': expected an integer from 1 to"),
+        (
+            {**MASTER, "MASTER_PORT": "70000"},
+            "MASTER_PORT=.70000.: expected an integer from 1 to 65535",
+        ),
         ({"AIODIST_ADDRESS": "nonsense"}, "AIODIST_ADDRESS: the address 'nonsense' has no scheme"),
-        ({**ADDRESS, "AIODIST_RANK": "-1"}, "AIODIST_RANK='-1': expected an integer of at least 0"),
-        ({**ADDRESS, "AIODIST_SIZE": "0"}, "AIODIST_SIZE='0': expected an integer of at least 1"),
+        ({**ADDRESS, "AIODIST_RANK": "-1"}, "AIODIST_RANK='-1': expected an integer from 0 to"),
+        ({**ADDRESS, "AIODIST_SIZE": "0"}, "AIODIST_SIZE='0': expected an integer from 1 to"),
         ({**ADDRESS, "RANK": "²"}, "RANK='²': expected an integer"),
         ({**ADDRESS, "RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 with WORLD_SIZE=2: expected a rank"),
         (
@@ -276,6 +310,13 @@ def test_the_sizes_of_an_elastic_group() -> None:
 )
 def test_the_deadline_of_joining(value: str | None, seconds: float | None) -> None:
     assert timeout_in({} if value is None else {"AIODIST_TIMEOUT": value}) == seconds
+
+
+def test_the_names_of_transports() -> None:
+    assert transports_in({"AIODIST_TRANSPORTS": "tcp, unix,"}) == ("tcp", "unix")
+    assert transports_in({"AIODIST_TRANSPORTS": " "}) is None
+    with pytest.raises(ValueError, match=r"AIODIST_TRANSPORTS=',': expected names, as shm,tcp"):
+        transports_in({"AIODIST_TRANSPORTS": ","})
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "soon"])

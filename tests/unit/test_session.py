@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import aiodist
+from aiodist import environment
 from aiodist.schedules.costs import ONE_HOST_TCP, written
 
 
@@ -82,11 +83,43 @@ def test_a_profile_of_costs_that_cannot_be_read_is_named(monkeypatch, tmp_path, 
         ({"size": True}, TypeError, "size is an int, not True"),
         ({"size": 2, "rank": False}, TypeError, "rank is an int, not False"),
         ({"min_size": 0, "max_size": 2}, ValueError, "min_size is 1 to 4096, not 0"),
+        ({"min_size": 3, "max_size": 2}, ValueError, "min_size=3 is over max_size=2"),
+        ({"size": 2, "min_size": 1}, ValueError, "size=2 makes a fixed group, .* give one or the"),
+        ({"size": 2, "rank": 2}, ValueError, "rank=2 with size=2: expected a rank from 0 to 1"),
+        ({"max_size": 2, "rank": 2}, ValueError, "rank=2 with max_size=2: expected a rank from"),
     ],
 )
 def test_numbers_that_make_no_sense_wait_for_no_coordinator(options, error, text):
     with pytest.raises(error, match=text):
         aiodist.connect("inproc://absent", **options)
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "text"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "2"}, {"size": 1}, "RANK=1 with size=1: expected a rank from"),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2"},
+            {"rank": 2},
+            "rank=2 with WORLD_SIZE=2: expected a rank",
+        ),
+        ({"AIODIST_MAX_SIZE": "2"}, {"rank": 2}, "rank=2 with AIODIST_MAX_SIZE=2: expected a rank"),
+        ({"WORLD_SIZE": "5000"}, {}, "WORLD_SIZE is 1 to 4096, not 5000"),
+        ({"RANK": "1"}, {}, "connect needs size= .* WORLD_SIZE is not set, either"),
+        ({"JOB_COMPLETION_INDEX": "1"}, {}, "connect needs size= .* AIODIST_SIZE is not set"),
+        ({"AIODIST_ADDRESS": "tcp://127.0.0.1:0"}, {"size": 1}, "AIODIST_ADDRESS: .* has port 0"),
+        ({"AIODIST_TRANSPORTS": ","}, {"size": 1}, "AIODIST_TRANSPORTS=',': expected names"),
+    ],
+)
+def test_what_the_environment_has_wrong_is_named_by_its_variable(
+    monkeypatch, environ, options, text
+):
+    for name in environment.NAMES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"AIODIST_ADDRESS": "tcp://127.0.0.1:1", **environ}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=text):
+        aiodist.connect(**options)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def test_no_command_shows_help(invoke) -> None:
         (("run", "-n", "1", "no.mod"), "for a module: aiodist run … -m no.mod"),
         (("run", "--ranks", "0", "x.py"), "expected a number of ranks, as 4, or the least and"),
         (("run", "-n", "3:2", "x.py"), "expected a number of ranks, as 4, or the least and the"),
+        (("run", "-n", "4097", "x.py"), "4097 ranks on all nodes: a group has at most 4096"),
         (("run", "-n", "2:", "x.py"), "expected a number of ranks, as 4, or the least and the"),
         (
             ("run", "-n", "2:3", "--stdin", "0", "x.py"),

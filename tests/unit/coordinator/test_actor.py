@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import aiodist
+from aiodist.coordinator import actor
 from aiodist.coordinator.actor import Coordinator
+from aiodist.coordinator.state_file import StateFile
+from aiodist.membership.records import Stored
 
 
 async def test_its_address_is_known_while_it_listens() -> None:
@@ -33,3 +39,25 @@ async def test_groups_of_channels_are_logged_below_debug(caplog: pytest.LogCaptu
         await out.publish({"w": np.ones(3)}, version=1)
         await weights.latest()
     assert not [one for one in caplog.messages if "channel policy" in one]
+
+
+@pytest.mark.parametrize("late", [7200.0, -7200.0])
+async def test_a_ttl_is_kept_by_the_clock_as_it_was_set_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: float
+) -> None:
+    """The host boots with a clock that is `late`, and the clock is set before there is a key."""
+    now = 1e9 - late
+    monkeypatch.setattr(actor, "time", SimpleNamespace(time=lambda: now))
+    async with (
+        Coordinator("tcp://127.0.0.1:0", state=tmp_path / "state") as coordinator,
+        aiodist.connect(coordinator.address, size=1) as group,
+    ):
+        now = 1e9
+        await group.store.set("k", b"v", ttl=3600.0)
+        # The last record of the key says that the group deleted it at its end.
+        await coordinator._journal.idle()
+        saved = (tmp_path / "state").read_bytes()
+    (tmp_path / "copy").write_bytes(saved)
+    with contextlib.closing(StateFile(tmp_path / "copy")) as file:
+        [stored] = [record for record in file.saved.records if isinstance(record, Stored)]
+    assert stored.expires == pytest.approx(1e9 + 3600.0)
