@@ -41,8 +41,13 @@ def connect(
     `metadata` gets `actor_id` and `node_id`, too. `timeout` is 300 s by default, because Ray may
     take long to start the actors.
 
-    Raises what `aiodist.connect` raises.
+    Raises what `aiodist.connect` raises, and TypeError for an address or a token.
     """
+    if options.keys() & {"address", "token"}:
+        raise TypeError(
+            "aiodist_ray.connect takes no address= and no token=, because the coordinator's actor "
+            "gives them: leave them out"
+        )
     return Connecting(group, namespace, options)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
+from aiodist import AiodistError
 from aiodist_torch.devices import Mixed, first_tensor
 from aiodist_torch.forms import Forms, Long
 
@@ -18,7 +19,7 @@ def call(
     """Accept a method's own form or a shorter one, and pass tensors of other devices to their
     group.
 
-    A call of a `collective` that fits no form still uses up its turn.
+    A call of a `collective` that cannot start still uses up its turn.
     """
 
     def decorated(method: Callable[..., R]) -> Callable[..., R]:
@@ -34,12 +35,14 @@ def call(
                     args = forms.long(args, kwargs)
                 x = first_tensor(args)
                 other = group if x is None or x.is_cpu else group.beside(x.device)
-            except (TypeError, RuntimeError) as error:
+                if other is group:
+                    return method(group, *args)
+            except AiodistError:
+                raise  # there is no group any more whose ranks count
+            except Exception as error:
                 if collective:
                     group.forgo(error, first_tensor((*args, *kwargs.values())))
                 raise
-            if other is group:
-                return method(group, *args)
             answer: R = getattr(other, name)(*args)
             return answer
 

@@ -108,15 +108,6 @@ class Methods(_Base):
         start = partial(ops.or_forgo, start)
         return self._go(results, start, *args, seconds, waits=not opts.asyncOp)
 
-    def _one(self, items: list[Any], op: str) -> Any:
-        """Return the only item given to a collective. Otherwise use up its turn, and raise
-        ValueError."""
-        try:
-            return one(items, op)
-        except ValueError as error:
-            self.forgo(error, None)
-            raise
-
     def forgo(self, error: Exception, x: Tensor | None) -> None:
         """Use up the turn of a collective of `x` that was not called because of `error`.
 
@@ -137,7 +128,7 @@ class Methods(_Base):
         self, tensors: list[Tensor], opts: dist.AllreduceOptions = _ALL_REDUCE
     ) -> TorchWork:
         """Reduce one tensor in place. It may be sparse."""
-        x = self._one(tensors, "all_reduce")
+        x = one(tensors, "all_reduce")
         start = ops.all_reduce if x.layout is torch.strided else ops.all_reduce_sparse
         return self._collective(opts, tensors, start, x, opts.reduceOp)
 
@@ -156,7 +147,7 @@ class Methods(_Base):
     @call(forms.reduce)
     def reduce(self, tensors: list[Tensor], opts: dist.ReduceOptions = _REDUCE) -> TorchWork:
         """Reduce one tensor in place at the root. The other ranks' tensors keep their content."""
-        x = self._one(tensors, "reduce")
+        x = one(tensors, "reduce")
         return self._collective(opts, tensors, ops.reduce, x, opts.rootRank, opts.reduceOp)
 
     @call(forms.broadcast)
@@ -164,7 +155,7 @@ class Methods(_Base):
         self, tensors: list[Tensor], opts: dist.BroadcastOptions = _BROADCAST
     ) -> TorchWork:
         """Copy the root's tensor into that of every rank."""
-        x = self._one(tensors, "broadcast")
+        x = one(tensors, "broadcast")
         return self._collective(opts, tensors, ops.broadcast, x, opts.rootRank)
 
     @call(forms.allgather)
@@ -175,8 +166,8 @@ class Methods(_Base):
         opts: c10d.AllgatherOptions = _ALL_GATHER,
     ) -> TorchWork:
         """Gather the tensors of all ranks into a list on every rank. Shapes may differ."""
-        x = self._one(input_tensors, "all_gather")
-        outs = self._one(output_tensors, "all_gather")
+        x = one(input_tensors, "all_gather")
+        outs = one(output_tensors, "all_gather")
         return self._collective(opts, outs, ops.all_gather, x, outs)
 
     @call()
@@ -224,8 +215,8 @@ class Methods(_Base):
         opts: dist.GatherOptions = _GATHER,
     ) -> TorchWork:
         """Gather the tensors of all ranks into a list at the root."""
-        x = self._one(input_tensors, "gather")
-        outs = self._one(output_tensors, "gather") if output_tensors else []
+        x = one(input_tensors, "gather")
+        outs = one(output_tensors, "gather") if output_tensors else []
         return self._collective(opts, outs, ops.gather, x, outs, opts.rootRank)
 
     @call(forms.scatter)
@@ -236,8 +227,8 @@ class Methods(_Base):
         opts: dist.ScatterOptions = _SCATTER,
     ) -> TorchWork:
         """Give each rank one tensor of the root's list."""
-        out = self._one(output_tensors, "scatter")
-        xs = self._one(input_tensors, "scatter") if input_tensors else []
+        out = one(output_tensors, "scatter")
+        xs = one(input_tensors, "scatter") if input_tensors else []
         return self._collective(opts, output_tensors, ops.scatter, xs, out, opts.rootRank)
 
     @call(forms.reduce_scatter)
@@ -248,8 +239,8 @@ class Methods(_Base):
         opts: dist.ReduceScatterOptions = _REDUCE_SCATTER,
     ) -> TorchWork:
         """Reduce lists of tensors. Each rank gets its own element."""
-        out = self._one(output_tensors, "reduce_scatter")
-        xs = self._one(input_tensors, "reduce_scatter")
+        out = one(output_tensors, "reduce_scatter")
+        xs = one(input_tensors, "reduce_scatter")
         return self._collective(opts, output_tensors, ops.reduce_scatter, xs, out, opts.reduceOp)
 
     @call()

@@ -1,8 +1,12 @@
 """torch's operations as calls of aiodist.
 
-Every function runs on the engine, starts its operations, and returns the Works. `group` is the
+Every function runs on the engine, starts its operation, and returns the Works. `group` is the
 aiodist group, and `seconds` the deadline. Results go into the given tensors. Shapes matter as in
 torch: in forms with one tensor for all ranks, only the number of elements matters.
+
+Each call of a collective of torch is one collective of aiodist, even if it has several tensors.
+Ranks match collectives by counting, and a rank that refuses its arguments counts one. If the number
+depended on arguments, that rank could not know how many the other ranks count.
 """
 
 from __future__ import annotations
@@ -15,13 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiodist import ANY_SOURCE, Group, ReduceOp
+from aiodist import ANY_SOURCE, AiodistError, Group, ReduceOp
 from aiodist.codecs import Codec
 from aiodist.types import AnySource
-from aiodist_torch.operators import Meaning, divide, meaning
+from aiodist_torch.operators import divide, meaning
 
 Works = Sequence["asyncio.Future[Any]"]
 Step = Callable[[], object]
+
+WIDER_FOR_AVERAGES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""Dtypes in which a sum might overflow before it is divided, and those to add up in."""
 
 
 def all_reduce(group: Group, x: Tensor, op: Any, seconds: float) -> Works:
@@ -38,8 +45,13 @@ def average_coded(group: Group, x: Tensor, codec: Codec, tag: str, seconds: floa
 
 def all_reduce_sparse(group: Group, x: Tensor, op: Any, seconds: float) -> Works:
     """Sum sparse tensors in place: gather the elements of all ranks, and add them up here."""
-    if meaning(op, torch.float32).op is not ReduceOp.SUM:
-        raise ValueError(f"sparse tensors can be summed, nothing else; got {op}")
+    if x.layout is not torch.sparse_coo:
+        raise TypeError(
+            f"all_reduce takes dense tensors, and sparse ones in COO format; got {x.layout}: "
+            "convert it by to_dense() or to_sparse_coo()"
+        )
+    if (found := meaning(op, torch.float32).op) is not ReduceOp.SUM:
+        raise ValueError(f"sparse tensors can be summed, nothing else; got {found}")
     own = x.detach().coalesce()
     work = group.all_gather([own.indices(), own.values(), list(own.shape)], timeout=seconds)
     return then(work, lambda: _sum_sparse(work.result(), own, x))
@@ -59,16 +71,22 @@ def _sum_sparse(parts: list[Any], own: Tensor, x: Tensor) -> None:
 
 
 def all_reduce_coalesced(group: Group, xs: list[Tensor], op: Any, seconds: float) -> Works:
-    """Reduce several tensors in place: one operation for all dtypes for which `op` means the
-    same."""
-    alike: dict[Meaning, list[Tensor]] = {}
-    for x in xs:
-        alike.setdefault(meaning(op, x.dtype), []).append(x)
-    works: list[asyncio.Future[Any]] = []
-    for (meant, divides), some in alike.items():
-        work = group.all_reduce(some, meant, timeout=seconds)
-        works += then(work, divided(group, *some)) if divides else (work,)
-    return works
+    """Reduce several tensors in place."""
+    meanings = {meaning(op, x.dtype) for x in xs} or {meaning(op, torch.float32)}
+    if len(meanings) == 1:
+        ((meant, divides),) = meanings
+        work = group.all_reduce(xs, meant, timeout=seconds)
+        return then(work, divided(group, *xs)) if divides else (work,)
+    # AVG of integers and others, or SUM or PRODUCT of booleans and others. Wider dtypes make one
+    # operator right for all of them.
+    meant = meaning(op, torch.float32).op
+    averages = meant is ReduceOp.AVG
+    wider = WIDER_FOR_AVERAGES if averages else {torch.bool: torch.int32}
+    wide = [x.detach().to(wider.get(x.dtype, x.dtype)) for x in xs]
+    work = group.all_reduce(wide, ReduceOp.SUM if averages else meant, timeout=seconds)
+    pairs = zip(xs, wide, strict=True)
+    steps = [partial(x.copy_, y) for x, y in pairs if x.dtype is not y.dtype]
+    return then(work, divided(group, *wide), *steps) if averages else then(work, *steps)
 
 
 def reduce(group: Group, x: Tensor, dst: int, op: Any, seconds: float) -> Works:
@@ -97,11 +115,14 @@ def all_gather_single(group: Group, x: Tensor, out: Tensor, seconds: float) -> W
 def all_gather_single_coalesced(
     group: Group, xs: list[Tensor], outs: list[Tensor], seconds: float
 ) -> Works:
-    """Gather several tensors, each with an `all_gather_single` of its own."""
-    return each(
-        group,
-        [partial(all_gather_single, group, *pair, seconds) for pair in zip(xs, outs, strict=True)],
-    )
+    """Do `all_gather_single` of several tensors."""
+    check_pairs(xs, outs)
+    flats = [flattened(out) for out in outs]
+    parts = [shares(flat, group.size, "output") for flat in flats]
+    rows = [[part[rank] for part in parts] for rank in range(group.size)]
+    work = group.all_gather([x.reshape(-1) for x in xs], out=rows, timeout=seconds)
+    steps = [step for pair in zip(outs, flats, strict=True) for step in copied_back(*pair)]
+    return then(work, *steps) if steps else (work,)
 
 
 def all_gather_coalesced(
@@ -141,14 +162,37 @@ def reduce_scatter_single(group: Group, x: Tensor, out: Tensor, op: Any, seconds
 def reduce_scatter_single_coalesced(
     group: Group, xs: list[Tensor], outs: list[Tensor], op: Any, seconds: float
 ) -> Works:
-    """Reduce and scatter several tensors, each with a `reduce_scatter_single` of its own."""
-    return each(
-        group,
-        [
-            partial(reduce_scatter_single, group, *pair, op, seconds)
-            for pair in zip(xs, outs, strict=True)
-        ],
-    )
+    """Do `reduce_scatter_single` of several tensors: reduce all parts, and keep the own ones."""
+    # Not `group.reduce_scatter`, because that takes no lists of tensors. This moves more bytes, and
+    # is one collective for all shapes and dtypes.
+    check_pairs(xs, outs)
+    sums = [x.detach().clone(memory_format=torch.contiguous_format).view(-1) for x in xs]
+    steps = []
+    for total, out in zip(sums, outs, strict=True):
+        part = shares(total, group.size, "input")[group.rank]
+        if (part.dtype, part.numel()) != (out.dtype, out.numel()):
+            raise ValueError(
+                f"an output has {out.numel()} elements of {out.dtype}, and the part of the input "
+                f"for it {part.numel()} of {part.dtype}: both must be equal"
+            )
+        steps.append(partial(out.copy_, part.view(out.shape)))
+    *works, last = all_reduce_coalesced(group, sums, op, seconds)
+    return [*works, *then(last, *steps)]
+
+
+def check_pairs(xs: list[Tensor], outs: list[Tensor]) -> None:
+    """Raise ValueError if there is not one output for each input."""
+    if len(xs) != len(outs):
+        raise ValueError(f"{len(xs)} inputs, {len(outs)} outputs: give one output for each input")
+
+
+def shares(x: Tensor, size: int, name: str) -> Sequence[Tensor]:
+    """Cut `x`, which has one dimension, into one part for each rank. Raises ValueError."""
+    if len(x) % size:
+        raise ValueError(
+            f"an {name} has {len(x)} elements, which {size} ranks cannot share equally"
+        )
+    return x.view(size, len(x) // size).unbind()
 
 
 def all_to_all(group: Group, xs: list[Tensor], outs: list[Tensor], seconds: float) -> Works:
@@ -175,7 +219,9 @@ def all_to_all_single(
 
 def split(x: Tensor, splits: Sequence[int], size: int, name: str) -> list[Tensor]:
     """Cut `x` along its first dimension. Raises ValueError."""
-    rows = x.shape[0] if x.dim() else 0
+    if not x.dim():
+        raise ValueError(f"the {name} has no dimension to split: pass {name}.reshape(1)")
+    rows = x.shape[0]
     if not splits:
         if rows % size:
             raise ValueError(
@@ -208,28 +254,6 @@ def barrier(group: Group, seconds: float) -> Works:
     return (group.barrier(timeout=seconds),)
 
 
-def each(group: Group, starts: Sequence[Callable[[], Works]]) -> Works:
-    """Start several collectives. If one is refused, all use up their turns, and none goes on."""
-    # All ranks have to count alike, whichever call is refused on whichever rank. Stopping at the
-    # first refusal would leave the others' later collectives without this rank. Going on with the
-    # rest would leave the caller with half of them done. So each takes its turn, and then all are
-    # given up.
-    works: list[asyncio.Future[Any]] = []
-    refused: Exception | None = None
-    for start in starts:
-        try:
-            works += start()
-        except (TypeError, ValueError, RuntimeError) as error:
-            group._forgo(error)
-            refused = refused or error
-    if refused is None:
-        return works
-    for work in works:
-        if not work.cancel():
-            work.exception()  # the caller hears of the refusal
-    raise refused
-
-
 # -- what is left to do when an operation has ended ----------------------------------------------
 
 
@@ -247,7 +271,7 @@ async def _after(work: asyncio.Future[Any], steps: tuple[Step, ...]) -> None:
 
 
 def divided(group: Group, *xs: Tensor) -> Step:
-    """Make the step that turns sums of integers into averages."""
+    """Make the step that turns sums into averages."""
 
     def step() -> None:
         for x in xs:
@@ -263,9 +287,13 @@ def flattened(out: Tensor) -> Tensor:
 
 def filling(out: Tensor, flat: Tensor, work: asyncio.Future[Any], *steps: Step) -> Works:
     """Return `work`, and what copies its result from `flat` into `out` after `steps`."""
-    if not out.is_contiguous():
-        steps = (*steps, lambda: out.copy_(flat.view(out.shape)))
+    steps = (*steps, *copied_back(out, flat))
     return then(work, *steps) if steps else (work,)
+
+
+def copied_back(out: Tensor, flat: Tensor) -> list[Step]:
+    """Return the step that copies `flat` into `out`, if that is not its memory."""
+    return [] if out.is_contiguous() else [partial(out.copy_, flat.view(out.shape))]
 
 
 def or_forgo(start: Callable[..., Works], group: Group, *args: Any) -> Works:
@@ -275,6 +303,8 @@ def or_forgo(start: Callable[..., Works], group: Group, *args: Any) -> Works:
     """
     try:
         return start(group, *args)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except AiodistError:
+        raise  # there is no group any more whose ranks count
+    except Exception as error:
         group._forgo(error)
         raise

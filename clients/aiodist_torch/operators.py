@@ -64,8 +64,9 @@ def _meaning(number: Any, dtype: torch.dtype) -> Meaning:
 
 
 def divide(x: Tensor, size: int) -> None:
-    """Divide integers in place, and round toward zero."""
+    """Divide in place. Integers are rounded toward zero."""
     if x.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch cannot divide these
         x.copy_(torch.from_numpy(x.clone().numpy() // size))
     else:
-        x.div_(size, rounding_mode="trunc")
+        whole = not (x.is_floating_point() or x.is_complex())
+        x.div_(size, rounding_mode="trunc" if whole else None)

@@ -144,3 +144,10 @@ async def test_groups_outlive_their_coordinator(actors: list[Any]) -> None:
     join(actors, "after", namespace="mortal")
     assert ray.get([actor.add_up.remote(2) for actor in actors]) == [6, 6, 6]
     ray.get([actor.leave.remote() for actor in actors])
+
+
+@pytest.mark.parametrize("option", ["address", "token"])
+def test_what_the_coordinator_gives_is_refused(option: str) -> None:
+    options: dict[str, Any] = {option: "x"}
+    with pytest.raises(TypeError, match="leave them out"):
+        aiodist_ray.connect("refused", **options)

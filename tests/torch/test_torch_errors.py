@@ -108,7 +108,7 @@ def test_a_call_that_fits_nothing_on_one_rank_stops_all(ranks: Ranks, wrong: str
     ranks(2, body)
 
 
-@pytest.mark.parametrize("what", ["one tensor", "cannot share"])
+@pytest.mark.parametrize("what", ["one tensor", "cannot share", "no dimension to split"])
 def test_arguments_that_make_no_sense(ranks: Ranks, what: str) -> None:
     def body(group: ProcessGroup) -> None:
         x = torch.ones(3)
@@ -116,6 +116,7 @@ def test_arguments_that_make_no_sense(ranks: Ranks, what: str) -> None:
             if what == "one tensor":
                 group.allreduce([x, x])
             else:
+                x = x if what == "cannot share" else torch.tensor(1.0)
                 group.all_to_all_single(torch.empty(3), x, [], []).wait()
 
     ranks(2, body)

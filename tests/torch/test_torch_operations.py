@@ -103,12 +103,15 @@ def test_sparse_all_reduce(ranks: Ranks) -> None:
         assert x.tolist() == [[3, 3], [2, 2], [1, 1]]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 def test_sparse_tensors_can_only_be_summed(ranks: Ranks) -> None:
     def body(group: ProcessGroup) -> None:
         x = torch.eye(2).to_sparse()
         opts = options(dist.AllreduceOptions, reduceOp=dist.ReduceOp.MAX)
-        with pytest.raises(ValueError, match="can be summed"):
+        with pytest.raises(ValueError, match="can be summed, nothing else; got MAX"):
             group.allreduce([x], opts).wait()
+        with pytest.raises(TypeError, match=r"got torch.sparse_csr: convert it"):
+            group.allreduce([x.to_sparse_csr()]).wait()
 
     ranks(2, body)
 
