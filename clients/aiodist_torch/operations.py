@@ -162,22 +162,27 @@ def reduce_scatter_single(group: Group, x: Tensor, out: Tensor, op: Any, seconds
 def reduce_scatter_single_coalesced(
     group: Group, xs: list[Tensor], outs: list[Tensor], op: Any, seconds: float
 ) -> Works:
-    """Do `reduce_scatter_single` of several tensors: reduce all parts, and keep the own ones."""
-    # Not `group.reduce_scatter`, because that takes no lists of tensors. This moves more bytes, and
-    # is one collective for all shapes and dtypes.
+    """Do `reduce_scatter_single` of several tensors."""
     check_pairs(xs, outs)
-    sums = [x.detach().clone(memory_format=torch.contiguous_format).view(-1) for x in xs]
-    steps = []
-    for total, out in zip(sums, outs, strict=True):
-        part = shares(total, group.size, "input")[group.rank]
-        if (part.dtype, part.numel()) != (out.dtype, out.numel()):
+    rows = [shares(x.detach().reshape(-1), group.size, "input") for x in xs]
+    for row, out in zip(rows, outs, strict=True):
+        if (row.dtype, row.shape[1]) != (out.dtype, out.numel()):
             raise ValueError(
                 f"an output has {out.numel()} elements of {out.dtype}, and the part of the input "
-                f"for it {part.numel()} of {part.dtype}: both must be equal"
+                f"for it {row.shape[1]} of {row.dtype}: both must be equal"
             )
-        steps.append(partial(out.copy_, part.view(out.shape)))
-    *works, last = all_reduce_coalesced(group, sums, op, seconds)
-    return [*works, *then(last, *steps)]
+    if len({x.dtype for x in xs}) == 1:
+        packed = torch.cat(rows, dim=1)
+        result = packed.new_empty(packed.shape[1])
+        works = reduce_scatter_single(group, packed, result, op, seconds)
+        parts = torch.split(result, [out.numel() for out in outs])
+    else:  # one collective has one dtype, unless it is an all_reduce, which moves more bytes
+        sums = [row.clone(memory_format=torch.contiguous_format) for row in rows]
+        works = all_reduce_coalesced(group, sums, op, seconds)
+        parts = tuple(total[group.rank] for total in sums)
+    *works, last = works
+    pairs = zip(outs, parts, strict=True)
+    return [*works, *then(last, *[partial(out.copy_, part.view(out.shape)) for out, part in pairs])]
 
 
 def check_pairs(xs: list[Tensor], outs: list[Tensor]) -> None:
@@ -186,13 +191,13 @@ def check_pairs(xs: list[Tensor], outs: list[Tensor]) -> None:
         raise ValueError(f"{len(xs)} inputs, {len(outs)} outputs: give one output for each input")
 
 
-def shares(x: Tensor, size: int, name: str) -> Sequence[Tensor]:
-    """Cut `x`, which has one dimension, into one part for each rank. Raises ValueError."""
+def shares(x: Tensor, size: int, name: str) -> Tensor:
+    """Cut `x`, which has one dimension, into one row for each rank. Raises ValueError."""
     if len(x) % size:
         raise ValueError(
             f"an {name} has {len(x)} elements, which {size} ranks cannot share equally"
         )
-    return x.view(size, len(x) // size).unbind()
+    return x.view(size, len(x) // size)
 
 
 def all_to_all(group: Group, xs: list[Tensor], outs: list[Tensor], seconds: float) -> Works:
