@@ -416,7 +416,7 @@ async def _met(options: _Options) -> Group:
     return Group(actor, context, name=actor.view.group)
 
 
-async def _joined(options: _Options, found: finding.Found, deadline: float) -> RankActor:
+async def _joined(options: _Options, found: finding.Located, deadline: float) -> RankActor:
     """Join at the coordinator that was found, and try again if it goes away meanwhile."""
     loop = asyncio.get_running_loop()
     if found.run_id:

@@ -24,7 +24,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 """Seconds before the store is asked again. They grow, because thousands of ranks may ask it."""
 
 
-class Published(NamedTuple):
+class Notice(NamedTuple):
     """What rank 0 publishes: the address of its coordinator, and the run id that ranks join with.
 
     Rank 0 draws the run id, so it differs each time.
@@ -45,7 +45,7 @@ class AgentStore:
     def __str__(self) -> str:
         return f"torchrun's store at {self._host}:{self._port}"
 
-    async def publish(self, published: Published, timeout: float) -> None:
+    async def publish(self, published: Notice, timeout: float) -> None:
         """Publish a coordinator. Raises JoinTimeoutError, JoinError."""
         try:
             async with asyncio.timeout(timeout):
@@ -54,7 +54,7 @@ class AgentStore:
         except TimeoutError:
             raise JoinTimeoutError(f"{self} did not answer within {timeout:g} s") from None
 
-    async def read(self, timeout: float, *, but: Published | None = None) -> Published:
+    async def read(self, timeout: float, *, but: Notice | None = None) -> Notice:
         """Return what rank 0 has published, as soon as that is not `but`.
 
         Raises JoinTimeoutError, JoinError.
@@ -77,11 +77,11 @@ class AgentStore:
         except TimeoutError:
             raise JoinTimeoutError(missing) from None
 
-    def _get(self) -> Published | None:
+    def _get(self) -> Notice | None:
         if not self._store.check([self._key]):
             return None
         address, _, run_id = self._store.get(self._key).decode().partition(" ")
-        return Published(address, run_id)
+        return Notice(address, run_id)
 
     async def _open(self, timeout: float) -> None:
         if self._store is not None:

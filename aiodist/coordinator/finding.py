@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from aiodist.coordinator.actor import Coordinator
-from aiodist.coordinator.agent_store import AgentStore, Published
+from aiodist.coordinator.agent_store import AgentStore, Notice
 from aiodist.coordinator.exposure import Guard, elsewhere_hint
 from aiodist.coordinator.listening import own_address
 from aiodist.errors import AiodistError, JoinError, JoinTimeoutError
@@ -58,7 +58,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Located:
     """Where the coordinator is.
 
     `run_id`: what to join with instead of the run id of the environment ("": no other one).
@@ -72,7 +72,7 @@ class Found:
     store: AgentStore | None = None
 
 
-async def find(wanted: Wanted, timeout: float) -> Found:
+async def find(wanted: Wanted, timeout: float) -> Located:
     """Find the coordinator, or serve it.
 
     A rank that can bind the address serves it, without asking first whether there is a coordinator.
@@ -82,14 +82,14 @@ async def find(wanted: Wanted, timeout: float) -> Found:
     if wanted.through_agent:
         return await _through_agent(wanted, timeout)
     if not wanted.serve:
-        return Found(wanted.address)
+        return Located(wanted.address)
     coordinator = await _serve(wanted.serve, wanted, timeout)
     if coordinator is None:
-        return Found(wanted.address)
-    return Found(_reached_at(wanted.address, coordinator), coordinator=coordinator)
+        return Located(wanted.address)
+    return Located(_reached_at(wanted.address, coordinator), coordinator=coordinator)
 
 
-async def at_newest(found: Found, join: Callable[[Found], Awaitable[T]], timeout: float) -> T:
+async def at_newest(found: Located, join: Callable[[Located], Awaitable[T]], timeout: float) -> T:
     """Call `join` with what was found. If rank 0 publishes another coordinator, cancel that call,
     and call `join` for that one.
 
@@ -121,28 +121,28 @@ async def at_newest(found: Found, join: Callable[[Found], Awaitable[T]], timeout
 
 
 async def _newer(
-    found: Found, store: AgentStore, timeout: float, joining: asyncio.Timeout
-) -> Found | None:
+    found: Located, store: AgentStore, timeout: float, joining: asyncio.Timeout
+) -> Located | None:
     """Wait for what rank 0 publishes after `found`, and end `joining` then.
 
     Returns None if nothing comes, or the store fails.
     """
     try:
-        published = await store.read(timeout, but=Published(found.address, found.run_id))
+        published = await store.read(timeout, but=Notice(found.address, found.run_id))
     except JoinError:
         return None
     joining.reschedule(0.0)
-    return Found(*published, store=store)
+    return Located(*published, store=store)
 
 
-async def _through_agent(wanted: Wanted, timeout: float) -> Found:
+async def _through_agent(wanted: Wanted, timeout: float) -> Located:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     at = parse_address(wanted.address)
     store = AgentStore(at, wanted.key)
     if not wanted.serve:
         with _told(f"rank 0 has published no coordinator in {store}", timeout):
-            return Found(*await store.read(timeout), store=store)
+            return Located(*await store.read(timeout), store=store)
     # The agent's store occupies MASTER_PORT. So the coordinator takes a free port, and other ranks
     # read it from the store.
     host = parse_address(wanted.serve).host
@@ -151,13 +151,13 @@ async def _through_agent(wanted: Wanted, timeout: float) -> Found:
         raise JoinError(f"rank 0 cannot listen at {host}: is MASTER_ADDR another host's?")
     # Ranks of another round, or of another job, may read this later. With this run id they join no
     # group of theirs.
-    published = Published(_reached_at(wanted.address, coordinator), secrets.token_hex(8))
+    published = Notice(_reached_at(wanted.address, coordinator), secrets.token_hex(8))
     try:
         await store.publish(published, deadline - loop.time())
     except BaseException:
         await coordinator.stop()
         raise
-    return Found(*published, coordinator=coordinator)
+    return Located(*published, coordinator=coordinator)
 
 
 def _reached_at(address: str, coordinator: Coordinator) -> str:

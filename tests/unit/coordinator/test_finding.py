@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from aiodist.coordinator import finding
-from aiodist.coordinator.agent_store import AgentStore, Published
-from aiodist.coordinator.finding import Found, Wanted, at_newest, find
+from aiodist.coordinator.agent_store import AgentStore, Notice
+from aiodist.coordinator.finding import Located, Wanted, at_newest, find
 from aiodist.errors import JoinError, JoinTimeoutError
 from aiodist.testing.virtual_loop import VirtualLoop
 from aiodist.wire.address import parse_address
@@ -21,7 +21,7 @@ ELSEWHERE = "tcp://192.0.2.1:7"
 
 
 async def test_who_may_not_serve_looks_for_it() -> None:
-    assert await find(Wanted(ELSEWHERE), 1.0) == Found(ELSEWHERE)
+    assert await find(Wanted(ELSEWHERE), 1.0) == Located(ELSEWHERE)
 
 
 async def test_who_may_serve_does_and_knows_its_port() -> None:
@@ -39,11 +39,11 @@ async def test_who_may_serve_does_and_knows_its_port() -> None:
 async def test_where_somebody_listens_there_is_a_coordinator_to_be_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
-        assert await find(Wanted(address, serve=address), 1.0) == Found(address)
+        assert await find(Wanted(address, serve=address), 1.0) == Located(address)
 
 
 async def test_the_address_of_another_host_is_not_served() -> None:
-    assert await find(Wanted(ELSEWHERE, serve=ELSEWHERE), 1.0) == Found(ELSEWHERE)
+    assert await find(Wanted(ELSEWHERE, serve=ELSEWHERE), 1.0) == Located(ELSEWHERE)
 
 
 def test_a_name_may_become_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_a_name_may_become_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "own_address", own_address)
     loop = VirtualLoop()
     wanted = Wanted(ELSEWHERE, serve="tcp://rank-0:7")
-    assert loop.run_until_complete(find(wanted, 5.0)) == Found(ELSEWHERE)
+    assert loop.run_until_complete(find(wanted, 5.0)) == Located(ELSEWHERE)
     assert asked == pytest.approx([0.0, 0.2, 0.4, 0.6])
     loop.close()
 
@@ -80,14 +80,14 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The store that torchrun keeps, by key."""
     kept: dict[str, Any] = {}
 
-    async def read(self: AgentStore, timeout: float, *, but: Published | None = None) -> Published:
+    async def read(self: AgentStore, timeout: float, *, but: Notice | None = None) -> Notice:
         if (found := kept.get(self._key)) is None or found == but:
             await asyncio.sleep(timeout)
             raise JoinTimeoutError("nothing was published")
-        published: Published = found
+        published: Notice = found
         return published
 
-    async def publish(self: AgentStore, published: Published, timeout: float) -> None:
+    async def publish(self: AgentStore, published: Notice, timeout: float) -> None:
         assert str(self) == "torchrun's store at 127.0.0.1:29500"
         if isinstance(kept.get(self._key), Exception):
             raise kept[self._key]
@@ -116,9 +116,9 @@ async def test_ranks_meet_by_the_store_that_has_the_port(agent: dict[str, Any]) 
 def test_a_refusal_counts_if_rank_0_publishes_nothing_else(
     agent: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    agent["k"] = Published(ELSEWHERE, "drawn")
+    agent["k"] = Notice(ELSEWHERE, "drawn")
 
-    async def refused(found: Found) -> None:
+    async def refused(found: Located) -> None:
         raise JoinError(f"refused at {found.address}")
 
     async def main() -> None:
