@@ -401,27 +401,14 @@ async def _connect(options: _Options) -> Group:
 async def _met(options: _Options) -> Group:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + options.timeout
-    address, coordinator = await finding.find(options.coordinator, options.timeout)
+    found = await finding.find(options.coordinator, options.timeout)
     try:
-        while True:
-            try:
-                actor = await _join(options, address, coordinator, deadline - loop.time())
-                if actor.ended is None:
-                    break
-                await actor.gone()
-                raise actor.ended
-            except (CoordinatorLostError, GroupClosedError) as error:
-                # That coordinator may belong to a run that was just ending, and ours comes up soon.
-                # Or it ruled this rank lost, because this process was stopped for a while.
-                if coordinator is not None or loop.time() + _PAUSE >= deadline:
-                    if isinstance(error, GroupClosedError):
-                        raise JoinError(error.message, group=error.group) from error
-                    raise
-                log.debug("joining again: %s", error)
-                await asyncio.sleep(_PAUSE)
-    except BaseException:
-        if coordinator is not None:
-            await coordinator.stop()
+        actor = await finding.at_newest(
+            found, lambda at: _joined(options, at, deadline), deadline - loop.time()
+        )
+    except BaseException as error:
+        if found.coordinator is not None:
+            await found.coordinator.stop(gave_up=isinstance(error, JoinTimeoutError))
         raise
     context = Context(
         actor.endpoint,
@@ -436,6 +423,34 @@ async def _met(options: _Options) -> Group:
     )
     actor.context = context
     return Group(actor, context, name=actor.view.group)
+
+
+async def _joined(options: _Options, found: finding.Located, deadline: float) -> RankActor:
+    """Join at the coordinator that was found, and try again if it goes away meanwhile."""
+    loop = asyncio.get_running_loop()
+    if found.run_id:
+        options = replace(options, ask=replace(options.ask, run_id=found.run_id))
+    while True:
+        try:
+            left = deadline - loop.time()
+            actor = await _join(options, found.address, found.coordinator, left)
+            if actor.ended is None:
+                return actor
+            await actor.gone()
+            raise actor.ended
+        except (CoordinatorLostError, GroupClosedError) as error:
+            # That coordinator may belong to a run that was just ending, and ours comes up soon.
+            # Or it ruled this rank lost, because this process was stopped for a while.
+            over = loop.time() + _PAUSE >= deadline
+            if over or found.coordinator is not None:
+                if isinstance(error, GroupClosedError):
+                    raise JoinError(error.message, group=error.group) from error
+                if over:
+                    text = f"gave up joining after {options.timeout:g} s: {error.message}"
+                    raise JoinTimeoutError(text, group=error.group) from error
+                raise
+            log.debug("joining again: %s", error)
+            await asyncio.sleep(_PAUSE)
 
 
 async def _join(

@@ -73,9 +73,10 @@ class ControlClient(Line):
     async def join(self, ask: JoinRequest, timeout: float) -> EpochView:
         """Become a member. Returns once the group is complete.
 
-        Raises JoinTimeoutError with the ranks that are missing, RankTakenError, SizeMismatchError,
-        GroupCompleteError, JoinError, CoordinatorLostError if the coordinator goes away for good,
-        and ValueError for a request over the limits. The connection stays open then. Cancelling
+        Raises JoinTimeoutError with the ranks that are missing, also if the rank that serves the
+        coordinator gives up. Raises RankTakenError, SizeMismatchError, GroupCompleteError,
+        JoinError, CoordinatorLostError if the coordinator goes away for good, and ValueError for a
+        request over the limits. The connection stays open then. Cancelling
         withdraws the request and closes the connection.
         """
         self._check_open()
@@ -100,6 +101,12 @@ class ControlClient(Line):
             self._requests.drop(number)
             if self._standing is None:
                 self._ask = None
+        if isinstance(reply, Withdrawn):
+            raise JoinTimeoutError(
+                f"the rank that serves the coordinator gave up joining: {reply.text}",
+                missing=reply.missing,
+                group=ask.group,
+            )
         if not isinstance(reply, EpochView):
             raise self.unexpected(reply)
         return reply

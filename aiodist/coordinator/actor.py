@@ -185,14 +185,18 @@ class Coordinator:
             self._changed.clear()
             await self._changed.wait()
 
-    async def stop(self, drain: float = 0.0) -> None:
+    async def stop(self, drain: float = 0.0, *, gave_up: bool = False) -> None:
         """Take no more joins, wait at most `drain` seconds for all groups to end, say goodbye, and
         close.
 
-        Idempotent. A second call while the first waits returns at once.
+        `gave_up`: tell ranks that wait to join how far their group had come, because the rank that
+        serves this coordinator waits no longer. Idempotent. A second call while the first waits
+        returns at once.
         """
         if self._address is None:
             return
+        if gave_up:
+            self._step(Drain(gave_up=True))
         if drain > 0 and not self._stopping:
             self._step(Drain())
             with suppress(TimeoutError):

@@ -6,19 +6,23 @@ import asyncio
 import contextlib
 import errno
 import logging
+import secrets
 import ssl as tls
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from aiodist.coordinator import agent_store
 from aiodist.coordinator.actor import Coordinator
+from aiodist.coordinator.agent_store import AgentStore, Notice
 from aiodist.coordinator.exposure import Guard, elsewhere_hint
 from aiodist.coordinator.listening import own_address
-from aiodist.errors import JoinError, JoinTimeoutError
+from aiodist.errors import AiodistError, JoinError, JoinTimeoutError
 from aiodist.wire.activity import LONG_WAIT
 from aiodist.wire.address import Address, parse_address
 
 log = logging.getLogger("aiodist.session")
+
+T = TypeVar("T")
 
 _NOT_OURS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 """The errors of binding if the address belongs to another process or host."""
@@ -53,8 +57,23 @@ class Wanted:
     hint: str = ""
 
 
-async def find(wanted: Wanted, timeout: float) -> tuple[str, Coordinator | None]:
-    """Return the coordinator's address, and the coordinator if this rank serves it.
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where the coordinator is.
+
+    `run_id`: what to join with instead of the run id of the environment ("": no other one).
+    `coordinator`: the coordinator, if this rank serves it. `store`: torchrun's store if it was
+    found there. Rank 0 may then publish another one later.
+    """
+
+    address: str
+    run_id: str = ""
+    coordinator: Coordinator | None = None
+    store: AgentStore | None = None
+
+
+async def find(wanted: Wanted, timeout: float) -> Located:
+    """Find the coordinator, or serve it.
 
     A rank that can bind the address serves it, without asking first whether there is a coordinator.
     Raises JoinError, JoinTimeoutError, OSError; ValueError if pickles are allowed and strangers
@@ -63,32 +82,82 @@ async def find(wanted: Wanted, timeout: float) -> tuple[str, Coordinator | None]
     if wanted.through_agent:
         return await _through_agent(wanted, timeout)
     if not wanted.serve:
-        return wanted.address, None
+        return Located(wanted.address)
     coordinator = await _serve(wanted.serve, wanted, timeout)
     if coordinator is None:
-        return wanted.address, None
-    return _reached_at(wanted.address, coordinator), coordinator
+        return Located(wanted.address)
+    return Located(_reached_at(wanted.address, coordinator), coordinator=coordinator)
 
 
-async def _through_agent(wanted: Wanted, timeout: float) -> tuple[str, Coordinator | None]:
+async def at_newest(found: Located, join: Callable[[Located], Awaitable[T]], timeout: float) -> T:
+    """Call `join` with what was found. If rank 0 publishes another coordinator, cancel that call,
+    and call `join` for that one.
+
+    torchrun's store may have the coordinator of workers that torchrun has ended since, or is about
+    to end. It may be gone, refuse this rank, or let it wait for ever. So an error of aiodist counts
+    only if rank 0 publishes nothing else within `timeout` seconds.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
+    while found.store is not None:
+        joining = asyncio.timeout(None)
+        newer = loop.create_task(_newer(found, found.store, deadline - loop.time(), joining))
+        try:
+            async with joining:
+                try:
+                    return await join(found)
+                except AiodistError as error:
+                    with _told(f"{error}; {found.store} has no other coordinator", timeout):
+                        await asyncio.wait({newer})
+                    raise
+        except (AiodistError, TimeoutError):
+            if (another := newer.result()) is None:
+                raise
+            log.info("rank 0 has published another coordinator, at %s", another.address)
+            found = another
+        finally:
+            newer.cancel()
+    return await join(found)
+
+
+async def _newer(
+    found: Located, store: AgentStore, timeout: float, joining: asyncio.Timeout
+) -> Located | None:
+    """Wait for what rank 0 publishes after `found`, and end `joining` then.
+
+    Returns None if nothing comes, or the store fails.
+    """
+    try:
+        published = await store.read(timeout, but=Notice(found.address, found.run_id))
+    except JoinError:
+        return None
+    joining.reschedule(0.0)
+    return Located(*published, store=store)
+
+
+async def _through_agent(wanted: Wanted, timeout: float) -> Located:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
     at = parse_address(wanted.address)
+    store = AgentStore(at, wanted.key)
     if not wanted.serve:
-        waiting = f"rank 0 has published no coordinator in torchrun's store at {at.host}:{at.port}"
-        with _told(waiting, timeout):
-            return await agent_store.look_up(at.host, at.port, wanted.key, timeout), None
+        with _told(f"rank 0 has published no coordinator in {store}", timeout):
+            return Located(*await store.read(timeout), store=store)
     # The agent's store occupies MASTER_PORT. So the coordinator takes a free port, and other ranks
     # read it from the store.
     host = parse_address(wanted.serve).host
     coordinator = await _serve(str(Address("tcp", host, 0)), wanted, timeout)
     if coordinator is None:
         raise JoinError(f"rank 0 cannot listen at {host}: is MASTER_ADDR another host's?")
-    address = _reached_at(wanted.address, coordinator)
+    # Ranks of another round, or of another job, may read this later. With this run id they join no
+    # group of theirs.
+    published = Notice(_reached_at(wanted.address, coordinator), secrets.token_hex(8))
     try:
-        await agent_store.publish(at.host, at.port, wanted.key, address, timeout)
+        await store.publish(published, deadline - loop.time())
     except BaseException:
         await coordinator.stop()
         raise
-    return address, coordinator
+    return Located(*published, coordinator=coordinator)
 
 
 def _reached_at(address: str, coordinator: Coordinator) -> str:

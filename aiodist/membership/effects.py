@@ -35,7 +35,13 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Take no more joins, and refuse those that wait."""
+    """Take no more joins, and refuse those that wait.
+
+    `gave_up`: tell them how far their group had come, because the rank that serves the coordinator
+    waits no longer.
+    """
+
+    gave_up: bool = False
 
 
 Event = Received | Disconnected | Tick | Drain

@@ -20,6 +20,7 @@ from aiodist.membership.books import Answers, JoinWindow, LeaseTimer, Return, Ro
 from aiodist.membership.effects import (
     Close,
     Disconnected,
+    Drain,
     Effect,
     Event,
     Received,
@@ -112,8 +113,8 @@ class Membership:
                 self._on_disconnected(conn, reason)
             case Tick():
                 self._on_tick()
-            case _:
-                self._on_drain()
+            case Drain(gave_up):
+                self._on_drain(gave_up=gave_up)
         return effects
 
     def set_wall_offset(self, offset: float) -> None:
@@ -235,15 +236,18 @@ class Membership:
                 case _:  # Ruling
                     self._recovery.rule(group)
 
-    def _on_drain(self) -> None:
+    def _on_drain(self, *, gave_up: bool) -> None:
         self._seating.draining = True
         for conn, group in list(self._places.items()):
             if conn in group.members:
                 self._seating.send(conn, 0, Draining())
             else:
                 joiner = group.joiners[conn]
-                self._seating.forget_joiner(group, conn, "the coordinator is draining")
-                self._seating.send(conn, joiner.request, DRAINING)
+                answer = _withdrawn(group) if gave_up else DRAINING
+                self._seating.forget_joiner(
+                    group, conn, "the coordinator is draining", gave_up=gave_up
+                )
+                self._seating.send(conn, joiner.request, answer)
 
     # Requests.
 
@@ -255,7 +259,7 @@ class Membership:
         if group is None or conn not in group.joiners:
             return
         # Make the text first, because it counts this joiner among those that have come.
-        withdrawn = Withdrawn(group.waiting_text()[:MAX_TEXT], group.missing)
+        withdrawn = _withdrawn(group)
         self._seating.forget_joiner(group, conn, "gave up waiting", gave_up=True)
         self._seating.send(conn, request, withdrawn)
 
@@ -349,3 +353,7 @@ class Membership:
 
     def _not_a_member(self, conn: int, request: int, text: str) -> None:
         self._seating.send(conn, request, Failed(Failure.NOT_A_MEMBER, f"{text}: join one first"))
+
+
+def _withdrawn(group: GroupState) -> Withdrawn:
+    return Withdrawn(group.waiting_text()[:MAX_TEXT], group.missing)

@@ -161,7 +161,8 @@ class Failed(Message, code=5):
 
 
 class JoinRequest(Message, code=10, kw_only=True):
-    """Asks to become a member of `group`. Replies: EpochView once the group is complete, or Failed.
+    """Asks to become a member of `group`. Replies: EpochView once the group is complete, Failed, or
+    Withdrawn.
 
     A fixed group has `size`, and an elastic group `min_size`, `max_size` or both. `id` is unique to
     this membership. `join_window` and `lease` are seconds. Peers are told `host`. `host_id` is
@@ -245,8 +246,8 @@ class Withdraw(Message, code=12):
 
 
 class Withdrawn(Message, code=13):
-    """The answer to Withdraw, and to Stalled of a rank that waits to join: how far the group has
-    come.
+    """Says how far the group has come. It answers Withdraw, Stalled of a rank that waits to join,
+    and JoinRequest if the rank that serves the coordinator gives up.
 
     `missing` are the ranks that are missing, if they are known.
     """

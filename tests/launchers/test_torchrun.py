@@ -65,3 +65,29 @@ def test_a_worker_dies_and_all_are_started_again(folder: Path) -> None:
     options = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", "resumed.py"]
     found = lines(folder, agent(folder, *options))
     assert found == ["step 0: 0", "step 1: 2", "step 2: 4", "step 3: 6"]
+
+
+COUNTED = """
+import asyncio, os, signal
+import aiodist
+
+async def main():
+    async with aiodist.connect() as group:
+        restarts = await group.all_gather(int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
+        if max(restarts) == 0 and os.environ["GROUP_RANK"] == "0":
+            signal.pause()  # it is healthy, and computes until its agent ends it
+        if max(restarts) == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        print(sorted(restarts), flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_worker_of_one_agent_dies(folder: Path) -> None:
+    """Only its agent counts a restart. The other one sees that a node has come."""
+    (folder / "counted.py").write_text(COUNTED)
+    where = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--max-restarts=2"]
+    options = ["--nnodes=2", "--nproc-per-node=1", *where, "counted.py"]
+    agents = [agent(folder, *options) for _ in range(2)]
+    assert lines(folder, *agents) == ["[0, 1]"] * 2

@@ -39,5 +39,37 @@ def test_nobody_waits_longer_than_asked(run):
     run(main())
 
 
+@on_idle_time
+def test_all_ranks_are_told_which_rank_was_missing(run, monkeypatch):
+    """Also those that would have waited for longer than the rank that serves the coordinator."""
+    monkeypatch.setenv("AIODIST_ADDRESS", "inproc://missing-rank")
+
+    async def main():
+        first = aiodist.connect(rank=0, size=3, timeout=5)
+        others = aiodist.connect(rank=1, size=3, timeout=50)
+        for one in await asyncio.gather(_joined(first), _joined(others), return_exceptions=True):
+            assert isinstance(one, aiodist.JoinTimeoutError)
+            assert one.missing == (2,)
+            assert "missing: rank 2" in str(one)
+
+    run(main())
+
+
+@on_idle_time
+def test_a_coordinator_that_goes_at_the_last_moment(run):
+    async def main():
+        coordinator = aiodist.Coordinator("inproc://last-moment", returns=False)
+        async with coordinator:
+            late = asyncio.ensure_future(
+                _joined(aiodist.connect(coordinator.address, rank=0, size=2, timeout=0.15))
+            )
+            for _ in iter(lambda: bool(coordinator.status()["groups"]), True):
+                await asyncio.sleep(0)
+        with pytest.raises(aiodist.JoinTimeoutError, match=r"after 0\.15 s: .* was shut down"):
+            await late
+
+    run(main())
+
+
 async def _joined(connecting: aiodist.session.Connecting) -> aiodist.Group:
     return await connecting

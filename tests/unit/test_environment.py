@@ -70,20 +70,19 @@ def test_the_variables_of_torchrun() -> None:
         address="tcp://node0:29500",
         rank=0,
         size=2,
-        run_id="job#3",
+        run_id="job",
         listen="tcp://node0:29500",
         listen_guarded="tcp://0.0.0.0:29500",
         rank_by="RANK",
         size_by="WORLD_SIZE",
         agent_store=True,
     )
-    del torchrun["TORCHELASTIC_RESTART_COUNT"]
     torchrun["TORCHELASTIC_USE_AGENT_STORE"] = "False"
     assert settings_from(torchrun) == Settings(
         address="tcp://node0:29500",
         rank=0,
         size=2,
-        run_id="job#0",
+        run_id="job",
         listen="tcp://node0:29500",
         listen_guarded="tcp://0.0.0.0:29500",
         rank_by="RANK",
@@ -285,10 +284,6 @@ def test_job_ids_matter_only_without_an_address() -> None:
         ({**ADDRESS, "AIODIST_SIZE": "0"}, "AIODIST_SIZE='0': expected an integer from 1 to"),
         ({**ADDRESS, "RANK": "²"}, "RANK='²': expected an integer"),
         ({**ADDRESS, "RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 with WORLD_SIZE=2: expected a rank"),
-        (
-            {**MASTER, "TORCHELASTIC_RUN_ID": "r", "TORCHELASTIC_RESTART_COUNT": "x"},
-            "TORCHELASTIC_RESTART_COUNT='x'",
-        ),
     ],
 )
 def test_what_is_wrong_names_variable_value_and_what_was_expected(

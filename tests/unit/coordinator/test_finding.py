@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from typing import Any
 
 import pytest
 
-from aiodist.coordinator import agent_store, finding
-from aiodist.coordinator.finding import Wanted, find
+from aiodist.coordinator import finding
+from aiodist.coordinator.agent_store import AgentStore, Notice
+from aiodist.coordinator.finding import Located, Wanted, at_newest, find
 from aiodist.errors import JoinError, JoinTimeoutError
 from aiodist.testing.virtual_loop import VirtualLoop
 from aiodist.wire.address import parse_address
@@ -19,14 +21,15 @@ ELSEWHERE = "tcp://192.0.2.1:7"
 
 
 async def test_who_may_not_serve_looks_for_it() -> None:
-    assert await find(Wanted(ELSEWHERE), 1.0) == (ELSEWHERE, None)
+    assert await find(Wanted(ELSEWHERE), 1.0) == Located(ELSEWHERE)
 
 
 async def test_who_may_serve_does_and_knows_its_port() -> None:
-    address, coordinator = await find(Wanted("tcp://localhost:0", serve=HERE), 1.0)
+    found = await find(Wanted("tcp://localhost:0", serve=HERE), 1.0)
+    coordinator = found.coordinator
     assert coordinator is not None
     try:
-        at = parse_address(address)
+        at = parse_address(found.address)
         assert at.host == "localhost"  # as the others know it
         assert at.port == parse_address(coordinator.address).port != 0
     finally:
@@ -36,11 +39,11 @@ async def test_who_may_serve_does_and_knows_its_port() -> None:
 async def test_where_somebody_listens_there_is_a_coordinator_to_be_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
-        assert await find(Wanted(address, serve=address), 1.0) == (address, None)
+        assert await find(Wanted(address, serve=address), 1.0) == Located(address)
 
 
 async def test_the_address_of_another_host_is_not_served() -> None:
-    assert await find(Wanted(ELSEWHERE, serve=ELSEWHERE), 1.0) == (ELSEWHERE, None)
+    assert await find(Wanted(ELSEWHERE, serve=ELSEWHERE), 1.0) == Located(ELSEWHERE)
 
 
 def test_a_name_may_become_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +58,7 @@ def test_a_name_may_become_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "own_address", own_address)
     loop = VirtualLoop()
     wanted = Wanted(ELSEWHERE, serve="tcp://rank-0:7")
-    assert loop.run_until_complete(find(wanted, 5.0)) == (ELSEWHERE, None)
+    assert loop.run_until_complete(find(wanted, 5.0)) == Located(ELSEWHERE)
     assert asked == pytest.approx([0.0, 0.2, 0.4, 0.6])
     loop.close()
 
@@ -77,19 +80,21 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The store that torchrun keeps, by key."""
     kept: dict[str, Any] = {}
 
-    async def look_up(host: str, port: int, key: str, timeout: float) -> str:
-        assert (host, port) == ("127.0.0.1", 29500)
-        found: str = kept[key]
-        return found
+    async def read(self: AgentStore, timeout: float, *, but: Notice | None = None) -> Notice:
+        if (found := kept.get(self._key)) is None or found == but:
+            await asyncio.sleep(timeout)
+            raise JoinTimeoutError("nothing was published")
+        published: Notice = found
+        return published
 
-    async def publish(host: str, port: int, key: str, address: str, timeout: float) -> None:
-        assert (host, port) == ("127.0.0.1", 29500)
-        if isinstance(kept.get(key), Exception):
-            raise kept[key]
-        kept[key] = address
+    async def publish(self: AgentStore, published: Notice, timeout: float) -> None:
+        assert str(self) == "torchrun's store at 127.0.0.1:29500"
+        if isinstance(kept.get(self._key), Exception):
+            raise kept[self._key]
+        kept[self._key] = published
 
-    monkeypatch.setattr(agent_store, "look_up", look_up)
-    monkeypatch.setattr(agent_store, "publish", publish)
+    monkeypatch.setattr(AgentStore, "read", read)
+    monkeypatch.setattr(AgentStore, "publish", publish)
     return kept
 
 
@@ -97,15 +102,39 @@ AGENT = "tcp://127.0.0.1:29500"
 
 
 async def test_ranks_meet_by_the_store_that_has_the_port(agent: dict[str, Any]) -> None:
-    served = Wanted(AGENT, serve=AGENT, through_agent=True, key="k")
-    address, coordinator = await find(served, 1.0)
-    assert coordinator is not None
+    served = await find(Wanted(AGENT, serve=AGENT, through_agent=True, key="k"), 1.0)
+    assert served.coordinator is not None
     try:
-        assert agent == {"k": address}
-        assert parse_address(address).port != 29500
-        assert await find(Wanted(AGENT, through_agent=True, key="k"), 1.0) == (address, None)
+        assert agent == {"k": (served.address, served.run_id)}
+        assert parse_address(served.address).port != 29500
+        found = await find(Wanted(AGENT, through_agent=True, key="k"), 1.0)
+        assert (found.address, found.run_id) == (served.address, served.run_id)
     finally:
-        await coordinator.stop()
+        await served.coordinator.stop()
+
+
+def test_a_refusal_counts_if_rank_0_publishes_nothing_else(
+    agent: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    agent["k"] = Notice(ELSEWHERE, "drawn")
+
+    async def refused(found: Located) -> None:
+        raise JoinError(f"refused at {found.address}")
+
+    async def main() -> None:
+        found = await find(Wanted(AGENT, through_agent=True, key="k"), 60.0)
+        await at_newest(found, refused, 60.0)
+
+    loop = VirtualLoop()
+    with pytest.raises(JoinError, match=f"^refused at {ELSEWHERE}$"):
+        loop.run_until_complete(main())
+    assert loop.time() == 60.0
+    loop.close()
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"refused at {ELSEWHERE}; torchrun's store at 127.0.0.1:29500 has no other coordinator for "
+        "10 s. Trying until 60 s are over"
+    )
 
 
 async def test_a_coordinator_that_nobody_could_be_told_of_is_stopped(
@@ -123,7 +152,7 @@ async def test_rank_0_on_another_host_than_the_store() -> None:
 
 
 async def test_nobody_waits_for_a_coordinator_that_ends_with_rank_0() -> None:
-    _, coordinator = await find(Wanted(HERE, serve=HERE), 1.0)
+    coordinator = (await find(Wanted(HERE, serve=HERE), 1.0)).coordinator
     assert coordinator is not None
     try:
         assert not coordinator._clients.returns

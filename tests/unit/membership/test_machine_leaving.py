@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from aiodist.membership.effects import Drain
 from aiodist.membership.silence import RETURN_SECONDS
 from aiodist.wire.messages import (
     Abort,
@@ -193,6 +194,17 @@ def test_draining_turns_joiners_away_and_waits_for_members(world: Any) -> None:
     assert world.say(1, StoreSet("k", b"")) == Result(None)
     world.say(1, Leave())
     world.say(2, Leave())
+    assert world.machine.is_empty
+
+
+def test_joiners_hear_how_far_their_group_had_come_if_the_coordinator_gives_up(world: Any) -> None:
+    world.join(1, size=3, rank=0)
+    world.join(2, size=3, rank=1)
+    world.join(3, group="h", size=2, rank=1)
+    world.say(1, Withdraw())
+    world.step(Drain(gave_up=True))
+    assert world.read(2).missing == (2,)
+    assert world.read(3).missing == (0,)
     assert world.machine.is_empty
 
 
