@@ -24,7 +24,7 @@ import numpy as np
 from aiodist.buffers.arrays import Flat
 from aiodist.buffers.dtypes import carrier
 from aiodist.channels.differences import Coded, decode, encode, width_of
-from aiodist.channels.directory import Release
+from aiodist.channels.directory import MOST_RELEASES, Release
 from aiodist.channels.holding import Holding, in_thread
 from aiodist.channels.manifest import Leaf
 
@@ -119,14 +119,15 @@ class Differences:
     def between(self, base: bytes, result: bytes, most: int) -> list[Difference]:
         """The chain of differences from one version to another, oldest first.
 
-        Empty if there is none, or if it has `most` bytes or more.
+        Empty if there is none, or if it has `most` bytes or more, or over `MOST_RELEASES`
+        differences, because receivers refuse more.
         """
         found: list[Difference] = []
         at = result
-        while at != base and (one := self._known.get(at)) and one not in found:
-            found.insert(0, one)
+        while at != base and len(found) < MOST_RELEASES and (one := self._known.get(at)):
+            found.append(one)
             at = one.base
-        return found if at == base and sum(one.nbytes for one in found) < most else []
+        return found[::-1] if at == base and sum(one.nbytes for one in found) < most else []
 
 
 class Encoding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aiodist.channels.changes import Difference, Differences
+from aiodist.channels.directory import MOST_RELEASES
 
 
 def known(*pairs: tuple[bytes, bytes]) -> Differences:
@@ -33,3 +34,14 @@ def test_there_is_none_if_it_has_as_many_bytes_as_the_whole() -> None:
     differences = known((b"1", b"2"), (b"2", b"3"))
     assert len(differences.between(b"1", b"3", 21)) == 2
     assert differences.between(b"1", b"3", 20) == []
+
+
+def test_there_is_none_that_is_longer_than_receivers_take() -> None:
+    ids = [bytes([at]) for at in range(MOST_RELEASES + 2)]
+    differences = known(*zip(ids, ids[1:], strict=False))
+    assert len(differences.between(ids[1], ids[-1], 1_000)) == MOST_RELEASES
+    assert differences.between(ids[0], ids[-1], 1_000) == []
+
+
+def test_differences_in_a_circle_are_no_chain() -> None:
+    assert known((b"1", b"2"), (b"2", b"1")).between(b"3", b"1", 100) == []
