@@ -105,16 +105,23 @@ class Differences:
         return sum(one.nbytes for one in self._known.values())
 
     def add(self, one: Difference, most: float) -> None:
-        """Add a difference, and forget old ones above `most` bytes."""
+        """Add a difference, and forget old ones: see `trim`."""
         self._known.pop(one.result, None)
         self._known[one.result] = one
         self.trim(most)
 
     def trim(self, most: float) -> None:
-        """Forget old differences above `most` bytes, and incomplete ones that are over."""
-        for result, one in list(self._known.items()):
-            if (one.is_over and not one.is_whole) or self.nbytes > most:
-                del self._known[result]
+        """Forget old differences above `most` bytes, or above `MOST_RELEASES`, because no chain is
+        longer. Forget incomplete ones that are over, too."""
+        useful = [one for one in self._known.values() if one.is_whole or not one.is_over]
+        kept: list[Difference] = []
+        nbytes = 0
+        for one in useful[: -MOST_RELEASES - 1 : -1]:
+            nbytes += one.nbytes
+            if nbytes > most:
+                break
+            kept.append(one)
+        self._known = {one.result: one for one in reversed(kept)}
 
     def between(self, base: bytes, result: bytes, most: int) -> list[Difference]:
         """The chain of differences from one version to another, oldest first.

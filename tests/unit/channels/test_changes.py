@@ -45,3 +45,20 @@ def test_there_is_none_that_is_longer_than_receivers_take() -> None:
 
 def test_differences_in_a_circle_are_no_chain() -> None:
     assert known((b"1", b"2"), (b"2", b"1")).between(b"3", b"1", 100) == []
+
+
+def test_no_more_differences_are_kept_than_a_chain_has() -> None:
+    """Those of versions in which nothing has changed take nearly no bytes."""
+    ids = [bytes([at]) for at in range(MOST_RELEASES + 11)]
+    differences = known(*zip(ids, ids[1:], strict=False))
+    assert differences.nbytes == MOST_RELEASES * 10
+    assert len(differences.between(ids[10], ids[-1], 1_000)) == MOST_RELEASES
+    assert differences.between(ids[9], ids[10], 1_000) == []
+
+
+def test_the_oldest_differences_are_forgotten_above_a_number_of_bytes() -> None:
+    differences = known((b"1", b"2"), (b"2", b"3"), (b"3", b"4"))
+    differences.trim(29)
+    assert differences.nbytes == 20
+    assert differences.between(b"1", b"2", 100) == []
+    assert len(differences.between(b"2", b"4", 100)) == 2
