@@ -17,7 +17,7 @@ from aiodist.channels.holding import Holding, in_thread
 from aiodist.channels.into import VersionReading
 from aiodist.channels.lots import Lot
 from aiodist.channels.manifest import Leaf
-from aiodist.channels.participant import PATIENCE, ChannelRole, Participant
+from aiodist.channels.participant import PATIENCE, ChannelRole, Participant, check_options
 from aiodist.channels.receipts import Receipt
 from aiodist.channels.slicing import Shares
 from aiodist.errors import CollectiveTimeoutError
@@ -53,6 +53,7 @@ def subscriber(
     """
     if max_bytes is not None and not max_bytes > 0:
         raise ValueError(f"max_bytes is more than 0, not {max_bytes!r}")
+    check_options("subscriber", options)
     return Subscriber(Participant(channel, address, patience, options), max_bytes)
 
 

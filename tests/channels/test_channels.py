@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -140,6 +141,59 @@ def test_what_cannot_be_published(run, channel):
                     with pytest.raises(ValueError, match="the newest is 5"):
                         await out.publish(tree(1), version=version)
                 assert out.newest == 5
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (type("Module", (), {}), r"of type Module does not travel.*publish its `state_dict\(\)`"),
+        (NamedTuple("Pair", [("a", int)]), r"send tuple\(…\) or \._asdict\(\) of it$"),
+    ],
+    ids=["object", "named tuple"],
+)
+def test_no_error_of_publish_names_an_option_that_channels_do_not_have(run, channel, kind, text):
+    async def main():
+        async with (
+            aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator,
+            channel(coordinator).publisher() as out,
+        ):
+            with pytest.raises(TypeError, match=text) as failed:
+                await out.publish({"a": kind(*[1][: hasattr(kind, "_fields")])}, version=1)
+            assert "pickle" not in str(failed.value)
+
+    run(main())
+
+
+def test_what_publish_did_when_its_time_was_over(run, channel):
+    async def main():
+        async with (
+            aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator,
+            channel(coordinator).publisher() as out,
+        ):
+            with pytest.raises(TimeoutError, match="its arrays were still being copied"):
+                await out.publish(tree(1), version=1, timeout=0)
+            async with out._publishing:
+                with pytest.raises(TimeoutError, match="another version was still being"):
+                    await out.publish(tree(1), version=1, timeout=0)
+
+    run(main())
+
+
+def test_a_participant_that_is_entered_again_goes_on(run, channel):
+    async def main():
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            both = channel(coordinator)
+            async with both.publisher() as out, both.subscriber() as weights:
+                for one in (out, weights):
+                    with pytest.raises(RuntimeError, match="'policy' was entered before"):
+                        await one.__aenter__()
+                await out.publish([2], version=2)
+                assert await weights.latest() == (2, [2])
+            for one in (out, weights):
+                with pytest.raises(RuntimeError, match="'policy' was entered before"):
+                    await one.__aenter__()
 
     run(main())
 
