@@ -259,8 +259,17 @@ def are_alike(base: Holding, newest: Holding) -> bool:
     )
 
 
-def is_changed(base: Holding, newest: Holding, leaf: Leaf) -> bool:
-    """Whether an array of two versions that are alike has other bytes now. May run in a thread."""
+def changed(base: Holding, newest: Holding, leaves: Sequence[Leaf]) -> list[bool]:
+    """For each of these arrays, whether it has other bytes in the newer version.
+
+    All have, if the versions are not alike. May run in a thread.
+    """
+    if not are_alike(base, newest):
+        return [True] * len(leaves)
+    return [_is_changed(base, newest, leaf) for leaf in leaves]
+
+
+def _is_changed(base: Holding, newest: Holding, leaf: Leaf) -> bool:
     start = newest.release.data + leaf.start
     stop = start + leaf.spec.nbytes
     for at in range(start, stop, PIECE):  # most arrays that have changed differ in the first piece

@@ -271,7 +271,7 @@ class Holding(ComingVersion):
     def check(self, number: int) -> None:
         """Raise ProtocolError if a part is not what was published."""
         if number == 0:
-            Manifest.read(self.part(0), self.release)
+            self._manifest = Manifest.read(self.part(0), self.release)
         elif crc32(self.part(number)) != self.manifest.checks[number - 1]:
             raise ProtocolError(f"chunk {number} of version {self.release.version} came damaged")
 
@@ -280,9 +280,9 @@ class Holding(ComingVersion):
             self.check(number)
 
     def take(self, memory: VersionMemory, filled: int = 0) -> None:
-        if self.memory is not None:
-            self.memory.close()
-        self.memory = memory
+        before, self.memory = self.memory, memory
+        if before is not None:  # closed last, because a thread may be reading
+            before.close()
         self._fill(filled)
 
     def fill(self) -> None:

@@ -248,7 +248,9 @@ class Publisher:
             if await in_thread(lambda: has_device(tree)):
                 tree = await on_host(tree)
             share = self._share, self._shares
-            writing = await in_thread(lambda: Writing(encode(tree, allow_pickle=None), version, extents, share))
+            writing = await in_thread(
+                lambda: Writing(encode(tree, allow_pickle=None), version, extents, share)
+            )
             if lend:
                 release, arrays = await in_thread(writing.lend)
                 memory = VersionMemory.lent(arrays)

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, NamedTuple, Unpack, overload
 
 from aiodist.channels import changes, directory, receipts, serving
-from aiodist.channels.changes import are_alike
 from aiodist.channels.directory import Release
 from aiodist.channels.fetching import Fetching
 from aiodist.channels.holding import Holding, in_thread
@@ -196,7 +195,8 @@ class Subscriber:
         above `max_bytes`, before any of it comes. Raises CollectiveTimeoutError (a TimeoutError),
         CoordinatorLostError, GroupClosedError. Received parts are kept for the next call.
         """
-        reading = VersionReading(into, converts=convert, max_bytes=self._max_bytes)
+        new = partial(VersionReading, into, converts=convert, max_bytes=self._max_bytes)
+        reading = new() if into is None else await in_thread(new)
         with self._noted(reading), self._within(timeout, newer_than, "here"):
             async with asyncio.timeout(timeout):
                 # Before its turn, because others may want a version that is there already.
@@ -303,12 +303,12 @@ class Subscriber:
         try:
             # The base stays until all arrays have been compared.
             with base or nullcontext():
-                async for coming, leaf in arrays:
-                    is_changed = True
-                    if isinstance(coming, Holding) and base and are_alike(base, coming):
-                        compare = partial(changes.is_changed, base, coming, leaf)
-                        is_changed = await in_thread(compare)
-                    yield coming, leaf, is_changed
+                async for coming, leaves in arrays:
+                    flags = [True] * len(leaves)
+                    if isinstance(coming, Holding) and base:
+                        flags = await in_thread(partial(changes.changed, base, coming, leaves))
+                    for leaf, is_changed in zip(leaves, flags, strict=True):
+                        yield coming, leaf, is_changed
                 self._given = max(self._given, version)
         finally:
             await arrays.aclose()
