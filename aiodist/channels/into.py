@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from functools import partial
@@ -122,6 +123,8 @@ class VersionReading:
                         if fit is not None:
                             await in_thread(partial(fit, coming, leaves))
                             given = 0
+                        else:
+                            _check_names(leaves)
                     first, nbytes = given, 0
                     while given < len(leaves) and nbytes < BATCH and coming.has_leaf(leaves[given]):
                         nbytes += leaves[given].spec.nbytes
@@ -167,6 +170,17 @@ class VersionReading:
             waiting.cancel()
             raise
         waiting.cancel()
+
+
+def _check_names(leaves: Sequence[Leaf]) -> None:
+    """Raise ValueError if two arrays have the same name, because users could not tell them
+    apart."""
+    for name, count in Counter(leaf.name for leaf in leaves).most_common(1):
+        if count > 1:
+            raise ValueError(
+                f"{count} arrays of this version have the name {name!r}: publish them by keys that"
+                " differ when they are joined by dots, or take the version by `latest`"
+            )
 
 
 class IntoParts:

@@ -36,8 +36,9 @@ class ChannelCheckpointEngine(CheckpointEngine):
 
     Its arguments come from `engine_kwargs` of verl's configuration: `channel`, `address`, and
     further options of `aiodist.publisher` and `aiodist.subscriber`, each of which goes to the side
-    that has it. The defaults are AIODIST_ADDRESS and AIODIST_TOKEN. `device`: where the rollout gets tensors (None: on the
-    accelerator, if there is one). `timeout`: seconds to wait for the next tensor.
+    that has it. The defaults are AIODIST_ADDRESS and AIODIST_TOKEN. `device`: where the rollout
+    gets tensors (None: on the accelerator, if there is one). `timeout`: seconds to wait for the
+    next tensor.
     """
 
     def __init__(

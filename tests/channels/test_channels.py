@@ -324,6 +324,48 @@ def test_hosts_acknowledge_a_version(run, channel):
     run(main())
 
 
+@pytest.mark.parametrize(
+    "tree", [{1: np.ones(1), "1": np.zeros(1)}, {"1": {"b": np.ones(1)}, "1.b": np.zeros(1)}]
+)
+def test_arrays_of_one_name_are_not_streamed(run, channel, tree):
+    async def main():
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            both = channel(coordinator)
+            async with both.publisher() as out, both.subscriber() as weights:
+                await out.publish(tree, version=1)
+                assert len((await weights.latest())[1]) == 2
+                with pytest.raises(ValueError, match="2 arrays of this version have the name '1"):
+                    await anext(weights.stream(1))
+                with pytest.raises(ValueError, match="2 arrays of this version have the name '1"):
+                    await weights.changed(1, since=0)
+
+    run(main())
+
+
+def test_arguments_of_a_subscriber_that_make_no_sense(run, channel):
+    async def main():
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            both = channel(coordinator)
+            async with both.publisher() as out, both.subscriber() as weights:
+                await out.publish({"w": np.ones(1)}, version=1)
+                for options in ({"in_place": True}, {"convert": True}):
+                    with pytest.raises(ValueError, match="say how `into` is written"):
+                        await weights.latest(**options)
+                for call in (weights.latest, weights.wait):
+                    for wrong in (None, "a"):
+                        with pytest.raises(TypeError, match=r"newer_than is the number.*not"):
+                            await call(newer_than=wrong)
+                    await call(newer_than=np.int64(0))
+                with pytest.raises(TypeError, match="the number of a version, not '1'"):
+                    await anext(weights.stream("1"))
+                with pytest.raises(TypeError, match="version to compare with, not 'x'"):
+                    await anext(weights.stream(1, changed_since="x"))
+                with pytest.raises(TypeError, match="version to compare with, not None"):
+                    await weights.changed(1, since=None)
+
+    run(main())
+
+
 def test_only_arrays_that_have_changed(run, channel):
     def version(number, **more):
         arrays = {"same": np.full(400_000, np.nan), "new": np.zeros(400_000, np.int32)}

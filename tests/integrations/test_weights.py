@@ -203,7 +203,7 @@ def test_vllm_loads_what_the_trainer_says(address: str, monkeypatch: pytest.Monk
     for model in models:
         same(model.loaded, 4)
     trainer.shutdown()
-    # A trainer that is started again goes on, and vLLM with it, even if vLLM was not there at first.
+    # A trainer that is started again goes on, and vLLM with it, even if vLLM was away at first.
     with monkeypatch.context() as patch, pytest.raises(ConnectionError):
         patch.setattr(client, "init_weight_transfer_engine", away)
         begin(info, client=client, source=source)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from aiodist.channels.changes import Difference, Differences
 from aiodist.channels.directory import MOST_RELEASES
 
@@ -38,7 +40,7 @@ def test_there_is_none_if_it_has_as_many_bytes_as_the_whole() -> None:
 
 def test_there_is_none_that_is_longer_than_receivers_take() -> None:
     ids = [bytes([at]) for at in range(MOST_RELEASES + 2)]
-    differences = known(*zip(ids, ids[1:], strict=False))
+    differences = known(*pairwise(ids))
     assert len(differences.between(ids[1], ids[-1], 1_000)) == MOST_RELEASES
     assert differences.between(ids[0], ids[-1], 1_000) == []
 
@@ -50,7 +52,7 @@ def test_differences_in_a_circle_are_no_chain() -> None:
 def test_no_more_differences_are_kept_than_a_chain_has() -> None:
     """Those of versions in which nothing has changed take nearly no bytes."""
     ids = [bytes([at]) for at in range(MOST_RELEASES + 11)]
-    differences = known(*zip(ids, ids[1:], strict=False))
+    differences = known(*pairwise(ids))
     assert differences.nbytes == MOST_RELEASES * 10
     assert len(differences.between(ids[10], ids[-1], 1_000)) == MOST_RELEASES
     assert differences.between(ids[9], ids[10], 1_000) == []
