@@ -203,8 +203,7 @@ class Subscriber:
         if into is None and (convert or in_place):
             raise ValueError("`convert` and `in_place` say how `into` is written: give that, too")
         newer_than = as_int(newer_than, NEWER_THAN)
-        new = partial(VersionReading, into, converts=convert, max_bytes=self._max_bytes)
-        reading = new() if into is None else await in_thread(new)
+        reading = VersionReading(into, converts=convert, max_bytes=self._max_bytes)
         with self._noted(reading), self._within(timeout, newer_than, "here"):
             async with asyncio.timeout(timeout):
                 # Before its turn, because others may want a version that is there already.
