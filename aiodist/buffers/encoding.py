@@ -93,8 +93,12 @@ class Encoded:
         return joined + self.buffers[start:]
 
 
-def encode(value: object, *, allow_pickle: bool = False, foreign: Giver | None = None) -> Encoded:
+def encode(
+    value: object, *, allow_pickle: bool | None = False, foreign: Giver | None = None
+) -> Encoded:
     """Make the message of a value. `foreign` takes out arrays that are not on the host.
+
+    `allow_pickle`: None if users of the caller have no such option. Then errors do not name it.
 
     Arrays that are contiguous and little-endian are not copied. Raises TypeError, naming the path,
     for a leaf that cannot travel, and ValueError for a tree over 100 levels deep.
@@ -125,7 +129,7 @@ def encode(value: object, *, allow_pickle: bool = False, foreign: Giver | None =
 class _Encoder:
     """Walks over a value once, in preorder, and collects what `Encoded` holds."""
 
-    def __init__(self, allow_pickle: bool, foreign: Giver | None) -> None:
+    def __init__(self, allow_pickle: bool | None, foreign: Giver | None) -> None:
         self.allow_pickle = allow_pickle  # whether other objects may travel, as pickles
         self.foreign = foreign  # takes arrays that are on devices; None: there are none
         self.gaps: list[int] = []  # for each of those, how many buffers come before it
@@ -197,9 +201,10 @@ class _Encoder:
     # program that reads its fields would fail far from here.
     def _named_tuple(self, value: Any, where: Where) -> None:
         if not self.allow_pickle:
+            hint = "" if self.allow_pickle is None else " (or give allow_pickle=True on all ranks)"
             raise TypeError(
                 f"{where}: a {type(value).__name__}, a named tuple, does not travel as what it is: "
-                "send tuple(…) or ._asdict() of it (or give allow_pickle=True on all ranks)"
+                f"send tuple(…) or ._asdict() of it{hint}"
             )
         self._pickle(value, where)
 
@@ -225,10 +230,12 @@ class _Encoder:
 
     def _pickle(self, value: Any, where: Where) -> None:
         if not self.allow_pickle:
+            hint = " (anything else with allow_pickle=True on all ranks)"
+            if self.allow_pickle is None:
+                hint = ". Of a torch module, publish its `state_dict()`"
             raise TypeError(
                 f"{where}: a value of type {type(value).__name__} does not travel: arrays, "
-                "numbers, str, bytes, None and list, tuple, dict of these do (anything else with "
-                "allow_pickle=True on all ranks)"
+                f"numbers, str, bytes, None and list, tuple, dict of these do{hint}"
             )
         try:
             data = pickle.dumps(value, protocol=5)

@@ -156,7 +156,9 @@ def _chain(said: Any, base: Holding, holding: Holding) -> list[Difference]:
                         break
             if len(chain) == len(pairs) and (not chain or at == holding.release.id):
                 return chain
-    raise ProtocolError(f"{said!r} came instead of a chain of differences")
+    raise ProtocolError(
+        f"no chain of differences came from version {base.version} to version {holding.version}"
+    )
 
 
 class _Taking:

@@ -24,7 +24,7 @@ import numpy as np
 from aiodist.buffers.arrays import Flat
 from aiodist.buffers.dtypes import carrier
 from aiodist.channels.differences import Coded, decode, encode, width_of
-from aiodist.channels.directory import Release
+from aiodist.channels.directory import MOST_RELEASES, Release
 from aiodist.channels.holding import Holding, in_thread
 from aiodist.channels.manifest import Leaf
 
@@ -105,28 +105,36 @@ class Differences:
         return sum(one.nbytes for one in self._known.values())
 
     def add(self, one: Difference, most: float) -> None:
-        """Add a difference, and forget old ones above `most` bytes."""
+        """Add a difference, and forget old ones: see `trim`."""
         self._known.pop(one.result, None)
         self._known[one.result] = one
         self.trim(most)
 
     def trim(self, most: float) -> None:
-        """Forget old differences above `most` bytes, and incomplete ones that are over."""
-        for result, one in list(self._known.items()):
-            if (one.is_over and not one.is_whole) or self.nbytes > most:
-                del self._known[result]
+        """Forget old differences above `most` bytes, or above `MOST_RELEASES`, because no chain is
+        longer. Forget incomplete ones that are over, too."""
+        useful = [one for one in self._known.values() if one.is_whole or not one.is_over]
+        kept: list[Difference] = []
+        nbytes = 0
+        for one in useful[: -MOST_RELEASES - 1 : -1]:
+            nbytes += one.nbytes
+            if nbytes > most:
+                break
+            kept.append(one)
+        self._known = {one.result: one for one in reversed(kept)}
 
     def between(self, base: bytes, result: bytes, most: int) -> list[Difference]:
         """The chain of differences from one version to another, oldest first.
 
-        Empty if there is none, or if it has `most` bytes or more.
+        Empty if there is none, or if it has `most` bytes or more, or over `MOST_RELEASES`
+        differences, because receivers refuse more.
         """
         found: list[Difference] = []
         at = result
-        while at != base and (one := self._known.get(at)) and one not in found:
-            found.insert(0, one)
+        while at != base and len(found) < MOST_RELEASES and (one := self._known.get(at)):
+            found.append(one)
             at = one.base
-        return found if at == base and sum(one.nbytes for one in found) < most else []
+        return found[::-1] if at == base and sum(one.nbytes for one in found) < most else []
 
 
 class Encoding:
@@ -251,8 +259,17 @@ def are_alike(base: Holding, newest: Holding) -> bool:
     )
 
 
-def is_changed(base: Holding, newest: Holding, leaf: Leaf) -> bool:
-    """Whether an array of two versions that are alike has other bytes now. May run in a thread."""
+def changed(base: Holding, newest: Holding, leaves: Sequence[Leaf]) -> list[bool]:
+    """For each of these arrays, whether it has other bytes in the newer version.
+
+    All have, if the versions are not alike. May run in a thread.
+    """
+    if not are_alike(base, newest):
+        return [True] * len(leaves)
+    return [_is_changed(base, newest, leaf) for leaf in leaves]
+
+
+def _is_changed(base: Holding, newest: Holding, leaf: Leaf) -> bool:
     start = newest.release.data + leaf.start
     stop = start + leaf.spec.nbytes
     for at in range(start, stop, PIECE):  # most arrays that have changed differ in the first piece

@@ -291,12 +291,13 @@ class Fetching:
         if not maps:
             await holding.make_own(shared=bool(participant.store.host))
         feed = await participant.meetings.fed_by(source)
-        base = None if maps else self._base(holding.release)
+        base = None if maps else self._base(holding)
         try:
             if base is not None:
                 known = participant.stock.differences
-                if await chains.take(feed.pair, holding, base, known, participant.patience):
-                    return
+                with holding.decoding():
+                    if await chains.take(feed.pair, holding, base, known, participant.patience):
+                        return
             else:
                 holding.is_begun = True
                 await transfers.ask(feed.pair, holding, maps=maps)
@@ -315,10 +316,12 @@ class Fetching:
         if not maps and (seconds := clock() - begin) > 0:
             participant.stock.rate = (holding.here - before) / seconds
 
-    def _base(self, release: Release) -> Holding | None:
+    def _base(self, coming: Holding) -> Holding | None:
         """The version here to which differences can be applied; None if differences do not pay."""
-        participant = self._participant
-        if not release.id or not (release.always or pays(participant.stock.rate, release.nbytes)):
+        participant, release = self._participant, coming.release
+        if not (release.id and coming.is_coded):
+            return None
+        if not (release.always or pays(participant.stock.rate, release.nbytes)):
             return None
         bases = [
             one

@@ -16,7 +16,10 @@ from aiodist.channels.checks import crc32
 from aiodist.channels.directory import Release
 from aiodist.channels.manifest import Leaf, Manifest
 from aiodist.channels.memory import Spare, VersionMemory
-from aiodist.errors import ProtocolError
+from aiodist.errors import AiodistError, ProtocolError
+
+MOST_FAILURES = 3
+"""After so many failures of differences, a version comes whole."""
 
 T = TypeVar("T")
 
@@ -52,6 +55,9 @@ class ComingVersion(ABC):
         self.starved = 0
         self.is_starved = False
         """No participant had the version at the last search."""
+        self.is_coded = True
+        """Whether to ask for differences."""
+        self._failures = 0  # of differences
         self.given: dict[object, int] = {}
         self.wanted = 0
         """The number of calls that wait for all of it."""
@@ -137,6 +143,21 @@ class ComingVersion(ABC):
             yield
         finally:
             self.wanted -= 1
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Note that differences come while this context lasts.
+
+        If they are bad, the rest comes whole, because other sources may have the same ones. If a
+        source is lost, others are asked for differences first.
+        """
+        try:
+            yield
+        except (AiodistError, OSError, MemoryError) as error:
+            self._failures += 1
+            is_bad = isinstance(error, ProtocolError)
+            self.is_coded = not is_bad and self._failures < MOST_FAILURES
+            raise
 
     def tell(self) -> None:
         """Wake up those that wait for news."""
@@ -250,7 +271,7 @@ class Holding(ComingVersion):
     def check(self, number: int) -> None:
         """Raise ProtocolError if a part is not what was published."""
         if number == 0:
-            Manifest.read(self.part(0), self.release)
+            self._manifest = Manifest.read(self.part(0), self.release)
         elif crc32(self.part(number)) != self.manifest.checks[number - 1]:
             raise ProtocolError(f"chunk {number} of version {self.release.version} came damaged")
 
@@ -259,9 +280,9 @@ class Holding(ComingVersion):
             self.check(number)
 
     def take(self, memory: VersionMemory, filled: int = 0) -> None:
-        if self.memory is not None:
-            self.memory.close()
-        self.memory = memory
+        before, self.memory = self.memory, memory
+        if before is not None:  # closed last, because a thread may be reading
+            before.close()
         self._fill(filled)
 
     def fill(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from aiodist.buffers import arrays
 from aiodist.buffers.arrays import UserArray
 from aiodist.buffers.conversion import FLOATS, convert
 from aiodist.channels import manifest
+from aiodist.channels.changes import BATCH
 from aiodist.channels.holding import Holding, in_thread
 from aiodist.channels.lots import Lot
 from aiodist.channels.manifest import Leaf
@@ -19,8 +21,8 @@ from aiodist.channels.slices import Arrays, Want
 from aiodist.channels.trees import has_parts, parts_wanted
 from aiodist.errors import MessageTooLargeError
 
-Fit = Callable[[Holding | Lot], None]
-"""Looks whether a version fits where it is to go."""
+Fit = Callable[[Holding | Lot, Sequence[Leaf]], None]
+"""Looks whether a version, which has these arrays, fits where it is to go."""
 
 
 class VersionReading:
@@ -65,9 +67,12 @@ class VersionReading:
         """
         if self._into is None:
             return there.all()
-        if self._parts is None:  # of a version of several shares
+        return self._wanted({key: there.leaf(key) for key in there.leaves})
+
+    def _wanted(self, leaves: Mapping[str, Leaf]) -> Want:
+        if self._parts is None:
             self._parts = IntoParts(self._into, converts=self._converts)
-        return self._parts.wanted(there)
+        return self._parts.wanted(leaves)
 
     def read(self, found: Holding | Lot) -> Any:
         """The user's result of a version that is here: its tree, or None if `into` was written.
@@ -89,8 +94,10 @@ class VersionReading:
 
     async def arrays(
         self, fetch: asyncio.Future[Holding | Lot], fit: Fit | None = None
-    ) -> AsyncGenerator[tuple[Holding | Lot, Leaf], None]:
-        """The arrays of the version that `fetch` takes, each when it is here, and what it lies in.
+    ) -> AsyncGenerator[tuple[Holding | Lot, Sequence[Leaf]], None]:
+        """The arrays of the version that `fetch` takes, when they are here, and what they lie in.
+
+        They come in batches, because each wait for a thread takes time. `fit` runs in a thread.
 
         With `fit`, that is called as soon as the arrays are known, and if another version comes
         instead, all of its arrays come. Without it, `fetch` takes one version only. If that begins
@@ -112,13 +119,19 @@ class VersionReading:
                         reading.enter_context(coming)
                 if coming is not None and coming.has_leaves:
                     if leaves is None:
+                        leaves = await in_thread(coming.leaves)
                         if fit is not None:
-                            fit(coming)
+                            await in_thread(partial(fit, coming, leaves))
                             given = 0
-                        leaves = coming.leaves()
-                    while given < len(leaves) and coming.has_leaf(leaves[given]):
+                        else:
+                            _check_names(leaves)
+                    first, nbytes = given, 0
+                    while given < len(leaves) and nbytes < BATCH and coming.has_leaf(leaves[given]):
+                        nbytes += leaves[given].spec.nbytes
                         given += 1
-                        yield coming, leaves[given - 1]
+                    if given > first:
+                        yield coming, leaves[first:given]
+                        continue
                 if is_here:
                     assert given == len(leaves or ()), "an array of a version is missing"
                     return
@@ -132,19 +145,20 @@ class VersionReading:
         does not fit.
         """
         async with aclosing(self.arrays(fetch, self._fit)) as arrays:
-            async for coming, leaf in arrays:
+            async for coming, leaves in arrays:
                 self.mixed = coming.version
-                await in_thread(partial(self._write, coming, leaf))
+                await in_thread(partial(self._write, coming, leaves))
         self.mixed = None
 
-    def _fit(self, coming: Holding | Lot) -> None:
+    def _fit(self, coming: Holding | Lot, leaves: Sequence[Leaf]) -> None:
         if isinstance(coming, Holding):
             manifest.Into(coming.manifest, self._into)  # raises if it does not fit
-            self.wanted(Arrays((coming.release,), [bytes(coming.part(0))]))
+            self._wanted({leaf.key: leaf for leaf in leaves})
 
-    def _write(self, coming: Holding | Lot, leaf: Leaf) -> None:
+    def _write(self, coming: Holding | Lot, leaves: Sequence[Leaf]) -> None:
         assert self._parts is not None
-        self._parts.write(coming, leaf)
+        for leaf in leaves:
+            self._parts.write(coming, leaf)
 
     async def _more(self, coming: Holding | Lot | None, fetch: asyncio.Future[Any]) -> None:
         """Wait until there is more of it, or another version is begun."""
@@ -156,6 +170,17 @@ class VersionReading:
             waiting.cancel()
             raise
         waiting.cancel()
+
+
+def _check_names(leaves: Sequence[Leaf]) -> None:
+    """Raise ValueError if two arrays have the same name, because users could not tell them
+    apart."""
+    for name, count in Counter(leaf.name for leaf in leaves).most_common(1):
+        if count > 1:
+            raise ValueError(
+                f"{count} arrays of this version have the name {name!r}: publish them by keys that"
+                " differ when they are joined by dots, or take the version by `latest`"
+            )
 
 
 class IntoParts:
@@ -170,15 +195,15 @@ class IntoParts:
             key: arrays.writable(part.array, f"into{key}") for key, part in self._parts.items()
         }
 
-    def wanted(self, there: Arrays) -> Want:
-        """The wanted slices of the arrays of a version.
+    def wanted(self, leaves: Mapping[str, Leaf]) -> Want:
+        """The wanted slices of the arrays of a version, which are given by their keys.
 
         Raises TypeError and ValueError, naming the place in `into`, if they do not fit.
         """
         for key, part in self._parts.items():
-            if key not in there.leaves:
+            if key not in leaves:
                 raise ValueError(f"into{key}: the version has no array there")
-            leaf = there.leaf(key)
+            leaf = leaves[key]
             name, target = leaf.spec.name, self._targets[key].name
             if part.shape != leaf.extent.shape:
                 raise ValueError(

@@ -27,6 +27,7 @@ from aiodist.channels.stock import Stock
 from aiodist.channels.store import BEAT, GONE, ChannelStore
 from aiodist.channels.tasks import ChannelTasks
 from aiodist.control.store import Store
+from aiodist.types import ChannelOptions, unexpected
 from aiodist.wire import channels, schema
 
 PATIENCE = 5.0
@@ -35,11 +36,11 @@ PATIENCE = 5.0
 LONGEST = 128
 """The most characters of the name of a channel."""
 
-_OWN = frozenset(
-    {"group", "rank", "size", "min_size", "max_size", "join_window"}
-    | {"op_timeout", "max_message_bytes", "allow_pickle"}
-)
-"""Options of `connect` that the channel sets itself."""
+
+def check_options(call: str, options: Mapping[str, Any]) -> None:
+    """Raise TypeError if `call` does not have all of these options."""
+    if unknown := options.keys() - ChannelOptions.__optional_keys__:
+        raise unexpected(call, dict.fromkeys(sorted(unknown)))
 
 
 @dataclass
@@ -75,8 +76,6 @@ class Participant:
             raise ValueError(f"a channel has a name of 1 to {LONGEST} characters, not {channel!r}")
         if not patience > 0:
             raise ValueError(f"patience is more than 0 seconds, not {patience!r}")
-        if wrong := sorted(_OWN & options.keys()):
-            raise TypeError(f"{', '.join(wrong)}: a channel has no such options of `connect`")
         self.channel = channel
         self.patience = patience
         self.tasks = ChannelTasks(channel)
@@ -95,8 +94,13 @@ class Participant:
         return self.tasks.changed
 
     async def open(self) -> None:
-        """Become known. Raises what `aiodist.connect` does."""
+        """Become known. Raises what `aiodist.connect` does, and RuntimeError the second time."""
         store, tasks = self.store, self.tasks
+        if tasks.has_begun or self._closing is not None:
+            raise RuntimeError(
+                f"this publisher or subscriber of the channel {self.channel!r} was entered before:"
+                " make a new one each time"
+            )
         await store.join()
         tasks.begin()
         ready = [asyncio.Event(), asyncio.Event()]

@@ -19,7 +19,7 @@ from aiodist.channels.holding import Holding, in_thread
 from aiodist.channels.hosting import has_device, on_host
 from aiodist.channels.manifest import Writing
 from aiodist.channels.memory import VersionMemory
-from aiodist.channels.participant import PATIENCE, ChannelRole, Participant
+from aiodist.channels.participant import PATIENCE, ChannelRole, Participant, check_options
 from aiodist.channels.ration import Ration
 from aiodist.channels.store import BEAT, GONE
 from aiodist.channels.trees import unwrapped
@@ -77,6 +77,7 @@ def publisher(
     """
     if not 1 <= keep <= MOST_RELEASES:
         raise ValueError(f"keep is 1 to {MOST_RELEASES} versions, not {keep!r}")
+    check_options("publisher", options)
     share, shares = _checked(part)
     participant = Participant(channel, address, patience, options)
     return Publisher(participant, keep, (share, shares), restart=restart, deltas=deltas)
@@ -221,21 +222,24 @@ class Publisher:
         After any other error than the last, nothing is published.
         """
         directory.check_version(version)
+        doing = ["another version was still being published"]
         try:
             async with asyncio.timeout(timeout):
-                await self._publish(params, version, lend=lend)
+                await self._publish(params, version, doing, lend=lend)
         except TimeoutError as error:
             if isinstance(error, AiodistError):
                 raise
             raise CollectiveTimeoutError(
                 f"version {version} of the channel {self._participant.channel!r} was not published"
-                f" within {timeout:g} s: nothing came from the coordinator. Publish the same again"
+                f" within {timeout:g} s: {doing[-1]}. Publish the same again"
             ) from None
 
-    async def _publish(self, params: Any, version: int, *, lend: bool) -> None:
+    async def _publish(self, params: Any, version: int, doing: list[str], *, lend: bool) -> None:
+        """Adds what it does to `doing`, for an error."""
         participant = self._participant
         participant.tasks.check()
         async with self._publishing:
+            doing.append("its arrays were still being copied")
             known = [*self._before, *participant.releases]
             if not directory.may_be_again(known, version, self._share):
                 directory.check_higher(known, version, self._share)
@@ -244,7 +248,9 @@ class Publisher:
             if await in_thread(lambda: has_device(tree)):
                 tree = await on_host(tree)
             share = self._share, self._shares
-            writing = await in_thread(lambda: Writing(encode(tree), version, extents, share))
+            writing = await in_thread(
+                lambda: Writing(encode(tree, allow_pickle=None), version, extents, share)
+            )
             if lend:
                 release, arrays = await in_thread(writing.lend)
                 memory = VersionMemory.lent(arrays)
@@ -255,6 +261,7 @@ class Publisher:
             try:
                 if not lend:
                     release = await in_thread(lambda: writing.write(memory.view))
+                doing.append("nothing came from the coordinator")
                 holding = await self._held(release, memory)
             except BaseException:
                 memory.close()

@@ -236,7 +236,7 @@ class Slicing:
         """The version here to which differences can be applied; None if differences do not pay."""
         participant = self._participant
         always = any(one.always for one in lot.arrays.releases)
-        if not (always or pays(participant.stock.rate, lot.nbytes)):
+        if not lot.is_coded or not (always or pays(participant.stock.rate, lot.nbytes)):
             return None
         bases = [one for one in participant.stock.lots.values() if one.is_base_of(lot)]
         return max(bases, key=lambda one: one.version, default=None)
@@ -280,7 +280,7 @@ class Slicing:
             if base is not None and mirror is None:
                 id = base.id if place.wants else base.arrays.releases[ask.share].id
                 from_base = parcels.Base(base, id, participant.stock.differences)
-                with base:
+                with base, lot.decoding():
                     await parcels.take_differences(
                         pair, lot, place.wants, ask.parcels, patience, from_base, who
                     )

@@ -10,18 +10,21 @@ from functools import partial
 from typing import Any, NamedTuple, Unpack, overload
 
 from aiodist.channels import changes, directory, receipts, serving
-from aiodist.channels.changes import are_alike
 from aiodist.channels.directory import Release
 from aiodist.channels.fetching import Fetching
 from aiodist.channels.holding import Holding, in_thread
 from aiodist.channels.into import VersionReading
 from aiodist.channels.lots import Lot
 from aiodist.channels.manifest import Leaf
-from aiodist.channels.participant import PATIENCE, ChannelRole, Participant
+from aiodist.channels.participant import PATIENCE, ChannelRole, Participant, check_options
 from aiodist.channels.receipts import Receipt
 from aiodist.channels.slicing import Shares
 from aiodist.errors import CollectiveTimeoutError
+from aiodist.phases.base import as_int
 from aiodist.types import ChannelOptions
+
+NEWER_THAN = "newer_than is the number of a version, or -1 for any"
+SINCE = "expected the number of the version to compare with"
 
 
 def subscriber(
@@ -53,6 +56,7 @@ def subscriber(
     """
     if max_bytes is not None and not max_bytes > 0:
         raise ValueError(f"max_bytes is more than 0, not {max_bytes!r}")
+    check_options("subscriber", options)
     return Subscriber(Participant(channel, address, patience, options), max_bytes)
 
 
@@ -142,6 +146,7 @@ class Subscriber:
 
         Raises CollectiveTimeoutError (a TimeoutError); CoordinatorLostError; GroupClosedError.
         """
+        newer_than = as_int(newer_than, NEWER_THAN)
         with self._within(timeout, newer_than, "known"):
             async with asyncio.timeout(timeout):
                 return await self._fetching.announced(newer_than)
@@ -195,6 +200,9 @@ class Subscriber:
         above `max_bytes`, before any of it comes. Raises CollectiveTimeoutError (a TimeoutError),
         CoordinatorLostError, GroupClosedError. Received parts are kept for the next call.
         """
+        if into is None and (convert or in_place):
+            raise ValueError("`convert` and `in_place` say how `into` is written: give that, too")
+        newer_than = as_int(newer_than, NEWER_THAN)
         reading = VersionReading(into, converts=convert, max_bytes=self._max_bytes)
         with self._noted(reading), self._within(timeout, newer_than, "here"):
             async with asyncio.timeout(timeout):
@@ -276,9 +284,10 @@ class Subscriber:
 
         Raises what `latest` does, and ValueError if the channel does not have the version, or if it
         is older than one that was given before. It also raises ValueError if no living participant
-        has had the version for `patience`.
+        has had the version for `patience`, or if two arrays have the same name.
         """
-        async with aclosing(self._leaves(version, changed_since)) as leaves:
+        since = None if changed_since is None else as_int(changed_since, SINCE)
+        async with aclosing(self._leaves(version, since)) as leaves:
             async for coming, leaf, is_changed in leaves:
                 if is_changed:
                     yield leaf.name, coming.read(leaf)
@@ -286,13 +295,14 @@ class Subscriber:
     async def changed(self, version: int, *, since: int) -> set[str]:
         """The names, as `stream` gives them, of the arrays of a version that have other bytes than
         in the version `since`. Returns when the version is here. Raises what `stream` does."""
-        async with aclosing(self._leaves(version, since)) as leaves:
+        async with aclosing(self._leaves(version, as_int(since, SINCE))) as leaves:
             return {leaf.name async for _, leaf, is_changed in leaves if is_changed}
 
     async def _leaves(
         self, version: int, since: int | None
     ) -> AsyncGenerator[tuple[Holding | Lot, Leaf, bool], None]:
         """The arrays of a version, each when it is here, and whether it has changed."""
+        version = as_int(version, "expected the number of a version")
         releases = await self._release(version)
         reading = VersionReading(max_bytes=self._max_bytes)
         base = None if since is None or since == version else self._given_before(since)
@@ -302,12 +312,12 @@ class Subscriber:
         try:
             # The base stays until all arrays have been compared.
             with base or nullcontext():
-                async for coming, leaf in arrays:
-                    is_changed = True
-                    if isinstance(coming, Holding) and base and are_alike(base, coming):
-                        compare = partial(changes.is_changed, base, coming, leaf)
-                        is_changed = await in_thread(compare)
-                    yield coming, leaf, is_changed
+                async for coming, leaves in arrays:
+                    flags = [True] * len(leaves)
+                    if isinstance(coming, Holding) and base:
+                        flags = await in_thread(partial(changes.changed, base, coming, leaves))
+                    for leaf, is_changed in zip(leaves, flags, strict=True):
+                        yield coming, leaf, is_changed
                 self._given = max(self._given, version)
         finally:
             await arrays.aclose()

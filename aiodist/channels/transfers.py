@@ -317,8 +317,8 @@ async def take_offered(holding: Holding, patience: float) -> None:
         words = release.offer, release.key
         segment = await take_segment(words, release.nbytes, keep=True)
     try:
-        Manifest.read(segment.memory, release)
-    except ProtocolError:
+        await in_thread(partial(Manifest.read, segment.memory, release))
+    except BaseException:
         segment.close()
         raise
     holding.take(VersionMemory.of(segment), release.parts)

@@ -20,6 +20,10 @@ from aiodist.threads.engine import engine
 
 T = TypeVar("T")
 
+PUBLISHER_ONLY = frozenset({"keep", "restart", "deltas"})
+SUBSCRIBER_ONLY = frozenset({"max_bytes"})
+"""Options of one side, because verl gives both sides the same ones."""
+
 IDLE = -1
 """The rank of an actor that does not send."""
 
@@ -31,9 +35,10 @@ class ChannelCheckpointEngine(CheckpointEngine):
     """The engine that verl makes in each worker.
 
     Its arguments come from `engine_kwargs` of verl's configuration: `channel`, `address`, and
-    further options of `aiodist.publisher` and `aiodist.subscriber`. The defaults are
-    AIODIST_ADDRESS and AIODIST_TOKEN. `device`: where the rollout gets tensors (None: on the
-    accelerator, if there is one). `timeout`: seconds to wait for the next tensor.
+    further options of `aiodist.publisher` and `aiodist.subscriber`, each of which goes to the side
+    that has it. The defaults are AIODIST_ADDRESS and AIODIST_TOKEN. `device`: where the rollout
+    gets tensors (None: on the accelerator, if there is one). `timeout`: seconds to wait for the
+    next tensor.
     """
 
     def __init__(
@@ -59,7 +64,7 @@ class ChannelCheckpointEngine(CheckpointEngine):
         if not self._is_master:
             return {}
         if self._out is None:
-            out = aiodist.publisher(self._channel, **self._options)
+            out = aiodist.publisher(self._channel, **self._without(SUBSCRIBER_ONLY))
             self._enter(out)
             self._out = out
         newest = self._out.newest
@@ -79,7 +84,7 @@ class ChannelCheckpointEngine(CheckpointEngine):
     def init_process_group(self, rank: int, version: int) -> None:
         self._version = version
         if rank > 0 and self._weights is None:
-            weights = aiodist.subscriber(self._channel, **self._options)
+            weights = aiodist.subscriber(self._channel, **self._without(PUBLISHER_ONLY))
             self._enter(weights)
             self._weights = weights
 
@@ -115,6 +120,9 @@ class ChannelCheckpointEngine(CheckpointEngine):
     async def _next(self, arrays: Any) -> Any:
         async with asyncio.timeout(self._timeout):
             return await anext(arrays, None)
+
+    def _without(self, names: frozenset[str]) -> dict[str, Any]:
+        return {name: value for name, value in self._options.items() if name not in names}
 
     def _enter(self, one: aiodist.Publisher | aiodist.Subscriber) -> None:
         engine().wait_for(one.__aenter__())

@@ -56,7 +56,11 @@ class ChannelTrainer(TrainerWeightTransferEngine[TrainerInfo]):
         if trainer.is_sender:
             trainer._enter(init_info)
             say = {name: getattr(init_info, name) for name in ("channel", "address", "timeout")}
-            client.init_weight_transfer_engine(say)
+            try:
+                client.init_weight_transfer_engine(say)
+            except BaseException:
+                trainer.shutdown()  # so that the caller can try again
+                raise
         return trainer
 
     def _enter(self, info: TrainerInfo) -> None:

@@ -9,6 +9,7 @@ import pytest
 from channel_stage import ChannelStage, line
 
 from aiodist.channels import chains, changes
+from aiodist.channels.directory import MOST_RELEASES
 
 MIB = 1 << 20
 DELAY = 0.025
@@ -151,6 +152,34 @@ def test_one_that_is_too_far_behind_takes_the_whole():
     play.skips = {1: set(range(2, 9))}
     play.run()
     assert (play.known[1].chain, play.known[2].chain) == (0, 1)
+
+
+def test_one_that_is_behind_by_more_versions_than_a_chain_has_takes_the_whole():
+    newest = MOST_RELEASES + 6
+    play = Play(steps(newest + 1, share=0.0005), deltas=True)
+    play.skips = {1: set(range(1, newest))}
+    play.run()
+    assert play.known[1].chain == 0
+    assert play.sent[newest] > NBYTES
+
+
+@pytest.mark.parametrize("way", ["chain", "codes"])
+def test_a_sender_of_a_bad_chain_still_gives_the_version(way, monkeypatch):
+    true = changes.Differences.between
+    codes = chains._messages
+
+    def between(self, base, result, most):
+        chain = true(self, base, result, most)
+        return [*chain, *chain] if way == "chain" else chain
+
+    def messages(number, found):
+        yield from [(-1, [])] if way == "codes" and number == 2 else codes(number, found)
+
+    monkeypatch.setattr(changes.Differences, "between", between)
+    monkeypatch.setattr(chains, "_messages", messages)
+    play = Play(steps(4)).run()  # the subscriber takes each version
+    assert play.known[1].chain == 0
+    assert min(play.sent) > NBYTES / 2
 
 
 def test_no_more_than_a_quarter_of_a_version_is_kept():

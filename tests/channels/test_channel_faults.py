@@ -435,12 +435,15 @@ async def test_use_before_it_was_entered():
         ({"keep": 0}, ValueError, "keep is 1 to 64 versions, not 0"),
         ({"patience": 0}, ValueError, "patience is more than 0 seconds"),
         ({"patience": math.nan}, ValueError, "patience is more than 0 seconds"),
-        ({"size": 3}, TypeError, "size: a channel has no such options"),
+        ({"size": 3}, TypeError, r"publisher\(\) got an unexpected.*'size'"),
+        ({"max_bytes": 3}, TypeError, r"publisher\(\) got an unexpected.*'max_bytes'"),
     ],
 )
 def test_options_that_make_no_sense(options, error, text):
     with pytest.raises(error, match=text):
         aiodist.publisher("policy", address="tcp://127.0.0.1:1", **options)
+    with pytest.raises(TypeError, match=r"subscriber\(\) got an unexpected.*'keep'"):
+        aiodist.subscriber("policy", address="tcp://127.0.0.1:1", keep=2)
     with pytest.raises(ValueError, match="a channel has a name of 1 to 128 characters, not ''"):
         aiodist.publisher("", address="tcp://127.0.0.1:1")
 

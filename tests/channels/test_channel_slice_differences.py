@@ -181,3 +181,10 @@ def test_a_size_that_no_difference_has_is_refused():
     )
     with lot.wanting(), pytest.raises(ProtocolError, match="a difference of 1099511627776 bytes"):
         asyncio.run(taking)
+
+
+def test_slices_come_whole_after_a_sender_of_bad_differences(monkeypatch):
+    monkeypatch.setattr(parcels, "OVERHEAD", -NBYTES)  # no difference is small enough
+    play = Slices(steps(3), index=COLUMNS).run()
+    assert min(play.sent) > NBYTES / 2
+    assert all(known.chain == 0 for known in play.known.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -144,6 +145,59 @@ def test_what_cannot_be_published(run, channel):
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (type("Module", (), {}), r"of type Module does not travel.*publish its `state_dict\(\)`"),
+        (NamedTuple("Pair", [("a", int)]), r"send tuple\(…\) or \._asdict\(\) of it$"),
+    ],
+    ids=["object", "named tuple"],
+)
+def test_no_error_of_publish_names_an_option_that_channels_do_not_have(run, channel, kind, text):
+    async def main():
+        async with (
+            aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator,
+            channel(coordinator).publisher() as out,
+        ):
+            with pytest.raises(TypeError, match=text) as failed:
+                await out.publish({"a": kind(*[1][: hasattr(kind, "_fields")])}, version=1)
+            assert "pickle" not in str(failed.value)
+
+    run(main())
+
+
+def test_what_publish_did_when_its_time_was_over(run, channel):
+    async def main():
+        async with (
+            aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator,
+            channel(coordinator).publisher() as out,
+        ):
+            with pytest.raises(TimeoutError, match="its arrays were still being copied"):
+                await out.publish(tree(1), version=1, timeout=0)
+            async with out._publishing:
+                with pytest.raises(TimeoutError, match="another version was still being"):
+                    await out.publish(tree(1), version=1, timeout=0)
+
+    run(main())
+
+
+def test_a_participant_that_is_entered_again_goes_on(run, channel):
+    async def main():
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            both = channel(coordinator)
+            async with both.publisher() as out, both.subscriber() as weights:
+                for one in (out, weights):
+                    with pytest.raises(RuntimeError, match="'policy' was entered before"):
+                        await one.__aenter__()
+                await out.publish([2], version=2)
+                assert await weights.latest() == (2, [2])
+            for one in (out, weights):
+                with pytest.raises(RuntimeError, match="'policy' was entered before"):
+                    await one.__aenter__()
+
+    run(main())
+
+
 def test_waiting_for_a_version_takes_nothing(run, channel):
     async def main():
         async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
@@ -266,6 +320,48 @@ def test_hosts_acknowledge_a_version(run, channel):
                     assert await waiting == 1
                 with pytest.raises(ValueError, match="from 0 on, not -1"):
                     await weights.acknowledge(-1)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "tree", [{1: np.ones(1), "1": np.zeros(1)}, {"1": {"b": np.ones(1)}, "1.b": np.zeros(1)}]
+)
+def test_arrays_of_one_name_are_not_streamed(run, channel, tree):
+    async def main():
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            both = channel(coordinator)
+            async with both.publisher() as out, both.subscriber() as weights:
+                await out.publish(tree, version=1)
+                assert len((await weights.latest())[1]) == 2
+                with pytest.raises(ValueError, match="2 arrays of this version have the name '1"):
+                    await anext(weights.stream(1))
+                with pytest.raises(ValueError, match="2 arrays of this version have the name '1"):
+                    await weights.changed(1, since=0)
+
+    run(main())
+
+
+def test_arguments_of_a_subscriber_that_make_no_sense(run, channel):
+    async def main():
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            both = channel(coordinator)
+            async with both.publisher() as out, both.subscriber() as weights:
+                await out.publish({"w": np.ones(1)}, version=1)
+                for options in ({"in_place": True}, {"convert": True}):
+                    with pytest.raises(ValueError, match="say how `into` is written"):
+                        await weights.latest(**options)
+                for call in (weights.latest, weights.wait):
+                    for wrong in (None, "a"):
+                        with pytest.raises(TypeError, match=r"newer_than is the number.*not"):
+                            await call(newer_than=wrong)
+                    await call(newer_than=np.int64(0))
+                with pytest.raises(TypeError, match="the number of a version, not '1'"):
+                    await anext(weights.stream("1"))
+                with pytest.raises(TypeError, match="version to compare with, not 'x'"):
+                    await anext(weights.stream(1, changed_since="x"))
+                with pytest.raises(TypeError, match="version to compare with, not None"):
+                    await weights.changed(1, since=None)
 
     run(main())
 

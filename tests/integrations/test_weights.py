@@ -162,6 +162,9 @@ def test_vllm_loads_what_the_trainer_says(address: str, monkeypatch: pytest.Monk
             self.gathered += 1
             yield from tensors(self.version).items()
 
+    def away(info: dict[str, Any]) -> None:
+        raise ConnectionError("vLLM is not up yet")
+
     config = SimpleNamespace(parallel_config=None, model_config=None)
     models = [Model(), Model()]
     workers = [
@@ -200,7 +203,10 @@ def test_vllm_loads_what_the_trainer_says(address: str, monkeypatch: pytest.Monk
     for model in models:
         same(model.loaded, 4)
     trainer.shutdown()
-    # A trainer that is started again goes on, and vLLM with it.
+    # A trainer that is started again goes on, and vLLM with it, even if vLLM was away at first.
+    with monkeypatch.context() as patch, pytest.raises(ConnectionError):
+        patch.setattr(client, "init_weight_transfer_engine", away)
+        begin(info, client=client, source=source)
     trainer = begin(info, client=client, source=source)
     trainer.send_weights()
     assert client.said[-1] == "4"
@@ -218,6 +224,7 @@ async def test_verl_sends_to_replicas_that_come_and_go(
     importlib.import_module("aiodist_verl")  # what `custom_backend_module` does
     backend = CheckpointEngineRegistry.get("aiodist")
     options = {"bucket_size": 1 << 20, "address": address, "device": "cpu"}
+    options |= {"keep": 3, "deltas": False, "max_bytes": 1 << 30}  # not all for both sides
 
     def new(**more: Any) -> Any:
         return CheckpointEngineRegistry.new("aiodist", **options, **more)

@@ -327,8 +327,8 @@ FAULTS = (
     DesignFault(
         "the base of a difference is not compared with what the subscriber has",
         "aiodist/channels/changes.py",
-        "        return found if at == base and sum(",
-        "        return found if sum(",
+        "        return found[::-1] if at == base and sum(",
+        "        return found[::-1] if sum(",
         _unit("channels/test_changes.py"),
     ),
     DesignFault(

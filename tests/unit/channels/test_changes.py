@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from aiodist.channels.changes import Difference, Differences
+from aiodist.channels.directory import MOST_RELEASES
 
 
 def known(*pairs: tuple[bytes, bytes]) -> Differences:
@@ -33,3 +36,31 @@ def test_there_is_none_if_it_has_as_many_bytes_as_the_whole() -> None:
     differences = known((b"1", b"2"), (b"2", b"3"))
     assert len(differences.between(b"1", b"3", 21)) == 2
     assert differences.between(b"1", b"3", 20) == []
+
+
+def test_there_is_none_that_is_longer_than_receivers_take() -> None:
+    ids = [bytes([at]) for at in range(MOST_RELEASES + 2)]
+    differences = known(*pairwise(ids))
+    assert len(differences.between(ids[1], ids[-1], 1_000)) == MOST_RELEASES
+    assert differences.between(ids[0], ids[-1], 1_000) == []
+
+
+def test_differences_in_a_circle_are_no_chain() -> None:
+    assert known((b"1", b"2"), (b"2", b"1")).between(b"3", b"1", 100) == []
+
+
+def test_no_more_differences_are_kept_than_a_chain_has() -> None:
+    """Those of versions in which nothing has changed take nearly no bytes."""
+    ids = [bytes([at]) for at in range(MOST_RELEASES + 11)]
+    differences = known(*pairwise(ids))
+    assert differences.nbytes == MOST_RELEASES * 10
+    assert len(differences.between(ids[10], ids[-1], 1_000)) == MOST_RELEASES
+    assert differences.between(ids[9], ids[10], 1_000) == []
+
+
+def test_the_oldest_differences_are_forgotten_above_a_number_of_bytes() -> None:
+    differences = known((b"1", b"2"), (b"2", b"3"), (b"3", b"4"))
+    differences.trim(29)
+    assert differences.nbytes == 20
+    assert differences.between(b"1", b"2", 100) == []
+    assert len(differences.between(b"2", b"4", 100)) == 2
