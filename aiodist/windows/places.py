@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aiodist.buffers.arrays import check_same, view, writable
+from aiodist.buffers.arrays import UserArray, check_same, view, writable
 from aiodist.buffers.dtypes import CARRIERS, carrier
 from aiodist.buffers.kernels import Kernel
 from aiodist.types import Op, ReduceOp
@@ -118,12 +118,12 @@ class Exposed(NamedTuple):
         return op.name
 
 
-def memory_of(x: Any) -> tuple[Exposed, NDArray[Any]]:
+def memory_of(x: Any) -> UserArray:
     """Return the memory of `x`. Raises TypeError or ValueError if it cannot be exposed."""
     array = writable(x, "x")
     if array.name in CARRIERS:
         raise TypeError(f"x: {array} cannot be exposed: numpy has no such dtype")
-    return Exposed(array.name, array.shape), array.base
+    return array
 
 
 def index_of(plain: list[Any]) -> tuple[Any, ...]:

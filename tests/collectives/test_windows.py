@@ -9,6 +9,7 @@ import re
 import reprlib
 import weakref
 from array import array
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -109,6 +110,26 @@ def test_a_tensor_whose_storage_is_freed_and_made_anew(run, groups):
             await mine.put(1, 1, 3.0)
             assert x[:3].tolist() == [2, 3, 2]
             assert (await mine.get(1, slice(0, 2))).tolist() == [2, 3]
+
+    run(main())
+
+
+def test_autograd_hears_of_what_is_written(run, groups):
+    """Else a backward pass would use the new values where it saved the old ones."""
+    torch = pytest.importorskip("torch")
+
+    async def main():
+        async with groups(2) as ranks:
+            x, factor = torch.ones(3, requires_grad=True), torch.zeros(3)
+            one, two = await windows_of(ranks, [factor, None])
+            for write in (two.put, two.accumulate):
+                y = (x * factor).sum()
+                await two.get(0)
+                y.backward(retain_graph=True)  # a read changes nothing
+                await write(0, ..., 1.0)
+                with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                    y.backward()
+            await close_all([one, two])
 
     run(main())
 
@@ -372,7 +393,7 @@ def test_an_owner_without_memory_for_the_answer(run, groups, monkeypatch):
             one, two = await windows_of(ranks, [np.zeros(LARGE), None])
             out = np.ones(LARGE)
             with monkeypatch.context() as patch:
-                patch.setattr(window, "memory_of", lambda x: (None, Scarce()))
+                patch.setattr(window, "memory_of", lambda x: SimpleNamespace(base=Scarce()))
                 for options in ({}, {"out": out}):
                     with pytest.raises(aiodist.CollectiveAbortedError, match="MemoryError: 64 GiB"):
                         await two.get(0, **options)
