@@ -41,8 +41,7 @@ Edge = tuple[int, int]
 class Neighbors:
     """The neighbours of a rank of `group`, in the order of the values that are sent and received.
 
-    `sources` and `destinations` are ranks, or None if a place has no neighbour. Raises ValueError
-    if one is not a rank of the group.
+    `sources` and `destinations` are ranks of the group, or None if a place has no neighbour.
     """
 
     def __init__(
@@ -51,11 +50,6 @@ class Neighbors:
         sources: Sequence[Edge | None],
         destinations: Sequence[Edge | None],
     ) -> None:
-        for edge in (*sources, *destinations):
-            if edge is not None and not 0 <= edge[0] < group.size:
-                raise ValueError(
-                    f"rank {edge[0]} is no neighbour: the ranks are 0 to {group.size - 1}"
-                )
         self.group: Any = group
         self.sources = tuple(None if edge is None else edge[0] for edge in sources)
         self.destinations = tuple(None if edge is None else edge[0] for edge in destinations)

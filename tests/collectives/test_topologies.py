@@ -176,8 +176,6 @@ def test_ranks_that_disagree_about_neighbours(run, groups, out):
             )
             assert "sent 0 values to rank 0, which has it as a source 1 times" in str(one)
             assert "sent 1 values to rank 1" in str(two)
-            with pytest.raises(ValueError, match="rank 2 is no neighbour"):
-                Graph(ranks[0], [2])
 
     run(main())
 
