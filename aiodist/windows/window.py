@@ -36,6 +36,7 @@ from aiodist.errors import (
     in_words,
 )
 from aiodist.operations import Operations
+from aiodist.phases.base import as_rank
 from aiodist.signatures import Given, Index, WindowSignatures, typed
 from aiodist.transports.sparing import Sparing
 from aiodist.types import SUM, Op
@@ -183,8 +184,7 @@ class Window:
 
     def _of(self, rank: int) -> Exposed:
         self._group._enter()
-        if not 0 <= rank < len(self._exposed):
-            raise ValueError(f"rank={rank}: the ranks are 0 to {len(self._exposed) - 1}")
+        rank = as_rank(rank, len(self._exposed), "rank")
         exposed = self._exposed[rank]
         if exposed is None:
             raise ValueError(f"rank {rank} has exposed nothing")

@@ -200,7 +200,9 @@ def test_fence(run, groups):
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda w: w.get(2), ValueError, "the ranks are 0 to 1"),
+        (lambda w: w.get(2), ValueError, "rank=2 is not a rank of this group of 2"),
+        (lambda w: w.get(True), TypeError, "rank is a rank, an int, not True"),
+        (lambda w: w.put("0", 0, 1), TypeError, "rank is a rank, an int, not '0'"),
         (lambda w: w.get(1, 4), IndexError, "out of bounds"),
         (lambda w: w.get(1, (0, 0)), IndexError, "too many indices"),
         (lambda w: w.get(1, "a"), TypeError, "integer"),
