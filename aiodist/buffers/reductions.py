@@ -109,11 +109,17 @@ class Operand:
         given, else to new arrays. Raises as `of` and `split_slots`.
         """
         slots = split_slots(xs, size)
-        if all(map(_is_scalar, slots)):
+        numbers = [*map(_is_scalar, slots)]
+        if all(numbers):
             _refuse_out(out)
             values = [check_scalar(slot, op) for slot in slots]
             names = ", ".join([type(value).__name__ for value in values])
             return Operand("scalars", f"slots [{names}]", values)
+        if any(numbers):
+            raise TypeError(
+                f"xs[{numbers.index(True)}] is a number and xs[{numbers.index(False)}] is not: "
+                "give numbers for all ranks, or arrays for all"
+            )
         items = [_arrays(slot, Path("xs", index)) for index, slot in enumerate(slots)]
         own = items[rank]
         everything = [item for slot in items for item in slot]

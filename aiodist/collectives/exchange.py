@@ -316,7 +316,7 @@ def _allocate(
 ) -> MismatchError | None:
     """Give `value` its memory. If it does not fit `out`, return a mismatch of the two ranks."""
     try:
-        value.allocate(out, foreign=foreign)
+        value.allocate(out, name=name, foreign=foreign)
     except (ValueError, TypeError) as error:
         if out is None:
             raise

@@ -120,7 +120,7 @@ def _is_on_device(x: Any) -> bool:
     if on_device == on_host:
         what = "arrays of the host and of a device" if on_host else "no array"
         raise TypeError(
-            f"share takes arrays of the host, or of devices, or trees of either: there are {what}"
-            " in this one"
+            f"x has {what}: share takes an array or a tree of arrays, all of the host or all of "
+            "devices"
         )
     return on_device

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
+from aiodist.phases.base import as_rank
 from aiodist.topologies.neighbors import Collective, Edge, Neighbors
 
 
@@ -16,7 +17,7 @@ class Graph(Neighbors):
     Making a graph sends nothing, so a mismatch between the two ends of an edge shows only when
     values travel.
 
-    Raises ValueError if one of them is not a rank of the group.
+    Raises TypeError if one of them is not an int, and ValueError if it is not a rank of the group.
 
     For example::
 
@@ -28,13 +29,18 @@ class Graph(Neighbors):
     def __init__(
         self, group: Collective, sources: Sequence[int], destinations: Sequence[int] | None = None
     ) -> None:
-        to = sources if destinations is None else destinations
-        super().__init__(group, [*_edges(sources)], [*_edges(to)])
+        came = _edges(sources, group.size, "sources")
+        to = came if destinations is None else _edges(destinations, group.size, "destinations")
+        super().__init__(group, came, to)
 
 
-def _edges(ranks: Sequence[int]) -> Iterator[Edge]:
+def _edges(ranks: Sequence[int], size: int, name: str) -> list[Edge]:
     """Number the edges to each rank. The first at one end is the first at the other end, too."""
+    if not isinstance(ranks, Iterable):
+        raise TypeError(f"{name} is a sequence of ranks, such as [{ranks!r}], not {ranks!r}")
     seen: Counter[int] = Counter()
-    for rank in ranks:
-        yield rank, seen[rank]
+    edges = []
+    for rank in [as_rank(rank, size, f"each of {name}") for rank in ranks]:
+        edges.append((rank, seen[rank]))
         seen[rank] += 1
+    return edges

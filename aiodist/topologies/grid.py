@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
+from aiodist.phases.base import as_int, as_rank
 from aiodist.topologies.neighbors import Collective, Edge, Neighbors
+
+BOOLS = (bool, np.bool_)
 
 
 class Grid(Neighbors):
@@ -23,7 +26,7 @@ class Grid(Neighbors):
     compute the same grid, and nothing is sent.
 
     Raises ValueError if `dims` do not multiply to the size of the group, and TypeError if they are
-    not ints.
+    not ints, or if `periodic` has anything but bools.
 
     For example::
 
@@ -36,10 +39,12 @@ class Grid(Neighbors):
         self, group: Collective, dims: Sequence[int], *, periodic: bool | Sequence[bool] = False
     ) -> None:
         self.dims = chosen_dims(group.size, dims)
-        wraps = [periodic] * len(dims) if isinstance(periodic, (bool, np.bool_)) else periodic
+        wraps = [periodic] * len(self.dims) if isinstance(periodic, BOOLS) else periodic
+        if not isinstance(wraps, Iterable) or not all(isinstance(wrap, BOOLS) for wrap in wraps):
+            raise TypeError(f"periodic is a bool, or a bool for each of dims, not {periodic!r}")
         self.periodic = tuple(map(bool, wraps))
-        if len(self.periodic) != len(dims):
-            raise ValueError(f"periodic has {len(self.periodic)} items for {len(dims)} dims")
+        if len(self.periodic) != len(self.dims):
+            raise ValueError(f"periodic has {len(self.periodic)} items for {len(self.dims)} dims")
         self._rank = group.rank
         sources: list[Edge | None] = []
         destinations: list[Edge | None] = []
@@ -61,8 +66,7 @@ class Grid(Neighbors):
 
     def coords_of(self, rank: int) -> tuple[int, ...]:
         """Return the coordinates of a rank. Raises ValueError if there is no such rank."""
-        if not 0 <= rank < math.prod(self.dims):
-            raise ValueError(f"rank {rank}: the ranks are 0 to {math.prod(self.dims) - 1}")
+        rank = as_rank(rank, math.prod(self.dims), "rank")
         coords: list[int] = []
         for count in reversed(self.dims):
             rank, coord = divmod(rank, count)
@@ -72,10 +76,11 @@ class Grid(Neighbors):
     def rank_of(self, coords: Sequence[int]) -> int | None:
         """Return the rank at `coords`; None if they lie outside, along an axis that is not
         periodic."""
-        if len(coords) != len(self.dims):
-            raise ValueError(f"{len(coords)} coordinates in a grid of {len(self.dims)} axes")
+        found = _ints(coords, "coords")
+        if len(found) != len(self.dims):
+            raise ValueError(f"{len(found)} coordinates in a grid of {len(self.dims)} axes")
         rank = 0
-        for coord, count, wraps in zip(coords, self.dims, self.periodic, strict=True):
+        for coord, count, wraps in zip(found, self.dims, self.periodic, strict=True):
             if not wraps and not 0 <= coord < count:
                 return None
             rank = rank * count + coord % count
@@ -86,6 +91,7 @@ class Grid(Neighbors):
 
         In a shift you receive from the first and send to the second.
         """
+        axis, by = as_int(axis, "axis is an int"), as_int(by, "by is a number of places, an int")
         if not -len(self.dims) <= axis < len(self.dims):
             raise ValueError(f"axis={axis} in a grid of {len(self.dims)} axes")
         coords = list(self.coords)
@@ -102,7 +108,7 @@ def chosen_dims(size: int, dims: Sequence[int]) -> tuple[int, ...]:
 
     The numbers are as equal as possible, the larger first. Raises ValueError if no numbers fit.
     """
-    found = [operator.index(count) for count in dims]
+    found = _ints(dims, "dims")
     if any(count < 0 for count in found):
         raise ValueError(f"dims {tuple(found)}: a grid has 1 or more ranks along an axis, or 0")
     free = [axis for axis, count in enumerate(found) if not count]
@@ -112,6 +118,13 @@ def chosen_dims(size: int, dims: Sequence[int]) -> tuple[int, ...]:
     for number, count in zip(free, next(_factored(left, len(free), left)), strict=True):
         found[number] = count
     return tuple(found)
+
+
+def _ints(values: Any, name: str) -> list[int]:
+    """Return a sequence of integers of any type as plain ints. Raises TypeError for others."""
+    if not isinstance(values, Iterable):
+        raise TypeError(f"{name} is a sequence of ints, such as ({values!r},), not {values!r}")
+    return [as_int(value, f"each of {name} is an int") for value in values]
 
 
 def _factored(size: int, count: int, most: int) -> Iterator[tuple[int, ...]]:

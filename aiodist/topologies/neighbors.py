@@ -14,7 +14,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from aiodist.errors import MismatchError
+from aiodist.buffers.places import check as check_apart
+from aiodist.errors import AiodistError, MismatchError
 from aiodist.work import Work, together
 
 
@@ -40,8 +41,7 @@ Edge = tuple[int, int]
 class Neighbors:
     """The neighbours of a rank of `group`, in the order of the values that are sent and received.
 
-    `sources` and `destinations` are ranks, or None if a place has no neighbour. Raises ValueError
-    if one is not a rank of the group.
+    `sources` and `destinations` are ranks of the group, or None if a place has no neighbour.
     """
 
     def __init__(
@@ -50,11 +50,6 @@ class Neighbors:
         sources: Sequence[Edge | None],
         destinations: Sequence[Edge | None],
     ) -> None:
-        for edge in (*sources, *destinations):
-            if edge is not None and not 0 <= edge[0] < group.size:
-                raise ValueError(
-                    f"rank {edge[0]} is no neighbour: the ranks are 0 to {group.size - 1}"
-                )
         self.group: Any = group
         self.sources = tuple(None if edge is None else edge[0] for edge in sources)
         self.destinations = tuple(None if edge is None else edge[0] for edge in destinations)
@@ -107,16 +102,30 @@ class Neighbors:
             _check("xs", xs, self.destinations)
             if out is not None:
                 _check("out", out, self.sources)
+                # Those of one rank are one slot of the all_to_all, which may have an array twice.
+                due = [
+                    None if src is None else out[place] for place, src in enumerate(self.sources)
+                ]
+                check_apart(due, "out")
         except (TypeError, ValueError) as error:
             self.group._forgo(error, tag)  # it counts as a call, so the others hear of it
             raise
         slots = self._by_rank(xs, self._to)
         outs = None if out is None else self._by_rank(out, self._from)
-        given = self.group.all_to_all(slots, out=outs, tag=tag, timeout=timeout)
+        try:
+            given = self.group.all_to_all(slots, out=outs, tag=tag, timeout=timeout)
+        except AiodistError as error:
+            error.op = op
+            raise
         if not isinstance(given, Work):
             return self._in_order(given, out)
         return together(
-            given.get_loop(), op, tag, [given], lambda _: self._in_order(given.result(), out)
+            given.get_loop(),
+            op,
+            tag,
+            [given],
+            lambda _: self._in_order(given.result(), out),
+            lambda error: _renamed(error, op),
         )
 
     def _by_rank(self, values: Sequence[Any], places: dict[int, list[int]]) -> list[Any]:
@@ -153,6 +162,13 @@ def _check(name: str, values: Any, neighbors: Sequence[int | None]) -> None:
         raise TypeError(f"{name} is a list of one value a neighbour, not {type(values).__name__}")
     if len(values) != len(neighbors):
         raise ValueError(f"{name} has {len(values)} values, and there are {len(neighbors)} places")
+
+
+def _renamed(error: BaseException, op: str) -> BaseException:
+    """Make an error name the call of the program, not the all_to_all behind it."""
+    if isinstance(error, AiodistError):
+        error.op = op
+    return error
 
 
 def _places(edges: Sequence[Edge | None]) -> dict[int, list[int]]:

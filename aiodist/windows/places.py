@@ -14,13 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aiodist.buffers.arrays import check_same, view, writable
+from aiodist.buffers.arrays import UserArray, check_same, view, writable
 from aiodist.buffers.dtypes import CARRIERS, carrier
 from aiodist.buffers.kernels import Kernel
+from aiodist.phases.base import as_int
 from aiodist.types import Op, ReduceOp
 
 ALL = "..."
 """How an Ellipsis travels."""
+
+INDICES = "a window is indexed by ints, slices of ints and ..."
 
 
 class Request(NamedTuple):
@@ -85,14 +88,21 @@ class Exposed(NamedTuple):
                 "dtype: convert it first"
             )
         # A number has no dtype of its own: 200 fits uint8, although numpy takes it for an int64.
-        if isinstance(value, (int, float, complex)) and np.result_type(value, dtype) == dtype:
+        is_number = isinstance(value, (int, float, complex)) and dtype.kind in "biufc"
+        if is_number and np.result_type(value, dtype) == dtype:
             try:
                 value = np.asarray(value, dtype)
             except OverflowError:
                 text = f"value: the number is outside of the range of {self.name}"
                 raise ValueError(text) from None
-        array = np.asarray(value) if found is None else found.base
-        if not np.can_cast(array.dtype, dtype, "same_kind"):
+        try:
+            array = np.asarray(value) if found is None else found.base
+        except ValueError as error:
+            text = f"value: numpy cannot make an array of it ({error}): give an array or a number"
+            raise ValueError(text) from error
+        # numpy would cut the digits of a number to the length of the strings.
+        is_cut = dtype.kind in "SU" and array.dtype.kind not in "SU"
+        if is_cut or not np.can_cast(array.dtype, dtype, "same_kind"):
             raise TypeError(
                 f"value: {array.dtype} cannot be converted to {self.name} safely: convert it first"
             )
@@ -118,12 +128,12 @@ class Exposed(NamedTuple):
         return op.name
 
 
-def memory_of(x: Any) -> tuple[Exposed, NDArray[Any]]:
+def memory_of(x: Any) -> UserArray:
     """Return the memory of `x`. Raises TypeError or ValueError if it cannot be exposed."""
     array = writable(x, "x")
     if array.name in CARRIERS:
         raise TypeError(f"x: {array} cannot be exposed: numpy has no such dtype")
-    return Exposed(array.name, array.shape), array.base
+    return array
 
 
 def index_of(plain: list[Any]) -> tuple[Any, ...]:
@@ -158,7 +168,8 @@ def _plain(item: Any) -> Any:
         return ALL
     if isinstance(item, slice):
         ends = (item.start, item.stop, item.step)
-        return tuple(None if end is None else operator.index(end) for end in ends)
-    if isinstance(item, bool):
-        raise TypeError("a window is indexed by ints, slices and ..., not by bools")
-    return operator.index(item)
+        return tuple(None if end is None else as_int(end, INDICES) for end in ends)
+    index = as_int(item, INDICES)
+    if not -1 << 63 <= index < 1 << 63:  # numpy would say that it is no integer
+        raise IndexError(f"index {index} is out of bounds: no axis is that long")
+    return index

@@ -36,6 +36,7 @@ from aiodist.errors import (
     in_words,
 )
 from aiodist.operations import Operations
+from aiodist.phases.base import as_rank
 from aiodist.signatures import Given, Index, WindowSignatures, typed
 from aiodist.transports.sparing import Sparing
 from aiodist.types import SUM, Op
@@ -183,8 +184,7 @@ class Window:
 
     def _of(self, rank: int) -> Exposed:
         self._group._enter()
-        if not 0 <= rank < len(self._exposed):
-            raise ValueError(f"rank={rank}: the ranks are 0 to {len(self._exposed) - 1}")
+        rank = as_rank(rank, len(self._exposed), "rank")
         exposed = self._exposed[rank]
         if exposed is None:
             raise ValueError(f"rank {rank} has exposed nothing")
@@ -294,8 +294,8 @@ class Window:
         exposed = self._exposed[self._group._context.rank]
         assert exposed is not None
         # Looked up for each request, because the storage of a tensor may be freed or moved.
-        _, memory = memory_of(self._x)
-        index = index_of(where)
+        owned = memory_of(self._x)
+        memory, index = owned.base, index_of(where)
         match op:
             case "get":
                 # A copy: a large answer leaves in pieces, and the next request may write meanwhile.
@@ -306,6 +306,7 @@ class Window:
                 memory[index] = accumulate(memory[index], value, name, exposed.name)
             case _:
                 raise ValueError(f"windows have no {op!r}")
+        owned.commit(None)
         return None
 
 
@@ -325,11 +326,11 @@ async def opened(
     """Open the window of all ranks of `group`, after each has told what its `x` is."""
     try:
         try:
-            own = None if x is None else memory_of(x)[0]
+            own = None if x is None else memory_of(x)
         except (TypeError, ValueError) as error:
             group._forgo(error)  # so that the others hear of it instead of waiting
             raise
-        mine: list[Any] | None = None if own is None else [*own]
+        mine: list[Any] | None = None if own is None else [own.name, own.shape]
         told = await group.all_gather(mine, timeout=timeout)
     except BaseException:
         await close()

@@ -181,8 +181,8 @@ def test_a_deadline_covers_it(run: Any) -> None:
 @pytest.mark.parametrize(
     ("x", "text"),
     [
-        (None, "no array"),
-        ({"a": 1}, "no array"),
+        (None, "^x has no array: share takes"),
+        ({"a": 1}, "^x has no array: share takes"),
         ([object()], "does not travel"),
         (np.array([object()]), "does not travel"),
     ],

@@ -245,6 +245,22 @@ def test_broadcast(run, groups, everyone, size):
     run(main())
 
 
+def test_a_broadcast_into_what_does_not_fit(run, groups):
+    """The error names `x`, because `broadcast` has no `out`."""
+
+    async def main():
+        async with groups(2) as (one, two):
+            for x, part in ((np.ones(3), "x"), ([np.ones(3), 5], r"x\[0\]")):
+                into = np.ones(4) if part == "x" else [np.ones(4), 5]
+                works = [one.broadcast(x), two.broadcast(into)]
+                for error in await asyncio.gather(*works, return_exceptions=True):
+                    assert isinstance(error, aiodist.MismatchError)
+                    words = rf"not fit x of rank 1: {part}: is float64\[4\], the incoming array"
+                    assert re.search(words, error.message)
+
+    run(main())
+
+
 @pytest.mark.strength(1)  # thousands of arrays take their time
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.sample(2)

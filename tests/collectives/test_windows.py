@@ -9,6 +9,7 @@ import re
 import reprlib
 import weakref
 from array import array
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -113,6 +114,26 @@ def test_a_tensor_whose_storage_is_freed_and_made_anew(run, groups):
     run(main())
 
 
+def test_autograd_hears_of_what_is_written(run, groups):
+    """Else a backward pass would use the new values where it saved the old ones."""
+    torch = pytest.importorskip("torch")
+
+    async def main():
+        async with groups(2) as ranks:
+            x, factor = torch.ones(3, requires_grad=True), torch.zeros(3)
+            one, two = await windows_of(ranks, [factor, None])
+            for write in (two.put, two.accumulate):
+                y = (x * factor).sum()
+                await two.get(0)
+                y.backward(retain_graph=True)  # a read changes nothing
+                await write(0, ..., 1.0)
+                with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                    y.backward()
+            await close_all([one, two])
+
+    run(main())
+
+
 def test_what_one_rank_asks_of_one_owner_is_in_order(run, groups):
     async def main():
         async with groups(2) as ranks:
@@ -179,11 +200,13 @@ def test_fence(run, groups):
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda w: w.get(2), ValueError, "the ranks are 0 to 1"),
+        (lambda w: w.get(2), ValueError, "rank=2 is not a rank of this group of 2"),
+        (lambda w: w.get(True), TypeError, "rank is a rank, an int, not True"),
+        (lambda w: w.put("0", 0, 1), TypeError, "rank is a rank, an int, not '0'"),
         (lambda w: w.get(1, 4), IndexError, "out of bounds"),
         (lambda w: w.get(1, (0, 0)), IndexError, "too many indices"),
-        (lambda w: w.get(1, "a"), TypeError, "integer"),
-        (lambda w: w.get(1, True), TypeError, "not by bools"),
+        (lambda w: w.get(1, "a"), TypeError, "ints, slices of ints and ..., not"),
+        (lambda w: w.get(1, True), TypeError, "ints, slices of ints and ..., not"),
         (lambda w: w.get(1, out=np.zeros(3)), ValueError, r"float64\[4\]"),
         (lambda w: w.get(1, out=np.zeros(4, "f4")), TypeError, "float32"),
         (lambda w: w.put(1, ..., np.zeros(3)), ValueError, "broadcast"),
@@ -372,7 +395,7 @@ def test_an_owner_without_memory_for_the_answer(run, groups, monkeypatch):
             one, two = await windows_of(ranks, [np.zeros(LARGE), None])
             out = np.ones(LARGE)
             with monkeypatch.context() as patch:
-                patch.setattr(window, "memory_of", lambda x: (None, Scarce()))
+                patch.setattr(window, "memory_of", lambda x: SimpleNamespace(base=Scarce()))
                 for options in ({}, {"out": out}):
                     with pytest.raises(aiodist.CollectiveAbortedError, match="MemoryError: 64 GiB"):
                         await two.get(0, **options)

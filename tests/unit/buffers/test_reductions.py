@@ -314,7 +314,7 @@ def test_slots_of_numbers() -> None:
     assert operand.signature == "slots [int, float]"
     with pytest.raises(TypeError, match="a number is returned"):
         Operand.of_slots([1, 2], SUM, rank=0, size=2, out=np.ones(1))
-    with pytest.raises(TypeError, match=r"xs\[1\]: expected an array"):
+    with pytest.raises(TypeError, match=r"^xs\[1\] is a number and xs\[0\] is not: give"):
         Operand.of_slots([np.ones(1), 2], SUM, rank=0, size=2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import combinations_with_replacement
 from typing import Any
 
@@ -60,9 +61,9 @@ def test_no_other_dims_are_more_equal(count: int) -> None:
         assert found[0] - found[-1] == min(dims[0] - dims[-1] for dims in every)
 
 
-@pytest.mark.parametrize("dims", [(2.0, 3), ("2", 3), (None, 0)])
+@pytest.mark.parametrize("dims", [(2.0, 3), ("2", 3), (None, 0), (6, True), 6])
 def test_dims_that_are_no_ints(dims: Any) -> None:
-    with pytest.raises(TypeError, match="integer"):
+    with pytest.raises(TypeError, match=r"^(each of )?dims is a"):
         Grid(Ranks(0, 6), dims)
 
 
@@ -80,10 +81,32 @@ def test_coordinates() -> None:
     assert grids[0].rank_of((0, -1)) is None
     with pytest.raises(ValueError, match="3 coordinates in a grid of 2 axes"):
         grids[0].rank_of((0, 0, 0))
-    with pytest.raises(ValueError, match="rank 6"):
+    with pytest.raises(ValueError, match="rank=6 is not a rank of this group of 6"):
         grids[0].coords_of(6)
     with pytest.raises(ValueError, match="axis=2 in a grid of 2 axes"):
         grids[0].shift(2)
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda grid: grid.coords_of(0.5), "rank is a rank, an int, not 0.5"),
+        (lambda grid: grid.coords_of(True), "rank is a rank, an int, not True"),
+        (lambda grid: grid.rank_of((0.5, 0)), "each of coords is an int, not 0.5"),
+        (lambda grid: grid.rank_of(1), r"coords is a sequence of ints, such as \(1,\), not 1"),
+        (lambda grid: grid.shift(0.0), "axis is an int, not 0.0"),
+        (lambda grid: grid.shift(0, "1"), "by is a number of places, an int, not '1'"),
+    ],
+)
+def test_questions_that_name_no_integers(ask: Callable[[Grid], Any], words: str) -> None:
+    with pytest.raises(TypeError, match=f"^{words}$"):
+        ask(Grid(Ranks(0, 6), (2, 3)))
+
+
+@pytest.mark.parametrize("periodic", [1, "no", None, (True, 1), ("no", "no")])
+def test_periodic_is_bools(periodic: Any) -> None:
+    with pytest.raises(TypeError, match=r"^periodic is a bool, or a bool for each of dims, not"):
+        Grid(Ranks(0, 6), (2, 3), periodic=periodic)
 
 
 def test_neighbours() -> None:

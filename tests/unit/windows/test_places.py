@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,18 @@ def test_an_index_that_is_none(where: Any, error: type[Exception]) -> None:
         EXPOSED.part(where)
 
 
+@pytest.mark.parametrize("where", [True, np.True_, "...", 1.0, None, [0, 1], slice(1.5)], ids=repr)
+def test_what_indices_are(where: Any) -> None:
+    with pytest.raises(TypeError, match=r"^a window is indexed by ints, slices of ints and"):
+        EXPOSED.part(where)
+
+
+@pytest.mark.parametrize("where", [10**30, -(10**30), 1 << 63])
+def test_an_index_that_is_longer_than_any_axis(where: int) -> None:
+    with pytest.raises(IndexError, match=f"^index {where} is out of bounds"):
+        EXPOSED.part(where)
+
+
 @pytest.mark.parametrize("plain", [[[0] * 9], [None], [1.5], [(1, 2, 3, 4)], 7, None], ids=repr)
 def test_an_index_of_a_rank_that_is_not_what_it_should_be(plain: Any) -> None:
     """Lists would be as many rows as they are long: memory that the owner need not have."""
@@ -79,6 +92,28 @@ def test_numbers_take_the_dtype_of_the_memory_where_they_fit() -> None:
 def test_a_number_that_does_not_fit(name: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"the number is outside of the range of {name}"):
         Exposed(name, (4,)).value(value, (4,))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "dtype"),
+    [
+        ("datetime64[s]", 1, "int64"),
+        ("datetime64[s]", 2.5, "float64"),
+        ("timedelta64[s]", 2.5, "float64"),
+        ("U1", 12, "int64"),
+        ("S1", np.arange(4), "int64"),
+    ],
+)
+def test_a_number_that_is_no_time_and_no_text(name: str, value: Any, dtype: str) -> None:
+    words = f"value: {dtype} cannot be converted to {name} safely"
+    with pytest.raises(TypeError, match=re.escape(words)):
+        Exposed(name, (4,)).value(value, (4,))
+    assert Exposed("timedelta64[s]", ()).value(7, ()) == np.timedelta64(7, "s")
+
+
+def test_a_list_that_is_no_array() -> None:
+    with pytest.raises(ValueError, match=r"^value: numpy cannot make an array of it"):
+        EXPOSED.value([[1], [2, 3]], (3, 4))
 
 
 @pytest.mark.parametrize("value", [2**40, 1e300, np.full(4, 1e300)], ids=repr)
@@ -143,9 +178,9 @@ def test_memory_of_half_precision_is_reduced_as_collectives_do() -> None:
 
 
 def test_what_is_exposed_is_the_memory_itself() -> None:
-    exposed, memory = memory_of(MATRIX)
-    assert exposed == EXPOSED
-    assert np.shares_memory(memory, MATRIX)
+    exposed = memory_of(MATRIX)
+    assert (exposed.name, exposed.shape) == EXPOSED
+    assert np.shares_memory(exposed.base, MATRIX)
     with pytest.raises(TypeError, match="x: "):
         memory_of(3.0)
 
