@@ -6,12 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from aiodist.phases.base import as_int, as_rank
 from aiodist.topologies.neighbors import Collective, Edge, Neighbors
-
-BOOLS = (bool, np.bool_)
 
 
 class Grid(Neighbors):
@@ -26,7 +22,7 @@ class Grid(Neighbors):
     compute the same grid, and nothing is sent.
 
     Raises ValueError if `dims` do not multiply to the size of the group, and TypeError if they are
-    not ints, or if `periodic` has anything but bools.
+    not ints, or if `periodic` has anything but bools (or 0 and 1).
 
     For example::
 
@@ -39,8 +35,8 @@ class Grid(Neighbors):
         self, group: Collective, dims: Sequence[int], *, periodic: bool | Sequence[bool] = False
     ) -> None:
         self.dims = chosen_dims(group.size, dims)
-        wraps = [periodic] * len(self.dims) if isinstance(periodic, BOOLS) else periodic
-        if not isinstance(wraps, Iterable) or not all(isinstance(wrap, BOOLS) for wrap in wraps):
+        wraps = periodic if isinstance(periodic, Iterable) else [periodic] * len(self.dims)
+        if not all(wrap in (False, True) for wrap in wraps):  # 0 and 1 as well, as in MPI
             raise TypeError(f"periodic is a bool, or a bool for each of dims, not {periodic!r}")
         self.periodic = tuple(map(bool, wraps))
         if len(self.periodic) != len(self.dims):

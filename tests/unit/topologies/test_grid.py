@@ -103,7 +103,7 @@ def test_questions_that_name_no_integers(ask: Callable[[Grid], Any], words: str)
         ask(Grid(Ranks(0, 6), (2, 3)))
 
 
-@pytest.mark.parametrize("periodic", [1, "no", None, (True, 1), ("no", "no")])
+@pytest.mark.parametrize("periodic", [2, "no", None, (True, 2), ("no", "no")])
 def test_periodic_is_bools(periodic: Any) -> None:
     with pytest.raises(TypeError, match=r"^periodic is a bool, or a bool for each of dims, not"):
         Grid(Ranks(0, 6), (2, 3), periodic=periodic)
@@ -119,6 +119,7 @@ def test_neighbours() -> None:
     assert corner.sources == (6, 3, None, 1)
     assert corner.shift(0, 4) == (6, 3)
     assert Grid(Ranks(0, 9), (3, 3), periodic=np.True_).periodic == (True, True)
+    assert Grid(Ranks(0, 9), (3, 3), periodic=[1, 0]).periodic == (True, False)
     with pytest.raises(ValueError, match="periodic has 1 items"):
         Grid(Ranks(0, 9), (3, 3), periodic=[True])
 
