@@ -811,8 +811,10 @@ class Operations(ABC):
     ) -> Work[Any]:
         context = self._context
         work = deadlines.arm_message(context, context.p2p, work, timeout, default, missing)
+        unseen = context.records.unseen
         # The program need not look at a send: its message arrives, or its failure is reported.
-        return work if work.op in ("send", "ssend") else work.for_user(context.records.unseen)
+        is_send = work.op in ("send", "ssend")
+        return work.after_turn(unseen) if is_send else work.for_user(unseen)
 
 
 def send_steady(
