@@ -674,8 +674,10 @@ class Operations(ABC):
         """Iterate over messages as they arrive: ``async for value, source, tag in
         group.messages(tag=…)``.
 
-        The loop ends when the group is closed on this rank. It raises PeerLostError if a rank that
-        could send is lost, or none is left. After `acknowledge_lost`, call this again to go on.
+        The loop ends when this program closes the group. It raises GroupClosedError if the group
+        ends here in another way, for example because the coordinator removes this rank. It raises
+        PeerLostError if a rank that could send is lost, or none is left. After `acknowledge_lost`,
+        call this again to go on.
 
         For example::
 
@@ -689,8 +691,10 @@ class Operations(ABC):
             try:
                 work = self.recv(src=src, tag=tag)
                 value = await work
-            except GroupClosedError:
-                return
+            except GroupClosedError as error:
+                if error.in_order:
+                    return
+                raise
             assert work.source is not None
             yield value, work.source, work.tag
 

@@ -1,4 +1,4 @@
-"""What operations do to the event loop that they run on."""
+"""What operations do to the event loop that they run on, and how iterators over messages end."""
 
 from __future__ import annotations
 
@@ -81,3 +81,33 @@ async def test_a_forgotten_await_is_told_while_the_loop_is_due(
         with pytest.warns(RuntimeWarning, match="the Work of barrier is done while the group clos"):
             await group.close()
         await kept
+
+
+ITERATORS: dict[str, Callable[[Group], Any]] = {
+    "messages": lambda group: group.messages(),
+    "views": lambda group: group.views(),
+}
+
+
+@pytest.mark.parametrize("name", ITERATORS)
+@pytest.mark.parametrize("end", ["closed", "aborted", "removed"])
+async def test_an_iterator_ends_in_silence_only_if_the_program_has_closed_the_group(
+    name: str, end: str
+) -> None:
+    async with aiodist.local(1) as (group,):
+        coming = ITERATORS[name](group)
+        await group.send("first", 0)
+        await anext(coming)
+        following = asyncio.create_task(anext(coming, "the end"))
+        await asyncio.sleep(0)
+        if end == "closed":
+            await group.close()
+            assert await following == "the end"
+        else:
+            if end == "aborted":
+                group.abort("enough")
+            else:
+                group._actor._evicted("no sign of life")
+            why = "enough" if end == "aborted" else "a member no more: no sign of life"
+            with pytest.raises(aiodist.GroupClosedError, match=why):
+                await following
