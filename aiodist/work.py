@@ -170,12 +170,13 @@ class Work(asyncio.Future[T], Generic[T]):
         """
         # A Work that goes on in another way keeps the line of its call.
         if type(self) is Work and not hasattr(self, "_made_at"):
-            self.after_turn(unseen)
+            kind: type[Work[Any]] = _Unwatched
+            if self.done():
+                kind = UnseenWork if type(self.after_turn(unseen)) is Work else _UnseenYielding
             frame = _frame_of_user(sys._getframe(1))
             if frame is not None:
-                kind = UnseenWork if type(self) is Work else _UnseenYielding
                 unseen.add(self)
-                cast(Any, self).__class__ = kind if self.done() else _Unwatched
+                cast(Any, self).__class__ = kind
                 self._unseen, self._made_at = unseen, (frame.f_code, frame.f_lineno)
         return self
 
