@@ -200,7 +200,15 @@ class GroupRevokedError(GroupBrokenError):
 
 
 class GroupClosedError(AiodistError):
-    """The group was closed on this rank, or aborted, or inherited over a fork."""
+    """The group has ended on this rank.
+
+    It was closed or aborted, the coordinator has removed this rank, or a fork has inherited it.
+    `in_order` is True if this program has closed the group with `close`.
+    """
+
+    def __init__(self, message: str, *, in_order: bool = False, **where: Any) -> None:
+        super().__init__(message, **where)
+        self.in_order = in_order
 
 
 class CoordinatorLostError(AiodistError):

@@ -343,8 +343,12 @@ class Group(Operations):
         """Iterate over views of the members: ``async for view in group.views()``.
 
         A view says which ranks live, are lost, or wait to join. The first one comes at once, the
-        next ones after each change, over all epochs, until this rank leaves. If changes come faster
-        than you ask, one view has several of them. Only for a group that `connect` gave.
+        next ones after each change, over all epochs, until this rank closes the group. If changes
+        come faster than you ask, one view has several of them. Only for a group that `connect`
+        gave.
+
+        Raises GroupClosedError if the group ends here in another way, for example because the
+        coordinator removes this rank.
 
         For example::
 
@@ -475,7 +479,7 @@ class Group(Operations):
         context = self._context
         waited: dict[Work[Any], Context] = {}
         left: CollectiveTimeoutError | None = None
-        closed = context.error(GroupClosedError, "the group was closed")
+        closed = context.error(GroupClosedError, "the group was closed", in_order=True)
         if context.ended is None:
             # In a loop, because the program goes on, and the end of one operation may begin another
             # one.

@@ -674,8 +674,10 @@ class Operations(ABC):
         """Iterate over messages as they arrive: ``async for value, source, tag in
         group.messages(tag=…)``.
 
-        The loop ends when the group is closed on this rank. It raises PeerLostError if a rank that
-        could send is lost, or none is left. After `acknowledge_lost`, call this again to go on.
+        The loop ends when this program closes the group. It raises GroupClosedError if the group
+        ends here in another way, for example because the coordinator removes this rank. It raises
+        PeerLostError if a rank that could send is lost, or none is left. After `acknowledge_lost`,
+        call this again to go on.
 
         For example::
 
@@ -689,8 +691,10 @@ class Operations(ABC):
             try:
                 work = self.recv(src=src, tag=tag)
                 value = await work
-            except GroupClosedError:
-                return
+            except GroupClosedError as error:
+                if error.in_order:
+                    return
+                raise
             assert work.source is not None
             yield value, work.source, work.tag
 
@@ -811,8 +815,10 @@ class Operations(ABC):
     ) -> Work[Any]:
         context = self._context
         work = deadlines.arm_message(context, context.p2p, work, timeout, default, missing)
+        unseen = context.records.unseen
         # The program need not look at a send: its message arrives, or its failure is reported.
-        return work if work.op in ("send", "ssend") else work.for_user(context.records.unseen)
+        is_send = work.op in ("send", "ssend")
+        return work.after_turn(unseen) if is_send else work.for_user(unseen)
 
 
 def send_steady(

@@ -170,11 +170,23 @@ class Work(asyncio.Future[T], Generic[T]):
         """
         # A Work that goes on in another way keeps the line of its call.
         if type(self) is Work and not hasattr(self, "_made_at"):
+            kind: type[Work[Any]] = _Unwatched
+            if self.done():
+                kind = UnseenWork if type(self.after_turn(unseen)) is Work else _UnseenYielding
             frame = _frame_of_user(sys._getframe(1))
             if frame is not None:
                 unseen.add(self)
-                cast(Any, self).__class__ = UnseenWork if self.done() else _Unwatched
+                cast(Any, self).__class__ = kind
                 self._unseen, self._made_at = unseen, (frame.f_code, frame.f_lineno)
+        return self
+
+    def after_turn(self, unseen: Unseen) -> Work[T]:
+        """This Work. If it is done and the loop is due for a turn, awaiting it gives the loop one.
+
+        For a Work that its call returns. For the engine.
+        """
+        if type(self) is Work and self.done() and unseen.is_due():
+            cast(Any, self).__class__ = _Yielding
         return self
 
     def of_prepared_call(self, unseen: Unseen) -> Work[T]:
@@ -203,7 +215,7 @@ class Work(asyncio.Future[T], Generic[T]):
                 # A program need not look, because it has left the group itself, or hears of a lost
                 # rank in other ways. This is no look of the program, so it is done by the base.
                 asyncio.Future.exception(self)
-            cast(Any, self).__class__ = _Failed
+            cast(Any, self).__class__ = _Yielding
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Withdraw the operation. Return False if it was done already."""
@@ -351,15 +363,33 @@ if core is not None:
     core.await_natively(UnseenWork)
 
 
+class _UnseenYielding(UnseenWork[T]):
+    """One that becomes a `_Yielding` by a look."""
+
+    __slots__ = ()
+
+    def _seen(self) -> Work[T]:
+        cast(Any, self).__class__ = _Yielding
+        return self
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._seen().__await__()
+
+    __iter__ = __await__
+
+
 class Unseen(WeakSet[Work[Any]]):
     """Works of a group at which the program may not have looked, with the lines of their calls."""
 
     is_muted = False
 
+    is_due: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether the loop is due for a turn: see `aiodist.transports.polling`."""
+
     def tell(self, why: str = "the group closes") -> None:
         """Warn of those at which the program has not looked, because their group ends."""
         for work in list(self):
-            if type(work) in (_Unwatched, UnseenWork):
+            if isinstance(work, (_Unwatched, UnseenWork)):
                 state = "pending" if type(work) is _Unwatched else "done"
                 cast(Any, work).__class__ = Work
                 _warn(work, f"is {state} while {why}, and the program has not")
@@ -382,11 +412,11 @@ def _warn(work: Work[Any], what: str) -> None:
     warnings.warn_explicit(text, RuntimeWarning, file, line, registry=_told.setdefault(file, {}))
 
 
-class _Failed(Work[T]):
-    """A Work that has failed.
+class _Yielding(Work[T]):
+    """A Work that has failed, or that was done within its call while the loop was due for a turn.
 
-    Awaiting it gives the loop a turn. Otherwise a program that catches the error of each call and
-    calls again would keep all other tasks from running.
+    Awaiting it gives the loop a turn. Otherwise a program that makes one call after the other, or
+    that catches the error of each call and calls again, would keep all other tasks from running.
     """
 
     __slots__ = ()
@@ -399,7 +429,7 @@ class _Failed(Work[T]):
     __iter__ = __await__
 
 
-_Failed.__name__ = Work.__name__  # asyncio shows this name if a program ignores the error
+_Yielding.__name__ = Work.__name__  # asyncio shows this name if a program ignores the error
 
 _told: dict[str, dict[Any, Any]] = {}
 """The warnings of each file."""

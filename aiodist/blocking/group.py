@@ -258,8 +258,10 @@ class BlockingGroup:
             try:
                 work = self.irecv(src=src, tag=tag)
                 value = work.wait()
-            except GroupClosedError:
-                return
+            except GroupClosedError as error:
+                if error.in_order:
+                    return
+                raise
             assert work.source is not None
             yield value, work.source, work.tag
 

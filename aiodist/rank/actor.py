@@ -324,8 +324,9 @@ class RankActor(EndpointOwner):
         for context in self.contexts:
             context.close(error)
 
-    def _end_with(self, why: str = "closed") -> GroupClosedError:
-        return GroupClosedError(f"the group that it was made of was {why}", group=self.view.group)
+    def _end_with(self, why: str, *, in_order: bool = False) -> GroupClosedError:
+        text = f"the group that it was made of was {why}"
+        return GroupClosedError(text, group=self.view.group, in_order=in_order)
 
     def when_gone(self, call: Callable[[], None]) -> None:
         """Call this once everything is closed. This rank must have begun to leave."""
@@ -338,7 +339,7 @@ class RankActor(EndpointOwner):
         Raises CollectiveTimeoutError, at the end, if not all that was sent could be delivered.
         """
         if self._leaving is None:
-            self.ended = self._end_with()
+            self.ended = self._end_with("closed", in_order=True)
             self._leaving = self.loop.create_task(self._leave(self.ended), name="aiodist leave")
             self._tell_changed()
         # The caller may be cancelled. The goodbye goes on, because the others would otherwise take

@@ -76,6 +76,7 @@ class Context(Party):
         # Notes everything that is called here.
         scope = Scope(group, epoch, self.rank, self.size, id)
         self.records = Records(endpoint.recorder, scope, self.ranks)
+        self.records.unseen.is_due = endpoint.progress.is_due
         self.derived: dict[bytes, int] = {}
         """How many groups of each kind and ranks were made of this one, except by splits."""
         self.splits = 0  # how many splits were called

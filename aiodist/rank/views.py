@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator
 
 from aiodist.errors import AiodistError
@@ -13,9 +14,10 @@ from aiodist.wire.recovery import Waiting, WatchWaiting
 
 
 async def views(actor: RankActor) -> AsyncIterator[View]:
-    """Yield the membership now, and again after every change. Ends when this rank leaves.
+    """Yield the membership now, and again after every change. Ends when this rank leaves in order.
 
-    Changes between two steps are seen as one.
+    Changes between two steps are seen as one. Raises GroupClosedError if this rank leaves in
+    another way.
     """
     news = asyncio.Event()
     waiting = 0
@@ -45,6 +47,9 @@ async def views(actor: RankActor) -> AsyncIterator[View]:
                 yield view
             else:
                 await news.wait()
+        assert actor.ended is not None
+        if not actor.ended.in_order:
+            raise copy.copy(actor.ended)
     finally:
         actor.changed.pop(news.set, None)
         actor.control.unsubscribe(number)

@@ -33,7 +33,8 @@ link. The loop `Progress._spin` does this. How long it lasts depends on who else
   on crowded hosts a doze (`HELD`). Without it this call and all later ones would have to wait. In a
   program that makes one call after the other the loop would not have its turn sooner. A receive
   also goes on for `HELD`: most programs send next, and then the loop has its turn while that
-  message is on its way.
+  message is on its way. Other calls that are done when they return, such as those of a group of one
+  rank, give the loop its turn when they are awaited (`Work.after_turn`).
 
 A caller that must not hold up the loop looks once in each turn (`linger`). A link in shared memory
 does so after it has moved something.
@@ -256,11 +257,10 @@ class Progress(CorePace):
         first call after the last turn."""
         if not self.polls:
             return False
-        now = _clock()
-        if now >= self._due + held:
-            return True
-        self._turns_by(now + LOOP_DUE)
-        return False
+        if self._due == math.inf:
+            self._begin_to_wait()
+            return False
+        return _clock() >= self._due + held
 
     def is_unread(self) -> bool:
         """Tell whether the caller should read all links now.
@@ -277,11 +277,11 @@ class Progress(CorePace):
         self._read = now
         return True
 
-    def _turns_by(self, due: float) -> None:
-        """Make the loop due for a turn at that time, if not before."""
-        if self._due == math.inf:
-            self._loop.call_soon(self._turned)
-        self._due = min(self._due, due)
+    def _begin_to_wait(self) -> None:
+        """Make the loop due for a turn after a while, because of the first call since the last
+        one."""
+        self._loop.call_soon(self._turned)
+        self._due = _clock() + LOOP_DUE
 
     def finish(self, work: Finishing, result: Any, ended: float) -> bool:
         """Complete `work`, which is done within its call, now or after the loop's next turn.
@@ -478,7 +478,7 @@ class Progress(CorePace):
         found = look(a, b)
         if found is None and self.polls:
             if self._due == math.inf:
-                self._turns_by(_clock() + LOOP_DUE)
+                self._begin_to_wait()
             found = self._spin(look, a, b, 1, crowded=crowded, due=self._due + HELD)
         if found is None and not crowded:
             found = self._doze_at(link, look, a, b, self._due + HELD)

@@ -185,6 +185,17 @@ def test_messages_end_with_the_group(ranks: Ranks) -> None:
     assert ranks(1, body) == [[]]
 
 
+def test_messages_of_a_group_that_was_aborted_raise(ranks: Ranks) -> None:
+    def body(group: BlockingGroup) -> Any:
+        coming = group.messages()
+        group.abort("enough")
+        with pytest.raises(aiodist.GroupClosedError, match="enough"):
+            next(coming)
+        return True
+
+    assert ranks(1, body) == [True]
+
+
 def test_a_cancelled_receive_loses_no_message(ranks: Ranks) -> None:
     def body(group: BlockingGroup) -> Any:
         if group.rank:

@@ -69,7 +69,7 @@ def exscan(length: int, **options: Any) -> Call:
     return lambda group: group.exscan(np.ones(length), **options)
 
 
-@pytest.mark.parametrize(("first", "limit"), [(False, 120), (True, 148)])
+@pytest.mark.parametrize(("first", "limit"), [(False, 122), (True, 148)])
 async def test_the_first_call_of_a_kind(first: bool, limit: int) -> None:
     async with sharing(2) as ranks:
         for _ in range(2):  # what is made once for each area of shared memory
