@@ -15,7 +15,8 @@ import asyncio
 import copy
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -86,17 +87,18 @@ class Recovery:
         else:
             self._cast(no)
 
-    def refuse(self, error: BaseException) -> None:
-        """Make a vote void for all, because `agree` was called with bad arguments and raises
-        `error`.
-
-        If all others have voted, they do not agree.
-        """
-        self._check()
-        vote = self._new_vote(Purpose.AGREE, flag=False)
-        self._cast(vote)
-        text = failures.verdict_of(error, self._context.rank).text
-        self._tell(GiveUpVote(vote.context, vote.number, Cause.CANCELLED, text[:MAX_TEXT]))
+    @contextmanager
+    def checking(self, purpose: Purpose) -> Iterator[None]:
+        """Check the arguments of a call. If they are wrong, the calls of the other ranks fail."""
+        try:
+            yield
+        except (TypeError, ValueError) as error:
+            self._check()
+            # If a vote is under way, the others go on with that one, or call again.
+            if purpose is Purpose.AGREE or self._under_way is None:
+                text = failures.verdict_of(error, self._context.rank).text
+                self._cast(replace(self._new_vote(purpose), refusal=text[:MAX_TEXT]))
+            raise
 
     async def go_on(
         self,
