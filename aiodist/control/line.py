@@ -303,10 +303,13 @@ class Line:
                 self._coming_back.add_done_callback(self._is_back)
                 self._tell(CoordinatorGone(reason, gone.orderly))
             return
-        lost = GroupClosedError if gone.evicted else CoordinatorLostError
-        text = f"the coordinator at {self.address} is gone: {reason}"
-        self._end(lost(text, group=self._group))
-        self._tell(CoordinatorGone(reason, gone.orderly, gone.evicted, final))
+        event = CoordinatorGone(reason, gone.orderly, gone.evicted, final)
+        if event.evicted:
+            self._end(GroupClosedError(event.eviction(self.address), group=self._group))
+        else:
+            text = f"the coordinator at {self.address} is gone: {reason}"
+            self._end(CoordinatorLostError(text, group=self._group))
+        self._tell(event)
 
     def _is_back(self, task: asyncio.Task[None]) -> None:
         self._coming_back = None
