@@ -278,7 +278,7 @@ class Recovery:
             return self._actor.control.unexpected(void)
         details = {ranks[one]: str(text) for one, text in void.details.items() if one in ranks}
         text = void.text
-        if void.cause is Cause.TIMEOUT:
+        if void.cause is Cause.TIMEOUT and details:  # else the text says how many have joined
             text += missing_text(details) + self._what_to_do(vote)
         elif void.cause is Cause.MISMATCH:
             if vote.purpose is Purpose.AGREE:
@@ -341,8 +341,6 @@ def check_sizes(least: int | None, most: int | None) -> None:
 
 def missing_text(missing: Mapping[int, str]) -> str:
     """Name the ranks that have not voted, and what each is doing."""
-    if not missing:
-        return ": all ranks have called it, and too few wait to join"
     each = [f"rank {rank} ({text or 'no answer'})" for rank, text in sorted(missing.items())]
     return f": not called by {', '.join(each)}"
 
