@@ -158,8 +158,8 @@ class Group(Operations):
     def lost(self) -> dict[int, str]:
         """The ranks that this rank knows to be lost or to have left, each with the reason.
 
-        Other ranks may have died without a sign so far. `agree` and `shrink` give all ranks the
-        same answer.
+        Other ranks may have died without a sign so far. After `shrink` or `rendezvous` all
+        survivors know the same ranks. `agree` gives all ranks the same answer.
         """
         return dict(self._context.lost())
 

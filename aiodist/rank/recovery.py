@@ -15,7 +15,7 @@ import asyncio
 import copy
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -223,7 +223,10 @@ class Recovery:
         try:
             found = reply.result()
             if isinstance(found, EpochView):
+                self._note_gone([one.id for one in found.members], found.epoch)
                 self._actor.adopt(found)
+            elif isinstance(found, BallotResult) and vote.purpose is Purpose.SHRINK:
+                self._note_gone(found.members, found.epoch)
             elif not isinstance(found, (BallotResult, Void)):
                 raise self._actor.control.unexpected(found)
             outcome.set_result(found)
@@ -231,6 +234,18 @@ class Recovery:
             outcome.set_exception(error)
             outcome.exception()  # marks it as retrieved
         self._expect(vote, False)
+
+    def _note_gone(self, stay: Iterable[str], epoch: int) -> None:
+        """Note which ranks are not in the next epoch, of which the ids in `stay` are members.
+
+        This rank may not have heard of all losses, because the old group hears no more of them once
+        it is revoked. The endpoint forgets the reasons when it adopts the next view.
+        """
+        known, members = self._context.lost(), {*stay}
+        for rank, one in enumerate(self._ids):
+            if one not in members:
+                reason = known.get(rank, f"epoch {epoch} began without it")
+                self._context.gone.setdefault(rank, reason)
 
     async def _wait(
         self,

@@ -44,6 +44,25 @@ def test_survivors_go_on(run, stage, everyone):
     run(main())
 
 
+def test_the_old_groups_know_who_was_lost_after_they_were_revoked(run, stage, everyone):
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(4)
+            others = await everyone(ranks, lambda group: group.dup())
+            for group in [*ranks, *others]:
+                group.revoke()
+            for rank in (3, 1):
+                del others[rank]
+                await cast.kill(ranks.pop(rank))
+            await everyone(others, shrink)
+            await everyone(ranks, shrink)
+            for group in [*ranks, *others]:
+                assert sorted(group.lost) == [1, 3]
+                assert "began without it" not in str(group.lost)
+
+    run(main())
+
+
 @pytest.mark.parametrize("comes", ["first", "last"])
 @pytest.mark.parametrize(
     ("call", "wrong", "right", "said"),
