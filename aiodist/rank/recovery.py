@@ -19,11 +19,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from aiodist.engine import failures
 from aiodist.errors import (
     AiodistError,
     CollectiveTimeoutError,
+    CoordinatorLostError,
     GroupRevokedError,
 )
 from aiodist.rank.actor import RankActor
@@ -284,7 +286,12 @@ class Recovery:
             else:
                 self._change_to_no(vote)
             raise
-        return outcome.result()
+        try:
+            return outcome.result()
+        except CoordinatorLostError as error:
+            text = f"{error.message}; members can no longer change: start all ranks again"
+            where: dict[str, Any] = {"op": vote.purpose.value, "seq": vote.number}
+            raise self._context.error(CoordinatorLostError, text, **where) from None
 
     def _error(self, void: Void, vote: Vote) -> AiodistError:
         """Return the error that a void vote stands for."""
