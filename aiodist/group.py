@@ -78,6 +78,7 @@ class Group(Operations):
     next calls match each other. These calls do not count, so the other ranks wait:
 
     * A call with a bad tag, because it has no order.
+    * A call of `subgroup` with bad `ranks`, because they do not say which ranks wait.
     * A call that Python itself refuses, because it has too few or too many positional arguments.
     * A call from another event loop, which raises RuntimeError.
     * A call after the group has ended, which raises what ended it.
@@ -157,8 +158,8 @@ class Group(Operations):
     def lost(self) -> dict[int, str]:
         """The ranks that this rank knows to be lost or to have left, each with the reason.
 
-        Other ranks may have died without a sign so far. `agree` and `shrink` give all ranks the
-        same answer.
+        Other ranks may have died without a sign so far. After `shrink` or `rendezvous` all
+        survivors know the same ranks. `agree` gives all ranks the same answer.
         """
         return dict(self._context.lost())
 
@@ -281,13 +282,10 @@ class Group(Operations):
                 pass
         """
         self._check_loop()
-        try:
+        with self._recovery.checking(Purpose.AGREE):
             if not isinstance(flag, (bool, np.bool_)):
                 raise TypeError(f"flag is a bool, not {flag!r}")
             seconds = self._seconds(timeout)
-        except (TypeError, ValueError) as error:
-            self._recovery.refuse(error)
-            raise
         return await self._recovery.agree(bool(flag), seconds)
 
     @started
@@ -306,7 +304,9 @@ class Group(Operations):
                 group = await group.shrink()
         """
         self._check_loop()
-        return self._gone_on(await self._recovery.go_on(Purpose.SHRINK, self._seconds(timeout)))
+        with self._recovery.checking(Purpose.SHRINK):
+            seconds = self._seconds(timeout)
+        return self._gone_on(await self._recovery.go_on(Purpose.SHRINK, seconds))
 
     @started
     async def rendezvous(
@@ -333,8 +333,9 @@ class Group(Operations):
         """
         self._check_loop()
         self._recovery.check_root("rendezvous")
-        check_sizes(min_size, max_size)
-        seconds = self._seconds(timeout)
+        with self._recovery.checking(Purpose.RENDEZVOUS):
+            check_sizes(min_size, max_size)
+            seconds = self._seconds(timeout)
         return self._gone_on(
             await self._recovery.go_on(Purpose.RENDEZVOUS, seconds, least=min_size, most=max_size)
         )

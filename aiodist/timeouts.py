@@ -29,6 +29,15 @@ def check_timeout(timeout: float | None) -> None:
     check_seconds("timeout", timeout)
 
 
+def check_wait(timeout: float | None) -> None:
+    """Raises TypeError or ValueError if `timeout` is no time to wait for a result.
+
+    It may be 0 or less: a program that subtracts from a deadline gets TimeoutError then.
+    """
+    if not (isinstance(timeout, (int, float)) and timeout <= 0):
+        check_timeout(timeout)
+
+
 def check_seconds(name: str, number: float) -> None:
     """Raises ValueError if no timer can wait for so many seconds. `name` is that of the
     argument."""

@@ -21,6 +21,7 @@ from aiodist.errors import (
     PeerLostError,
     in_words,
 )
+from aiodist.timeouts import check_wait
 from aiodist.trace import Trace
 from aiodist.transports.surroundings import is_virtual
 
@@ -235,7 +236,8 @@ class Work(asyncio.Future[T], Generic[T]):
     async def wait(self, timeout: float | None = None) -> T:
         """Wait at most `timeout` seconds for the result, without cancelling the operation.
 
-        Raises TimeoutError if the operation is still pending then.
+        Raises TimeoutError if the operation is still pending then. With 0 or less, this waits for
+        one turn of the loop.
 
         For example::
 
@@ -246,6 +248,7 @@ class Work(asyncio.Future[T], Generic[T]):
                 print("it goes on")
             await work
         """
+        check_wait(timeout)
         if timeout is None or timeout == math.inf:
             return await asyncio.shield(self)
         async with asyncio.timeout(timeout):

@@ -143,9 +143,10 @@ class MemberConnection:
         control = self.group._actor.control
         try:
             self.entered(await enter(control, self.enter(), self._timeout))
-        except TimeoutError as error:
-            if isinstance(error, AiodistError):
-                raise
+        except AiodistError as error:
+            error.group = wire.shared_group(self.averager)  # its group of one is not for programs
+            raise
+        except TimeoutError:
             raise JoinTimeoutError(
                 f"the coordinator did not let this member into the averager {self.averager!r}"
                 f" within {self._timeout:g} s"

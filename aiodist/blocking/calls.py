@@ -26,6 +26,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 from aiodist.errors import GroupClosedError
 from aiodist.threads.engine import Engine, Resident, engine_of, forked
 from aiodist.threads.loop import Until, at_once
+from aiodist.timeouts import check_wait
 from aiodist.work import Work
 
 T = TypeVar("T")
@@ -149,11 +150,12 @@ class BlockingWork(Generic[T]):
         interrupts the wait, as KeyboardInterrupt does, cancels the operation. Raises RuntimeError
         if it is pending and an event loop runs in this thread.
         """
+        check_wait(timeout)
         done = self._outcome.done
         self._see()
         if not done():
             _check_thread()
-        limit = LONGEST if timeout is None else timeout
+        limit = LONGEST if timeout is None else min(timeout, LONGEST)
         begun = time.monotonic()
         try:
             if not done():

@@ -82,7 +82,7 @@ class ControlClient(Line):
         self._check_open()
         self._ask = ask
         number, joined = self._requests.start(ask)
-        self._group = ask.group
+        self.group, self._is_in = ask.group, True
         self._sock.give_up_after(ask.lease)
         # The lease begins here, and not with the view, because a rank that waits for its group has
         # a lease, too. It is renewed after a third of its time, so that one sign of life may be
@@ -173,9 +173,9 @@ class ControlClient(Line):
         With `aborts`, leave out of order for this reason: the others see this member as lost, and
         the coordinator's log shows no crash. This does not wait for a coordinator that is away.
         """
-        if self._group is None or not self.is_open or (aborts is not None and self.is_away):
+        if not self._is_in or not self.is_open or (aborts is not None and self.is_away):
             return False
-        self._group = None
+        self._is_in = False
         if self.doings is not None and not self.is_away:  # the last counts that are heard
             self._sock.send(encode_message(self.doings.counts(measure=False)))
         try:
@@ -189,7 +189,8 @@ class ControlClient(Line):
     def close(self) -> None:
         """Leave the group if need be, and close the connection. Does not wait. Idempotent."""
         self._say_at_last(Leave())
-        self._end(GroupClosedError("the connection to the coordinator was closed here"))
+        text = "the connection to the coordinator was closed here"
+        self._end(GroupClosedError(text, group=self.group))
 
     def abort(self, reason: str | None = None) -> None:
         """Close the connection without leaving in order, so that the others see this member as
@@ -200,7 +201,8 @@ class ControlClient(Line):
         """
         if reason is not None:
             self._say_at_last(Abort(reason[:MAX_TEXT]))
-        self._end(GroupClosedError("the connection to the coordinator was aborted here"))
+        text = "the connection to the coordinator was aborted here"
+        self._end(GroupClosedError(text, group=self.group))
 
     async def closed(self) -> None:
         """Wait until nothing is under way any more, after `close` or `abort`."""
@@ -212,13 +214,14 @@ class ControlClient(Line):
 
         Later calls raise GroupClosedError.
         """
-        self._ended = GroupClosedError("the group belongs to the parent of this forked process")
+        text = "the group belongs to the parent of this forked process"
+        self._ended = GroupClosedError(text, group=self.group)
         self._requests = Requests(self._loop)
         self._sock.detach_after_fork()
 
     def _say_at_last(self, message: Message) -> None:
         """Tell the coordinator how this member goes, if that is possible."""
-        if self.is_open and self._group is not None and not self.is_away:
+        if self.is_open and self._is_in and not self.is_away:
             self._sock.send(encode_message(message))
 
     def _check_open(self) -> None:
@@ -232,7 +235,7 @@ class ControlClient(Line):
         """Raise RuntimeError in another event loop or thread, unless the connection has ended."""
         if self._ended is None and running_loop() is not self._loop:
             raise RuntimeError(
-                f"the store of group {self._group!r} belongs to the event loop that made the "
+                f"the store of group {self.group!r} belongs to the event loop that made the "
                 "group; each asyncio.run makes a new one: make the group in this loop. In other "
                 "threads, use group.blocking().store"
             )

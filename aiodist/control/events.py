@@ -33,6 +33,13 @@ class CoordinatorGone:
     evicted: bool = False
     final: bool = False
 
+    def eviction(self, address: str) -> str:
+        """Return the error text for the calls of a member that was evicted."""
+        return (
+            f"this rank is no longer a member: the coordinator at {address} says that "
+            f"{self.reason}; connect again to join"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorBack:

@@ -135,7 +135,9 @@ class Line:
         self._loop = asyncio.get_running_loop()
         # Random pauses, so that members do not all come back at once.
         self._chooser = chooser_on(self._loop)
-        self._group: str | None = None  # the name of the group that was asked for and not left
+        self.group: str | None = None
+        """The name of the group that this process has asked to join, also once it has left."""
+        self._is_in = False  # this process has asked to join that group, and has not left
         # The request to join; None if there was none, it was given up, or this rank has left.
         self._ask: JoinRequest | None = None
         self._standing: Standing | None = None  # what this rank is as a member; None: it is not one
@@ -151,11 +153,6 @@ class Line:
         self._welcome = greeted.welcome  # what the coordinator said of itself on it
         self._listen_to(greeted.sock)
         self._requests.send = self._sock.send
-
-    @property
-    def group(self) -> str | None:
-        """The name of the group that this process has asked to join and has not left."""
-        return self._group
 
     @property
     def is_open(self) -> bool:
@@ -204,7 +201,7 @@ class Line:
                 self._standing.take(message)
         elif self._standing is not None:
             self._standing.hears(self._requests.of(number), message)
-        answer = error_of(message, self._group) if isinstance(message, Failed) else message
+        answer = error_of(message, self.group) if isinstance(message, Failed) else message
         self._requests.answer(number, answer)
 
     def _on_told(self, message: Message) -> None:
@@ -303,10 +300,13 @@ class Line:
                 self._coming_back.add_done_callback(self._is_back)
                 self._tell(CoordinatorGone(reason, gone.orderly))
             return
-        lost = GroupClosedError if gone.evicted else CoordinatorLostError
-        text = f"the coordinator at {self.address} is gone: {reason}"
-        self._end(lost(text, group=self._group))
-        self._tell(CoordinatorGone(reason, gone.orderly, gone.evicted, final))
+        event = CoordinatorGone(reason, gone.orderly, gone.evicted, final)
+        if event.evicted:
+            self._end(GroupClosedError(event.eviction(self.address), group=self.group))
+        else:
+            text = f"the coordinator at {self.address} is gone: {reason}"
+            self._end(CoordinatorLostError(text, group=self.group))
+        self._tell(event)
 
     def _is_back(self, task: asyncio.Task[None]) -> None:
         self._coming_back = None
@@ -371,7 +371,7 @@ class Line:
                 f"the coordinator at {self.address} came back without the group's store (it was "
                 "started without its state file): the store is empty now"
             )
-            self._requests.fail(CoordinatorLostError(text, group=self._group), only_store=True)
+            self._requests.fail(CoordinatorLostError(text, group=self.group), only_store=True)
         self._requests.send = sock.send
         self._requests.say_again()
         if self._standing is not None:

@@ -75,7 +75,8 @@ class Store:
         timeout: float | None = None,
     ) -> None:
         """Set `key` to `value`."""
-        await self._ask("set", key, StoreSet(key, _value(value), ttl), type(None), timeout)
+        message = StoreSet(key, self._value("set", key, value), ttl)
+        await self._ask("set", key, message, type(None), timeout)
 
     @started
     async def get(self, key: str, *, timeout: float | None = None) -> bytes | None:
@@ -116,9 +117,10 @@ class Store:
     ) -> bool:
         """Set `key` to `desired` if it holds `expected` (None: does not exist). Returns whether it
         was set."""
-        old = None if expected is None else _value(expected)
-        message = StoreCompareSet(key, old, _value(desired), ttl)
-        return await self._ask("compare_set", key, message, bool, timeout)
+        op = "compare_set"
+        old = None if expected is None else self._value(op, key, expected)
+        message = StoreCompareSet(key, old, self._value(op, key, desired), ttl)
+        return await self._ask(op, key, message, bool, timeout)
 
     @started
     async def delete(self, key: str, *, timeout: float | None = None) -> bool:
@@ -153,6 +155,19 @@ class Store:
         if not isinstance(reply, Result):
             raise self._client.unexpected(reply)
         return reply.value
+
+    def _value(self, op: str, key: str, value: bytes | bytearray | memoryview) -> bytes:
+        if not isinstance(value, (bytes, bytearray, memoryview)):
+            raise TypeError(f"the store keeps bytes, not {type(value).__name__}: encode the value")
+        data = bytes(value)
+        if len(data) > MAX_VALUE:
+            raise MessageTooLargeError(
+                f"the value of {_shown(key)} has {len(data)} bytes, over the {MAX_VALUE} that the "
+                "store keeps: use a broadcast for bulk data",
+                group=self._client.group,
+                op=f"store.{op}",
+            )
+        return data
 
     def _of_type(self, kind: type[T], value: object) -> T:
         if type(value) is not kind:
@@ -249,21 +264,11 @@ class Watch:
         self._news.set()
 
 
-def _value(value: bytes | bytearray | memoryview) -> bytes:
-    if not isinstance(value, (bytes, bytearray, memoryview)):
-        raise TypeError(f"the store keeps bytes, not {type(value).__name__}: encode the value")
-    data = bytes(value)
-    if len(data) > MAX_VALUE:
-        raise MessageTooLargeError(
-            f"a value of {len(data)} bytes is over the {MAX_VALUE} that the store keeps: use a "
-            "broadcast for bulk data"
-        )
-    return data
-
-
 def _too_late(op: str, what: str, seconds: float, group: str | None) -> CollectiveTimeoutError:
-    shown = what if len(what) <= 200 else what[:200] + "..."
     why = "not all of the keys exist" if op == "wait" else "nothing came from the coordinator"
-    return CollectiveTimeoutError(
-        f"store.{op}({shown}) did not end within {seconds:g} s: {why}", group=group
-    )
+    text = f"store.{op}({_shown(what)}) did not end within {seconds:g} s: {why}"
+    return CollectiveTimeoutError(text, group=group, op=f"store.{op}")
+
+
+def _shown(keys: str) -> str:
+    return keys if len(keys) <= 200 else keys[:200] + "..."

@@ -20,6 +20,8 @@ of which the other knows nothing. These cases could break that:
 * *A voter gives up*, by its deadline or a cancel. An open ballot becomes void. If the ballot is
   closed, nothing happens, because its outcome is already in flight. The coordinator alone sees
   which came first, so a voter waits a moment for the answer after its deadline.
+* *A voter refuses*, because its call has wrong arguments. The ballot becomes void, also if the
+  others have voted.
 * *A voter votes late*, or again after its connection broke. It gets the outcome that there is.
 * *The coordinator restarts*. Ballots are not written to disk, because their voters know them.
   Members vote again under the same number. Before that they report the outcomes that they have
@@ -174,6 +176,10 @@ class Ballots:
         # before, lost its connection, and now votes for something else.
         if len(ballot.votes) == 1:
             ballot.call = vote.call
+        if vote.refusal and vote.purpose is ballot.purpose and not differs:
+            if vote.purpose is Purpose.RENDEZVOUS:
+                ballot.call = ""  # its sizes may be what is wrong, so they are not compared
+            return self.close(ballot, Void(Cause.CANCELLED, vote.refusal, own))
         if differs or vote.call != ballot.call:
             ids = {members[one].id: its.call for one, (_, its) in ballot.votes.items()}
             void = Void(Cause.MISMATCH, _DIFFER, own, ids)

@@ -61,6 +61,8 @@ class RecoveryRules:
                 self.review(group, (message.context, message.number))
             case GiveUpVote(context, number, cause, text):
                 key = (context, number)
+                if cause is Cause.TIMEOUT and (ballot := group.gathering) and ballot.key == key:
+                    text += self._joined_text(group, ballot)
                 self._tell(
                     group.ballots.give_up(group.members, group.absent, conn, key, cause, text, seen)
                 )
@@ -194,6 +196,17 @@ class RecoveryRules:
     def _are_enough(self, group: GroupState, ballot: Ballot) -> bool:
         least, _ = group.bounds(ballot)
         return len(group.members) + len(group.joiners) >= least
+
+    def _joined_text(self, group: GroupState, ballot: Ballot) -> str:
+        """Say how many ranks a rendezvous has that all members have called; else ""."""
+        if not ballot.is_complete(group.members, group.absent):
+            return ""
+        least, _ = group.bounds(ballot)
+        here = len(group.members) + len(group.joiners)
+        text = f": {here} of at least {least} ranks are here"
+        if here < least:
+            return f"{text}; start more, or call rendezvous(min_size={here}) or shrink()"
+        return f"{text}, and the join window is open; call it again with a longer timeout"
 
     def _take_in(self, group: GroupState, ballot: Ballot) -> None:
         """Go on with the joiners in order of arrival, as far as there is room."""

@@ -218,7 +218,7 @@ class RankActor(EndpointOwner):
         elif isinstance(event, CoordinatorGone):
             self.endpoint.ruled()
             if event.evicted:
-                self._evicted(f"the coordinator says: {event.reason}")
+                self._evicted(event.eviction(self.address))
             elif self._leaving is None:
                 log.warning(
                     "group %r: the coordinator at %s is %s (%s): operations go on, membership "
@@ -288,13 +288,9 @@ class RankActor(EndpointOwner):
         """Whether this rank has left, or is about to."""
         return self._leaving is not None
 
-    def _evicted(self, reason: str) -> None:
+    def _evicted(self, text: str) -> None:
         self.is_evicted = True
-        error = GroupClosedError(
-            f"this rank is a member no more: {reason}",
-            group=self.view.group,
-            epoch=self.view.epoch,
-        )
+        error = GroupClosedError(text, group=self.view.group, epoch=self.view.epoch)
         self.abort("evicted", error)
 
     def task_failed(self, error: BaseException) -> None:

@@ -15,14 +15,17 @@ import asyncio
 import copy
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from aiodist.engine import failures
 from aiodist.errors import (
     AiodistError,
     CollectiveTimeoutError,
+    CoordinatorLostError,
     GroupRevokedError,
 )
 from aiodist.rank.actor import RankActor
@@ -86,17 +89,18 @@ class Recovery:
         else:
             self._cast(no)
 
-    def refuse(self, error: BaseException) -> None:
-        """Make a vote void for all, because `agree` was called with bad arguments and raises
-        `error`.
-
-        If all others have voted, they do not agree.
-        """
-        self._check()
-        vote = self._new_vote(Purpose.AGREE, flag=False)
-        self._cast(vote)
-        text = failures.verdict_of(error, self._context.rank).text
-        self._tell(GiveUpVote(vote.context, vote.number, Cause.CANCELLED, text[:MAX_TEXT]))
+    @contextmanager
+    def checking(self, purpose: Purpose) -> Iterator[None]:
+        """Check the arguments of a call. If they are wrong, the calls of the other ranks fail."""
+        try:
+            yield
+        except (TypeError, ValueError) as error:
+            self._check()
+            # If a vote is under way, the others go on with that one, or call again.
+            if purpose is Purpose.AGREE or self._under_way is None:
+                text = failures.verdict_of(error, self._context.rank).text
+                self._cast(replace(self._new_vote(purpose), refusal=text[:MAX_TEXT]))
+            raise
 
     async def go_on(
         self,
@@ -221,7 +225,10 @@ class Recovery:
         try:
             found = reply.result()
             if isinstance(found, EpochView):
+                self._note_gone([one.id for one in found.members], found.epoch)
                 self._actor.adopt(found)
+            elif isinstance(found, BallotResult) and vote.purpose is Purpose.SHRINK:
+                self._note_gone(found.members, found.epoch)
             elif not isinstance(found, (BallotResult, Void)):
                 raise self._actor.control.unexpected(found)
             outcome.set_result(found)
@@ -229,6 +236,18 @@ class Recovery:
             outcome.set_exception(error)
             outcome.exception()  # marks it as retrieved
         self._expect(vote, False)
+
+    def _note_gone(self, stay: Iterable[str], epoch: int) -> None:
+        """Note which ranks are not in the next epoch, of which the ids in `stay` are members.
+
+        This rank may not have heard of all losses, because the old group hears no more of them once
+        it is revoked. The endpoint forgets the reasons when it adopts the next view.
+        """
+        known, members = self._context.lost(), {*stay}
+        for rank, one in enumerate(self._ids):
+            if one not in members:
+                reason = known.get(rank, f"epoch {epoch} began without it")
+                self._context.gone.setdefault(rank, reason)
 
     async def _wait(
         self,
@@ -267,7 +286,12 @@ class Recovery:
             else:
                 self._change_to_no(vote)
             raise
-        return outcome.result()
+        try:
+            return outcome.result()
+        except CoordinatorLostError as error:
+            text = f"{error.message}; members can no longer change: start all ranks again"
+            where: dict[str, Any] = {"op": vote.purpose.value, "seq": vote.number}
+            raise self._context.error(CoordinatorLostError, text, **where) from None
 
     def _error(self, void: Void, vote: Vote) -> AiodistError:
         """Return the error that a void vote stands for."""
@@ -276,7 +300,7 @@ class Recovery:
             return self._actor.control.unexpected(void)
         details = {ranks[one]: str(text) for one, text in void.details.items() if one in ranks}
         text = void.text
-        if void.cause is Cause.TIMEOUT:
+        if void.cause is Cause.TIMEOUT and details:  # else the text says how many have joined
             text += missing_text(details) + self._what_to_do(vote)
         elif void.cause is Cause.MISMATCH:
             if vote.purpose is Purpose.AGREE:
@@ -339,8 +363,6 @@ def check_sizes(least: int | None, most: int | None) -> None:
 
 def missing_text(missing: Mapping[int, str]) -> str:
     """Name the ranks that have not voted, and what each is doing."""
-    if not missing:
-        return ": all ranks have called it, and too few wait to join"
     each = [f"rank {rank} ({text or 'no answer'})" for rank, text in sorted(missing.items())]
     return f": not called by {', '.join(each)}"
 

@@ -52,7 +52,8 @@ class Vote(Message, code=50):
     `most` are for a rendezvous. The reply comes once all living voters have voted. It is
     BallotResult for an agreement, and for a context that is not the coordinator's group itself.
     Otherwise it is NextView, or the EpochView of the next epoch. It is Void if the ballot was given
-    up, or if voters voted on different things.
+    up, if voters voted on different things, or if a voter refuses. `refusal` says what is wrong
+    with the arguments of its call.
     """
 
     context: ContextId
@@ -62,6 +63,7 @@ class Vote(Message, code=50):
     members: Ids = ()
     least: OptionalSize = None
     most: OptionalSize = None
+    refusal: Text = ""
 
     @property
     def call(self) -> str:

@@ -216,9 +216,10 @@ def test_only_the_member_that_differs_fails(run: Any) -> None:
 )
 def test_rules_must_agree(run: Any, options: Any, text: str) -> None:
     async def main() -> None:
-        with pytest.raises(aiodist.MismatchError, match=text):
+        with pytest.raises(aiodist.MismatchError, match=text) as differs:
             async with members(2, each={1: options}):
                 pass
+        assert differs.value.group == "averager outer"
 
     run(main())
 

@@ -108,7 +108,16 @@ async def test_waiting_gives_the_result(timeout: float | None) -> None:
     assert await work.wait(timeout) == 5
 
 
-@pytest.mark.parametrize("timeout", [None, 0.0])
+@pytest.mark.parametrize("timeout", ["1", math.nan, True])
+async def test_a_wait_refuses_what_is_no_timeout(timeout: Any) -> None:
+    work = begin()
+    with pytest.raises((TypeError, ValueError), match="timeout is"):
+        await work.wait(timeout)
+    assert not work.done()
+    work.cancel()
+
+
+@pytest.mark.parametrize("timeout", [None, 0.0, -1.0])
 async def test_waiting_cancels_nothing(timeout: float | None) -> None:
     work = begin()
     waiting = asyncio.create_task(work.wait(timeout))

@@ -170,7 +170,7 @@ def test_limits_are_kept_with_clear_errors(play: Play) -> None:
     async def scenario(site: Any, coordinator: Coordinator) -> None:
         [member] = await site.members(coordinator.address, 1)
         store = member.store
-        with pytest.raises(MessageTooLargeError, match="1048577 bytes is over the 1048576"):
+        with pytest.raises(MessageTooLargeError, match="1048577 bytes, over the 1048576"):
             await store.set("k", bytes(2**20 + 1))
         with pytest.raises(ValueError, match="1 to 1024 characters in key"):
             await store.get("")

@@ -162,6 +162,8 @@ def test_without_a_coordinator(run, stage, everyone):
             await cast.coordinator.stop()
             for error in await everyone(ranks, lambda group: group.agree(True)):
                 assert isinstance(error, aiodist.CoordinatorLostError)
+                assert (error.epoch, error.op, error.seq) == (1, "agree", 0)
+                assert "start all ranks again" in str(error)
             assert await everyone(ranks, lambda group: group.all_reduce(1)) == [2, 2]
 
     run(main())

@@ -98,7 +98,7 @@ def test_too_few_in_time(run, stage, everyone):
             for call in meeting:
                 with pytest.raises(
                     aiodist.CollectiveTimeoutError,
-                    match=r"too few wait to join; the group is revoked: call shrink\(\) or rend",
+                    match=r"2 of at least 3 ranks are here; start more, or call rendezvous\(min_s",
                 ):
                     await call
             shrunk = await everyone(ranks, lambda group: group.shrink())

@@ -44,6 +44,59 @@ def test_survivors_go_on(run, stage, everyone):
     run(main())
 
 
+def test_the_old_groups_know_who_was_lost_after_they_were_revoked(run, stage, everyone):
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(4)
+            others = await everyone(ranks, lambda group: group.dup())
+            for group in [*ranks, *others]:
+                group.revoke()
+            for rank in (3, 1):
+                del others[rank]
+                await cast.kill(ranks.pop(rank))
+            await everyone(others, shrink)
+            await everyone(ranks, shrink)
+            for group in [*ranks, *others]:
+                assert sorted(group.lost) == [1, 3]
+                assert "began without it" not in str(group.lost)
+
+    run(main())
+
+
+@pytest.mark.parametrize("comes", ["first", "last"])
+@pytest.mark.parametrize(
+    ("call", "wrong", "right", "said"),
+    [
+        ("agree", {"flag": 1}, {}, "TypeError: flag is a bool, not 1"),
+        ("shrink", {"timeout": 0}, {}, "ValueError: timeout is more than 0 seconds, not 0"),
+        ("rendezvous", {"min_size": 0}, {"min_size": 2}, "ValueError: min_size is from 1"),
+    ],
+)
+def test_wrong_arguments_on_one_rank_fail_the_call_of_all(
+    run, stage, everyone, call, wrong, right, said, comes
+):
+    """Their next calls match."""
+
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(3)
+            with pytest.raises((TypeError, ValueError)):
+                if comes == "last":
+                    works = [getattr(group, call)(**right) for group in ranks[1:]]
+                    await asyncio.sleep(0)
+                getattr(ranks[0], call)(**wrong)
+            if comes == "first":
+                works = [getattr(group, call)(**right) for group in ranks[1:]]
+            for error in await asyncio.gather(*works, return_exceptions=True):
+                assert isinstance(error, aiodist.CollectiveAbortedError)
+                assert error.rank == 0
+                assert error.reason.startswith(said)
+            groups = await everyone(ranks, shrink)
+            assert await everyone(groups, lambda group: group.all_reduce(1)) == [3] * 3
+
+    run(main())
+
+
 def test_again_and_again_down_to_one(run, stage, everyone):
     async def main():
         async with stage() as cast:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import signal
 import threading
@@ -155,6 +156,28 @@ def test_nor_is_it_by_a_work_that_is_pending(pair: Pair, pending: bool) -> None:
     if pending:
         two.send("x", 0)
         assert work.wait() == "x"
+
+
+def test_a_wait_takes_every_timeout_that_makes_sense(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = pair
+    work = one.irecv(src=1)
+    wrong: Any
+    for wrong in ("1", math.nan):
+        with pytest.raises((TypeError, ValueError), match="timeout is"):
+            work.wait(timeout=wrong)
+    with pytest.raises(TimeoutError):
+        work.wait(timeout=-1)
+    waits: list[float] = []
+
+    def send_meanwhile(until: object, seconds: float) -> None:
+        waits.append(seconds)
+        two.send("x", 0)
+
+    monkeypatch.setattr(one._home, "help", send_meanwhile)
+    assert work.wait(timeout=math.inf) == "x"
+    assert waits == [threading.TIMEOUT_MAX]
 
 
 @pytest.mark.parametrize("look", ["none", "wait", "wait before", "cancel"])

@@ -121,7 +121,7 @@ async def test_deadlines(client: Client, store: Store) -> None:
     with pytest.raises(CollectiveTimeoutError, match="not all of the keys exist") as caught:
         await store.wait(["x" * 150] * 2)
     assert len(str(caught.value)) < 300
-    assert caught.value.group == "g"
+    assert (caught.value.group, caught.value.op) == ("g", "store.wait")
 
 
 @pytest.mark.parametrize("timeout", [0, -1.0, math.nan, 10**400])
@@ -145,8 +145,9 @@ async def test_a_value_that_cannot_be_kept_is_not_sent(client: Client, store: St
     words: Any = "text"
     with pytest.raises(TypeError, match="keeps bytes, not str"):
         await store.set("k", words)
-    with pytest.raises(MessageTooLargeError, match="use a broadcast"):
+    with pytest.raises(MessageTooLargeError, match=r"of k has .*use a broadcast") as caught:
         await store.compare_set("k", None, bytes(MAX_VALUE + 1))
+    assert (caught.value.group, caught.value.op) == ("g", "store.compare_set")
     assert client.asked == []
 
 

@@ -88,6 +88,27 @@ def test_votes_on_different_things_are_void_for_all() -> None:
     assert told[0].reply.details == {"a": "agree()", "b": "shrink()"}
 
 
+def test_a_refusal_makes_it_void_for_all_also_as_the_last_vote() -> None:
+    ballots = Ballots()
+    refusal = Vote(*KEY, Purpose.RENDEZVOUS, refusal="min_size is wrong")
+    void = Void(Cause.CANCELLED, "min_size is wrong", "c")
+    sized = Vote(*KEY, Purpose.RENDEZVOUS, least=2)
+    for conn in (10, 11):
+        assert ballots.cast(MEMBERS, conn, 1, sized) == []
+    told = ballots.cast(MEMBERS, 12, 1, refusal)
+    assert told == [Answer(conn, 1, void) for conn in MEMBERS]
+    assert ballots.cast(MEMBERS, 10, 2, sized) == [Answer(10, 2, void)]
+
+
+def test_a_refusal_of_another_call_says_what_each_has_called() -> None:
+    ballots = Ballots()
+    ballots.cast(MEMBERS, 10, 1, vote())
+    refusal = Vote(*KEY, Purpose.SHRINK, refusal="timeout is wrong")
+    told = ballots.cast(MEMBERS, 11, 2, refusal)
+    assert isinstance(told[0].reply, Void)
+    assert told[0].reply.details == {"a": "agree()", "b": "shrink()"}
+
+
 def test_who_gives_up_says_who_was_missing() -> None:
     ballots = Ballots()
     ballots.cast(MEMBERS, 10, 1, vote())

@@ -436,9 +436,21 @@ def test_a_rendezvous_that_is_given_up(world: Any) -> None:
     form(world, 1)
     world.say(1, vote(Purpose.RENDEZVOUS, least=2, most=2))
     void = world.say(1, GiveUpVote(CONTEXT, 0, Cause.TIMEOUT, "too late"))
-    assert void == Void(Cause.TIMEOUT, "too late", "id-1", {})
+    text = "too late: 1 of at least 2 ranks are here; start more, or call rendezvous(min_size=1)"
+    assert void == Void(Cause.TIMEOUT, f"{text} or shrink()", "id-1", {})
     world.cut(1)
     assert len(world.join(2, size=1).members) == 1
+
+
+def test_a_rendezvous_that_is_given_up_while_the_window_is_open(world: Any) -> None:
+    elastic = {"min_size": 1, "max_size": 3, "join_window": 5.0, "lease": 1000.0}
+    world.join(1, **elastic)
+    world.pass_time(5)
+    world.mail.clear()
+    world.say(1, vote(Purpose.RENDEZVOUS, least=2))
+    world.join(2, **elastic)
+    void = world.say(1, GiveUpVote(CONTEXT, 0, Cause.TIMEOUT, "too late"))
+    assert "too late: 2 of at least 2 ranks are here, and the join window is open" in void.text
 
 
 def test_how_many_wait(world: Any) -> None:

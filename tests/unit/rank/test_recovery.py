@@ -35,4 +35,3 @@ def test_who_is_missing_is_named_by_rank_with_what_it_does() -> None:
         missing_text({3: "", 1: "at a.py:1"})
         == ": not called by rank 1 (at a.py:1), rank 3 (no answer)"
     )
-    assert "too few wait to join" in missing_text({})

@@ -55,6 +55,7 @@ BY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
         members=addresses,
         least=sizes,
         most=sizes,
+        refusal=texts,
     ),
     r.GiveUpVote: st.builds(
         r.GiveUpVote, st.binary(max_size=8), st.integers(0, 2**62), st.sampled_from(r.Cause), texts
