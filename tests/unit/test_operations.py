@@ -108,6 +108,6 @@ async def test_an_iterator_ends_in_silence_only_if_the_program_has_closed_the_gr
                 group.abort("enough")
             else:
                 group._actor._evicted("no sign of life")
-            why = "enough" if end == "aborted" else "a member no more: no sign of life"
+            why = "enough" if end == "aborted" else "no sign of life"
             with pytest.raises(aiodist.GroupClosedError, match=why):
                 await following
