@@ -31,7 +31,6 @@ class VerdictRelay:
     def __init__(self, party: Party) -> None:
         self._party = party
         self._heard: dict[int, deque[tuple[Key, Verdict]]] = {}
-        self._last: tuple[Key, Verdict] | None = None  # of all that were heard
 
     def tell(self, key: Key, verdict: Verdict) -> None:
         """Tell all other ranks."""
@@ -41,8 +40,7 @@ class VerdictRelay:
         """Return the verdict in an ABORT frame of `src`, whose rest is `fields`. Raises
         ProtocolError."""
         verdict, untold = Verdict.parse(fields, self._party.size)
-        self._last = key, verdict
-        self._heard.setdefault(src, deque(maxlen=KEPT)).append(self._last)
+        self._heard.setdefault(src, deque(maxlen=KEPT)).append((key, verdict))
         self._tell(key, verdict, [peer for peer in untold if peer != src])
         return verdict
 
@@ -52,13 +50,15 @@ class VerdictRelay:
             self._tell(key, verdict, range(self._party.size))
 
     def leave(self, *, abort: bool) -> None:
-        """Pass on the last verdict, because this rank leaves the group."""
+        """Pass on all verdicts that were heard, because this rank leaves the group."""
         # Without `abort`, skip ranks without a link. A rank that leaves in order waits until its
         # frames were taken, and these ranks may be busy.
-        if self._last is not None:
-            party = self._party
-            peers = [peer for peer in range(party.size) if abort or party.link(peer) is not None]
-            self._tell(*self._last, [peer for peer in peers if not party.has_lost(peer)])
+        party = self._party
+        peers = [peer for peer in range(party.size) if abort or party.link(peer) is not None]
+        peers = [peer for peer in peers if not party.has_lost(peer)]
+        heard = dict(pair for pairs in self._heard.values() for pair in pairs)
+        for key, verdict in heard.items():
+            self._tell(key, verdict, peers)
 
     def clear(self) -> None:
         """Forget everything, because the group has ended here."""
