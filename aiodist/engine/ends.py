@@ -17,7 +17,11 @@ from aiodist.engine.operation import NoResult, Operation
 from aiodist.engine.roll_call import unmarked
 from aiodist.engine.verdict_relay import VerdictRelay
 from aiodist.errors import AiodistError, MismatchError, ProtocolError
+from aiodist.links.peer import InOrder
 from aiodist.work import Work
+
+VERDICT_SECONDS = 0.25
+"""Seconds for a verdict to come after the leave of a rank to which there is no link."""
 
 
 class Called(deadlines.Collectives, Protocol):
@@ -164,6 +168,13 @@ class Ends:
                 deadlines.ask_whether_entered(self._calls, op)
 
     def _failed_by_loss(self, op: Operation, src: int) -> None:
-        error = self.party.why_lost(src)
+        party = self.party
+        error = party.why_lost(src)
         assert error is not None
-        self.failed(op, error)
+        # A rank that leaves passes on verdicts first, but only over links. Without one, its leave
+        # may be known here before the verdict, because the rank that gave up may still make its
+        # link to this one.
+        if party.link(src) is None and op.lane is None and isinstance(party.lost()[src], InOrder):
+            party.loop.call_later(VERDICT_SECONDS, self.failed, op, error)
+        else:
+            self.failed(op, error)

@@ -4,9 +4,10 @@ A rank that gives a collective up tells all ranks that it can reach, and names t
 Each rank that hears it passes it on to these. If a rank is lost, the others pass on its last
 verdicts, because it may have died before it had told everyone.
 
-A rank that leaves passes on the last verdict that it heard, because that may be why it leaves.
-Others may hear of the verdict later than of the leave: they have a link to this rank, and perhaps
-none yet to the one that gave up.
+A rank that leaves passes on all verdicts that it heard, because they may be why it leaves. Others
+may hear of a verdict later than of the leave: they have a link to this rank, and perhaps none yet
+to the one that gave up. Ranks without a link hear of the leave from the coordinator. They wait a
+moment for a verdict before they fail (`Ends`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ class VerdictRelay:
     def __init__(self, party: Party) -> None:
         self._party = party
         self._heard: dict[int, deque[tuple[Key, Verdict]]] = {}
-        self._last: tuple[Key, Verdict] | None = None  # of all that were heard
 
     def tell(self, key: Key, verdict: Verdict) -> None:
         """Tell all other ranks."""
@@ -41,8 +41,7 @@ class VerdictRelay:
         """Return the verdict in an ABORT frame of `src`, whose rest is `fields`. Raises
         ProtocolError."""
         verdict, untold = Verdict.parse(fields, self._party.size)
-        self._last = key, verdict
-        self._heard.setdefault(src, deque(maxlen=KEPT)).append(self._last)
+        self._heard.setdefault(src, deque(maxlen=KEPT)).append((key, verdict))
         self._tell(key, verdict, [peer for peer in untold if peer != src])
         return verdict
 
@@ -52,19 +51,20 @@ class VerdictRelay:
             self._tell(key, verdict, range(self._party.size))
 
     def leave(self, *, abort: bool) -> None:
-        """Pass on the last verdict, because this rank leaves the group."""
-        # Without `abort`, skip ranks without a link. A rank that leaves in order waits until its
-        # frames were taken, and these ranks may be busy.
-        if self._last is not None:
-            party = self._party
-            peers = [peer for peer in range(party.size) if abort or party.link(peer) is not None]
-            self._tell(*self._last, [peer for peer in peers if not party.has_lost(peer)])
+        """Pass on all verdicts that were heard, because this rank leaves the group."""
+        # Without `abort`, make no links for that, because ranks without a link may be busy. A rank
+        # that leaves in order would wait until they have taken its frames.
+        party = self._party
+        peers = [peer for peer in range(party.size) if not party.has_lost(peer)]
+        heard = dict(pair for pairs in self._heard.values() for pair in pairs)
+        for key, verdict in heard.items():
+            self._tell(key, verdict, peers, dial=abort)
 
     def clear(self) -> None:
         """Forget everything, because the group has ended here."""
         self._heard.clear()
 
-    def _tell(self, key: Key, verdict: Verdict, peers: Sequence[int]) -> None:
+    def _tell(self, key: Key, verdict: Verdict, peers: Sequence[int], *, dial: bool = True) -> None:
         party = self._party
         lost = party.endpoint.lost
         # These are lost to this rank, but may be alive and reachable for others. So the others are
@@ -73,4 +73,7 @@ class VerdictRelay:
         header = pack_fields(kinds.ABORT, party.id, *key, *verdict.fields(), untold)
         for peer in peers:
             if peer != party.rank and peer not in untold:
-                party.peers[peer].send(header, urgent=True)
+                if dial:
+                    party.peers[peer].send(header, urgent=True)
+                else:
+                    party.peers[peer].send_once_linked(header)

@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -71,6 +72,8 @@ QUESTIONS = frozenset(
 """Kinds of frames that may be answered, whatever the program of this rank does."""
 SHORT_LIFE = 1.0
 """Seconds. A connection that breaks sooner, without having carried anything, was in vain."""
+MOST_ONCE_LINKED = 64
+"""How many frames wait for a link that may never be made. Beyond that the oldest is dropped."""
 LOOKS = 4
 """How often in a lease we check whether a peer's host answers."""
 IN_VAIN = 4
@@ -141,9 +144,9 @@ class Peer:
     """One rank: the link to it, and the `Receiver` of that link."""
 
     __slots__ = (
-        "_came", "_early_bytes", "_endpoint", "_generation", "_in_vain", "_made", "_process_watch",
-        "_queue", "_silent", "_taken", "_unheard", "broken", "calling", "dialing", "id", "link",
-        "rank",
+        "_came", "_early_bytes", "_endpoint", "_generation", "_in_vain", "_made", "_once_linked",
+        "_process_watch", "_queue", "_silent", "_taken", "_unheard", "broken", "calling", "dialing",
+        "id", "link", "rank",
     )  # fmt: skip
 
     def __init__(self, endpoint: PeerHome, rank: int, id: str) -> None:
@@ -166,6 +169,8 @@ class Peer:
         """Watches the peer's process, over all connections."""
         self._endpoint = endpoint
         self._queue: list[WaitingFrame] = []  # frames that wait for the first link
+        self._once_linked: deque[bytes] = deque(maxlen=MOST_ONCE_LINKED)
+        """Frames that wait, too, but for which this rank makes no link."""
         # bytes of frames for groups that do not exist here yet, see MAX_EARLY_BYTES
         self._early_bytes = 0
 
@@ -189,6 +194,14 @@ class Peer:
         self._queue.append(WaitingFrame(header, payload, done, token, urgent))
         if self.dialing is None:
             self.dialing = endpoint.start_dialing(self)
+
+    def send_once_linked(self, header: bytes) -> None:
+        """Send a frame that overtakes what is queued. If there is no link, wait for one, but do not
+        make it. Such a frame does not count as `held`."""
+        if self.link is None:
+            self._once_linked.append(header)
+        else:
+            self.link.send(header, urgent=True)
 
     @property
     def held(self) -> int:
@@ -267,6 +280,8 @@ class Peer:
         if self._process_watch is None:
             self._process_watch = ProcessWatch.over(link, self._endpoint.loop, self._process_ended)
         self._made = self._endpoint.loop.time()
+        while self._once_linked:
+            self.send(self._once_linked.popleft(), urgent=True)
         queue, self._queue = self._queue, []
         # As on a link: urgent frames first.
         for header, payload, done, token, urgent in sorted(queue, key=lambda frame: not frame[-1]):

@@ -186,6 +186,29 @@ def test_a_mismatch_that_no_rank_catches(size: int, calls_before: int) -> None:
             assert isinstance(outcome, aiodist.MismatchError)
 
 
+@pytest.mark.parametrize(
+    ("size", "delay", "seeds"),
+    [
+        (6, 2e-3, [0, 1, 2]),  # it has heard of several when it leaves
+        (3, 2e-3, [8, 48]),  # others make a link to it once it has left
+        (3, 20e-3, [4, 44]),  # they have no link to it: the coordinator says that it has left
+    ],
+)
+def test_mismatches_that_ranks_catch_before_they_leave(
+    size: int, delay: float, seeds: list[int]
+) -> None:
+    """A rank that hears late sees the mismatches, not that the others have left."""
+
+    async def body(group: aiodist.Group) -> None:
+        for _ in range(3 if size == 6 else 1):
+            with pytest.raises(aiodist.MismatchError):
+                await group.scan(np.ones(10 if group.rank else 11), tag="t")
+
+    for seed in seeds:
+        conditions = Conditions(delay=(20e-6, delay), loss=0.0)
+        assert Simulation(size, seed=seed, conditions=conditions).run(body) == [None] * size
+
+
 def test_who_waits_for_a_rank_that_aborts_goes_on_with_shrink() -> None:
     """Amid an operation it hears of that by the verdict on it, and else by the farewell."""
 

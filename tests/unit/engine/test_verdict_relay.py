@@ -21,8 +21,11 @@ class Wire:
         assert urgent
         self._told.append(self._peer)
 
+    def send_once_linked(self, header: bytes) -> None:
+        self._told.append(-self._peer)
 
-def party(told: list[int], linked: set[int]) -> Any:
+
+def party(told: list[int]) -> Any:
     """Rank 0 of four."""
     return SimpleNamespace(
         rank=0,
@@ -31,29 +34,30 @@ def party(told: list[int], linked: set[int]) -> Any:
         ranks=range(4),
         endpoint=SimpleNamespace(lost={}),
         peers=[Wire(peer, told) for peer in range(4)],
-        link=lambda peer: object() if peer in linked else None,
         has_lost=lambda peer: False,
     )
 
 
-def test_who_leaves_passes_on_what_it_heard_to_those_it_has_links_to() -> None:
+def test_who_leaves_passes_on_all_that_it_heard() -> None:
     told: list[int] = []
-    relay = VerdictRelay(party(told, {2, 3}))
+    relay = VerdictRelay(party(told))
     relay.leave(abort=True)
     assert told == []  # nothing was heard
     verdict = Verdict("refused", "a wrong argument", 1)
     relay.hear(1, (None, 7), [*verdict.fields(), []])
     assert told == []  # who gave up has told all others itself
+    relay.hear(2, (None, 7), [*verdict.fields(), []])  # the same
+    relay.hear(2, (None, 8), [*verdict.fields(), []])
     relay.leave(abort=False)
-    assert told == [2, 3]
+    assert told == [-1, -2, -3] * 2  # in order: no link is made for that
     told.clear()
     relay.leave(abort=True)
-    assert told == [1, 2, 3]
+    assert told == [1, 2, 3] * 2
 
 
 def test_who_hears_a_verdict_passes_it_on_to_those_that_its_sender_cannot_reach() -> None:
     told: list[int] = []
-    relay = VerdictRelay(party(told, {1, 2, 3}))
+    relay = VerdictRelay(party(told))
     verdict = Verdict("lost", "no link", 1, {3: ""})
     assert relay.hear(1, (None, 7), [*verdict.fields(), [3]]) == verdict
     assert told == [3]
@@ -62,7 +66,7 @@ def test_who_hears_a_verdict_passes_it_on_to_those_that_its_sender_cannot_reach(
 def test_the_verdicts_of_a_rank_that_dies_are_told_for_it() -> None:
     # It may have told this rank, and died before it told the others.
     told: list[int] = []
-    relay = VerdictRelay(party(told, {1, 2, 3}))
+    relay = VerdictRelay(party(told))
     verdict = Verdict("cancelled", "the operation was cancelled", 1)
     relay.hear(1, (None, 7), [*verdict.fields(), []])
     relay.lose(2)
@@ -76,7 +80,7 @@ def test_the_verdicts_of_a_rank_that_dies_are_told_for_it() -> None:
 
 def test_ranks_that_are_lost_here_are_told_by_others() -> None:
     told: list[int] = []
-    own = party(told, {1, 3})
+    own = party(told)
     own.endpoint.lost[2] = "no link"
     headers: list[bytes] = []
 
