@@ -432,8 +432,7 @@ async def _joined(options: _Options, found: finding.Located, deadline: float) ->
         options = replace(options, ask=replace(options.ask, run_id=found.run_id))
     while True:
         try:
-            left = deadline - loop.time()
-            actor = await _join(options, found.address, found.coordinator, left)
+            actor = await _join(options, found.address, found.coordinator, deadline)
             if actor.ended is None:
                 return actor
             await actor.gone()
@@ -454,11 +453,10 @@ async def _joined(options: _Options, found: finding.Located, deadline: float) ->
 
 
 async def _join(
-    options: _Options, address: str, coordinator: Coordinator | None, timeout: float
+    options: _Options, address: str, coordinator: Coordinator | None, deadline: float
 ) -> RankActor:
     """Become a member that others can reach."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout
     # The order matters, because each step needs the result of the one before::
     #
     #     connect to the coordinator    this end of the connection is a host that peers can dial
@@ -479,7 +477,7 @@ async def _join(
             address,
             token=options.coordinator.token,
             ssl=options.client,
-            timeout=timeout,
+            timeout=deadline - loop.time(),
             caller=options.caller,
         )
         await options.reach.listen(address, control.local_host, endpoint.accept, listeners)
@@ -488,7 +486,7 @@ async def _join(
         control.on_event = events.append
         waiting = loop.call_later(LONG_WAIT, _tell_wait, options, control, coordinator)
         try:
-            view = await control.join(ask, deadline - loop.time())
+            view = await control.join(ask, deadline - loop.time(), options.timeout)
         finally:
             waiting.cancel()
     except BaseException:

@@ -76,6 +76,7 @@ class MemberConnection:
         self._group: Group | None = None
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._joining: asyncio.Task[None] | None = None  # again, because it was ruled lost
+        self._entering: asyncio.Task[None] | None = None  # again, because the coordinator is back
         self.error: AiodistError | None = None  # why this takes part no more
         self._closed = False
         self._past = (0, 0)
@@ -87,7 +88,7 @@ class MemberConnection:
         """Become a member. Raises what `connect` does, JoinError and MismatchError."""
         self._loop = asyncio.get_running_loop()
         try:
-            await self._again(self._join)
+            await self._again(self._join_first)
             await self._joined_again()
             if self.error is not None:
                 raise self.error
@@ -103,7 +104,8 @@ class MemberConnection:
             if left <= 0:
                 raise JoinTimeoutError(
                     f"while this member joined the averager {self.averager!r}, the coordinator"
-                    f" ruled it lost again and again for {self._timeout:g} s: use a longer `lease`"
+                    f" ruled it lost, and did not let it in again within {self._timeout:g} s: use"
+                    " a longer `lease`"
                 )
             await asyncio.wait({self._joining}, timeout=left)
 
@@ -137,20 +139,27 @@ class MemberConnection:
 
         control.on_event = on_event
         control.on_average = self._on_told
-        await self._enter()
 
-    async def _enter(self) -> None:
-        control = self.group._actor.control
+    async def _join_first(self) -> None:
+        await self._join()
         try:
-            self.entered(await enter(control, self.enter(), self._timeout))
-        except AiodistError as error:
-            error.group = wire.shared_group(self.averager)  # its group of one is not for programs
-            raise
-        except TimeoutError:
+            await self._enter(self._timeout)
+        except TimeoutError as error:
+            if isinstance(error, AiodistError):
+                raise
             raise JoinTimeoutError(
                 f"the coordinator did not let this member into the averager {self.averager!r}"
                 f" within {self._timeout:g} s"
             ) from None
+
+    async def _enter(self, timeout: float | None = None) -> None:
+        # A member that was in before has no deadline, because the coordinator may go away again and
+        # stay away for long.
+        try:
+            self.entered(await enter(self.control, self.enter(), timeout))
+        except AiodistError as error:
+            error.group = wire.shared_group(self.averager)  # its group of one is not for programs
+            raise
 
     def _on_told(self, news: wire.AveragingNews) -> None:
         if self._closed:  # a task that began now would outlive this member
@@ -166,8 +175,10 @@ class MemberConnection:
     def _on_event(self, event: ControlEvent) -> None:
         if self._closed:
             return
+        if isinstance(event, CoordinatorGone) and self._entering is not None:
+            self._entering.cancel()  # its request is out of date when the coordinator is back
         if isinstance(event, CoordinatorBack):
-            self.spawn(self._again(self._enter), "enter again")
+            self._entering = self.spawn(self._again(self._enter), "enter again")
         elif isinstance(event, CoordinatorGone) and event.evicted:
             log.warning("averager %r: joining again: %s", self.averager, event.reason)
             self._joining = self.spawn(self._again(self._join_again), "join again")
@@ -189,7 +200,13 @@ class MemberConnection:
         self._past = self.bytes_moved
         self.expelled()
         await group._actor.gone()
-        await self._join()
+        while True:
+            try:
+                await self._join()
+                break
+            except JoinTimeoutError as error:  # the coordinator may be away for long
+                log.warning("averager %r: not back yet, tries again: %s", self.averager, error)
+        await self._enter()
 
     @property
     def has_joined(self) -> bool:

@@ -19,7 +19,9 @@ from aiodist.wire.messages import Message
 R = TypeVar("R", bound=Message)
 
 
-async def enter(client: ControlClient, message: AverageEnter, timeout: float) -> AverageEntered:
+async def enter(
+    client: ControlClient, message: AverageEnter, timeout: float | None
+) -> AverageEntered:
     """Take part. Raises as `ControlClient.request` does, MismatchError for rules that differ, and
     JoinError if a member of that name is alive."""
     return await _ask(client, message, AverageEntered, timeout)

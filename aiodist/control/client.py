@@ -70,8 +70,11 @@ class ControlClient(Line):
         )
         return cls(address, greeted, token, ssl)
 
-    async def join(self, ask: JoinRequest, timeout: float) -> EpochView:
+    async def join(self, ask: JoinRequest, left: float, timeout: float | None = None) -> EpochView:
         """Become a member. Returns once the group is complete.
+
+        `left`: the seconds that are left. `timeout`: how many there were at first, which an error
+        names (None: `left`).
 
         Raises JoinTimeoutError with the ranks that are missing, also if the rank that serves the
         coordinator gives up. Raises RankTakenError, SizeMismatchError, GroupCompleteError,
@@ -80,6 +83,14 @@ class ControlClient(Line):
         withdraws the request and closes the connection.
         """
         self._check_open()
+        if timeout is None:
+            timeout = left
+        if left < 0:
+            raise JoinTimeoutError(
+                f"gave up joining after {timeout:g} s: the coordinator at {self.address} was found,"
+                " but no time was left to join: use a longer `timeout`",
+                group=ask.group,
+            )
         self._ask = ask
         number, joined = self._requests.start(ask)
         self.group, self._is_in = ask.group, True
@@ -90,7 +101,7 @@ class ControlClient(Line):
         if self._lease is None:
             self._lease = Lease(self, self._loop, ask.lease / 3)
         try:
-            await asyncio.wait({joined}, timeout=timeout)
+            await asyncio.wait({joined}, timeout=left)
             if not joined.done():
                 await self._withdraw(joined, ask, timeout)
             reply = joined.result()
@@ -267,7 +278,7 @@ class ControlClient(Line):
                     raise self.unexpected(reply)
                 text, missing = reply.text, reply.missing
         raise JoinTimeoutError(
-            f"gave up joining after {round(timeout, 2):g} s: {text}",
+            f"gave up joining after {timeout:g} s: {text}",
             missing=missing,
             group=ask.group,
         )

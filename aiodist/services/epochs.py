@@ -49,6 +49,10 @@ def epochs(
     Survivors keep their order and come first. A rank joins anew, with the state that it has and at
     any rank number, if it was evicted or if the coordinator is gone for good.
 
+    Groups and windows that you make in the block outlive the epoch, and keep memory until you close
+    them or this rank leaves. Use ``async with`` for them, too. Without an error, the end of a
+    window waits for all ranks, so then all of them must leave the block.
+
     `address`, `min_size`, `max_size` and `options` are those of `connect`. `timeout` bounds how
     long each epoch may take to form. Without ``async with group``, your program handles the errors
     itself, each turn of the loop leads to the next epoch, and `Group.close` ends the loop.

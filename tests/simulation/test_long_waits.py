@@ -210,3 +210,14 @@ def test_a_join_that_waits_for_the_coordinator(caplog: pytest.LogCaptureFixture)
     [text] = told(caplog, "aiodist.control")
     assert text.startswith("no coordinator answered at tcp://10.0.0.1:29500 for 1")
     assert "Trying until 300 s are over; at " in text
+
+
+def test_a_join_that_gives_up_names_its_timeout_and_not_the_time_that_was_left() -> None:
+    simulation = simulated(1)
+
+    async def main() -> None:
+        simulation.restart_coordinator(3.0)
+        with pytest.raises(aiodist.JoinTimeoutError, match="gave up joining after 4 s: the group"):
+            await aiodist.connect(simulation.address, rank=0, size=2, timeout=4.0)
+
+    assert simulation.play({0: main()}) == [None]
