@@ -9,7 +9,8 @@ address    AIODIST_ADDRESS; MASTER_ADDR and MASTER_PORT; the pod of index 0 in t
 rank/size  AIODIST_RANK/_SIZE; RANK/WORLD_SIZE; OMPI_COMM_WORLD_RANK/_SIZE; PMI_RANK/_SIZE of
            mpiexec; JOB_COMPLETION_INDEX/AIODIST_SIZE; AIODIST_SIZE alone; SLURM_PROCID/_NTASKS;
            other PMI_…; WORLD_SIZE alone
-run id     AIODIST_RUN_ID; TORCHELASTIC_RUN_ID; the job id, with an address that was made from it
+run id     AIODIST_RUN_ID; TORCHELASTIC_RUN_ID, with TORCHELASTIC_RESTART_COUNT if torchrun has one
+           agent (GROUP_WORLD_SIZE); the job id, with an address that was made from it
 others     AIODIST_GROUP; of an elastic group AIODIST_MIN_SIZE, AIODIST_MAX_SIZE. Also if the
            address is given: AIODIST_TOKEN, AIODIST_TIMEOUT, AIODIST_TRANSPORTS
 =========  ======================================================================================
@@ -136,7 +137,8 @@ NAMES = tuple(
             *("AIODIST_ADDRESS", "AIODIST_RANK", "AIODIST_SIZE", "AIODIST_MIN_SIZE"),
             *("AIODIST_MAX_SIZE", "AIODIST_GROUP", "AIODIST_RUN_ID"),
             *("AIODIST_SERVICE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"),
-            *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
+            *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "GROUP_WORLD_SIZE"),
+            "TORCHELASTIC_USE_AGENT_STORE",
             *(
                 name
                 for one in _LAUNCHERS
@@ -159,8 +161,11 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
     # same launcher. In an elastic group the coordinator assigns the ranks, in each epoch anew.
     elastic = "AIODIST_MIN_SIZE" in environ or "AIODIST_MAX_SIZE" in environ
     launcher, rank, size = (None, None, None) if elastic else _rank_and_size(environ)
-    # Without TORCHELASTIC_RESTART_COUNT, because each of torchrun's agents counts its own restarts.
-    run_id = environ.get("AIODIST_RUN_ID") or environ.get("TORCHELASTIC_RUN_ID", "")
+    run_id = environ.get("AIODIST_RUN_ID", "")
+    if not run_id and "TORCHELASTIC_RUN_ID" in environ:
+        run_id = environ["TORCHELASTIC_RUN_ID"]
+        if environ.get("GROUP_WORLD_SIZE", "1") == "1":  # several agents count each for itself
+            run_id += f"#{_integer(environ, 'TORCHELASTIC_RESTART_COUNT', 0) or 0}"
     agent_store = False
     if "AIODIST_ADDRESS" in environ:
         address = _given_address(environ)

@@ -29,6 +29,9 @@ T = TypeVar("T")
 S = TypeVar("S", bound="HasUnseen")
 P = ParamSpec("P")
 
+RECEIVES = frozenset({"recv", "sendrecv"})
+"""The operations that take a message."""
+
 _OWN = f"{Path(__file__).parent}/"
 
 
@@ -173,7 +176,10 @@ class Work(asyncio.Future[T], Generic[T]):
         if type(self) is Work and not hasattr(self, "_made_at"):
             kind: type[Work[Any]] = _Unwatched
             if self.done():
-                kind = UnseenWork if type(self.after_turn(unseen)) is Work else _UnseenYielding
+                # If the program were cancelled while a receive that is done gives the loop a turn,
+                # its message would be lost.
+                is_late = self.op not in RECEIVES and unseen.is_due()
+                kind = _UnseenYielding if is_late else UnseenWork
             frame = _frame_of_user(sys._getframe(1))
             if frame is not None:
                 unseen.add(self)
@@ -236,8 +242,8 @@ class Work(asyncio.Future[T], Generic[T]):
     async def wait(self, timeout: float | None = None) -> T:
         """Wait at most `timeout` seconds for the result, without cancelling the operation.
 
-        Raises TimeoutError if the operation is still pending then. With 0 or less, this waits for
-        one turn of the loop.
+        Raises TimeoutError if the operation is still pending then. With 0 or less, a pending
+        operation has one turn of the loop.
 
         For example::
 
@@ -249,7 +255,7 @@ class Work(asyncio.Future[T], Generic[T]):
             await work
         """
         check_wait(timeout)
-        if timeout is None or timeout == math.inf:
+        if timeout is None or timeout == math.inf or self.done():
             return await asyncio.shield(self)
         async with asyncio.timeout(timeout):
             return await asyncio.shield(self)

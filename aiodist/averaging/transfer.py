@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from aiodist.averaging.values import narrowed, widened
 from aiodist.buffers.arrays import Flat
 from aiodist.buffers.dtypes import carrier
-from aiodist.codecs.base import Codec
+from aiodist.codecs.base import NOT_DECODED, Codec
 from aiodist.codecs.feedback import ErrorFeedback
 from aiodist.errors import in_words
 from aiodist.group import Group
@@ -302,8 +302,8 @@ class Transfer:
         codec = self._codec if source is not None else self._codec.of_sum(len(self._counted))
         try:
             codec.decode(data, values)
-        except Exception as error:
-            # It is waited for until it counts as behind.
+        except NOT_DECODED as error:
+            # The round waits for that member until it counts as behind.
             log.warning("a member sent what cannot be decoded: %s", in_words(error))
             return False
         return True

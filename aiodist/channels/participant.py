@@ -86,6 +86,7 @@ class Participant:
         self.beaten = 0.0
         self._has_news = asyncio.Event()  # others must hear of this participant at once
         self._lag = Lag()
+        self._was_entered = False
         self._closing: asyncio.Task[None] | None = None  # leaves; None: this takes part
 
     @property
@@ -96,11 +97,12 @@ class Participant:
     async def open(self) -> None:
         """Become known. Raises what `aiodist.connect` does, and RuntimeError the second time."""
         store, tasks = self.store, self.tasks
-        if tasks.has_begun or self._closing is not None:
+        if self._was_entered or self._closing is not None:
             raise RuntimeError(
                 f"this publisher or subscriber of the channel {self.channel!r} was entered before:"
                 " make a new one each time"
             )
+        self._was_entered = True
         await store.join()
         tasks.begin()
         ready = [asyncio.Event(), asyncio.Event()]

@@ -20,7 +20,7 @@ class ChannelTasks:
 
     def __init__(self, channel: str) -> None:
         self._channel = channel
-        self.has_begun = False
+        self._has_begun = False
         self._failure: AiodistError | None = None
         # A dictionary, because its order is that in which tasks were added. A set has another order
         # in each process, and simulated programs would not repeat exactly.
@@ -29,7 +29,7 @@ class ChannelTasks:
 
     def begin(self) -> None:
         """Note that the participant takes part from now on."""
-        self.has_begun = True
+        self._has_begun = True
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Start a task that ends with this participant. If it fails, so does the participant."""
@@ -73,7 +73,7 @@ class ChannelTasks:
     def check(self) -> None:
         """Raise the error of this participant, if it has failed. Raises RuntimeError if it has not
         begun."""
-        if not self.has_begun:
+        if not self._has_begun:
             raise RuntimeError(f"enter the channel {self._channel!r} by `async with` first")
         if self._failure is not None:
             raise self._failure

@@ -17,6 +17,10 @@ Bytes = NDArray[np.uint8]
 """Contiguous, one-dimensional."""
 
 
+NOT_DECODED = (ValueError, TypeError, AttributeError, LookupError)
+"""What `decode` may raise if the data is wrong. Other errors are those of the codec itself."""
+
+
 class Codec(ABC):
     """Turns float32 arrays into fewer bytes, and back into nearly the same values.
 

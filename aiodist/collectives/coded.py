@@ -32,7 +32,7 @@ import numpy as np
 
 from aiodist.buffers.kernels import round_to_bfloat16
 from aiodist.buffers.reductions import DtypeGroup, Operand
-from aiodist.codecs.base import Bytes, Codec, Floats, codec_of
+from aiodist.codecs.base import NOT_DECODED, Bytes, Codec, Floats, codec_of
 from aiodist.codecs.feedback import ErrorFeedback, Residuals
 from aiodist.collectives.exchange import exchange
 from aiodist.collectives.operators import operator
@@ -442,7 +442,7 @@ class _Coded:
             raise ProtocolError(f"rank {src} sent {size} coded bytes, at most {most} were due")
         try:
             codec.decode(data[at : at + size], out)
-        except Exception as error:
+        except NOT_DECODED as error:
             text = f"rank {src} sent data that {codec.name} cannot decode: {in_words(error)}"
             raise ProtocolError(text) from error
 

@@ -30,8 +30,9 @@ _NOT_OURS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 _PAUSE = 0.2
 """Seconds before an unknown name is looked up again, because the name of a new container may become
 known a moment later."""
-
-
+REFUSED_SECONDS = 30.0
+"""Seconds for rank 0 to publish another coordinator after the one that was published has refused
+this rank. torchrun starts all workers again at about the same time."""
 _LOOK_UP = 2.0
 """Seconds for looking up a name if only the text of an error depends on it."""
 
@@ -95,7 +96,7 @@ async def at_newest(found: Located, join: Callable[[Located], Awaitable[T]], tim
 
     torchrun's store may have the coordinator of workers that torchrun has ended since, or is about
     to end. It may be gone, refuse this rank, or let it wait for ever. So an error of aiodist counts
-    only if rank 0 publishes nothing else within `timeout` seconds.
+    only if rank 0 publishes nothing else within `REFUSED_SECONDS`.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
@@ -108,10 +109,10 @@ async def at_newest(found: Located, join: Callable[[Located], Awaitable[T]], tim
                     return await join(found)
                 except AiodistError as error:
                     with _told(f"{error}; {found.store} has no other coordinator", timeout):
-                        await asyncio.wait({newer})
+                        await asyncio.wait({newer}, timeout=REFUSED_SECONDS)
                     raise
         except (AiodistError, TimeoutError):
-            if (another := newer.result()) is None:
+            if not newer.done() or (another := newer.result()) is None:
                 raise
             log.info("rank 0 has published another coordinator, at %s", another.address)
             found = another

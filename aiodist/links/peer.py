@@ -198,10 +198,11 @@ class Peer:
     def send_once_linked(self, header: bytes) -> None:
         """Send a frame that overtakes what is queued. If there is no link, wait for one, but do not
         make it. Such a frame does not count as `held`."""
-        if self.link is None:
-            self._once_linked.append(header)
-        else:
+        endpoint = self._endpoint
+        if self.link is not None:
             self.link.send(header, urgent=True)
+        elif self.rank not in endpoint.lost and not endpoint.closing:
+            self._once_linked.append(header)
 
     @property
     def held(self) -> int:

@@ -238,12 +238,18 @@ class Membership:
 
     def _on_drain(self, *, gave_up: bool) -> None:
         self._seating.draining = True
+        # Make the texts first, because they count the joiners that are forgotten one by one.
+        waiting = {
+            id(group): _withdrawn(group)
+            for conn, group in self._places.items()
+            if conn not in group.members
+        }
         for conn, group in list(self._places.items()):
             if conn in group.members:
                 self._seating.send(conn, 0, Draining())
             else:
                 joiner = group.joiners[conn]
-                answer = _withdrawn(group) if gave_up else DRAINING
+                answer = waiting[id(group)] if gave_up else DRAINING
                 self._seating.forget_joiner(
                     group, conn, "the coordinator is draining", gave_up=gave_up
                 )

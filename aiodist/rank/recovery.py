@@ -97,7 +97,8 @@ class Recovery:
         except (TypeError, ValueError) as error:
             self._check()
             # If a vote is under way, the others go on with that one, or call again.
-            if purpose is Purpose.AGREE or self._under_way is None:
+            under_way = self._under_way
+            if purpose is Purpose.AGREE or under_way is None or _is_void(under_way[1]):
                 text = failures.verdict_of(error, self._context.rank).text
                 self._cast(replace(self._new_vote(purpose), refusal=text[:MAX_TEXT]))
             raise
@@ -129,10 +130,7 @@ class Recovery:
                 )
             finally:
                 # An undecided vote stays, for the next call. A failed one leads nowhere.
-                is_void = outcome.done() and (
-                    outcome.exception() is not None or isinstance(outcome.result(), Void)
-                )
-                if is_void and self._under_way is under_way:
+                if _is_void(outcome) and self._under_way is under_way:
                     self._under_way = None
             self._check()
             if not isinstance(found, Void):
@@ -348,6 +346,13 @@ class Recovery:
     def _make(self, id: bytes, epoch: int, roots: Sequence[int]) -> Context:
         old, layout = self._context, self._actor.layout(roots)
         return another(old, id=id, group=old.group, epoch=epoch, ranks=roots, layout=layout)
+
+
+def _is_void(outcome: asyncio.Future[Outcome]) -> bool:
+    """Whether a vote has ended without a decision."""
+    if not outcome.done():
+        return False
+    return outcome.exception() is not None or isinstance(outcome.result(), Void)
 
 
 def check_sizes(least: int | None, most: int | None) -> None:

@@ -131,15 +131,10 @@ def explore(
 
         explore(program, ranks=3, seeds=20, faults="delay")
     """
-    kinds = faults.replace(",", " ").split()
-    for kind in kinds:
-        if kind not in NAMES:
-            raise ValueError(f"faults are some of {' '.join(NAMES)!r}, not {kind!r}")
-    if ranks < 1:
-        raise ValueError(f"ranks is at least 1, not {ranks}")
-    Simulation(ranks, **options).connecting(0)  # refuses options that mean nothing
+    kinds = check_arguments(ranks, faults, options)
     explorer = _Explorer(program, check, limit, options)
-    with _quietly(), _ended_by(signal.SIGINT), _ended_by(signal.SIGALRM):
+    alarm = getattr(signal, "SIGALRM", signal.SIGINT)  # Windows has none
+    with _quietly(), _ended_by(signal.SIGINT), _ended_by(alarm):
         if replay is not None:
             plan = parse(replay)
             failure = explorer.play(plan)
@@ -148,6 +143,19 @@ def explore(
             return Explored(1, explorer.happened)
         chosen = range(seeds) if isinstance(seeds, int) else seeds
         return explorer.explore(chosen, ranks, kinds)
+
+
+def check_arguments(ranks: int, faults: str, options: dict[str, Any]) -> list[str]:
+    """Return the kinds of `faults`. Raises TypeError or ValueError for arguments of `explore` that
+    mean nothing."""
+    kinds = faults.replace(",", " ").split()
+    for kind in kinds:
+        if kind not in NAMES:
+            raise ValueError(f"faults are some of {' '.join(NAMES)!r}, not {kind!r}")
+    if ranks < 1:
+        raise ValueError(f"ranks is at least 1, not {ranks}")
+    Simulation(ranks, **options).connecting(0)  # refuses options
+    return kinds
 
 
 @contextmanager

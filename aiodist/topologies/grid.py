@@ -35,8 +35,8 @@ class Grid(Neighbors):
         self, group: Collective, dims: Sequence[int], *, periodic: bool | Sequence[bool] = False
     ) -> None:
         self.dims = chosen_dims(group.size, dims)
-        wraps = periodic if isinstance(periodic, Iterable) else [periodic] * len(self.dims)
-        if not all(wrap in (False, True) for wrap in wraps):  # 0 and 1 as well, as in MPI
+        wraps = [*periodic] if isinstance(periodic, Iterable) else [periodic] * len(self.dims)
+        if any(type(wrap) is float or wrap not in (0, 1) for wrap in wraps):  # ints, as in MPI
             raise TypeError(f"periodic is a bool, or a bool for each of dims, not {periodic!r}")
         self.periodic = tuple(map(bool, wraps))
         if len(self.periodic) != len(self.dims):

@@ -72,20 +72,33 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         test = partial(test, pyfuncitem.instance)
     arguments = pyfuncitem.funcargs  # without parameters that have a default
     given = {name: arguments[name] for name in _parameters(test)[1:] if name in arguments}
+    _check(marker)
     plan = pyfuncitem.config.getoption("simulate")
     try:
-        explore(_program(test, given), *marker.args, replay=plan, **marker.kwargs)
+        explore(_program(test, given), replay=plan, **marker.kwargs)
     except FoundError as error:
         if isinstance(error.__cause__, (pytest.skip.Exception, pytest.xfail.Exception)):
             raise error.__cause__ from None
         again = f'Run it again: pytest "{pyfuncitem.nodeid}" --simulate "{error.plan}"'
         text = "\n".join([*str(error).splitlines()[:-1], again])
         raise _failed(text) from None
-    except (TypeError, ValueError) as error:  # those of the program are in a FoundError
+    return True
+
+
+def _check(marker: pytest.Mark) -> None:
+    """Fail the test if its marker has wrong arguments."""
+    from aiodist.testing import explore
+    from aiodist.testing.exploring import check_arguments
+
+    try:
+        bound = inspect.signature(explore).bind(None, *marker.args, **marker.kwargs)
+        bound.apply_defaults()
+        of = bound.arguments
+        check_arguments(of["ranks"], of["faults"], of["options"])
+    except (TypeError, ValueError) as error:
         raise _failed(
             f"The marker 'simulate' takes the arguments of explore, by name: {error}"
         ) from None
-    return True
 
 
 def _program(test: Callable[..., Any], given: dict[str, Any]) -> Callable[[Any], Any]:

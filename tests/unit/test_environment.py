@@ -70,7 +70,7 @@ def test_the_variables_of_torchrun() -> None:
         address="tcp://node0:29500",
         rank=0,
         size=2,
-        run_id="job",
+        run_id="job#3",
         listen="tcp://node0:29500",
         listen_guarded="tcp://0.0.0.0:29500",
         rank_by="RANK",
@@ -82,12 +82,15 @@ def test_the_variables_of_torchrun() -> None:
         address="tcp://node0:29500",
         rank=0,
         size=2,
-        run_id="job",
+        run_id="job#3",
         listen="tcp://node0:29500",
         listen_guarded="tcp://0.0.0.0:29500",
         rank_by="RANK",
         size_by="WORLD_SIZE",
     )
+    # Each of several agents counts its own restarts, so ranks would differ.
+    assert settings_from({**torchrun, "GROUP_WORLD_SIZE": "1"}).run_id == "job#3"
+    assert settings_from({**torchrun, "GROUP_WORLD_SIZE": "2"}).run_id == "job"
 
 
 def test_each_setting_is_taken_from_the_first_that_has_it() -> None:

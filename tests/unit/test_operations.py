@@ -18,11 +18,14 @@ ALONE: dict[str, Callable[[Group], Work[Any]]] = {
     "barrier": lambda group: group.barrier(),
     "barrier with a tag": lambda group: group.barrier(tag="t"),
     "probe": lambda group: group.probe(src=0),
-    "recv": lambda group: group.recv(src=0),
     "send": lambda group: group.send(1, 0),
-    "sendrecv": lambda group: group.sendrecv(1, 0, src=0),
 }
 """Calls of a group of one rank. Each is done before it returns."""
+
+RECEIVES: dict[str, Callable[[Group], Work[Any]]] = {
+    "recv": lambda group: group.recv(src=0),
+    "sendrecv": lambda group: group.sendrecv(1, 0, src=0),
+}
 
 
 async def turned(work: Awaitable[Any]) -> bool:
@@ -47,6 +50,28 @@ async def test_a_call_that_is_done_at_once_lets_the_loop_turn_if_it_is_due(
             works = [ALONE[op](group) for _ in range(2)]
             assert works[1].done()  # a look does not change it
             assert [await turned(work) for work in works] == [due < 0] * 2
+
+
+@pytest.mark.parametrize("op", RECEIVES)
+async def test_a_receive_that_is_done_cannot_lose_its_message(
+    op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives the loop no turn, because the program could be cancelled in that turn."""
+    monkeypatch.setattr("aiodist.transports.polling.LOOP_DUE", -1.0)
+    async with aiodist.local(1) as (group,):
+        await group.send(0, 0)
+        await group.all_reduce(1)
+        work = RECEIVES[op](group)
+        assert work.done() and not await turned(work)
+
+
+async def test_a_done_call_can_be_waited_for_without_a_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("aiodist.transports.polling.LOOP_DUE", -1.0)
+    async with aiodist.local(1) as (group,):
+        await group.barrier()
+        assert await group.all_reduce(1).wait(timeout=0) == 1
 
 
 async def test_a_task_that_makes_one_call_after_the_other_can_be_cancelled(
