@@ -108,8 +108,9 @@ async def at_newest(found: Located, join: Callable[[Located], Awaitable[T]], tim
                 try:
                     return await join(found)
                 except AiodistError as error:
-                    with _told(f"{error}; {found.store} has no other coordinator", timeout):
-                        await asyncio.wait({newer}, timeout=REFUSED_SECONDS)
+                    left = min(REFUSED_SECONDS, deadline - loop.time())
+                    with _told(f"{error}; {found.store} has no other coordinator", left):
+                        await asyncio.wait({newer}, timeout=left)
                     raise
         except (AiodistError, TimeoutError):
             if not newer.done() or (another := newer.result()) is None:

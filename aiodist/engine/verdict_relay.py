@@ -80,7 +80,4 @@ class VerdictRelay:
         header = pack_fields(kinds.ABORT, party.id, *key, *verdict.fields(), untold)
         for peer in peers:
             if peer != party.rank and peer not in untold:
-                if dial:
-                    party.peers[peer].send(header, urgent=True)
-                else:
-                    party.peers[peer].send_once_linked(header)
+                party.peers[peer].send(header, urgent=True, dial=dial)

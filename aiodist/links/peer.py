@@ -182,27 +182,26 @@ class Peer:
         done: Done | None = None,
         token: object = None,
         urgent: bool = False,
+        dial: bool = True,
     ) -> None:
         """Send, as `Link.send` does, or queue until there is a link. Does nothing if the peer is
-        lost."""
+        lost.
+
+        Without `dial`, this makes no link. The header waits for a link that the peer makes, then
+        overtakes what is queued, and does not count as `held`.
+        """
         if self.link is not None:
             self.link.send(header, payload, done=done, token=token, urgent=urgent)
             return
         endpoint = self._endpoint
         if self.rank in endpoint.lost or endpoint.closing:
             return
+        if not dial:
+            self._once_linked.append(header)
+            return
         self._queue.append(WaitingFrame(header, payload, done, token, urgent))
         if self.dialing is None:
             self.dialing = endpoint.start_dialing(self)
-
-    def send_once_linked(self, header: bytes) -> None:
-        """Send a frame that overtakes what is queued. If there is no link, wait for one, but do not
-        make it. Such a frame does not count as `held`."""
-        endpoint = self._endpoint
-        if self.link is not None:
-            self.link.send(header, urgent=True)
-        elif self.rank not in endpoint.lost and not endpoint.closing:
-            self._once_linked.append(header)
 
     @property
     def held(self) -> int:

@@ -33,6 +33,7 @@ def ask(store, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
             "WORLD_SIZE": size,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": store.port,
+            "GROUP_WORLD_SIZE": 2,  # agents
             "TORCHELASTIC_RUN_ID": request.node.name,
             "TORCHELASTIC_RESTART_COUNT": restarts,
             "TORCHELASTIC_USE_AGENT_STORE": "True",

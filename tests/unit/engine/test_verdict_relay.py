@@ -17,12 +17,9 @@ class Wire:
         self._peer = peer
         self._told = told
 
-    def send(self, header: bytes, *, urgent: bool) -> None:
+    def send(self, header: bytes, *, urgent: bool, dial: bool) -> None:
         assert urgent
-        self._told.append(self._peer)
-
-    def send_once_linked(self, header: bytes) -> None:
-        self._told.append(-self._peer)
+        self._told.append(self._peer if dial else -self._peer)
 
 
 def party(told: list[int]) -> Any:
@@ -84,7 +81,7 @@ def test_ranks_that_are_lost_here_are_told_by_others() -> None:
     own.endpoint.lost[2] = "no link"
     headers: list[bytes] = []
 
-    def send(header: bytes, *, urgent: bool) -> None:
+    def send(header: bytes, *, urgent: bool, dial: bool) -> None:
         headers.append(header)
 
     own.peers[1].send = send
