@@ -8,8 +8,10 @@ earlier rank 0 has published.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import importlib
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
@@ -22,6 +24,18 @@ T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 """Seconds before the store is asked again. They grow, because thousands of ranks may ask it."""
+
+_EXIT_SECONDS = 2.0
+"""Seconds that the end of the process waits for calls of the store."""
+_calling: set[threading.Thread] = set()
+
+
+@atexit.register
+def _wait_for_calls() -> None:
+    # torch's client aborts the process if a call returns while Python ends.
+    deadline = time.monotonic() + _EXIT_SECONDS
+    for thread in list(_calling):
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class Notice(NamedTuple):
@@ -116,8 +130,12 @@ class AgentStore:
                 outcome.set_result(call(*args))
             except Exception as error:
                 outcome.set_exception(error)
+            finally:
+                _calling.discard(thread)
 
-        threading.Thread(target=work, name="aiodist torchrun store", daemon=True).start()
+        thread = threading.Thread(target=work, name="aiodist torchrun store", daemon=True)
+        _calling.add(thread)
+        thread.start()
         try:
             return await asyncio.wrap_future(outcome)
         except RuntimeError as error:
