@@ -382,16 +382,23 @@ def test_all_survivors_die_while_the_window_is_open(world: Any) -> None:
     assert len(world.read(4).members) == 3
 
 
-def test_rendezvous_waits_no_longer_than_for_the_most(world: Any) -> None:
-    elastic = {"min_size": 1, "max_size": 3, "join_window": 5.0, "lease": 1000.0}
-    world.join(1, **elastic)
+ELASTIC = {"min_size": 1, "max_size": 3, "join_window": 5.0, "lease": 1000.0}
+
+
+def one_waits_for_one(world: Any) -> None:
+    """The only member votes for a rendezvous of two, and another one joins."""
+    world.join(1, **ELASTIC)
     world.pass_time(5)
     world.mail.clear()
     world.say(1, vote(Purpose.RENDEZVOUS, least=2))
-    world.join(2, **elastic)
+    world.join(2, **ELASTIC)
+
+
+def test_rendezvous_waits_no_longer_than_for_the_most(world: Any) -> None:
+    one_waits_for_one(world)
     world.pass_time(4.9)
     assert world.read(1) == []
-    world.join(3, **elastic)
+    world.join(3, **ELASTIC)
     assert len(world.read(1).members) == 3
 
 
@@ -418,16 +425,11 @@ def test_no_more_are_awaited_than_are_taken(world: Any) -> None:
 
 
 def test_joiners_that_leave_again_are_not_counted(world: Any) -> None:
-    elastic = {"min_size": 1, "max_size": 3, "join_window": 5.0, "lease": 1000.0}
-    world.join(1, **elastic)
-    world.pass_time(5)
-    world.mail.clear()
-    world.say(1, vote(Purpose.RENDEZVOUS, least=2))
-    world.join(2, **elastic)
+    one_waits_for_one(world)
     assert isinstance(world.say(2, Withdraw()), Withdrawn)
     world.pass_time(10)
     assert world.read(1) == []
-    world.join(2, **elastic)
+    world.join(2, **ELASTIC)
     world.pass_time(5)
     assert len(world.read(1).members) == 2
 
@@ -443,12 +445,7 @@ def test_a_rendezvous_that_is_given_up(world: Any) -> None:
 
 
 def test_a_rendezvous_that_is_given_up_while_the_window_is_open(world: Any) -> None:
-    elastic = {"min_size": 1, "max_size": 3, "join_window": 5.0, "lease": 1000.0}
-    world.join(1, **elastic)
-    world.pass_time(5)
-    world.mail.clear()
-    world.say(1, vote(Purpose.RENDEZVOUS, least=2))
-    world.join(2, **elastic)
+    one_waits_for_one(world)
     void = world.say(1, GiveUpVote(CONTEXT, 0, Cause.TIMEOUT, "too late"))
     assert "too late: 2 of at least 2 ranks are here, and the join window is open" in void.text
 

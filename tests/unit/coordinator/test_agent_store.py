@@ -1,0 +1,36 @@
+"""How calls of torchrun's store end with the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import asyncio, atexit, threading
+from aiodist.coordinator.agent_store import AgentStore
+from aiodist.wire.address import Address
+
+entered, over = threading.Event(), threading.Event()
+
+def slow():
+    entered.set()
+    over.wait()
+    print("the call has returned", flush=True)
+
+async def main():
+    store = AgentStore(Address("tcp", "127.0.0.1", 29500), "key")
+    calling = asyncio.create_task(store._call(slow))
+    await asyncio.to_thread(entered.wait)
+    calling.cancel()
+
+asyncio.run(main())
+atexit.register(over.set)  # runs before what was registered earlier
+"""
+
+
+def test_the_end_of_the_process_waits_for_a_call_that_was_cancelled() -> None:
+    """torch's client would abort a process that ends while a call returns."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=50
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "the call has returned\n", "")
