@@ -160,7 +160,8 @@ class Peer:
         self._world = world
         self._way = rank, root
 
-    def send(self, header, payload=(), *, done=None, token=None, urgent=False):
+    def send(self, header, payload=(), *, done=None, token=None, urgent=False, dial=True):
+        assert dial  # no rank leaves here
         self._world.wires[self._way].append((header, b"".join(payload)))
         if done is not None:
             done()
