@@ -347,7 +347,8 @@ def test_the_plugin_of_pytest(beside: str, tmp_path: Path) -> None:
         'pytest "test_it.py::test_fails" --simulate "ranks 2, seed 0, even network, kill 0 at 1"'
     )
     assert again in found
-    assert found.count("Run it again") == 1
+    failures, _, _ = found.partition("short test summary info")  # which some versions cut short
+    assert failures.count("Run it again") == 1
     assert "await asyncio.sleep(1.0)  -> killed meanwhile" in found
     if not alone:
         calm = "ranks 2, seed 0, even network"

@@ -11,6 +11,7 @@ import pytest
 
 SUITE = Path(__file__).with_name("suite")
 
+# Not `barrier_timeout_global`, because its ranks must join within one second.
 CHOSEN = (
     "all_reduce_sum",
     "sparse_all_reduce_sum",
@@ -18,7 +19,6 @@ CHOSEN = (
     "all_to_all_single_unequal_split",
     "reduce_min",
     "send_recv_any_source",
-    "barrier_timeout_global",
     "monitored_barrier_gloo_rank_0_timeout",
     "destroy_group",
     "gather_object",
