@@ -77,7 +77,7 @@ class Work(asyncio.Future[T], Generic[T]):
     # Slots and no `__init__`, because so a Work takes 0.25 instead of 0.65 microseconds to make.
     __slots__ = (
         "_ended", "_made_at", "_on_cancel", "_started", "_unseen", "nbytes", "op", "record", "seq",
-        "source", "tag", "trace",
+        "source", "tag", "take_back", "trace",
     )  # fmt: skip
 
     op: str
@@ -89,6 +89,9 @@ class Work(asyncio.Future[T], Generic[T]):
     """The hook that hears of this operation. For the engine."""
     record: WorkRecord | None
     """Hears of its end. For the engine."""
+    take_back: Callable[[], None] | None
+    """What takes the message of a receive back. It is set only while the receive is awaited, or is
+    a part of another Work. None: no message has come. For the engine."""
     _on_cancel: Callable[[Work[Any]], None] | None
     _started: float
     _ended: float | None
@@ -140,6 +143,12 @@ class Work(asyncio.Future[T], Generic[T]):
         return any(not module.startswith("aiodist.engine.") for module in modules)
 
     @property
+    def may_give_back(self) -> bool:
+        """Whether this is a receive for which one waits alone who would give its message back. For
+        the engine."""
+        return hasattr(self, "take_back") and len(self._callbacks or ()) == 1
+
+    @property
     def is_prepared(self) -> bool:
         """Whether it ended well within its call, without a record of its own. For the engine."""
         well = self.done() and self.record is None and self._exception is None
@@ -174,7 +183,7 @@ class Work(asyncio.Future[T], Generic[T]):
         """
         # A Work that goes on in another way keeps the line of its call.
         if type(self) is Work and not hasattr(self, "_made_at"):
-            kind: type[Work[Any]] = _Unwatched
+            kind: type[Work[Any]] = _UnwatchedReceive if self.op in RECEIVES else _Unwatched
             if self.done():
                 # If the program were cancelled while a receive that is done gives the loop a turn,
                 # its message would be lost.
@@ -238,6 +247,15 @@ class Work(asyncio.Future[T], Generic[T]):
             self.trace("cancelled", self, None)
         self._end("cancelled")
         return super().cancel(msg)
+
+    def give_back(self) -> None:
+        """Give the message of a done receive back to its queue, if that asked for it. For the
+        engine."""
+        take_back: Callable[[], None] | None = getattr(self, "take_back", None)
+        if take_back is not None:
+            self.take_back = None
+            cast(Any, self).__class__ = _GivenBack
+            take_back()
 
     async def wait(self, timeout: float | None = None) -> T:
         """Wait at most `timeout` seconds for the result, without cancelling the operation.
@@ -319,8 +337,51 @@ class _Unwatched(Work[T]):
         self._ended_unseen()
 
     def _ended_unseen(self) -> None:
-        if type(self) is _Unwatched:  # unless a trace hook has looked
+        if isinstance(self, _Unwatched):  # unless a trace hook has looked
             cast(Any, self).__class__ = UnseenWork
+
+
+class _UnwatchedReceive(_Unwatched[T]):
+    """A receive at which the program has not looked yet.
+
+    A task may be cancelled when the message has come, but before the task runs. Then the program
+    never sees the message, so it goes back to its queue.
+    """
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        self.take_back = None
+        try:
+            return (yield from _await(self))
+        except BaseException:
+            self.give_back()
+            raise
+        finally:
+            del self.take_back
+
+    __iter__ = __await__
+
+
+class _GivenBack(Work[T]):
+    """A receive that had a message, and gave it back. To the program it was cancelled."""
+
+    __slots__ = ()
+
+    def cancelled(self) -> bool:
+        return True
+
+    def result(self) -> T:
+        raise asyncio.CancelledError
+
+    def exception(self) -> BaseException | None:
+        raise asyncio.CancelledError
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self.result()
+        yield
+
+    __iter__ = __await__
 
 
 class UnseenWork(Work[T]):
@@ -399,7 +460,7 @@ class Unseen(WeakSet[Work[Any]]):
         """Warn of those at which the program has not looked, because their group ends."""
         for work in list(self):
             if isinstance(work, (_Unwatched, UnseenWork)):
-                state = "pending" if type(work) is _Unwatched else "done"
+                state = "pending" if isinstance(work, _Unwatched) else "done"
                 cast(Any, work).__class__ = Work
                 _warn(work, f"is {state} while {why}, and the program has not")
 
@@ -449,8 +510,11 @@ def both(loop: asyncio.AbstractEventLoop, sending: Work[None], receiving: Work[A
 
     def result(whole: Work[Any]) -> Any:
         whole.source = receiving.source
+        if whole.may_give_back:
+            whole.take_back = receiving.give_back
         return receiving.result()
 
+    receiving.take_back = None
     return together(loop, "sendrecv", sending.tag, (sending, receiving), result)
 
 
@@ -470,7 +534,8 @@ def together(
 
     def withdraw(_: object) -> None:
         for work in works:
-            work.cancel()
+            if not work.cancel():
+                work.give_back()
 
     # A Work that fails withdraws the others, because half of a sendrecv would keep the memory of
     # both. The errors of the others are retrieved, so that asyncio does not report them.

@@ -374,7 +374,16 @@ class Delivery:
         work.nbytes = message.nbytes
         if work.record is not None:
             work.record.carries(target.specs)
+        if target.foreign is None and work.may_give_back:
+            work.take_back = partial(self._take_back, message, target)
         work.finish(value)
+
+    def _take_back(self, message: ComingMessage, target: Incoming) -> None:
+        """Let another receive have a message whose receive has ended unseen."""
+        message.gone, message.price = False, 0
+        self._make_private(message, target)
+        self._freed(message)
+        self._wire.flush()
 
     def _mismatch(
         self, message: ComingMessage, receiving: PendingReceive, target: Incoming, error: Exception

@@ -113,7 +113,7 @@ class ComingMessage:
     came: Callable[[ComingMessage], None]  # called when that frame is here
     source: int
     tag: MessageTag
-    price: int  # what it costs of its sender's credit
+    price: int  # what it costs of its sender's credit; 0: the sender has that back
     wanted: bool  # it answers a want, its sender says
     meta_nbytes: int
     nbytes: int  # of data

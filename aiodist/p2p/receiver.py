@@ -438,4 +438,5 @@ class MessageReceiver:
             origin.announced.pop(message.sid, None)
             if (message.pushed or message.front) and not message.complete:
                 origin.skipped.add(message.sid)
-        self._flow.consumed(message.source, message.tag, message.price)
+        if message.price:
+            self._flow.consumed(message.source, message.tag, message.price)

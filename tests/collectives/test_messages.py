@@ -80,6 +80,94 @@ def test_a_cancelled_receive_of_less_loses_nothing(run, groups):
     run(main())
 
 
+async def cancelled_too_late(task: asyncio.Task[object], work: asyncio.Future[object]) -> None:
+    """Cancel `task` when the message that it awaits by `work` has come, and before it runs."""
+    while not work.done():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert not task.done()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+TAKES = {
+    "recv": lambda group, out: group.recv(src=0),
+    "out": lambda group, out: group.recv(src=0, out=out),
+    "partial": lambda group, out: group.recv(src=0, out=out, partial=True),
+    "sendrecv": lambda group, out: group.sendrecv("answer", 0, src=0, out=out),
+}
+
+
+@pytest.mark.parametrize("how", TAKES)
+@pytest.mark.parametrize("length", [SMALL, LARGE])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_message_whose_receive_is_cancelled_before_its_task_runs(run, groups, how, length, again):
+    """`asyncio.timeout` does that if the loop was busy."""
+
+    async def main():
+        async with groups(2) as (one, two):
+            out = np.zeros(length)
+            taken = []
+
+            async def take():
+                taken.append(TAKES[how](two, out))
+                return await taken[0]
+
+            task = asyncio.create_task(take())
+            await asyncio.sleep(0)
+            sending = one.send(np.arange(float(length)), 1)
+            next_one = one.send("next", 1)
+            await cancelled_too_late(task, taken[0])
+            assert taken[0].done()
+            assert taken[0].cancelled()
+            with pytest.raises(asyncio.CancelledError):
+                await taken[0]
+            out[:] = -1.0  # it is the program's again
+            got = await two.recv(src=0, out=np.empty(length) if again else None)
+            assert np.array_equal(got, np.arange(float(length)))
+            assert await two.recv(src=0) == "next"
+            await asyncio.gather(sending, next_one)
+            if how == "sendrecv":
+                assert await one.recv(src=1) == "answer"
+            assert (out == -1.0).all()
+
+    run(main())
+
+
+def test_a_message_that_comes_back_goes_to_a_receive_that_waits(run, groups):
+    async def main():
+        async with groups(1) as (group,):
+            first = asyncio.ensure_future(group.messages().__anext__())
+            await asyncio.sleep(0)
+            waiting = group.recv()
+            await group.send(1, 0)
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            assert await waiting == 1
+
+    run(main())
+
+
+def test_a_message_that_another_task_awaits_does_not_come_back(run, groups):
+    async def main():
+        async with groups(1) as (group,):
+            work = group.recv()
+
+            async def take():
+                return await work
+
+            tasks = [asyncio.create_task(take()) for _ in range(2)]
+            await asyncio.sleep(0)
+            await group.send(1, 0)
+            tasks[0].cancel()
+            assert await tasks[1] == 1
+            assert work.result() == 1
+            assert group.iprobe() is None
+
+    run(main())
+
+
 @pytest.mark.parametrize("out", [None, np.zeros(()), [np.zeros(3)]])
 def test_a_part_of_what_is_no_array(run, groups, out):
     async def main():
