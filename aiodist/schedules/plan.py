@@ -14,8 +14,8 @@ has started are kept aside.
 Frames move on their own. The bytes of a `Send` may be read at any time until the peer's `Recv` is
 done. The bytes of a `Recv` may be written at any time from the peer's `Send` on. A plan is right if
 no other access to the same memory can come in between, however long frames take:
-`aiodist.schedules.simulator` proves that. When the last step is done, frames may still be on their
-way out, so memory is not the user's own until they have left.
+`aiodist.testing.plan_simulator` proves that. When the last step is done, frames may still be on
+their way out, so memory is not the user's own until they have left.
 
 Memory is named by spans of three logical buffers. `X` is the input, which no step writes, `OUT` the
 result, and `TMP` private scratch of `Plan.scratch` units. The plan's user chooses the units:

@@ -48,9 +48,9 @@ memory again. So a rank writes a stamp as soon as it is done with this area, and
 its next call (`Lane.end`).
 
 **What is proved.** The simulator proves for each plan that no write within it can race with a read
-(`schedules.races`). Between phases and between operations, the stamps give this guarantee: `Lane`
-waits for them before it enters, and before it writes to an area. Tests run boards and lanes word by
-word on simulated processors with store buffers (tests/shared/processors.py).
+(`testing.plan_races`). Between phases and between operations, the stamps give this guarantee:
+`Lane` waits for them before it enters, and before it writes to an area. Tests run boards and lanes
+word by word on simulated processors with store buffers (tests/shared/processors.py).
 
 A read of a word never sees half of a write, because words are aligned and copied as one machine
 word. The comment above `fence` explains the order in which other ranks see writes.
@@ -166,7 +166,8 @@ def round_of(nbytes: int) -> tuple[int, int]:
 def in_round(nbytes: int, turn: int) -> int:
     """Return the number of a small area for the phase with that `turn`, and of where it begins.
 
-    All ranks find the same place, because their plans need equally many bytes (`schedules.checks`).
+    All ranks find the same place, because their plans need equally many bytes
+    (`testing.plan_checks`).
     ``number % len(AREAS)`` is the index of the area, and ``number // len(AREAS)`` are the steps
     from its start.
     """

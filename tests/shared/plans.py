@@ -11,7 +11,8 @@ import pytest
 from hypothesis import strategies as st
 
 from aiodist.schedules.plan import OUT, Plan, X
-from aiodist.schedules.simulator import (
+from aiodist.schedules.teams import Teams
+from aiodist.testing.plan_simulator import (
     Reduced,
     SimulationResult,
     Unit,
@@ -19,7 +20,6 @@ from aiodist.schedules.simulator import (
     contributors,
     simulate,
 )
-from aiodist.schedules.teams import Teams
 
 SIZES = range(1, 18)
 

@@ -1,6 +1,6 @@
 """Runs the plans of thousands of ranks, and counts what they do.
 
-`aiodist.schedules.simulator` proves plans: it knows of each unit what went into it, and of each
+`aiodist.testing.plan_simulator` proves plans: it knows of each unit what went into it, and of each
 pair of accesses whether they can meet, which takes seconds for 64 ranks. What it has proved for
 every number of ranks to 17 is only counted and checked here, so that 4,096 ranks take seconds:
 
@@ -21,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aiodist.schedules.checks import PlanError, locate
 from aiodist.schedules.plan import OUT, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step, X
+from aiodist.testing.plan_checks import PlanError, locate
 
 Units = NDArray[np.uint32]
 

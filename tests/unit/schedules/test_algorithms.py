@@ -41,7 +41,7 @@ from aiodist.schedules import (
 )
 from aiodist.schedules.cuts import even_bounds, pieces
 from aiodist.schedules.plan import OUT, Plan, Recv, Reduce, Send, X
-from aiodist.schedules.simulator import Unit
+from aiodist.testing.plan_simulator import Unit
 
 # -- whole values -----------------------------------------------------------------------------
 

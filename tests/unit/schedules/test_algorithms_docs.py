@@ -36,7 +36,7 @@ from aiodist.schedules import (
 from aiodist.schedules.cuts import even_bounds
 from aiodist.schedules.plan import Await, Copy, Grant, Plan, Recv, Reduce, Send
 from aiodist.schedules.selection import SCRATCH_LIMIT, Choice
-from aiodist.schedules.simulator import simulate
+from aiodist.testing.plan_simulator import simulate
 
 PAGE = Path(__file__).parents[3] / "docs" / "algorithms.md"
 SIZE, LENGTH = 8, 64

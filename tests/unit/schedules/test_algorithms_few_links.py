@@ -41,7 +41,7 @@ from aiodist.schedules.costs import ONE_HOST_TCP
 from aiodist.schedules.cuts import even_bounds
 from aiodist.schedules.frames import packed
 from aiodist.schedules.plan import OUT, Plan, Recv, Reduce, Send, Span, X
-from aiodist.schedules.simulator import Reduced, Value, contributors
+from aiodist.testing.plan_simulator import Reduced, Value, contributors
 
 in_places = pytest.mark.parametrize("in_place", [False, True])
 

@@ -19,9 +19,9 @@ from aiodist.schedules import (
     spread,
     tree,
 )
-from aiodist.schedules.checks import PlanError
 from aiodist.schedules.cuts import even_bounds
 from aiodist.schedules.plan import OUT, Await, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step, X
+from aiodist.testing.plan_checks import PlanError
 
 pytestmark = pytest.mark.timeout(240)  # seconds on a quiet machine
 

@@ -37,7 +37,7 @@ from aiodist.schedules.plan import (
     X,
 )
 from aiodist.schedules.pull import joined, moved
-from aiodist.schedules.simulator import SimulationResult
+from aiodist.testing.plan_simulator import SimulationResult
 
 in_places = pytest.mark.parametrize("in_place", [False, True])
 pipelines = pytest.mark.parametrize(

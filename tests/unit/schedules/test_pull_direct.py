@@ -11,7 +11,7 @@ from plans import sizes
 
 from aiodist.schedules import pull_direct
 from aiodist.schedules.plan import OUT, SHARED, Await, Copy, Plan, Publish, Span, Step, X
-from aiodist.schedules.simulator import PlanError, contributors, simulate
+from aiodist.testing.plan_simulator import PlanError, contributors, simulate
 
 
 def used(plan: Plan) -> Plan:

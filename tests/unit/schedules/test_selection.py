@@ -43,7 +43,7 @@ from aiodist.schedules.selection import (
     shared_segment,
     window_for,
 )
-from aiodist.schedules.simulator import simulate
+from aiodist.testing.plan_simulator import simulate
 from aiodist.wire.frames import MAX_PAYLOAD
 
 KIB = 1024

@@ -12,7 +12,7 @@ from plans import run, sizes
 from aiodist.schedules import dissemination, recursive_doubling, ring, star
 from aiodist.schedules.choose_reductions import Shape, choose_all_reduce, choose_reduce
 from aiodist.schedules.plan import OUT, Grant, Plan, Recv, Send
-from aiodist.schedules.simulator import Unit
+from aiodist.testing.plan_simulator import Unit
 
 
 @sizes

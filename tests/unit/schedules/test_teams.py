@@ -11,8 +11,8 @@ from plans import assert_reduced, outcome_of
 
 from aiodist.schedules import team_slices, team_values, team_whole
 from aiodist.schedules.plan import OUT, TMP, Await, Copy, Plan, Publish, Recv, Reduce, Send, Span, X
-from aiodist.schedules.simulator import SimulationResult, Unit
 from aiodist.schedules.teams import Teams, in_order, parted, spans_hosts, team_view, teams_of
+from aiodist.testing.plan_simulator import SimulationResult, Unit
 
 LAYOUTS: list[Teams] = [
     ((0, 1), (2, 3)),

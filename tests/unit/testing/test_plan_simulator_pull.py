@@ -25,7 +25,7 @@ from aiodist.schedules.plan import (
     Step,
     X,
 )
-from aiodist.schedules.simulator import Order, PlanError, SimulationResult, Unit, simulate
+from aiodist.testing.plan_simulator import Order, PlanError, SimulationResult, Unit, simulate
 
 ORDERS: list[Order] = [lambda n: 0, lambda n: n - 1, *(Random(s).randrange for s in range(3))]
 

@@ -17,8 +17,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from aiodist.schedules.checks import locate, name_of, placed, read, written
 from aiodist.schedules.plan import SHARED, Plan, Recv, Send, Span
+from aiodist.testing.plan_checks import locate, name_of, placed, read, written
 
 Event = tuple[int, int]
 """A step: its rank and its index."""

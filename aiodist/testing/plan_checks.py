@@ -37,7 +37,7 @@ def check(
 ) -> None:
     """Raise PlanError unless the plans fit together and every step fits its buffers.
 
-    The arguments are those of `aiodist.schedules.simulator.simulate`.
+    The arguments are those of `aiodist.testing.plan_simulator.simulate`.
     """
     size = len(plans)
     for rank, plan in enumerate(plans):

@@ -23,7 +23,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import permutations
 from typing import NamedTuple
 
-from aiodist.schedules.checks import PlanError, check, locate, read, slots, written
 from aiodist.schedules.plan import (
     OUT,
     SHARED,
@@ -38,8 +37,9 @@ from aiodist.schedules.plan import (
     Span,
     X,
 )
-from aiodist.schedules.races import Clock, Event, find_race
 from aiodist.schedules.teams import Teams
+from aiodist.testing.plan_checks import PlanError, check, locate, read, slots, written
+from aiodist.testing.plan_races import Clock, Event, find_race
 
 __all__ = [
     "Order",

@@ -9,7 +9,7 @@ import pytest
 
 from aiodist.schedules import chain, recursive_doubling, reduce, reduce_scatter
 from aiodist.schedules.plan import OUT, TMP, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step, X
-from aiodist.schedules.simulator import (
+from aiodist.testing.plan_simulator import (
     Order,
     PlanError,
     Reduced,
