@@ -32,7 +32,7 @@ from aiodist.prepared.express import (
 from aiodist.prepared.link_frames import Frames, LinkGroup, is_free
 from aiodist.prepared.link_moves import MovingCall
 from aiodist.prepared.link_values import ARENA, LinkValues
-from aiodist.schedules.plan import Recv, Reduce, Send, Step
+from aiodist.schedules.plan import Plan, Recv, Reduce, Send, Step
 from aiodist.work import Work
 
 KEPT_KINDS = 64
@@ -162,6 +162,20 @@ class Known(NamedTuple):
     lengths: dict[int, list[int]]
 
 
+class KnownCalls(dict[bytes, Known]):
+    """What is kept of the latest kinds of calls, by their text."""
+
+    def of(self, context: LinkGroup, call: bytes, plan: Plan) -> Known:
+        """Return what is kept of `call`, which does `plan`."""
+        known = self.pop(call, None)
+        if known is None or known.frames.plan is not plan:
+            known = Known(Frames(context, call, plan), {})
+            if len(self) >= KEPT_KINDS:
+                del self[next(iter(self))]
+        self[call] = known  # last in the dict, because it was used last
+        return known
+
+
 class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
     """Keeps the recipes of a group whose ranks are joined by links."""
 
@@ -169,7 +183,7 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
 
     def __init__(self, context: LinkGroup) -> None:
         super().__init__(context)
-        self._known: dict[bytes, Known] = {}  # by the text of the call
+        self._known = KnownCalls()
         self._arena = np.empty(ARENA, np.uint8).data  # the blobs of all ranks in the present call
 
     def _prepare(
@@ -265,7 +279,8 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
         if not is_free(context):
             return None
         text, seq = call.text.encode(), calls.tags.upcoming(None)
-        known = self._known_of(text, SHARE_FIRST[call.op])
+        plan = share_over_links(context, first=True, of_one=SHARE_FIRST[call.op]).plan
+        known = self._known.of(context, text, plan)
         # After this, the ordinary way cannot start the call, because a program may keep its
         # arguments and is started only once.
         if not known.frames.begin(seq):
@@ -305,16 +320,6 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
             known.frames.memory = None
         calls.take_over(work, text, executor, rest, seconds)
         return work
-
-    def _known_of(self, call: bytes, of_one: bool) -> Known:
-        known = self._known.pop(call, None)
-        if known is None:
-            plan = share_over_links(self._context, first=True, of_one=of_one).plan
-            known = Known(Frames(self._context, call, plan), {})
-            if len(self._known) >= KEPT_KINDS:
-                del self._known[next(iter(self._known))]
-        self._known[call] = known  # last in the dict, because it was used last
-        return known
 
 
 def learning(known: Known, memory: Blobs, rank: int, program: Program) -> Program:

@@ -41,18 +41,6 @@ class LinkGroup(ExpressGroup, Protocol):
         ...
 
 
-class Expecting(Protocol):
-    """The memory of a phase that knows how long the incoming frames are."""
-
-    def due(self, spans: Spans) -> memoryview | None:
-        """Return the place for the frame of `spans`, with its length; None: that is not known."""
-        ...
-
-    def arrived(self, spans: Spans) -> None:
-        """Take the frame of `spans`, which is in its place."""
-        ...
-
-
 def is_free(context: LinkGroup) -> bool:
     """Say whether the group has nothing under way and has not ended."""
     # Read links first, because a peer may have given the collective up. Its message may be behind
@@ -65,7 +53,25 @@ def is_free(context: LinkGroup) -> bool:
     return context.is_idle
 
 
-class Frames:
+class EagerLinks:
+    """What `executor.Links` have to do for an eager plan: nothing."""
+
+    __slots__ = ()
+
+    def may_send(self, peer: int) -> bool:
+        return False  # an eager plan does not ask
+
+    def grant(self, peer: int, count: int) -> None:
+        raise AssertionError("an eager plan grants nothing")
+
+    def why_lost(self, peer: int) -> None:
+        """Do nothing, because the call becomes an operation if a rank is lost, and that asks."""
+
+    def waiting(self, peer: int) -> int:
+        return 0
+
+
+class Frames(EagerLinks):
     """The frames of calls of one kind, one call after the other.
 
     This is `executor.Links` within a call, for the eager `plan`. Between two ranks, it has at most
@@ -87,7 +93,7 @@ class Frames:
         # The peers of the plan: the call needs free links to all of them.
         self._peers = sorted({step.peer for step in plan.steps if isinstance(step, (Send, Recv))})
         self._stencils: dict[int, Stencil] = {}  # by the bytes of payload
-        # An `Expecting`: the memory for incoming frames of the present call.
+        # The memory for incoming frames of the present call: `due` gives the place of a frame.
         self.memory: Any = None
         # Of the present call:
         self._seq = 0  # its number
@@ -115,9 +121,6 @@ class Frames:
                 stencil = self._stencils[nbytes] = Stencil(begins, (0, self._call), nbytes)
             prefix = self._prefixes[nbytes] = stencil.fill(self._seq)
         return prefix
-
-    def may_send(self, peer: int) -> bool:
-        return False  # an eager plan does not ask
 
     def send(self, peer: int, views: Sequence[memoryview]) -> bool:
         view = views[0] if len(views) == 1 else memoryview(b"".join(views))
@@ -153,15 +156,6 @@ class Frames:
         them.
         """
         self._context.endpoint.poll()
-
-    def grant(self, peer: int, count: int) -> None:
-        raise AssertionError("an eager plan grants nothing")
-
-    def why_lost(self, peer: int) -> None:
-        """Do nothing, because the call becomes an operation if a rank is lost, and that asks."""
-
-    def waiting(self, peer: int) -> int:
-        return 0
 
 
 class LendingFrames(Frames):

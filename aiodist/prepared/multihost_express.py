@@ -32,8 +32,8 @@ from aiodist.prepared.express import (
     rest_of,
     returning,
 )
-from aiodist.prepared.link_express import KEPT_KINDS, Known, learning
-from aiodist.prepared.link_frames import Frames, LendingFrames, LinkGroup, is_free
+from aiodist.prepared.link_express import Known, KnownCalls, learning
+from aiodist.prepared.link_frames import LendingFrames, LinkGroup, is_free
 from aiodist.prepared.multihost_values import MultihostValues
 from aiodist.prepared.multihost_waiting import MultihostCall
 from aiodist.shared_memory.board import digest_of
@@ -72,7 +72,7 @@ class MultihostExpress(Express[LinkGroup, MultihostRecipe | MultihostValues]):
     def __init__(self, context: LinkGroup, lane: Lane) -> None:
         super().__init__(context)
         self._lane = lane
-        self._known: dict[bytes, Known] = {}  # by the text of the call
+        self._known = KnownCalls()
 
     def _prepare(
         self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
@@ -213,10 +213,5 @@ class MultihostExpress(Express[LinkGroup, MultihostRecipe | MultihostValues]):
         plan = phase.prepared.plan
         if not plan.eager:
             return None
-        known = self._known.pop(call, None)
-        if known is None or known.frames.plan is not plan:
-            known = Known(Frames(self._context, call, plan), {})
-            if len(self._known) >= KEPT_KINDS:
-                del self._known[next(iter(self._known))]
-        self._known[call] = known  # last in the dict, because it was used last
+        known = self._known.of(self._context, call, plan)
         return known if known.frames.begin(seq) else None

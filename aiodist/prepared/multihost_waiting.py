@@ -18,7 +18,7 @@ from aiodist.engine.executor import Executor
 from aiodist.engine.operation import Operation, Program
 from aiodist.engine.phase import Spans
 from aiodist.prepared.express import failing
-from aiodist.prepared.link_frames import ComingFrame, LendingFrames
+from aiodist.prepared.link_frames import ComingFrame, EagerLinks, LendingFrames
 from aiodist.schedules.plan import Recv
 from aiodist.shared_memory.lane import DifferentCallsError, Lane
 from aiodist.transports.base import Landing
@@ -32,7 +32,7 @@ class Waited(Protocol):
     frames: LendingFrames
 
 
-class MultihostCall:
+class MultihostCall(EagerLinks):
     """A call that waits.
 
     For its executor it is the `Links`, for its lane the `Rider`, and for its frames `Taking`.
@@ -126,9 +126,6 @@ class MultihostCall:
 
     # -- its frames: see `executor.Links` ---------------------------------------------------------
 
-    def may_send(self, peer: int) -> bool:
-        return False  # an eager plan does not ask
-
     def send(self, peer: int, views: Sequence[memoryview]) -> bool:
         return self._frames.send(peer, views)
 
@@ -140,15 +137,6 @@ class MultihostCall:
         memory: Any = self._executor.phase.memory
         memory.arrived(spans)
         return True
-
-    def grant(self, peer: int, count: int) -> None:
-        raise AssertionError("an eager plan grants nothing")
-
-    def why_lost(self, peer: int) -> None:
-        """Do nothing, because the call becomes an operation if a rank is lost."""
-
-    def waiting(self, peer: int) -> int:
-        return 0
 
     def message(self, src: int, slot: int, call: bytes, nbytes: int) -> Landing | None:
         """See `waiting_calls.Taking`."""
