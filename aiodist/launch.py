@@ -31,6 +31,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar, TypeVarTuple, Unpack, overload
 
+from aiodist import timeouts
 from aiodist.coordinator.actor import Coordinator
 from aiodist.errors import AiodistError, PeerLostError, in_words
 from aiodist.group import Group
@@ -137,6 +138,7 @@ def run(
     nprocs = as_int(nprocs, "nprocs is the number of processes to start, an int")
     _check_caller(nprocs)
     _check_main(main, args)
+    timeouts.check_wait(timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
     preparation = multiprocessing.spawn.get_preparation_data("aiodist")
     preparation["authkey"] = bytes(preparation["authkey"])

@@ -189,7 +189,8 @@ def connect(
     address, found, allowed = _looked_up(address, transports)
     if timeout is None:
         timeout = environment.timeout_in(os.environ) or _PATIENCE[by_environment]
-    _check_positive(timeout=timeout, op_timeout=op_timeout, lease=lease)
+    for option, seconds in (("timeout", timeout), ("op_timeout", op_timeout), ("lease", lease)):
+        timeouts.check_seconds(option, seconds)
     size_by = "max_size" if size is None else "size"
     if size is None and min_size is None and max_size is None:
         size_by = found.size_by
@@ -269,11 +270,6 @@ def _contexts(
     if given is None:
         return contexts_in(os.environ, address)
     return given if isinstance(given, tuple) else (given, None)
-
-
-def _check_positive(**options: float) -> None:
-    for name, seconds in options.items():
-        timeouts.check_seconds(name, seconds)
 
 
 def _check_request(ask: JoinRequest, rank_by: str, size_by: str) -> None:

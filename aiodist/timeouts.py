@@ -20,13 +20,17 @@ def is_seconds(number: float) -> bool:
     return 0 < number <= LONGEST or number == math.inf
 
 
-def check_timeout(timeout: float | None) -> None:
-    """Raises TypeError or ValueError if `timeout` is not a deadline."""
-    if timeout is None:
-        return
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout is a number of seconds or None, not {timeout!r}")
-    check_seconds("timeout", timeout)
+def is_number(given: object) -> bool:
+    """Tell whether `given` can be formatted and sent as seconds. The numbers of other libraries
+    often cannot, for example float32 of numpy."""
+    return isinstance(given, (int, float)) and not isinstance(given, bool)
+
+
+def check_timeout(timeout: float | None, name: str = "timeout") -> None:
+    """Raises TypeError or ValueError if `timeout` is not a deadline. `name` is that of the
+    argument."""
+    if timeout is not None:
+        check_seconds(name, timeout, "a number of seconds or None")
 
 
 def check_wait(timeout: float | None) -> None:
@@ -34,13 +38,15 @@ def check_wait(timeout: float | None) -> None:
 
     It may be 0 or less: a program that subtracts from a deadline gets TimeoutError then.
     """
-    if not (isinstance(timeout, (int, float)) and timeout <= 0):
+    if timeout is None or not is_number(timeout) or not timeout <= 0:
         check_timeout(timeout)
 
 
-def check_seconds(name: str, number: float) -> None:
-    """Raises ValueError if no timer can wait for so many seconds. `name` is that of the
-    argument."""
+def check_seconds(name: str, number: float, kind: str = "a number of seconds") -> None:
+    """Raises TypeError or ValueError if no timer can wait for so many seconds. `name` is that of
+    the argument, and `kind` says what it takes."""
+    if not is_number(number):
+        raise TypeError(f"{name} is {kind}, not {number!r}")
     if number > LONGEST and not is_seconds(number):
         raise ValueError(f"{name} is at most {LONGEST:g} seconds, or math.inf for no deadline")
     if not is_seconds(number):

@@ -92,7 +92,7 @@ def averager(
     """
     if type(quorum) is not int or not 1 <= quorum <= MAX_MEMBERS:
         raise ValueError(f"quorum is an int from 1 to {MAX_MEMBERS}, not {quorum!r}")
-    if grace != "auto" and not (isinstance(grace, (int, float)) and 0 <= grace < math.inf):
+    if grace != "auto" and not (timeouts.is_number(grace) and 0 <= grace <= timeouts.LONGEST):
         raise ValueError(f"grace is seconds from 0 on, or 'auto', not {grace!r}")
     if type(max_stale) is not int or max_stale < 0:
         raise ValueError(f"max_stale is an int from 0 on, not {max_stale!r}")
@@ -102,7 +102,7 @@ def averager(
     if codec is not None:
         codec = codec_of(codec)
     named = _checked_parts(parts)
-    timeouts.check_timeout(op_timeout)
+    timeouts.check_seconds("op_timeout", op_timeout)
     seconds = None if grace == "auto" else float(grace)
     said = "" if codec is None else codec.name
     rules = wire.Rules(quorum, seconds, wanted, said)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from aiodist import environment
+from aiodist import environment, timeouts
 from aiodist.control.averaging import enter
 from aiodist.control.events import ControlEvent, CoordinatorBack, CoordinatorGone
 from aiodist.errors import (
@@ -72,6 +72,7 @@ class MemberConnection:
             address = environment.settings_from(os.environ).address
         self._address = address
         self._options = options
+        timeouts.check_timeout(options.get("timeout"))
         self._timeout: float = options.get("timeout") or 30.0  # seconds to be let in
         self._group: Group | None = None
         self._tasks: dict[asyncio.Task[Any], None] = {}

@@ -36,6 +36,10 @@ R = TypeVar("R")
 LONGEST = threading.TIMEOUT_MAX
 """Seconds of a wait without a deadline."""
 
+LOOK = 1.0
+"""Seconds between two looks at the loop during a wait. Nothing tells a thread that it was closed.
+"""
+
 
 class Home:
     """The loop of a group, as other threads see it: a loop that some thread runs by itself."""
@@ -56,10 +60,29 @@ class Home:
     def submit(self, call: Callable[[], None], until: Until = at_once) -> None:
         """Make `call` on the loop, now or soon, after the earlier calls of this thread.
 
-        Raises GroupClosedError in a forked child.
+        Raises GroupClosedError in a forked child, and if the loop is closed.
         """
         self._check_process()
-        self._loop.call_soon_threadsafe(call)
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+            raise _closed() from None
+
+    def wait(self, until: Callable[[float], bool], seconds: float = LONGEST) -> None:
+        """Wait until `until(seconds)` is true, which waits that long itself, or until `seconds` are
+        over.
+
+        Raises GroupClosedError if the loop is closed meanwhile.
+        """
+        end = time.monotonic() + seconds
+        while not until(max(0.0, min(LOOK, end - time.monotonic()))):
+            # Look again after that, because it may have become true just before the loop ended.
+            if self._loop.is_closed() and not until(0.0):
+                raise _closed()
+            if time.monotonic() >= end:
+                return
 
     def help(self, until: Until, seconds: float) -> None:
         """Do some of the loop's work if that helps `until` to become true.
@@ -101,6 +124,12 @@ class OwnLoop(Home):
 
     def ended(self) -> None:
         self._engine.ended()
+
+
+def _closed() -> GroupClosedError:
+    return GroupClosedError(
+        "the event loop of the group is closed: make calls while it runs, and close the group in it"
+    )
 
 
 def _check_thread() -> None:
@@ -146,7 +175,8 @@ class BlockingWork(Generic[T]):
     def wait(self, timeout: float | None = None) -> T:
         """Wait for the result at most `timeout` seconds, and return it or raise its error.
 
-        Raises TimeoutError if it is still pending then; the operation goes on. An exception that
+        Raises TimeoutError if it is still pending then; the operation goes on. Raises
+        GroupClosedError if the group's event loop is closed. An exception that
         interrupts the wait, as KeyboardInterrupt does, cancels the operation. Raises RuntimeError
         if it is pending and an event loop runs in this thread.
         """
@@ -160,8 +190,7 @@ class BlockingWork(Generic[T]):
         try:
             if not done():
                 self._home.help(done, limit)
-                left = max(0.0, limit - (time.monotonic() - begun))
-                concurrent.futures.wait((self._outcome,), left)
+                self._home.wait(self._ends_within, limit - (time.monotonic() - begun))
         except BaseException:
             self._give_up()
             raise
@@ -195,7 +224,7 @@ class BlockingWork(Generic[T]):
             heard.set()
 
         self._home.submit(cancel, heard.is_set)
-        heard.wait()
+        self._home.wait(heard.wait)
         return withdrawn[0]
 
     @property
@@ -233,7 +262,7 @@ class BlockingWork(Generic[T]):
         # An interrupt may come at any line here, also when the call is already on its way.
         try:
             self._home.submit(self._make, self._outcome.done)
-            self._made.wait()
+            self._home.wait(self._made.wait)
         except BaseException:
             self._give_up()
             raise
@@ -269,6 +298,9 @@ class BlockingWork(Generic[T]):
                 raise  # the loop must know that it was interrupted
         finally:
             self._made.set()
+
+    def _ends_within(self, seconds: float) -> bool:
+        return bool(concurrent.futures.wait((self._outcome,), seconds).done)
 
     def _ended(self, work: asyncio.Future[T]) -> None:
         self._home.ended()

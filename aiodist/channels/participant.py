@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from aiodist import timeouts
 from aiodist.channels import directory
 from aiodist.channels.directory import LinePlace, Release
 from aiodist.channels.holding import ComingVersion
@@ -74,8 +75,7 @@ class Participant:
     ) -> None:
         if not isinstance(channel, str) or not 0 < len(channel) <= LONGEST:
             raise ValueError(f"a channel has a name of 1 to {LONGEST} characters, not {channel!r}")
-        if not patience > 0:
-            raise ValueError(f"patience is more than 0 seconds, not {patience!r}")
+        timeouts.check_seconds("patience", patience)
         self.channel = channel
         self.patience = patience
         self.tasks = ChannelTasks(channel)

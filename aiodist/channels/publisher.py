@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
+from aiodist import timeouts
 from aiodist.buffers.encoding import encode
 from aiodist.channels import directory, receipts, serving
 from aiodist.channels.changes import LASTS, Encoding
@@ -222,6 +223,7 @@ class Publisher:
         After any other error than the last, nothing is published.
         """
         directory.check_version(version)
+        timeouts.check_wait(timeout)
         doing = ["another version was still being published"]
         try:
             async with asyncio.timeout(timeout):

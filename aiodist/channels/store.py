@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from aiodist import environment
+from aiodist import environment, timeouts
 from aiodist.channels import directory
 from aiodist.channels.directory import LinePlace, Release, Seat
 from aiodist.channels.tasks import ChannelTasks
@@ -77,6 +77,7 @@ class ChannelStore:
         self._patience = patience
         self._options = options
         self._tasks = tasks
+        timeouts.check_timeout(options.get("timeout"))
         self._timeout: float = options.get("timeout") or 30.0  # seconds for joining
         self._group: Group | None = None
         self._opening = asyncio.Lock()

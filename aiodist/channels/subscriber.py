@@ -9,6 +9,7 @@ from contextlib import aclosing, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Unpack, overload
 
+from aiodist import timeouts
 from aiodist.channels import changes, directory, receipts, serving
 from aiodist.channels.directory import Release
 from aiodist.channels.fetching import Fetching
@@ -147,7 +148,8 @@ class Subscriber:
         Raises CollectiveTimeoutError (a TimeoutError); CoordinatorLostError; GroupClosedError.
         """
         newer_than = as_int(newer_than, NEWER_THAN)
-        with self._within(timeout, newer_than, "known"):
+        timeouts.check_wait(timeout)
+        with self._within(timeout, newer_than):
             async with asyncio.timeout(timeout):
                 return await self._fetching.announced(newer_than)
 
@@ -203,8 +205,9 @@ class Subscriber:
         if into is None and (convert or in_place):
             raise ValueError("`convert` and `in_place` say how `into` is written: give that, too")
         newer_than = as_int(newer_than, NEWER_THAN)
+        timeouts.check_wait(timeout)
         reading = VersionReading(into, converts=convert, max_bytes=self._max_bytes)
-        with self._noted(reading), self._within(timeout, newer_than, "here"):
+        with self._noted(reading), self._within(timeout, newer_than):
             async with asyncio.timeout(timeout):
                 # Before its turn, because others may want a version that is there already.
                 await self._fetching.announced(newer_than)
@@ -221,16 +224,22 @@ class Subscriber:
         return version if into is not None else (version, value)
 
     @contextmanager
-    def _within(self, timeout: float | None, newer_than: int, what: str) -> Iterator[None]:
+    def _within(self, timeout: float | None, newer_than: int) -> Iterator[None]:
         """Say in the error what did not come in time."""
         try:
             yield
         except TimeoutError as error:
             if isinstance(error, CollectiveTimeoutError):
                 raise
+            channel, arrived = f"of the channel {self._participant.channel!r}", self.arrived
+            if arrived is not None and arrived.version > newer_than:
+                raise CollectiveTimeoutError(
+                    f"version {arrived.version} {channel} was not taken within {timeout:g} s:"
+                    f" {arrived.here} of its {arrived.nbytes} bytes are here"
+                ) from None
             raise CollectiveTimeoutError(
-                f"no version over {newer_than} of the channel {self._participant.channel!r} was"
-                f" {what} within {timeout:g} s; the newest there is: {self.newest}"
+                f"no version over {newer_than} {channel} was known within {timeout:g} s; the newest"
+                f" there is: {self.newest}"
             ) from None
 
     async def _in_place(self, least: int, reading: VersionReading) -> int:

@@ -75,6 +75,7 @@ class Store:
         timeout: float | None = None,
     ) -> None:
         """Set `key` to `value`."""
+        timeouts.check_timeout(ttl, "ttl")
         message = StoreSet(key, self._value("set", key, value), ttl)
         await self._ask("set", key, message, type(None), timeout)
 
@@ -103,6 +104,7 @@ class Store:
             number = operator.index(amount)  # of any type, such as a numpy one
         except TypeError:
             raise TypeError(f"amount is an int, not {amount!r}") from None
+        timeouts.check_timeout(ttl, "ttl")
         return await self._ask("add", key, StoreAdd(key, number, ttl), int, timeout)
 
     @started
@@ -117,6 +119,7 @@ class Store:
     ) -> bool:
         """Set `key` to `desired` if it holds `expected` (None: does not exist). Returns whether it
         was set."""
+        timeouts.check_timeout(ttl, "ttl")
         op = "compare_set"
         old = None if expected is None else self._value(op, key, expected)
         message = StoreCompareSet(key, old, self._value(op, key, desired), ttl)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from aiodist import timeouts
 from aiodist.coordinator.alarm import Alarm
 from aiodist.coordinator.clients import Clients
 from aiodist.coordinator.encoding import Encoder
@@ -96,6 +97,8 @@ class Coordinator:
             if wanted.scheme not in ("tcp", "tls"):
                 raise ValueError(f"ssl= is for tcp:// and tls:// addresses, not for {address}")
             wanted = Address("tls", wanted.host, wanted.port)
+        if recovery != 0:
+            timeouts.check_seconds("recovery", recovery)
         secret = secret_of(token_in(os.environ) if token is None else token)
         self._clients = Clients(wanted, ssl, secret, returns, self._step)
         self.totals = self._clients.totals  # counts since this object was made

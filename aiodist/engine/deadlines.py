@@ -81,10 +81,11 @@ def _ask_after(seconds: float) -> float:
 def _ask(calls: Collectives, op: Operation, rest: float, seconds: float) -> None:
     if op.done:
         return
+    # First of all, so that an error of a question does not cost the deadline.
+    op.timer = calls.party.loop.call_later(rest, _expire, calls, op, seconds)
     holder = _holder(calls, op)
     if holder is not None:
         inquire(calls, holder, rest)
-    op.timer = calls.party.loop.call_later(rest, _expire, calls, op, seconds)
 
 
 def inquire(calls: Collectives, op: Operation, seconds: float) -> None:

@@ -123,8 +123,14 @@ class Ends:
     def locate(self, error: AiodistError, op: Operation) -> None:
         """Add the group and the operation to `error`, unless it has them."""
         if error.op is None:
-            error.group, error.epoch = self.party.group, self.party.epoch
-            error.op, error.tag, error.seq = op.work.op, op.tag, op.seq
+            vars(error).update(self._where(op))
+
+    def _where(self, op: Operation) -> dict[str, Any]:
+        """Return the group and the operation, for an error."""
+        # Tags of bytes are aiodist's own. They and their numbers mean nothing to the program.
+        tag, seq = (None, None) if isinstance(op.tag, bytes) else (op.tag, op.seq)
+        group, epoch = self.party.group, self.party.epoch
+        return {"group": group, "epoch": epoch, "op": op.work.op, "tag": tag, "seq": seq}
 
     # -- elsewhere --------------------------------------------------------------------------------
 
@@ -132,13 +138,7 @@ class Ends:
         """End `op`, because another rank gave it up."""
         call = op.call.decode(errors="replace")
         self.withdraw(op)
-        where = {
-            "group": self.party.group,
-            "epoch": self.party.epoch,
-            "op": op.work.op,
-            "tag": op.tag,
-            "seq": op.seq,
-        }
+        where = self._where(op)
         error = verdict.error(self.party.rank, call, where)
         self.hearsay.fail(op.work, verdict, error, where)
 

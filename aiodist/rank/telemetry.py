@@ -7,6 +7,7 @@ set up OpenTelemetry for its requests may not want a span for each operation.
 from __future__ import annotations
 
 import contextvars
+import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer, TracerProvider
 
 __all__ = ["disable", "enable"]
+
+log = logging.getLogger("aiodist.telemetry")
 
 
 class _Sinks(NamedTuple):
@@ -54,7 +57,7 @@ def enable(
     call. `metrics`: the histograms ``aiodist.operation.duration`` (s) and
     ``aiodist.operation.size`` (By), by operation. `tracer_provider` and `meter_provider` default to
     the global ones. Needs the package opentelemetry-api (the extra `otel`), and the SDK to export
-    anything.
+    anything. What it raises is logged once for each rank, and operations go on.
 
     Raises ImportError if opentelemetry-api is not installed.
 
@@ -104,6 +107,7 @@ class _Reporter:
         self._sinks = sinks
         self._entry_of = recorder.entry_of
         self._now = now
+        self._has_failed = False  # and that was logged
 
     def after(self, add: Add) -> Add:
         def added(one: AtOnce) -> None:
@@ -118,6 +122,21 @@ class _Reporter:
         context.run(self._report, record.entry(self._now()))
 
     def _report(self, entry: Entry) -> None:
+        # The operation has a result by now, and other ranks have it. An exporter of the program
+        # may fail without a harm to them.
+        try:
+            self._pass_on(entry)
+        except Exception:
+            if not self._has_failed:
+                self._has_failed = True
+                log.warning(
+                    "OpenTelemetry raised when it heard of %s: operations go on, and this is logged"
+                    " once",
+                    entry.name,
+                    exc_info=True,
+                )
+
+    def _pass_on(self, entry: Entry) -> None:
         sinks = self._sinks
         attributes: dict[str, Any] = {"aiodist.operation": entry.op}
         if entry.state != "done":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Unpack
 
+from aiodist import timeouts
 from aiodist.group import Group
 from aiodist.services.keeper import PATIENCE, Keeper
 from aiodist.session import connect
@@ -60,6 +61,8 @@ def epochs(
     Raises what `connect` raises, and CollectiveTimeoutError if an epoch does not form. Its
     `.missing` are the ranks that live and do not come.
     """
+    if patience != 0:
+        timeouts.check_seconds("patience", patience)
     connecting = connect(address, min_size=min_size, max_size=max_size, **options)  # pyright: ignore[reportArgumentType]
     return _epochs(Keeper(connecting, admit=admit, patience=patience))
 

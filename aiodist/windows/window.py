@@ -136,6 +136,7 @@ class Window:
         Raises the error of an operation of this rank that fails meanwhile. The other ranks do not
         wait for it.
         """
+        self._group._check_loop()
         # Each fence has its own tag, because another fence may be called while this one waits.
         self._fences += 1
         tag = self._fences
@@ -155,6 +156,7 @@ class Window:
         """Wait until all ranks have called this, as `fence` does, and release the memory."""
         if self._group.closed:
             return
+        self._group._check_loop()
         try:
             await self.fence()
         finally:

@@ -248,6 +248,8 @@ def test_members_without_names_have_names_of_their_own(run: Any) -> None:
         ({"quorum": 10**6}, ValueError),
         ({"grace": -1.0}, ValueError),
         ({"grace": float("nan")}, ValueError),
+        ({"grace": 10**400}, ValueError),
+        ({"grace": True}, ValueError),
         ({"max_stale": -1}, ValueError),
         ({"op": aiodist.ReduceOp.MAX}, ValueError),
         ({"codec": "int8"}, TypeError),

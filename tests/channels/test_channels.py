@@ -219,6 +219,13 @@ def test_waiting_for_a_version_takes_nothing(run, channel):
                     match=r"no version over 5 of the channel 'policy' was known within 0\.01 s",
                 ):
                     await server.wait(newer_than=5, timeout=0.01)
+                nbytes = server.arrived.nbytes
+                with pytest.raises(
+                    aiodist.CollectiveTimeoutError,
+                    match="version 5 of the channel 'policy' was not taken within 0 s:"
+                    f" {nbytes} of its {nbytes} bytes are here",
+                ):
+                    await server.latest(newer_than=4, timeout=0)
                 closed = asyncio.ensure_future(server.wait(newer_than=5))
                 await asyncio.sleep(0)
             with pytest.raises(aiodist.GroupClosedError, match="was closed here"):

@@ -10,6 +10,7 @@ import pytest
 from idle_time import idle_time
 
 import aiodist
+from aiodist.engine import deadlines
 
 
 @idle_time
@@ -90,6 +91,23 @@ async def test_votes_say_what_the_missing_are_doing(call: str) -> None:
         await asyncio.wait([other])
         for group in groups:
             group.abort()
+
+
+@idle_time
+async def test_a_question_that_fails_does_not_cost_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def inquire(*args: object) -> None:
+        raise LookupError("of the question")
+
+    told: list[BaseException] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+    monkeypatch.setattr(deadlines, "inquire", inquire)
+    async with aiodist.local(2) as groups:
+        with pytest.raises(aiodist.CollectiveTimeoutError, match=r"rank 1 \(no answer\)"):
+            await groups[0].barrier(timeout=0.05)
+    assert [type(error) for error in told] == [LookupError]
 
 
 @idle_time

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import aiodist
@@ -30,6 +31,19 @@ async def test_other_threads_are_told_what_they_may_use(call: str) -> None:
         with pytest.raises(RuntimeError, match=r"belongs to the event loop that made it; .*block"):
             await asyncio.to_thread(CALLS[call], group)
         assert await group.agree()
+
+
+async def test_a_window_says_so_too() -> None:
+    async with aiodist.local(1) as (group,), await group.expose(np.ones(2)) as window:
+
+        async def elsewhere() -> None:
+            await window.fence()
+
+        for call in (window.close, elsewhere):
+            with pytest.raises(RuntimeError, match="belongs to the event loop that made it"):
+                await asyncio.to_thread(asyncio.run, call())
+        assert not window._fences
+        assert (await window.get(0)).tolist() == [1, 1]
 
 
 STORE_CALLS: dict[str, Callable[[Store], Any]] = {

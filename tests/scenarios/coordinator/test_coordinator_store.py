@@ -176,8 +176,10 @@ def test_limits_are_kept_with_clear_errors(play: Play) -> None:
             await store.get("")
         with pytest.raises(ValueError, match="1 to 1024 characters in key"):
             store.watch("x" * 1025)
-        with pytest.raises(ValueError, match="in ttl"):
+        with pytest.raises(ValueError, match="ttl is more than 0 seconds, not -1"):
             await store.set("k", b"", ttl=-1.0)
+        with pytest.raises(ValueError, match="in ttl"):
+            await store.set("k", b"", ttl=1e-6)
         with pytest.raises(TypeError, match="the store keeps bytes, not str: encode"):
             await store.set("k", "text")
         await store.set("text", b"text")

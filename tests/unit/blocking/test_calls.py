@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ import pytest
 
 import aiodist
 from aiodist import BlockingGroup, Group
+from aiodist.blocking import calls
 from aiodist.blocking.calls import BlockingWork, Home, OwnLoop
 from aiodist.threads.engine import engine
+from aiodist.threads.loop import Until, at_once
 
 
 class Loop:
@@ -226,8 +229,45 @@ def test_a_loop_that_is_gone() -> None:
     loop = Loop()
     group = loop.groups[0].blocking()
     loop.end()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(aiodist.GroupClosedError, match="the event loop of the group is closed"):
         group.barrier()
+
+
+class Heard(Home):
+    """A loop that no thread runs at first. `calls` counts what was submitted."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self.calls = threading.Semaphore(0)
+
+    def submit(self, call: Callable[[], None], until: Until = at_once) -> None:
+        super().submit(call, until)
+        self.calls.release()
+
+
+@pytest.mark.parametrize("call", ["start", "run", "run and wait", "cancel"])
+def test_a_loop_that_is_closed_during_a_call(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    monkeypatch.setattr(calls, "LOOK", 0.001)
+    loop = asyncio.new_event_loop()
+    home, entered = Heard(loop), loop.create_future()
+
+    def never() -> asyncio.Future[None]:
+        entered.set_result(None)
+        return loop.create_future()
+
+    work = BlockingWork[None](home, never)
+    with ThreadPoolExecutor(1) as thread:
+        outcome: Future[Any] = thread.submit(work.run if "run" in call else work.start)
+        home.calls.acquire()
+        if call in ("run and wait", "cancel"):
+            loop.run_until_complete(entered)
+        if call == "cancel":
+            outcome.result()
+            outcome = thread.submit(work.cancel)
+            home.calls.acquire()
+        loop.close()
+        with pytest.raises(aiodist.GroupClosedError, match="the event loop of the group is closed"):
+            outcome.result()
 
 
 def test_which_home() -> None:

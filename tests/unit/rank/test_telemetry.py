@@ -18,7 +18,7 @@ pytest.importorskip("opentelemetry.sdk", reason="needs opentelemetry-sdk")
 
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -99,6 +99,40 @@ def counts(reader: InMemoryMetricReader, name: str) -> dict[str, tuple[int, floa
             for point in metric.data.data_points:
                 found[point.attributes["aiodist.operation"]] = (point.count, point.sum)
     return found
+
+
+class Broken(SpanProcessor):
+    """Of a program, with a fault."""
+
+    def __init__(self, at: str) -> None:
+        self._at = at
+
+    def on_start(self, span: object, parent_context: object = None) -> None:
+        if self._at == "start":
+            raise LookupError("of the program")
+
+    def on_end(self, span: object) -> None:
+        if self._at == "end":
+            raise LookupError("of the program")
+
+
+@pytest.mark.parametrize("transports", ["inproc", "tcp"])
+@pytest.mark.parametrize("at", ["start", "end"])
+async def test_what_the_sdk_raises_harms_no_operation(
+    sdk: Sdk, caplog: pytest.LogCaptureFixture, at: str, transports: str
+) -> None:
+    sdk[0].add_span_processor(Broken(at))
+    async with aiodist.local(2, transports=transports) as groups:
+        for value in (1, np.ones(100_000)):
+            sums = await asyncio.gather(*(group.all_reduce(value) for group in groups))
+            assert [np.max(one) for one in sums] == [2, 2]
+        for _ in range(2):  # the second one may be done within its call
+            await groups[0].send(7, 1)
+            assert await groups[1].recv(src=0) == 7
+        assert not groups[0].lost
+    said = [one for one in caplog.records if "OpenTelemetry raised" in one.message]
+    assert [one.levelname for one in said] == ["WARNING"] * 2  # once for each rank
+    assert "of the program" in caplog.text
 
 
 async def test_metrics(sdk: Sdk) -> None:
