@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import sys
 from abc import ABC, abstractmethod
@@ -26,7 +27,18 @@ from aiodist.phases import base
 from aiodist.rank.context import Context
 from aiodist.signatures import Signatures, typed
 from aiodist.transports.surroundings import running_loop
-from aiodist.types import ANY_SOURCE, ANY_TAG, SUM, AnyTag, Op, Src, Tag, unexpected
+from aiodist.types import (
+    ANY_SOURCE,
+    ANY_TAG,
+    REQUIRED,
+    SUM,
+    AnyTag,
+    Op,
+    Src,
+    Tag,
+    hints,
+    unexpected,
+)
 from aiodist.work import Unseen, UnseenWork, Work, both
 
 T = TypeVar("T")
@@ -57,7 +69,7 @@ class Operations(ABC):
     @typed(Signatures.all_reduce)
     def all_reduce(
         self,
-        x: Any,
+        x: Any = REQUIRED,
         op: Op = SUM,
         *,
         out: Any = None,
@@ -90,7 +102,7 @@ class Operations(ABC):
             await group.all_reduce(x)  # x has the sum of all ranks
             loss = await group.all_reduce(0.5, aiodist.ReduceOp.AVG)
         """
-        if unknown:
+        if unknown or x is REQUIRED:
             raise self._refused("all_reduce", tag, unknown)
         if codec is not None:
             return self._start("all_reduce", tag, timeout, coded.all_reduce, x, op, codec, tag, out)
@@ -117,7 +129,7 @@ class Operations(ABC):
     @typed(Signatures.reduce)
     def reduce(
         self,
-        x: Any,
+        x: Any = REQUIRED,
         dst: int = 0,
         op: Op = SUM,
         *,
@@ -136,8 +148,8 @@ class Operations(ABC):
 
             total = await group.reduce(group.rank, dst=0)  # None at the other ranks
         """
-        if unknown:
-            raise self._refused("reduce", tag, unknown, root="dst")
+        if unknown or x is REQUIRED:
+            raise self._refused("reduce", tag, unknown)
         return self._start("reduce", tag, timeout, device_reductions.reduce, x, dst, op, out)
 
     @typed(Signatures.broadcast)
@@ -161,13 +173,13 @@ class Operations(ABC):
             name = await group.broadcast("a" if group.rank == 0 else None)
         """
         if unknown:
-            raise self._refused("broadcast", tag, unknown, root="src")
+            raise self._refused("broadcast", tag, unknown)
         return self._start("broadcast", tag, timeout, values.broadcast, x, src)
 
     @typed(Signatures.all_gather)
     def all_gather(
         self,
-        x: Any,
+        x: Any = REQUIRED,
         *,
         out: Any = None,
         tag: Tag = None,
@@ -190,14 +202,14 @@ class Operations(ABC):
 
             ranks = await group.all_gather(group.rank)  # [0, 1, …]
         """
-        if unknown:
+        if unknown or x is REQUIRED:
             raise self._refused("all_gather", tag, unknown)
         return self._start("all_gather", tag, timeout, values.all_gather, x, out)
 
     @typed(Signatures.gather)
     def gather(
         self,
-        x: Any,
+        x: Any = REQUIRED,
         dst: int = 0,
         *,
         out: Any = None,
@@ -214,8 +226,8 @@ class Operations(ABC):
             x = np.arange(group.rank + 1)  # lengths may differ
             xs = await group.gather(x, dst=0)
         """
-        if unknown:
-            raise self._refused("gather", tag, unknown, root="dst")
+        if unknown or x is REQUIRED:
+            raise self._refused("gather", tag, unknown)
         return self._start("gather", tag, timeout, values.gather, x, dst, out)
 
     @typed(Signatures.scatter)
@@ -242,13 +254,13 @@ class Operations(ABC):
             x = await group.scatter(xs)
         """
         if unknown:
-            raise self._refused("scatter", tag, unknown, root="src")
+            raise self._refused("scatter", tag, unknown)
         return self._start("scatter", tag, timeout, values.scatter, xs, src, out)
 
     @typed(Signatures.reduce_scatter)
     def reduce_scatter(
         self,
-        xs: Any,
+        xs: Any = REQUIRED,
         op: Op = SUM,
         *,
         out: Any = None,
@@ -269,7 +281,7 @@ class Operations(ABC):
             x = np.ones(4 * group.size)
             part = await group.reduce_scatter(x)  # four elements, each of them group.size
         """
-        if unknown:
+        if unknown or xs is REQUIRED:
             raise self._refused("reduce_scatter", tag, unknown)
         return self._start(
             "reduce_scatter", tag, timeout, device_reductions.reduce_scatter, xs, op, out
@@ -278,7 +290,7 @@ class Operations(ABC):
     @typed(Signatures.all_to_all)
     def all_to_all(
         self,
-        xs: Any,
+        xs: Any = REQUIRED,
         *,
         out: Any = None,
         tag: Tag = None,
@@ -295,7 +307,7 @@ class Operations(ABC):
             xs = [f"from {group.rank} to {rank}" for rank in range(group.size)]
             ys = await group.all_to_all(xs)  # ys[0] is from rank 0
         """
-        if unknown:
+        if unknown or xs is REQUIRED:
             raise self._refused("all_to_all", tag, unknown)
         return self._start("all_to_all", tag, timeout, values.all_to_all, xs, out)
 
@@ -336,7 +348,7 @@ class Operations(ABC):
     @typed(Signatures.scan)
     def scan(
         self,
-        x: Any,
+        x: Any = REQUIRED,
         op: Op = SUM,
         *,
         out: Any = None,
@@ -354,14 +366,14 @@ class Operations(ABC):
 
             before_me_and_mine = await group.scan(len("abc"))
         """
-        if unknown:
+        if unknown or x is REQUIRED:
             raise self._refused("scan", tag, unknown)
         return self._start("scan", tag, timeout, device_reductions.scan, x, op, out)
 
     @typed(Signatures.scan)
     def exscan(
         self,
-        x: Any,
+        x: Any = REQUIRED,
         op: Op = SUM,
         *,
         out: Any = None,
@@ -377,7 +389,7 @@ class Operations(ABC):
 
             sizes_before = await group.exscan(10)  # rank 0 keeps its 10
         """
-        if unknown:
+        if unknown or x is REQUIRED:
             raise self._refused("exscan", tag, unknown)
         return self._start("exscan", tag, timeout, device_reductions.exscan, x, op, out)
 
@@ -434,8 +446,15 @@ class Operations(ABC):
 
     # -- point to point ---------------------------------------------------------------------------
 
+    @typed(Signatures.send)
     def send(
-        self, x: Any, dst: int, *, tag: str | int = 0, timeout: float | None = None
+        self,
+        x: Any = REQUIRED,
+        dst: int = REQUIRED,
+        *,
+        tag: str | int = 0,
+        timeout: float | None = None,
+        **unknown: Never,
     ) -> Work[None]:
         """Send `x` to rank `dst`. The Work is done when you may change the memory of `x`.
 
@@ -449,6 +468,8 @@ class Operations(ABC):
             elif group.rank == 1:
                 state = await group.recv(src=0, tag="state")
         """
+        if unknown or x is REQUIRED:
+            raise _misused("send", unknown)
         self._enter()
         if timeout is not None:
             timeouts.check_timeout(timeout)
@@ -466,8 +487,15 @@ class Operations(ABC):
         work = self._context.p2p.send(x, dst, tag=tag, **how)
         return self._deadline(work, timeout, self._context.op_timeout, (dst,))
 
+    @typed(Signatures.send)
     def ssend(
-        self, x: Any, dst: int, *, tag: str | int = 0, timeout: float | None = None
+        self,
+        x: Any = REQUIRED,
+        dst: int = REQUIRED,
+        *,
+        tag: str | int = 0,
+        timeout: float | None = None,
+        **unknown: Never,
     ) -> Work[None]:
         """Send `x` to rank `dst`, and wait until a receive of `dst` has taken it.
 
@@ -481,6 +509,8 @@ class Operations(ABC):
             elif group.rank == 1:
                 await group.recv(src=0)
         """
+        if unknown or x is REQUIRED:
+            raise _misused("ssend", unknown)
         self._enter()
         timeouts.check_timeout(timeout)
         try:
@@ -498,6 +528,7 @@ class Operations(ABC):
         out: Any = None,
         partial: bool = False,
         timeout: float | None = None,
+        **unknown: Never,
     ) -> Work[Any]:
         """Receive the next message of rank `src` with `tag`.
 
@@ -527,6 +558,8 @@ class Operations(ABC):
             x = np.empty(3)
             await group.recv(out=x)
         """
+        if unknown:
+            raise _misused("recv", unknown)
         self._enter()
         if timeout is not None:
             timeouts.check_timeout(timeout)
@@ -559,14 +592,15 @@ class Operations(ABC):
     @typed(Signatures.sendrecv)
     def sendrecv(
         self,
-        x: Any,
-        dst: int,
+        x: Any = REQUIRED,
+        dst: int = REQUIRED,
         *,
         src: Src = ANY_SOURCE,
         tag: str | int = 0,
         recv_tag: str | int | AnyTag | None = None,
         out: Any = None,
         timeout: float | None = None,
+        **unknown: Never,
     ) -> Work[Any]:
         """Send `x` to `dst`, and receive from `src` at the same time. The result is what was
         received.
@@ -579,6 +613,8 @@ class Operations(ABC):
             right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
             x = await group.sendrecv(group.rank, right, src=left)
         """
+        if unknown or x is REQUIRED:
+            raise _misused("sendrecv", unknown)
         self._enter()
         if recv_tag is None:
             recv_tag = tag
@@ -607,10 +643,12 @@ class Operations(ABC):
 
     def probe(
         self,
+        /,
         *,
         src: Src = ANY_SOURCE,
         tag: str | int | AnyTag = ANY_TAG,
         timeout: float | None = None,
+        **unknown: Never,
     ) -> Work[Envelope]:
         """Wait for a message without taking it.
 
@@ -626,6 +664,8 @@ class Operations(ABC):
             found = await group.probe(src=group.rank)
             value = await group.recv(src=found.source, tag=found.tag, timeout=10)
         """
+        if unknown:
+            raise _misused("probe", unknown)
         self._enter()
         source = as_source(src, self._context.size)
         timeouts.check_timeout(timeout)
@@ -634,7 +674,7 @@ class Operations(ABC):
         return self._deadline(work, timeout, math.inf, missing)
 
     def iprobe(
-        self, *, src: Src = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG
+        self, *, src: Src = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG, **unknown: Never
     ) -> Envelope | None:
         """Return the envelope of a message that has arrived, or None, without taking it.
 
@@ -646,6 +686,8 @@ class Operations(ABC):
             if found is not None:
                 value = await group.recv(src=found.source, tag=found.tag, timeout=10)
         """
+        if unknown:
+            raise _misused("iprobe", unknown)
         self._enter()
         return self._context.p2p.iprobe(src=src, tag=tag)
 
@@ -790,13 +832,13 @@ class Operations(ABC):
     def abort(self, reason: str = "aborted") -> None:
         """See `Group.abort`."""
 
-    def _refused(self, op: str, tag: Tag, unknown: dict[str, Any], **instead: str) -> TypeError:
-        """Return the error of a collective that got unknown arguments: see `unexpected`.
+    def _refused(self, op: str, tag: Tag, unknown: dict[str, Any]) -> TypeError:
+        """Return the error of a collective that is called as `_misused` says.
 
         The collective uses up its number, and the other ranks hear why, as for other bad arguments.
         """
         self._enter()
-        error = unexpected(op, unknown, **instead)
+        error = _misused(op, unknown)
         self._context.calls.forgo(op, None if tag is None else as_tag(tag), error)
         return error
 
@@ -833,9 +875,22 @@ def send_steady(
     return group._send(x, dst, tag, timeout, steady=True)
 
 
+def _misused(op: str, unknown: dict[str, Any]) -> TypeError:
+    """Return the error of a call with unknown arguments, or without its first argument."""
+    first, *others = list(inspect.signature(getattr(Operations, op)).parameters)[1:]
+    if unknown:
+        return unexpected(f"group.{op}", unknown, hints([first, *others]))
+    return TypeError(f"group.{op}() missing 1 required argument: {first!r}")
+
+
 def _check_partial(out: Any) -> None:
     if not getattr(out, "shape", ()):
         raise TypeError(
             "partial=True may fill only a part of out=: give a numpy array or tensor with at least "
             f"one dimension, not {'none' if out is None else f'a {type(out).__name__}'}"
         )
+
+
+for _method in vars(Operations).copy().values():
+    if inspect.isfunction(_method) and not _method.__name__.startswith("_"):
+        _method.__qualname__ = f"group.{_method.__name__}"  # Python names it in its errors

@@ -180,7 +180,7 @@ def connect(
             await group.barrier()
     """
     if unknown:
-        raise unexpected("connect", unknown, run_id="group")
+        raise unexpected("connect", unknown, {"run_id": "use group="})
     if max_message_bytes < 1:
         raise ValueError(f"max_message_bytes is at least 1, not {max_message_bytes!r}")
     by_environment = address is None
