@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Never, Unpack
+from typing import TYPE_CHECKING, Any, Never, NoReturn, Unpack
 
 from aiodist import environment, timeouts
 from aiodist.control.client import ControlClient
@@ -387,6 +387,19 @@ class Connecting:
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assert self._group is not None
         await self._group._newest().__aexit__(kind, error, trace)
+
+    if not TYPE_CHECKING:  # type checkers have errors of their own for these
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"connect() has no group yet, and so no {name!r}: await it, or use `async with`"
+            )
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError("connect() is entered by `async with`, not by `with`; or await it")
+
+        def __exit__(self, *raised: object) -> None:
+            """Never called, but Python looks for it before it calls `__enter__`."""
 
 
 async def _connect(options: _Options) -> Group:
