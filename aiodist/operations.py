@@ -30,7 +30,6 @@ from aiodist.transports.surroundings import running_loop
 from aiodist.types import (
     ANY_SOURCE,
     ANY_TAG,
-    REQUIRED,
     SUM,
     AnyTag,
     Op,
@@ -69,7 +68,7 @@ class Operations(ABC):
     @typed(Signatures.all_reduce)
     def all_reduce(
         self,
-        x: Any = REQUIRED,
+        x: Any,
         op: Op = SUM,
         *,
         out: Any = None,
@@ -102,7 +101,7 @@ class Operations(ABC):
             await group.all_reduce(x)  # x has the sum of all ranks
             loss = await group.all_reduce(0.5, aiodist.ReduceOp.AVG)
         """
-        if unknown or x is REQUIRED:
+        if unknown:
             raise self._refused("all_reduce", tag, unknown)
         if codec is not None:
             return self._start("all_reduce", tag, timeout, coded.all_reduce, x, op, codec, tag, out)
@@ -129,7 +128,7 @@ class Operations(ABC):
     @typed(Signatures.reduce)
     def reduce(
         self,
-        x: Any = REQUIRED,
+        x: Any,
         dst: int = 0,
         op: Op = SUM,
         *,
@@ -148,7 +147,7 @@ class Operations(ABC):
 
             total = await group.reduce(group.rank, dst=0)  # None at the other ranks
         """
-        if unknown or x is REQUIRED:
+        if unknown:
             raise self._refused("reduce", tag, unknown)
         return self._start("reduce", tag, timeout, device_reductions.reduce, x, dst, op, out)
 
@@ -179,7 +178,7 @@ class Operations(ABC):
     @typed(Signatures.all_gather)
     def all_gather(
         self,
-        x: Any = REQUIRED,
+        x: Any,
         *,
         out: Any = None,
         tag: Tag = None,
@@ -202,14 +201,14 @@ class Operations(ABC):
 
             ranks = await group.all_gather(group.rank)  # [0, 1, …]
         """
-        if unknown or x is REQUIRED:
+        if unknown:
             raise self._refused("all_gather", tag, unknown)
         return self._start("all_gather", tag, timeout, values.all_gather, x, out)
 
     @typed(Signatures.gather)
     def gather(
         self,
-        x: Any = REQUIRED,
+        x: Any,
         dst: int = 0,
         *,
         out: Any = None,
@@ -226,7 +225,7 @@ class Operations(ABC):
             x = np.arange(group.rank + 1)  # lengths may differ
             xs = await group.gather(x, dst=0)
         """
-        if unknown or x is REQUIRED:
+        if unknown:
             raise self._refused("gather", tag, unknown)
         return self._start("gather", tag, timeout, values.gather, x, dst, out)
 
@@ -260,7 +259,7 @@ class Operations(ABC):
     @typed(Signatures.reduce_scatter)
     def reduce_scatter(
         self,
-        xs: Any = REQUIRED,
+        xs: Any,
         op: Op = SUM,
         *,
         out: Any = None,
@@ -281,7 +280,7 @@ class Operations(ABC):
             x = np.ones(4 * group.size)
             part = await group.reduce_scatter(x)  # four elements, each of them group.size
         """
-        if unknown or xs is REQUIRED:
+        if unknown:
             raise self._refused("reduce_scatter", tag, unknown)
         return self._start(
             "reduce_scatter", tag, timeout, device_reductions.reduce_scatter, xs, op, out
@@ -290,7 +289,7 @@ class Operations(ABC):
     @typed(Signatures.all_to_all)
     def all_to_all(
         self,
-        xs: Any = REQUIRED,
+        xs: Any,
         *,
         out: Any = None,
         tag: Tag = None,
@@ -307,7 +306,7 @@ class Operations(ABC):
             xs = [f"from {group.rank} to {rank}" for rank in range(group.size)]
             ys = await group.all_to_all(xs)  # ys[0] is from rank 0
         """
-        if unknown or xs is REQUIRED:
+        if unknown:
             raise self._refused("all_to_all", tag, unknown)
         return self._start("all_to_all", tag, timeout, values.all_to_all, xs, out)
 
@@ -348,7 +347,7 @@ class Operations(ABC):
     @typed(Signatures.scan)
     def scan(
         self,
-        x: Any = REQUIRED,
+        x: Any,
         op: Op = SUM,
         *,
         out: Any = None,
@@ -366,14 +365,14 @@ class Operations(ABC):
 
             before_me_and_mine = await group.scan(len("abc"))
         """
-        if unknown or x is REQUIRED:
+        if unknown:
             raise self._refused("scan", tag, unknown)
         return self._start("scan", tag, timeout, device_reductions.scan, x, op, out)
 
     @typed(Signatures.scan)
     def exscan(
         self,
-        x: Any = REQUIRED,
+        x: Any,
         op: Op = SUM,
         *,
         out: Any = None,
@@ -389,7 +388,7 @@ class Operations(ABC):
 
             sizes_before = await group.exscan(10)  # rank 0 keeps its 10
         """
-        if unknown or x is REQUIRED:
+        if unknown:
             raise self._refused("exscan", tag, unknown)
         return self._start("exscan", tag, timeout, device_reductions.exscan, x, op, out)
 
@@ -446,11 +445,11 @@ class Operations(ABC):
 
     # -- point to point ---------------------------------------------------------------------------
 
-    @typed(Signatures.send)
     def send(
         self,
-        x: Any = REQUIRED,
-        dst: int = REQUIRED,
+        /,
+        x: Any,
+        dst: int,
         *,
         tag: str | int = 0,
         timeout: float | None = None,
@@ -468,7 +467,7 @@ class Operations(ABC):
             elif group.rank == 1:
                 state = await group.recv(src=0, tag="state")
         """
-        if unknown or x is REQUIRED:
+        if unknown:
             raise _misused("send", unknown)
         self._enter()
         if timeout is not None:
@@ -487,11 +486,11 @@ class Operations(ABC):
         work = self._context.p2p.send(x, dst, tag=tag, **how)
         return self._deadline(work, timeout, self._context.op_timeout, (dst,))
 
-    @typed(Signatures.send)
     def ssend(
         self,
-        x: Any = REQUIRED,
-        dst: int = REQUIRED,
+        /,
+        x: Any,
+        dst: int,
         *,
         tag: str | int = 0,
         timeout: float | None = None,
@@ -509,7 +508,7 @@ class Operations(ABC):
             elif group.rank == 1:
                 await group.recv(src=0)
         """
-        if unknown or x is REQUIRED:
+        if unknown:
             raise _misused("ssend", unknown)
         self._enter()
         timeouts.check_timeout(timeout)
@@ -592,8 +591,8 @@ class Operations(ABC):
     @typed(Signatures.sendrecv)
     def sendrecv(
         self,
-        x: Any = REQUIRED,
-        dst: int = REQUIRED,
+        x: Any,
+        dst: int,
         *,
         src: Src = ANY_SOURCE,
         tag: str | int = 0,
@@ -613,7 +612,7 @@ class Operations(ABC):
             right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
             x = await group.sendrecv(group.rank, right, src=left)
         """
-        if unknown or x is REQUIRED:
+        if unknown:
             raise _misused("sendrecv", unknown)
         self._enter()
         if recv_tag is None:
@@ -833,7 +832,7 @@ class Operations(ABC):
         """See `Group.abort`."""
 
     def _refused(self, op: str, tag: Tag, unknown: dict[str, Any]) -> TypeError:
-        """Return the error of a collective that is called as `_misused` says.
+        """Return the error of a collective that got unknown arguments.
 
         The collective uses up its number, and the other ranks hear why, as for other bad arguments.
         """
@@ -876,11 +875,9 @@ def send_steady(
 
 
 def _misused(op: str, unknown: dict[str, Any]) -> TypeError:
-    """Return the error of a call with unknown arguments, or without its first argument."""
-    first, *others = list(inspect.signature(getattr(Operations, op)).parameters)[1:]
-    if unknown:
-        return unexpected(f"group.{op}", unknown, hints([first, *others]))
-    return TypeError(f"group.{op}() missing 1 required argument: {first!r}")
+    """Return the error of a call with unknown arguments."""
+    names = inspect.signature(getattr(Operations, op)).parameters
+    return unexpected(f"group.{op}", unknown, hints(names))
 
 
 def _check_partial(out: Any) -> None:

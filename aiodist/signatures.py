@@ -282,10 +282,6 @@ class Signatures(Protocol):
     @overload
     def share(self: Any, x: T | None, src: int = 0, **options: Unpack[Options]) -> Work[T]: ...
 
-    def send(
-        self: Any, x: Any, dst: int, *, tag: str | int = 0, timeout: float | None = None
-    ) -> Work[None]: ...
-
     @overload
     def recv(
         self: Any,

@@ -221,17 +221,6 @@ Op = ReduceOp | Callable[[Any, Any], Any]
 """What operations take as operator. A plain function counts as a custom operator."""
 
 
-class _Required:
-    def __repr__(self) -> str:
-        return "REQUIRED"
-
-
-REQUIRED: Final[Any] = _Required()
-"""The default of an argument that every call has to give.
-
-It lets a call take arguments with unknown names, so that its error can say which name to use.
-"""
-
 _SPELLINGS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(["tensor", "buf", "obj"], ("x", "out", "xs")),
     **dict.fromkeys(["input", "input_tensor", "sendbuf", "sendobj"], ("x", "xs")),
