@@ -183,6 +183,9 @@ class Group(Operations):
     async def subgroup(self, ranks: Sequence[int], *, timeout: float | None = None) -> Group:
         """Make a group of `ranks`, in that order. Only these ranks call this.
 
+        `src` and `dst` of its operations are ranks of the new group: ``ranks.index(rank)`` is that
+        of a `rank` of this group. (torch sorts `ranks`, and takes ranks of the world.)
+
         The new group is independent: it stays usable if this one is revoked, or closed by other
         ranks. Either all of the ranks get it or none, as with `split` and `dup`. If another rank
         has revoked it meanwhile, you get it revoked.

@@ -119,6 +119,8 @@ def run(
             Or it raised what is no `Exception`, such as the SystemExit of `sys.exit`.
         RuntimeError: called inside a running event loop, which it would block. Notebooks are
             allowed, because they wait for their cells anyway.
+        TypeError: `main` or `args` cannot be pickled, for example because `main` is a function
+            within another one. Or `main` is not an async function, or cannot be called with `args`.
         ModuleNotFoundError: `main` is a function of a notebook, and cloudpickle is missing.
 
     For example::
@@ -131,7 +133,7 @@ def run(
     """
     spawn.require_posix("aiodist.run")
     if unknown := options.keys() - GroupOptions.__optional_keys__:
-        raise unexpected("run", dict.fromkeys(sorted(unknown)), size="nprocs")
+        raise unexpected("run", dict.fromkeys(sorted(unknown)), {"size": "use nprocs="})
     if not isinstance(args, Iterable):
         raise TypeError(f"args is a tuple of arguments of main, such as ({args!r},), not {args!r}")
     args = tuple(args)
@@ -145,7 +147,13 @@ def run(
     has_main = not preparation.keys().isdisjoint(("init_main_from_name", "init_main_from_path"))
     by_value = not has_main and _packs_by_value(main)
     # Pickled separately, because `main` may be in the main module, which must be imported first.
-    work = reports.pickler(by_value)((main, args, options))
+    try:
+        work = reports.pickler(by_value)((main, args, options))
+    except Exception as error:  # whatever the methods of `args` raise
+        raise TypeError(
+            f"main, args and options are pickled, which fails: {in_words(error)}: "
+            "move functions and classes to the top level of a module"
+        ) from error
     with _coordinator() as (coordinator, token), tempfile.TemporaryFile() as payload:
         job = spawn.Job(
             address=coordinator.address,
@@ -481,7 +489,7 @@ async def _join(
     async with connect(job.address, **settings) as group:
         result: Any = main(group, *args)
         if not inspect.isawaitable(result):
-            raise TypeError(f"main is an async function (async def), but returned {result!r:.200}")
+            raise TypeError(f"main must be an async function; it returned {result!r:.200}")
         return await result
 
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import sys
 from abc import ABC, abstractmethod
@@ -26,7 +27,17 @@ from aiodist.phases import base
 from aiodist.rank.context import Context
 from aiodist.signatures import Signatures, typed
 from aiodist.transports.surroundings import running_loop
-from aiodist.types import ANY_SOURCE, ANY_TAG, SUM, AnyTag, Op, Src, Tag, unexpected
+from aiodist.types import (
+    ANY_SOURCE,
+    ANY_TAG,
+    SUM,
+    AnyTag,
+    Op,
+    Src,
+    Tag,
+    hints,
+    unexpected,
+)
 from aiodist.work import Unseen, UnseenWork, Work, both
 
 T = TypeVar("T")
@@ -137,7 +148,7 @@ class Operations(ABC):
             total = await group.reduce(group.rank, dst=0)  # None at the other ranks
         """
         if unknown:
-            raise self._refused("reduce", tag, unknown, root="dst")
+            raise self._refused("reduce", tag, unknown)
         return self._start("reduce", tag, timeout, device_reductions.reduce, x, dst, op, out)
 
     @typed(Signatures.broadcast)
@@ -161,7 +172,7 @@ class Operations(ABC):
             name = await group.broadcast("a" if group.rank == 0 else None)
         """
         if unknown:
-            raise self._refused("broadcast", tag, unknown, root="src")
+            raise self._refused("broadcast", tag, unknown)
         return self._start("broadcast", tag, timeout, values.broadcast, x, src)
 
     @typed(Signatures.all_gather)
@@ -215,7 +226,7 @@ class Operations(ABC):
             xs = await group.gather(x, dst=0)
         """
         if unknown:
-            raise self._refused("gather", tag, unknown, root="dst")
+            raise self._refused("gather", tag, unknown)
         return self._start("gather", tag, timeout, values.gather, x, dst, out)
 
     @typed(Signatures.scatter)
@@ -242,7 +253,7 @@ class Operations(ABC):
             x = await group.scatter(xs)
         """
         if unknown:
-            raise self._refused("scatter", tag, unknown, root="src")
+            raise self._refused("scatter", tag, unknown)
         return self._start("scatter", tag, timeout, values.scatter, xs, src, out)
 
     @typed(Signatures.reduce_scatter)
@@ -435,7 +446,14 @@ class Operations(ABC):
     # -- point to point ---------------------------------------------------------------------------
 
     def send(
-        self, x: Any, dst: int, *, tag: str | int = 0, timeout: float | None = None
+        self,
+        /,
+        x: Any,
+        dst: int,
+        *,
+        tag: str | int = 0,
+        timeout: float | None = None,
+        **unknown: Never,
     ) -> Work[None]:
         """Send `x` to rank `dst`. The Work is done when you may change the memory of `x`.
 
@@ -449,6 +467,8 @@ class Operations(ABC):
             elif group.rank == 1:
                 state = await group.recv(src=0, tag="state")
         """
+        if unknown:
+            raise _misused("send", unknown)
         self._enter()
         if timeout is not None:
             timeouts.check_timeout(timeout)
@@ -467,7 +487,14 @@ class Operations(ABC):
         return self._deadline(work, timeout, self._context.op_timeout, (dst,))
 
     def ssend(
-        self, x: Any, dst: int, *, tag: str | int = 0, timeout: float | None = None
+        self,
+        /,
+        x: Any,
+        dst: int,
+        *,
+        tag: str | int = 0,
+        timeout: float | None = None,
+        **unknown: Never,
     ) -> Work[None]:
         """Send `x` to rank `dst`, and wait until a receive of `dst` has taken it.
 
@@ -481,6 +508,8 @@ class Operations(ABC):
             elif group.rank == 1:
                 await group.recv(src=0)
         """
+        if unknown:
+            raise _misused("ssend", unknown)
         self._enter()
         timeouts.check_timeout(timeout)
         try:
@@ -498,6 +527,7 @@ class Operations(ABC):
         out: Any = None,
         partial: bool = False,
         timeout: float | None = None,
+        **unknown: Never,
     ) -> Work[Any]:
         """Receive the next message of rank `src` with `tag`.
 
@@ -527,6 +557,8 @@ class Operations(ABC):
             x = np.empty(3)
             await group.recv(out=x)
         """
+        if unknown:
+            raise _misused("recv", unknown)
         self._enter()
         if timeout is not None:
             timeouts.check_timeout(timeout)
@@ -567,6 +599,7 @@ class Operations(ABC):
         recv_tag: str | int | AnyTag | None = None,
         out: Any = None,
         timeout: float | None = None,
+        **unknown: Never,
     ) -> Work[Any]:
         """Send `x` to `dst`, and receive from `src` at the same time. The result is what was
         received.
@@ -579,6 +612,8 @@ class Operations(ABC):
             right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
             x = await group.sendrecv(group.rank, right, src=left)
         """
+        if unknown:
+            raise _misused("sendrecv", unknown)
         self._enter()
         if recv_tag is None:
             recv_tag = tag
@@ -607,10 +642,12 @@ class Operations(ABC):
 
     def probe(
         self,
+        /,
         *,
         src: Src = ANY_SOURCE,
         tag: str | int | AnyTag = ANY_TAG,
         timeout: float | None = None,
+        **unknown: Never,
     ) -> Work[Envelope]:
         """Wait for a message without taking it.
 
@@ -626,6 +663,8 @@ class Operations(ABC):
             found = await group.probe(src=group.rank)
             value = await group.recv(src=found.source, tag=found.tag, timeout=10)
         """
+        if unknown:
+            raise _misused("probe", unknown)
         self._enter()
         source = as_source(src, self._context.size)
         timeouts.check_timeout(timeout)
@@ -634,7 +673,7 @@ class Operations(ABC):
         return self._deadline(work, timeout, math.inf, missing)
 
     def iprobe(
-        self, *, src: Src = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG
+        self, *, src: Src = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG, **unknown: Never
     ) -> Envelope | None:
         """Return the envelope of a message that has arrived, or None, without taking it.
 
@@ -646,6 +685,8 @@ class Operations(ABC):
             if found is not None:
                 value = await group.recv(src=found.source, tag=found.tag, timeout=10)
         """
+        if unknown:
+            raise _misused("iprobe", unknown)
         self._enter()
         return self._context.p2p.iprobe(src=src, tag=tag)
 
@@ -790,13 +831,13 @@ class Operations(ABC):
     def abort(self, reason: str = "aborted") -> None:
         """See `Group.abort`."""
 
-    def _refused(self, op: str, tag: Tag, unknown: dict[str, Any], **instead: str) -> TypeError:
-        """Return the error of a collective that got unknown arguments: see `unexpected`.
+    def _refused(self, op: str, tag: Tag, unknown: dict[str, Any]) -> TypeError:
+        """Return the error of a collective that got unknown arguments.
 
         The collective uses up its number, and the other ranks hear why, as for other bad arguments.
         """
         self._enter()
-        error = unexpected(op, unknown, **instead)
+        error = _misused(op, unknown)
         self._context.calls.forgo(op, None if tag is None else as_tag(tag), error)
         return error
 
@@ -833,9 +874,20 @@ def send_steady(
     return group._send(x, dst, tag, timeout, steady=True)
 
 
+def _misused(op: str, unknown: dict[str, Any]) -> TypeError:
+    """Return the error of a call with unknown arguments."""
+    names = inspect.signature(getattr(Operations, op)).parameters
+    return unexpected(f"group.{op}", unknown, hints(names))
+
+
 def _check_partial(out: Any) -> None:
     if not getattr(out, "shape", ()):
         raise TypeError(
             "partial=True may fill only a part of out=: give a numpy array or tensor with at least "
             f"one dimension, not {'none' if out is None else f'a {type(out).__name__}'}"
         )
+
+
+for _method in vars(Operations).copy().values():
+    if inspect.isfunction(_method) and not _method.__name__.startswith("_"):
+        _method.__qualname__ = f"group.{_method.__name__}"  # Python names it in its errors

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Never, Unpack
+from typing import TYPE_CHECKING, Any, Never, NoReturn, Unpack
 
 from aiodist import environment, timeouts
 from aiodist.control.client import ControlClient
@@ -180,7 +180,7 @@ def connect(
             await group.barrier()
     """
     if unknown:
-        raise unexpected("connect", unknown, run_id="group")
+        raise unexpected("connect", unknown, {"run_id": "use group="})
     if max_message_bytes < 1:
         raise ValueError(f"max_message_bytes is at least 1, not {max_message_bytes!r}")
     by_environment = address is None
@@ -383,6 +383,19 @@ class Connecting:
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assert self._group is not None
         await self._group._newest().__aexit__(kind, error, trace)
+
+    if not TYPE_CHECKING:  # type checkers have errors of their own for these
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"connect() has no group yet, and so no {name!r}: await it, or use `async with`"
+            )
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError("connect() is entered by `async with`, not by `with`; or await it")
+
+        def __exit__(self, *raised: object) -> None:
+            """Never called, but Python looks for it before it calls `__enter__`."""
 
 
 async def _connect(options: _Options) -> Group:

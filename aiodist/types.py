@@ -221,13 +221,46 @@ Op = ReduceOp | Callable[[Any, Any], Any]
 """What operations take as operator. A plain function counts as a custom operator."""
 
 
-def unexpected(call: str, unknown: Mapping[str, Any], **instead: str) -> TypeError:
+_SPELLINGS: Final[dict[str, tuple[str, ...]]] = {
+    **dict.fromkeys(["tensor", "buf", "obj"], ("x", "out", "xs")),
+    **dict.fromkeys(["input", "input_tensor", "sendbuf", "sendobj"], ("x", "xs")),
+    **dict.fromkeys(["input_list", "input_tensor_list", "scatter_list"], ("xs",)),
+    **dict.fromkeys(["output", "output_tensor", "recvbuf", "recvobj"], ("out",)),
+    **dict.fromkeys(["tensor_list", "output_tensor_list", "gather_list"], ("out",)),
+    **dict.fromkeys(["root", "group_src", "group_dst"], ("src", "dst")),
+    "source": ("src",),
+    "dest": ("dst",),
+    "sendtag": ("tag",),
+    "recvtag": ("recv_tag",),
+}
+"""Names of arguments in torch and mpi4py, and here. The first one counts that a call has."""
+
+_ELSEWHERE: Final[dict[str, str]] = {
+    "async_op": "leave it out, because every call returns a Work",
+    "group": "call this method of that group",
+    "status": "leave it out, because the Work has source, tag and nbytes",
+}
+"""Arguments of torch and mpi4py that have no place here, and what to do."""
+
+
+def hints(parameters: Iterable[str]) -> dict[str, str]:
+    """Return what to do instead of each argument of torch and mpi4py, for `unexpected`."""
+    known = {*parameters}
+    uses = {
+        spelling: f"use {name}="
+        for spelling, names in _SPELLINGS.items()
+        if (name := next((name for name in names if name in known), None)) is not None
+    }
+    return uses | _ELSEWHERE
+
+
+def unexpected(call: str, unknown: Mapping[str, Any], hints: Mapping[str, str]) -> TypeError:
     """Make the error of a `call` with arguments that it does not have, worded as Python does.
 
-    `instead` maps names that users of other libraries expect to the right argument of `call`.
+    `hints` says what to do instead of names that users of other libraries expect.
     """
     name = next(iter(unknown))
-    hint = f": use {instead[name]}=" if name in instead else ""
+    hint = f": {hints[name]}" if name in hints else ""
     return TypeError(f"{call}() got an unexpected keyword argument {name!r}{hint}")
 
 

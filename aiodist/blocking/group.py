@@ -6,7 +6,16 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload, runtime_checkable
+from typing import (
+    Any,
+    Concatenate,
+    Never,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    overload,
+    runtime_checkable,
+)
 
 from aiodist.blocking.calls import BlockingWork, Home
 from aiodist.blocking.store import BlockingStore
@@ -239,10 +248,10 @@ class BlockingGroup:
     probe = _waiting(Operations.probe)
 
     def iprobe(
-        self, *, src: Src = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG
+        self, *, src: Src = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG, **unknown: Never
     ) -> Envelope | None:
         """See `Group.iprobe`."""
-        envelope: Envelope | None = self._run(self._group.iprobe, src=src, tag=tag)
+        envelope: Envelope | None = self._run(self._group.iprobe, src=src, tag=tag, **unknown)
         return envelope
 
     def acknowledge_lost(self) -> tuple[int, ...]:

@@ -281,8 +281,9 @@ def over(memory: Flat, kind: Kind, name: str, shape: tuple[int, ...]) -> Any:
 def _name(array: NDArray[Any], where: Where) -> str:
     name = name_of(array.dtype)
     if name is None:
+        hint = ". Send {name: x[name] for name in x.dtype.names}" if array.dtype.names else ""
         raise TypeError(
             f"{where}: a numpy array of dtype {array.dtype} does not travel: "
-            "numbers, bools, times and fixed-size strings do"
+            f"numbers, bools, times and fixed-size strings do{hint}"
         )
     return name

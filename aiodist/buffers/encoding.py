@@ -230,7 +230,7 @@ class _Encoder:
 
     def _pickle(self, value: Any, where: Where) -> None:
         if not self.allow_pickle:
-            hint = " (anything else with allow_pickle=True on all ranks)"
+            hint = " (other objects with allow_pickle=True on all ranks)"
             if self.allow_pickle is None:
                 hint = ". Of a torch module, publish its `state_dict()`"
             raise TypeError(

@@ -359,7 +359,10 @@ def _arrays(x: Any, where: Where) -> list[UserArray]:
         array = view(item, place)
         if array is None:
             wanted = "an array" if _is_list(x) else "an array, a flat list of arrays or a number"
-            raise TypeError(f"{place}: expected {wanted} to reduce, got {type(item).__name__}")
+            hint = f": of a list of numbers, pass np.array({where})" if _is_scalar(item) else ""
+            raise TypeError(
+                f"{place}: expected {wanted} to reduce, got {type(item).__name__}{hint}"
+            )
         found.append(array)
     return found
 

@@ -41,7 +41,7 @@ LONGEST = 128
 def check_options(call: str, options: Mapping[str, Any]) -> None:
     """Raise TypeError if `call` does not have all of these options."""
     if unknown := options.keys() - ChannelOptions.__optional_keys__:
-        raise unexpected(call, dict.fromkeys(sorted(unknown)))
+        raise unexpected(call, dict.fromkeys(sorted(unknown)), {})
 
 
 @dataclass

@@ -256,7 +256,10 @@ def _alike(place: Place, offers: Sequence[Sequence[Offer | None]]) -> Choice | N
 
 def _encode_slots(place: Place, transfer: DeviceTransfer, xs: Any, op: str) -> list[Encoded]:
     if not isinstance(xs, (list, tuple)):
-        raise TypeError(f"{op} takes a list of {place.size} values, one a rank, not {describe(xs)}")
+        hint = ": pass list(x)" if getattr(xs, "shape", ()) else ""
+        raise TypeError(
+            f"{op} takes a list of {place.size} values, one a rank, not {describe(xs)}{hint}"
+        )
     if len(xs) != place.size:
         raise ValueError(f"{op} takes {place.size} values, one a rank; got {len(xs)}")
     return [transfer.encode(x) for x in xs]

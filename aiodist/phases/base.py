@@ -178,7 +178,9 @@ def as_rank(value: Any, size: int, name: str) -> int:
     """
     rank = value if type(value) is int else as_int(value, f"{name} is a rank, an int")
     if not 0 <= rank < size:
-        raise ValueError(f"{name}={rank} is not a rank of this group of {size}")
+        raise ValueError(
+            f"{name}={rank} is not a rank of this group of {size}: its ranks are 0 to {size - 1}"
+        )
     return rank
 
 

@@ -25,6 +25,7 @@ def run(rank, size):
         # Receive tensor from process 0
         req = dist.irecv(tensor=tensor, src=0)
         print("Rank 1 started receiving")
+        # The tutorial prints tensor[0] here. It may be 0.0 or 1.0 before req.wait() has returned.
     req.wait()
     print("Rank ", rank, " has data ", tensor[0])
 

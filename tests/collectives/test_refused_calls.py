@@ -153,8 +153,8 @@ def test_a_refused_call_uses_up_its_number(run, groups, name):
 @pytest.mark.parametrize("tag", [None, "t"])
 async def test_an_argument_that_a_collective_does_not_have(op: str, tag: Any) -> None:
     async with aiodist.local(2) as ranks:
-        with pytest.raises(TypeError, match=rf"^{op}\(\) got an unexpected .* 'async_op'$"):
-            getattr(ranks[0], op)(*UNKNOWN[op], tag=tag, async_op=True)
+        with pytest.raises(TypeError, match=rf"^group\.{op}\(\) got an unexpected .* 'rot'$"):
+            getattr(ranks[0], op)(*UNKNOWN[op], tag=tag, rot=True)
         await heard(ranks[1].barrier(tag=tag), by=0)
         await in_step(ranks, tag)
 
@@ -409,13 +409,50 @@ def test_a_rank_that_is_far_ahead_of_refusals(run, groups):
 
 
 @pytest.mark.parametrize(
-    ("op", "instead"),
-    [("broadcast", "src"), ("reduce", "dst"), ("gather", "dst"), ("scatter", "src")],
+    ("op", "given", "hint"),
+    [
+        ("broadcast", {"x": 1, "root": 0}, "'root': use src="),
+        ("reduce", {"x": 1, "root": 0}, "'root': use dst="),
+        ("gather", {"x": 1, "root": 0}, "'root': use dst="),
+        ("scatter", {"xs": [1], "root": 0}, "'root': use src="),
+        ("all_reduce", {"x": 1, "tensor": 1}, "'tensor': use x="),
+        ("all_reduce", {"x": 1, "async_op": True}, "'async_op': leave it out, because .* a Work"),
+        ("barrier", {"group": None}, "'group': call this method of that group"),
+        ("gather", {"x": 1, "tensor": 1}, "'tensor': use x="),
+        ("gather", {"x": 1, "gather_list": []}, "'gather_list': use out="),
+        ("scatter", {"tensor": 1, "src": 0, "scatter_list": []}, "'tensor': use out="),
+        ("scatter", {"scatter_list": [1]}, "'scatter_list': use xs="),
+        ("all_gather", {"x": 1, "tensor_list": []}, "'tensor_list': use out="),
+        ("reduce_scatter", {"xs": [1], "input": 1}, "'input': use xs="),
+        ("all_to_all", {"xs": [1], "output_tensor_list": 1}, "'output_tensor_list': use out="),
+        ("send", {"x": 1, "dst": 0, "tensor": 1}, "'tensor': use x="),
+        ("isend", {"x": 1, "dst": 0, "dest": 0}, "'dest': use dst="),
+        ("ssend", {"x": 1, "dst": 0, "obj": 1}, "'obj': use x="),
+        ("recv", {"tensor": 1, "src": 0}, "'tensor': use out="),
+        ("irecv", {"source": 0}, "'source': use src="),
+        ("recv", {"src": 0, "status": None}, "'status': .* has source, tag and nbytes"),
+        ("sendrecv", {"x": 1, "dst": 0, "sendobj": 1}, "'sendobj': use x="),
+        ("sendrecv", {"x": 1, "dst": 0, "recvtag": 1}, "'recvtag': use recv_tag="),
+        ("probe", {"source": 0}, "'source': use src="),
+        ("iprobe", {"source": 0}, "'source': use src="),
+    ],
 )
-async def test_the_root_by_another_name(op: str, instead: str) -> None:
+async def test_names_of_other_libraries(op: str, given: dict[str, Any], hint: str) -> None:
     async with aiodist.local(1) as [group]:
-        with pytest.raises(TypeError, match=rf"{op}\(\) .* argument 'root': use {instead}=$"):
-            await getattr(group, op)([1], root=0)
-        with pytest.raises(TypeError, match=rf"{op}\(\) got an .* argument 'rot'$"):
-            await getattr(group, op)([1], tag="t", rot=0)
+        says = rf"^group\.\w+\(\) got an unexpected keyword argument {hint}$"
+        with pytest.raises(TypeError, match=says):
+            await getattr(group, op)(**given)
+
+        def in_a_thread() -> None:
+            with pytest.raises(TypeError, match=says):
+                getattr(group.blocking(), op)(**given).wait()  # of isend or irecv
+
+        await asyncio.to_thread(in_a_thread)
         assert await group.all_reduce(1) == 1
+
+
+async def test_errors_of_python_name_the_group() -> None:
+    async with aiodist.local(1) as [group]:
+        call: Any = group.scatter
+        with pytest.raises(TypeError, match=r"^group\.scatter\(\) got multiple values"):
+            call(1, [1], src=0)

@@ -369,6 +369,12 @@ def test_wrong_calls() -> None:
         aiodist.run(wait_for_ever, 0)
     with pytest.raises(TypeError, match="pickle"):
         aiodist.run(sum_of_ranks, 1, args=(threading.Lock(),))
+
+    async def inner(group: aiodist.Group) -> None:
+        """Nothing can import it."""
+
+    with pytest.raises(TypeError, match=r"pickled, .*inner.*: move .* the top level of a module$"):
+        aiodist.run(inner, 1)
     start: Any = aiodist.run
     with pytest.raises(TypeError, match=r"run\(\) got an unexpected .*'no_such_option'$"):
         start(wait_for_ever, 1, no_such_option=1)
@@ -376,7 +382,7 @@ def test_wrong_calls() -> None:
         start(wait_for_ever, 2, size=4)
     with pytest.raises(TypeError, match=r"args is a tuple of .*, such as \(5,\), not 5"):
         start(wait_for_ever, 1, args=5)
-    with pytest.raises(TypeError, match=r"main is an async function .*, but returned 0"):
+    with pytest.raises(TypeError, match="main must be an async function; it returned 0"):
         start(not_async, 1)
     with pytest.raises(ValueError, match="nprocs=4097: a group has at most 4096 ranks"):
         aiodist.run(sum_of_ranks, 4097)

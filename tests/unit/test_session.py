@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +23,16 @@ def test_where_a_coroutine_is_wanted_the_error_says_what_to_do() -> None:
     connecting = aiodist.connect("inproc://absent", size=1)
     with pytest.raises((TypeError, ValueError), match=r"aiodist\.connect.* to be awaited, or"):
         asyncio.run(connecting)
+
+
+def test_what_is_not_awaited_says_what_to_do() -> None:
+    connecting: Any = aiodist.connect("inproc://absent", size=1)
+    with pytest.raises(AttributeError, match=r"no group yet, and so no 'rank': await it, or use"):
+        _ = connecting.rank
+    with pytest.raises(TypeError, match=r"entered by `async with`, not by `with`"), connecting:
+        pass
+    assert not hasattr(connecting, "__len__")
+    assert copy.copy(connecting).timeout == connecting.timeout
 
 
 @pytest.mark.parametrize("option", ["group", "bind", "advertise"])
