@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Unpack
 
+from aiodist import timeouts
 from aiodist.group import Group
 from aiodist.services.keeper import PATIENCE, Keeper
 from aiodist.session import connect
@@ -58,8 +59,13 @@ def epochs(
     itself, each turn of the loop leads to the next epoch, and `Group.close` ends the loop.
 
     Raises what `connect` raises, and CollectiveTimeoutError if an epoch does not form. Its
-    `.missing` are the ranks that live and do not come.
+    `.missing` are the ranks that live and do not come. Raises TypeError or ValueError if `patience`
+    is not a number of seconds.
     """
+    if isinstance(patience, bool) or not isinstance(patience, (int, float)):
+        raise TypeError(f"patience is a number of seconds, not {patience!r}")
+    if patience != 0 and not timeouts.is_seconds(patience):
+        raise ValueError(f"patience is 0 seconds or more, not {patience!r}")
     connecting = connect(address, min_size=min_size, max_size=max_size, **options)  # pyright: ignore[reportArgumentType]
     return _epochs(Keeper(connecting, admit=admit, patience=patience))
 
