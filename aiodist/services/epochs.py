@@ -59,7 +59,8 @@ def epochs(
     itself, each turn of the loop leads to the next epoch, and `Group.close` ends the loop.
 
     Raises what `connect` raises, and CollectiveTimeoutError if an epoch does not form. Its
-    `.missing` are the ranks that live and do not come.
+    `.missing` are the ranks that live and do not come. Raises TypeError or ValueError if `patience`
+    is not a number of seconds.
     """
     if patience != 0:
         timeouts.check_seconds("patience", patience)

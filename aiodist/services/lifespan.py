@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -16,6 +17,7 @@ from aiodist.services.keeper import Keeper
 from aiodist.session import connect
 from aiodist.types import RankOptions
 
+Q = TypeVar("Q")
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -52,6 +54,9 @@ class Lifespan:
     `aiodist.connect`. The start of the worker raises the errors of `connect`. If later no group
     forms within `timeout`, that is logged, every waiting `call` raises it, and the worker tries
     again until it ends.
+
+    Raises TypeError if `serve` or `answer` is not a function. A result of theirs that cannot be
+    awaited is a TypeError, too.
     """
 
     def __init__(
@@ -67,8 +72,8 @@ class Lifespan:
         # Not resolved yet, because a module that is imported for another reason needs no
         # environment.
         self._connect = partial(connect, address, min_size=min_size, max_size=max_size, **options)
-        self._serve = serve
-        self._asking = None if answer is None else Asking(answer)
+        self._serve = None if serve is None else _checked("serve", serve)
+        self._asking = None if answer is None else Asking(_checked("answer", answer))
         self._keeper: Keeper | None = None  # None: the worker has not started
         self._next: asyncio.Future[None]  # done when the next epoch begins
         self._has_begun = False  # this worker has had a group
@@ -267,6 +272,20 @@ class Lifespan:
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks)
+
+
+def _checked(name: str, function: Callable[[Q], Awaitable[T]]) -> Callable[[Q], Awaitable[T]]:
+    """Return `function`, the argument `name`, with a check that its results can be awaited."""
+    if not callable(function):
+        raise TypeError(f"{name} must be an async function, not {function!r:.200}")
+
+    def call(argument: Q) -> Awaitable[T]:
+        result = function(argument)
+        if not inspect.isawaitable(result):
+            raise TypeError(f"{name} must be an async function; it returned {result!r:.200}")
+        return result
+
+    return call
 
 
 def _are(kind: type[Exception], error: Exception) -> bool:

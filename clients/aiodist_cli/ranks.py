@@ -104,9 +104,12 @@ class Ranks:
     @property
     def living(self) -> int:
         """How many ranks run, or have ended well."""
-        return len(self._tasks) - sum(
-            ended is None or ended.code != 0 for ended in self._ended.values()
-        )
+        return len(self._tasks) - len(self._ended) + self.done
+
+    @property
+    def done(self) -> int:
+        """How many ranks have ended well."""
+        return sum(process.returncode == 0 for process in self._ended)
 
     async def next_death(self, interruption: asyncio.Future[Any]) -> Exit | None:
         """Wait for the next rank that fails. None: all have ended, or `interruption` is done."""

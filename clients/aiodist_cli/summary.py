@@ -40,6 +40,11 @@ class Exit(NamedTuple):
         return _CONSEQUENCE.match(self.last_line) is not None
 
     @property
+    def waited_in_vain(self) -> bool:
+        """Whether its last line says that too few ranks came for a group."""
+        return self.last_line.startswith(b"aiodist.errors.JoinTimeoutError")
+
+    @property
     def last_line(self) -> bytes:
         """The last line that it wrote; of a traceback, the exception."""
         words = (line.strip(_FRAME) for line in reversed(self.tail))

@@ -38,10 +38,12 @@ class Meaning(NamedTuple):
 
 
 def meaning(op: Any, dtype: torch.dtype) -> Meaning:
-    """Return the meaning of an operator of torch, as NCCL has it. Raises ValueError.
+    """Return the meaning of an operator of torch, as NCCL has it.
 
     The sum of booleans is whether any is true, and their product whether all are. An average of
     integers is a sum, which wraps as sums do, divided and rounded toward zero.
+
+    Raises ValueError for an unknown operator, and TypeError for an average of booleans.
     """
     kind = getattr(op, "op", op)  # with a factor it is an object, else maybe a bare enum
     number = getattr(kind, "value", kind)
@@ -57,6 +59,11 @@ def _meaning(number: Any, dtype: torch.dtype) -> Meaning:
     if found is None:
         raise ValueError(f"{number} is no reduce operator that the aiodist backend knows")
     if dtype is torch.bool:
+        if found is ReduceOp.AVG:
+            raise TypeError(
+                "AVG has no meaning for bool: use SUM (or) or PRODUCT (and), or convert to a float "
+                "dtype"
+            )
         return Meaning(_OF_BOOLEANS.get(found, found))
     if found is ReduceOp.AVG and not (dtype.is_floating_point or dtype.is_complex):
         return Meaning(ReduceOp.SUM, divides=True)

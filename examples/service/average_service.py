@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import os
 import signal
 
 import numpy as np
@@ -94,7 +95,9 @@ class Worker:
         await runner.setup()
         try:
             group = self.lifespan.group
-            await web.TCPSite(runner, "127.0.0.1", port + group.rank if port else 0).start()
+            # Ranks move up when a worker dies, but a process and its successor keep their place.
+            place = int(os.environ.get("LOCAL_RANK", group.rank))
+            await web.TCPSite(runner, "127.0.0.1", port + place if port else 0).start()
             host, own_port = runner.addresses[0][:2]
             print(f"worker {group.rank} of {group.size} serves http://{host}:{own_port}")
             await stop.wait()
@@ -105,7 +108,7 @@ class Worker:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--port", type=int, default=8080, help="of rank 0; 0 takes free ones")
+    parser.add_argument("--port", type=int, default=8080, help="of LOCAL_RANK 0; 0 takes free ones")
     parser.add_argument("--dimension", type=int, default=3, help="numbers of a vector")
     options = parser.parse_args()
     asyncio.run(Worker(options.dimension).run(options.port))

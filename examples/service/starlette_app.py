@@ -6,7 +6,9 @@
     curl http://127.0.0.1:8000/visits
 
 Kill a worker: the others go on without it, and no request of theirs fails. Its successor is taken
-in. The same with ``gunicorn -k asgi -w 4 --chdir examples/service starlette_app:app``.
+in. The same with gunicorn, whose workers on uvloop would ignore a SIGTERM while they start::
+
+    gunicorn -k asgi --asgi-loop asyncio -w 4 --chdir examples/service starlette_app:app
 """
 
 from __future__ import annotations

@@ -1,17 +1,22 @@
-"""The web service: averages over all workers, many at once, and a clean end."""
+"""The web service: averages over all workers, many at once, a killed worker, and a clean end."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import aiohttp
 import pytest
+
+import aiodist
+from aiodist.launching import spawn
 
 SERVICE = Path(__file__).parents[2] / "examples" / "service" / "average_service.py"
 
@@ -22,11 +27,12 @@ Environment = Callable[..., dict[str, str]]
 
 @asynccontextmanager
 async def service(
-    size: int, env: dict[str, str]
+    size: int, env: dict[str, str], *options: str, port: int = 0
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, list[str]]]:
-    """The service with `size` workers: its process, and the addresses of the workers."""
+    """The service with `size` workers: its process, and the addresses of the workers by rank."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "aiodist_cli", "run", "-n", str(size), str(SERVICE), "--port", "0"),
+        *(sys.executable, "-m", "aiodist_cli", "run", "-n", str(size), *options),
+        *(str(SERVICE), "--port", str(port)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=env,
@@ -89,3 +95,37 @@ async def test_averages_over_workers_while_requests_are_served(environment: Envi
         stops = [f"[{rank}] worker {rank} stops" for rank in range(3)]
         assert sorted(out.decode().splitlines()) == stops
         assert err.decode() == "aiodist run: SIGTERM; ranks 0, 1 and 2 stopped\n"
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports in a row that no process uses now."""
+    while True:
+        first = spawn.free_port()
+        with ExitStack() as held, suppress(OSError):
+            for port in range(first, first + count):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
+
+
+async def test_the_successor_of_a_killed_worker_serves_at_its_port(
+    environment: Environment,
+) -> None:
+    async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+        options = ("--max-restarts", "1", "--coordinator", coordinator.address)
+        port = free_ports(3)
+        async with service(3, environment(), *options, port=port) as (process, urls):
+            assert sorted(urls) == [f"http://127.0.0.1:{port + place}" for place in range(3)]
+            (group,) = coordinator.status()["groups"]
+            os.kill(group["members"][0]["pid"], signal.SIGKILL)
+            assert process.stdout is not None
+            line = (await process.stdout.readline()).decode()
+            assert line.endswith(f"worker 2 of 3 serves {urls[0]}\n")
+            async with aiohttp.ClientSession() as session:
+                for url in urls:
+                    async with session.post(f"{url}/vector", data="[1, 2, 3]") as response:
+                        assert response.status == 200
+                async with session.get(f"{urls[0]}/average") as response:
+                    assert await response.json() == {"average": [1.0, 2.0, 3.0], "count": 3}
+            process.send_signal(signal.SIGTERM)
+            await process.communicate()
+            assert process.returncode == 128 + signal.SIGTERM

@@ -1,5 +1,5 @@
 """The service under real servers, by Starlette and FastAPI: four workers, under load, while some
-are killed, and while all are reloaded."""
+are killed, and while all are reloaded; and workers that are ended while they start."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ pytestmark = pytest.mark.timeout(180)
 
 SERVERS = {
     "uvicorn": ["--host", "127.0.0.1", "--workers", str(WORKERS), "--timeout-keep-alive", "180"],
-    "gunicorn": ["-k", "asgi", "-w", str(WORKERS), "--no-control-socket", "--keep-alive", "180"],
+    "gunicorn": [
+        *("-k", "asgi", "--asgi-loop", "asyncio", "-w", str(WORKERS)),
+        *("--no-control-socket", "--keep-alive", "180", "--graceful-timeout", "170"),
+    ],
 }
 """Clients are idle for longer than the servers would keep their connections on a busy machine, and
-would be at another worker then."""
+would be at another worker then. A worker of gunicorn that does not end makes a test hang."""
 
 
 @asynccontextmanager
@@ -154,6 +157,33 @@ class Load:
         for client in self.clients:
             client.task.cancel()
         await asyncio.wait([client.task for client in self.clients])
+
+
+BOOTING = """
+import os, signal
+
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print("booting", flush=True)
+signal.sigwait({signal.SIGTERM})
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+os.kill(os.getpid(), signal.SIGTERM)
+from starlette_app import app
+"""
+"""An application that gets the SIGTERM of the server while its worker imports it."""
+
+
+@pytest.mark.timeout(60)
+async def test_workers_that_are_ended_while_they_start(
+    environment: Callable[..., dict[str, str]], free_port: int, tmp_path: Path
+) -> None:
+    (tmp_path / "booting.py").write_text(BOOTING)
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    async with aiodist.Coordinator() as coordinator:
+        env = environment(AIODIST_ADDRESS=coordinator.address, PYTHONPATH=paths)
+        async with served("gunicorn", "booting", free_port, env) as service:
+            assert service.stdout is not None
+            for _ in range(WORKERS):
+                assert await service.stdout.readline() == b"booting\n"
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ two nodes."""
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 from collections.abc import Callable
@@ -149,6 +150,42 @@ def test_a_rank_that_dies_is_started_again_and_taken_in(aiodist: Start, tmp_path
     assert (status, out) == (0, ["[0] of 3 1", "[1] of 3 1", "[2] of 3 1"]), err
     died = "aiodist run: rank 1 of 3 failed with signal SIGKILL; started again, restarts left: 0"
     assert died in err.splitlines()
+
+
+LATE = """
+import asyncio, os, sys
+import aiodist
+
+async def main(timeout):
+    async for group in aiodist.epochs(timeout=timeout):
+        async with group:
+            await group.barrier()
+
+is_successor = os.environ["AIODIST_RESTART_COUNT"] != "0"
+if os.environ["AIODIST_RESTART_COUNT"] == "1":
+    open("fifo").read()  # until the other rank has ended
+asyncio.run(main(1.0 if is_successor else 60.0))
+if os.environ["LOCAL_RANK"] == "0":
+    sys.exit("disk full")
+os.open("fifo", os.O_WRONLY)  # waits for the successor, and stays open until the end
+"""
+
+
+def test_a_rank_that_is_started_again_too_late_is_not_started_once_more(
+    aiodist: Start, tmp_path: Path
+) -> None:
+    """Its successor waits for ranks that have ended. The run says what it died of."""
+    path = tmp_path / "late.py"
+    path.write_text(LATE)
+    os.mkfifo(tmp_path / "fifo")
+    status, _, err = finish(aiodist("run", "-n", "2:2", "--max-restarts", 2, path))
+    died = "aiodist run: rank 0 of 2 failed with exit code 1; "
+    assert [line.removeprefix(died) for line in err.splitlines() if line.startswith(died)] == [
+        "started again, restarts left: 1",
+        "not started again, because 1 of 2 ended with 0 and a group needs 2",
+        "the end of its stderr:",
+    ]
+    assert (status, err.splitlines()[-1]) == (1, "[0] disk full")
 
 
 def test_a_run_that_cannot_spare_a_rank_ends_with_it(aiodist: Start, tmp_path: Path) -> None:

@@ -141,6 +141,11 @@ def test_unknown_operators() -> None:
         meaning("MEDIAN", torch.float32)
 
 
+def test_an_average_of_booleans_is_refused_in_words_of_torch() -> None:
+    with pytest.raises(TypeError, match=r"AVG has no meaning for bool: use SUM \(or\)"):
+        meaning(dist.ReduceOp.AVG, torch.bool)
+
+
 def test_a_deadline_names_who_is_missing(ranks: Ranks) -> None:
     over = threading.Event()
 

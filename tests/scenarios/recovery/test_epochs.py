@@ -153,6 +153,21 @@ def test_who_waits_for_something_else_is_cancelled_there(run, stage):
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("patience", "error", "text"),
+    [
+        (float("nan"), ValueError, "patience is more than 0 seconds, not nan"),
+        (-1, ValueError, "patience is more than 0 seconds, not -1"),
+        ("x", TypeError, "patience is a number of seconds, not 'x'"),
+        (None, TypeError, "patience is a number of seconds, not None"),
+        (True, TypeError, "patience is a number of seconds, not True"),
+    ],
+)
+def test_a_patience_that_no_timer_has_is_refused_at_once(patience, error, text):
+    with pytest.raises(error, match=text):
+        aiodist.epochs("inproc://absent", min_size=1, patience=patience)
+
+
 @inproc
 def test_who_is_cancelled_by_others_is_cancelled(run, stage):
     async def main():

@@ -192,18 +192,26 @@ async def at_epoch(group, epoch):
     await asyncio.sleep(0)
 
 
-def test_what_serves_badly_is_said_to_all_who_ask(run, stage, caplog):
-    async def main():
-        async def serve(group):
-            raise ValueError("a bug")
+async def buggy(group):
+    raise ValueError("a bug")
 
+
+@pytest.mark.parametrize(
+    ("serve", "error", "text"),
+    [
+        (buggy, ValueError, "a bug"),
+        (lambda group: 3, TypeError, "serve must be an async function; it returned 3"),
+    ],
+)
+def test_what_serves_badly_is_said_to_all_who_ask(run, stage, caplog, serve, error, text):
+    async def main():
         async with stage() as cast:
             workers = [Worker(cast, serve=serve), Worker(cast, min_size=2)]
             await started(*workers)
-            with pytest.raises(ValueError, match="a bug"):
+            with pytest.raises(error, match=text):
                 await workers[0].lifespan.call(barrier, 3)
             workers[0].stop.set()
-            with pytest.raises(ValueError, match="a bug"):
+            with pytest.raises(error, match=text):
                 await workers[0].task
             await workers[1].end()
 
@@ -385,6 +393,24 @@ def test_who_gives_no_answer_asks_nobody(run, stage):
             with pytest.raises(RuntimeError, match="ask needs workers that answer"):
                 await worker.lifespan.ask("x")
             await worker.end()
+
+    run(main())
+
+
+@pytest.mark.parametrize("argument", ["serve", "answer"])
+def test_what_is_no_function_is_refused_at_once(stage, argument):
+    with pytest.raises(TypeError, match=f"{argument} must be an async function, not 3"):
+        aiodist.lifespan("inproc://absent", **{argument: 3})
+
+
+def test_an_answer_by_a_plain_function_is_refused(run, stage):
+    async def main():
+        async with stage() as cast:
+            workers = [Worker(cast, answer=lambda question: 3) for _ in range(2)]
+            await started(*workers)
+            with pytest.raises(TypeError, match="answer must be an async function; it returned 3"):
+                await workers[0].lifespan.ask("x", timeout=60)
+            await asyncio.gather(*[worker.end() for worker in workers])
 
     run(main())
 
