@@ -364,17 +364,21 @@ def test_options_go_to_connect() -> None:
     assert aiodist.run(size_of_messages, 1, max_message_bytes=1000) == [1000]
 
 
+def test_a_function_within_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def inner(group: aiodist.Group) -> None:
+        """Nothing can import it."""
+
+    # Without a file of the main module, as under pytest-xdist, cloudpickle would take it.
+    monkeypatch.setattr("aiodist.launch._packs_by_value", lambda main: False)
+    with pytest.raises(TypeError, match=r"pickled, .*inner.*: move .* the top level of a module$"):
+        aiodist.run(inner, 1)
+
+
 def test_wrong_calls() -> None:
     with pytest.raises(ValueError, match="at least 1, not 0"):
         aiodist.run(wait_for_ever, 0)
     with pytest.raises(TypeError, match="pickle"):
         aiodist.run(sum_of_ranks, 1, args=(threading.Lock(),))
-
-    async def inner(group: aiodist.Group) -> None:
-        """Nothing can import it."""
-
-    with pytest.raises(TypeError, match=r"pickled, .*inner.*: move .* the top level of a module$"):
-        aiodist.run(inner, 1)
     start: Any = aiodist.run
     with pytest.raises(TypeError, match=r"run\(\) got an unexpected .*'no_such_option'$"):
         start(wait_for_ever, 1, no_such_option=1)
