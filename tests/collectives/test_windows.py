@@ -265,6 +265,10 @@ def test_the_owner_dies(run, groups):
                     await window.close()
                 with pytest.raises(aiodist.GroupClosedError):
                     window.get(0)
+                if window is windows[0]:  # it has left, too
+                    with pytest.raises(aiodist.PeerLostError, match="it closed") as caught:
+                        await windows[1].get(0)
+                    assert caught.value.ranks == (0,)
 
     run(main())
 
