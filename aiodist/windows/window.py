@@ -81,7 +81,7 @@ class Window:
         self._x = x  # what this rank has exposed; None: nothing, or the window is closed
         self._number = 0  # of the last request
         self._fences = 0  # how often `fence` was called
-        self._pending: set[Work[Any]] = set()  # requests of this rank
+        self._pending = group._context.requests  # those of this rank that are not done
         self._sparing = Sparing(log)  # limits warnings about malformed requests
         loop = asyncio.get_running_loop()
         self._serving = [
@@ -200,8 +200,9 @@ class Window:
         number = self._number
         request = (op, number, where, value, name)
         seconds = group._context.op_timeout if timeout is None else timeout
-        sending = group.send(request, rank, tag=REQUESTS, timeout=seconds)
-        answer = group.recv(src=rank, tag=number, out=out, timeout=seconds)
+        # Reports of what this rank waits for show the call of the program, and not its messages.
+        sending = self._own(group.send(request, rank, tag=REQUESTS, timeout=seconds))
+        answer = self._own(group.recv(src=rank, tag=number, out=out, timeout=seconds))
         work: Work[Any] = together(
             answer.get_loop(),
             op,
@@ -211,8 +212,8 @@ class Window:
             partial(self._why, rank, op, number),
         )
         answer.add_done_callback(partial(self._leave, rank, number, sending))
-        self._pending.add(work)
-        work.add_done_callback(self._pending.discard)
+        self._pending[work] = rank
+        work.add_done_callback(self._pending.pop)
         return work
 
     def _given(self, rank: int, op: str, answer: Any) -> Any:

@@ -340,6 +340,7 @@ def test_an_open_window_is_no_operation_that_waits(run, groups):
             get = two.get(0)
             await asyncio.wait([get], timeout=0)
             assert [len(rank.now().waits) for rank in doings] == [0, 1]
+            assert doings[1].now().waits[0].op == "get"
             get.cancel()
             await asyncio.sleep(0)  # then its answer has another receive, which is no call
             assert two._group._context.p2p.pending
