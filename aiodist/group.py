@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +21,7 @@ from aiodist.errors import (
     in_words,
 )
 from aiodist.operations import Operations
-from aiodist.phases.base import as_shape
+from aiodist.phases.base import Call, as_shape, barrier
 from aiodist.rank import deriving, untaken
 from aiodist.rank.actor import RankActor, as_member
 from aiodist.rank.context import Context
@@ -28,7 +29,7 @@ from aiodist.rank.recovery import Recovery, check_sizes
 from aiodist.rank.views import views
 from aiodist.signatures import Array, Buffer, Signatures, typed
 from aiodist.types import Member, View
-from aiodist.windows.window import Window, opened
+from aiodist.windows.window import Window, offered
 from aiodist.wire.recovery import Purpose
 from aiodist.work import Unseen, Work, started
 
@@ -233,6 +234,15 @@ class Group(Operations):
         return await self._derive("dup", list(range(self.size)), timeout)
 
     async def _derive(self, kind: str, ranks: list[int], timeout: float | None) -> Group:
+        return (await self._derived(kind, ranks, timeout, barrier))[0]
+
+    async def _derived(
+        self,
+        kind: str,
+        ranks: list[int],
+        timeout: float | None,
+        meeting: Callable[[Context], Call],
+    ) -> tuple[Group, Any]:
         parent = self._context
         try:
             parent.check_open()
@@ -242,8 +252,8 @@ class Group(Operations):
             raise
         layout = self._actor.layout([parent.ranks[rank] for rank in ranks])
         name = f"{self._name}/{kind.split()[0]}"
-        context = await deriving.derive(parent, name, kind, ranks, layout, timeout)
-        return Group(self._actor, context, name=name)
+        context, result = await deriving.derive(parent, name, kind, ranks, layout, timeout, meeting)
+        return Group(self._actor, context, name=name), result
 
     # -- going on after a loss --------------------------------------------------------------------
 
@@ -429,8 +439,9 @@ class Group(Operations):
             await window.close()
         """
         self._check_loop()
-        own = await self._derive("expose", list(range(self.size)), timeout)
-        return await opened(own, own.close, own.abort, x, timeout)
+        meeting = partial(offered, x)
+        own, told = await self._derived("expose", list(range(self.size)), timeout, meeting)
+        return Window(own, own.close, own.abort, told or [], x)
 
     # -- threads ----------------------------------------------------------------------------------
 

@@ -18,7 +18,8 @@ operations fail at once.
 
 A broken link is a fact only for its two ends. They fail at once, because they cannot go on, and
 each names the other one. To all other ranks they only say `BELIEVED`. A rank that is itself said to
-be lost does not wait either: for that rank, the sender of the verdict is lost.
+be lost waits in both cases: the coordinator may have removed it, and will say so. If that word does
+not come, the sender of the verdict is lost for this rank.
 
 **What does not wait?** The operation does not. It is withdrawn as soon as the verdict comes, so its
 memory belongs to the user, and the other ranks have heard. Only the Work is held until it can name
@@ -80,11 +81,12 @@ class Hearsay:
         """Fail `work`, whose operation is withdrawn, by a verdict of another rank. `error` has its
         words.
 
-        If the verdict is only a belief, `work` fails once the coordinator has ruled. If there is no
-        ruling within a lease, it fails with `error`.
+        If the verdict is only a belief, or says that this rank is lost, `work` fails once the
+        coordinator has ruled. If there is no ruling within a lease, it fails with `error`.
         """
         party = self._party
-        if verdict.reason != BELIEVED or party.rank in verdict.details:
+        is_accused = verdict.reason == LOST and party.rank in verdict.details
+        if verdict.reason != BELIEVED and not is_accused:
             work.fail(error)
             return
         # The operation is over. A cancellation has nothing to tell the others, and only ends the

@@ -216,7 +216,6 @@ class RankActor(EndpointOwner):
             self.endpoint.ruled([self.roots[rank] for rank in event.ranks])
             self._tell_changed()
         elif isinstance(event, CoordinatorGone):
-            self.endpoint.ruled()
             if event.evicted:
                 self._evicted(event.eviction(self.address))
             elif self._leaving is None:
@@ -228,6 +227,7 @@ class RankActor(EndpointOwner):
                     "gone for good" if event.final else "away",
                     event.reason,
                 )
+            self.endpoint.ruled()  # last: what waits for a ruling has heard of an eviction by then
         elif isinstance(event, CoordinatorBack):
             # A warning like the one before, because its reader waits for this.
             log.warning(

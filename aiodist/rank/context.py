@@ -80,6 +80,8 @@ class Context(Party):
         self.derived: dict[bytes, int] = {}
         """How many groups of each kind and ranks were made of this one, except by splits."""
         self.splits = 0  # how many splits were called
+        self.requests: dict[Work[Any], int] = {}
+        """The calls of a window that are not done, each with the rank that owns the memory."""
         # The ranks of each host; the costs for plans; which hosts these are.
         sharing, self.teams, self.costs, self.hosts = layout
         # Whether all ranks are on one host, and share memory once they have agreed on that.

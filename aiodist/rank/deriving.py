@@ -1,9 +1,9 @@
 """Contexts made of others: subgroups, splits, duplicates, and next epochs.
 
 All ranks of a new group compute the same id for it, so that no rank has to tell the others. They
-meet at a barrier on the new context: a rank that leaves the barrier knows that all ranks have
-called for the group, and have its context. A rank that cannot call any more says so on that
-context, too (`decline`), because the others would otherwise wait for it until their deadlines.
+meet on the new context, at a barrier or another collective: a rank that leaves it knows that all
+ranks have called for the group, and have its context. A rank that cannot call any more says so on
+that context, too (`decline`), because the others would otherwise wait for it until their deadlines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from aiodist.shared_memory.lane import Layout
 from aiodist.wire.frames import pack_fields
 
 _MADE = b"made"
-"""The tag of the barrier that shows that all ranks have called for the new group."""
+"""The tag of the collective that shows that all ranks have called for the new group."""
 _SPLIT = b"split %d"
 """The tag of the two collectives of split number n, because other splits may begin between them."""
 
@@ -73,32 +73,41 @@ async def derive(
     ranks: Sequence[int],
     layout: Layout,
     timeout: float | None,
-) -> Context:
+    meeting: Callable[[Context], base.Call],
+) -> tuple[Context, Any]:
     """Make the context of a group of some ranks of `parent`, once all of them have called this.
 
-    It may already be revoked, by a rank that has it. All ranks get it then.
+    They meet on it in the collective that `meeting` makes. Returns the context and the result of
+    that collective. If `meeting` raises, the other ranks hear why.
+
+    The context may already be revoked, by a rank that has it. All ranks get it then, perhaps
+    without that result (None).
     """
     context = _child(parent, group, kind, ranks, layout)
-    call = base.barrier(context)
     op = kind.split()[0]  # what the program has called
     try:
-        await context.calls.launch(op, f"{op}()", call.start, tag=_MADE, timeout=timeout)
+        call = meeting(context)
+    except BaseException as error:
+        _give_up(context, op, error)
+        raise
+    work: Any = context.calls.launch(op, f"{op}()", call.start, tag=_MADE, timeout=timeout)
+    try:
+        return context, await work
     except BaseException as error:
         # A rank that has the group already may revoke it while this one still waits. All ranks have
         # it then, so this one gets it, too, revoked.
         if isinstance(error, GroupRevokedError) and isinstance(context.ended, GroupRevokedError):
-            return context
+            return context, None
         context.close(GroupClosedError("the group was not made", group=group))
         if isinstance(error, (PeerLostError, CollectiveTimeoutError, CollectiveAbortedError)):
             _name_ranks_of(parent, ranks, error, op)
         if isinstance(parent.ended, GroupRevokedError) and isinstance(error, AiodistError):
             raise copy.copy(parent.ended) from error  # some ranks could not call this any more
         raise
-    return context
 
 
 _NAMED = re.compile(r"(^|; | by |\), )rank (\d+)(?= is lost:| has | gave up| \()")
-"""A rank of the barrier in the text of its error. What follows may name other ranks."""
+"""A rank of the new group in the text of an error. What follows may name other ranks."""
 
 
 def _name_ranks_of(
@@ -107,7 +116,7 @@ def _name_ranks_of(
     error: PeerLostError | CollectiveTimeoutError | CollectiveAbortedError,
     op: str,
 ) -> None:
-    """Change an error of the barrier so that it names ranks of `parent`, because the caller has no
+    """Change an error of the meeting so that it names ranks of `parent`, because the caller has no
     other group."""
     names = dict(enumerate(ranks))
     if isinstance(error, PeerLostError):
@@ -225,9 +234,12 @@ def decline(
     """Tell the others of a group that is being made that this rank will not be in it, for
     `error`."""
     if parent.ended is None or isinstance(parent.ended, GroupRevokedError):
-        context = _child(parent, group, kind, ranks, layout)
-        context.calls.forgo(kind.split()[0], _MADE, error)
-        context.close(GroupClosedError("the group was not made", group=group))
+        _give_up(_child(parent, group, kind, ranks, layout), kind.split()[0], error)
+
+
+def _give_up(context: Context, op: str, error: BaseException) -> None:
+    context.calls.forgo(op, _MADE, error)
+    context.close(GroupClosedError("the group was not made", group=context.group))
 
 
 def _choices(values: Sequence[Any]) -> list[tuple[str | int | None, int]]:

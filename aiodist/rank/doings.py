@@ -95,6 +95,8 @@ def pending_in(context: Context) -> Iterator[Pending]:
     for work in context.p2p.pending:
         if work not in context.p2p.own:
             yield Pending(work, context)
+    for work in context.requests:
+        yield Pending(work, context)
 
 
 def wait_of(pending: Pending, ranks: Mapping[int, int]) -> Wait:
@@ -119,6 +121,8 @@ def missing_in(pending: Pending) -> Sequence[int]:
     work, context, op, _ = pending
     if op is not None:
         return deadlines.missing(context.calls, op)
+    if work in context.requests:
+        return (context.requests[work],)
     if isinstance(work.record, Record) and work.record.peer is not None:
         return (work.record.peer,)
     return ()

@@ -78,7 +78,10 @@ class Patience:
             self._actor.control.tell(Stalled(0.0))
 
     def _found(self) -> dict[Hashable, _Long]:
-        """Return what has waited for long and has a deadline."""
+        """Return what has waited for long and has a deadline. Also note whether data has moved."""
+        moved = self._actor.endpoint.traffic.payload
+        if moved != self._moved:
+            self._moved, self._moved_at = moved, self._loop.time()
         found: dict[Hashable, _Long] = {}
         for context in self._actor.contexts:
             for one in pending_in(context):
@@ -94,9 +97,6 @@ class Patience:
 
         A large array that still moves on a slow line does not count.
         """
-        moved = self._actor.endpoint.traffic.payload
-        if moved != self._moved:
-            self._moved, self._moved_at = moved, self._loop.time()
         if one.pending is None or self._loop.time() - self._moved_at >= LONG_WAIT:
             return True
         work, context, op, _ = one.pending
@@ -185,7 +185,9 @@ def watch(actor: RankActor) -> None:
 
 def _has_deadline(one: Pending) -> bool:
     """Receives and probes have none."""
-    return one.work.op in ("send", "ssend") if one.op is None else one.op.timer is not None
+    if one.op is not None:
+        return one.op.timer is not None
+    return one.work.op in ("send", "ssend") or one.work in one.context.requests
 
 
 def _request_text(message: Message | None) -> str:

@@ -17,13 +17,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import NoneType
 from typing import Any
 
 import numpy as np
 
+from aiodist.collectives import values
 from aiodist.engine.failures import sayable
 from aiodist.errors import (
     AiodistError,
@@ -36,7 +37,7 @@ from aiodist.errors import (
     in_words,
 )
 from aiodist.operations import Operations
-from aiodist.phases.base import as_rank
+from aiodist.phases.base import Call, Place, as_rank
 from aiodist.signatures import Given, Index, WindowSignatures, typed
 from aiodist.transports.sparing import Sparing
 from aiodist.types import SUM, Op
@@ -68,24 +69,24 @@ class Window:
         group: Operations,
         close: Callable[[], Awaitable[None]],
         abort: Callable[[str], None],
-        exposed: list[Exposed | None],
+        told: Sequence[Any],
         x: Any,
     ) -> None:
         """`group` belongs to this window alone. `close` closes it, and `abort` aborts it with a
-        reason."""
+        reason. `told` is the result of `offered`."""
         self._group = group
         self._close = close
         self._abort = abort
-        self._exposed = exposed  # by rank
+        self._exposed = [None if one is None else Exposed(*one) for one in told]  # by rank
         self._x = x  # what this rank has exposed; None: nothing, or the window is closed
         self._number = 0  # of the last request
         self._fences = 0  # how often `fence` was called
-        self._pending: set[Work[Any]] = set()  # requests of this rank
+        self._pending = group._context.requests  # those of this rank that are not done
         self._sparing = Sparing(log)  # limits warnings about malformed requests
         loop = asyncio.get_running_loop()
         self._serving = [
             loop.create_task(self._serve(rank), name=f"aiodist window of rank {rank}")
-            for rank in range(len(exposed) if x is not None else 0)
+            for rank in range(len(told) if x is not None else 0)
         ]
         for task in self._serving:
             task.add_done_callback(self._served)
@@ -201,8 +202,9 @@ class Window:
         number = self._number
         request = (op, number, where, value, name)
         seconds = group._context.op_timeout if timeout is None else timeout
-        sending = group.send(request, rank, tag=REQUESTS, timeout=seconds)
-        answer = group.recv(src=rank, tag=number, out=out, timeout=seconds)
+        # Reports of what this rank waits for show the call of the program, and not its messages.
+        sending = self._own(group.send(request, rank, tag=REQUESTS, timeout=seconds))
+        answer = self._own(group.recv(src=rank, tag=number, out=out, timeout=seconds))
         work: Work[Any] = together(
             answer.get_loop(),
             op,
@@ -212,8 +214,8 @@ class Window:
             partial(self._why, rank, op, number),
         )
         answer.add_done_callback(partial(self._leave, rank, number, sending))
-        self._pending.add(work)
-        work.add_done_callback(self._pending.discard)
+        self._pending[work] = rank
+        work.add_done_callback(self._pending.pop)
         return work
 
     def _given(self, rank: int, op: str, answer: Any) -> Any:
@@ -318,24 +320,8 @@ def _heard(work: asyncio.Future[Any]) -> None:
         work.exception()
 
 
-async def opened(
-    group: Operations,
-    close: Callable[[], Awaitable[None]],
-    abort: Callable[[str], None],
-    x: Any,
-    timeout: float | None,
-) -> Window:
-    """Open the window of all ranks of `group`, after each has told what its `x` is."""
-    try:
-        try:
-            own = None if x is None else memory_of(x)
-        except (TypeError, ValueError) as error:
-            group._forgo(error)  # so that the others hear of it instead of waiting
-            raise
-        mine: list[Any] | None = None if own is None else [own.name, own.shape]
-        told = await group.all_gather(mine, timeout=timeout)
-    except BaseException:
-        await close()
-        raise
-    exposed = [None if found is None else Exposed(*found) for found in told]
-    return Window(group, close, abort, exposed, x)
+def offered(x: Any, place: Place) -> Call:
+    """Make the call that tells each rank what all of them expose. Raises TypeError or ValueError if
+    `x` cannot be exposed."""
+    own = None if x is None else memory_of(x)
+    return values.all_gather(place, None if own is None else [own.name, own.shape], None)

@@ -195,6 +195,7 @@ def test_what_is_wrong_is_raised_by_the_call(run, groups):
                 lambda: group.split(1.5),
                 lambda: group.dup(timeout=-1),
                 lambda: group.subgroup([7]),
+                lambda: group.expose(3),
                 lambda: group.rendezvous(min_size=0),
                 lambda: group.store.set("k", "text"),
                 lambda: group.store.get("k", timeout=0),

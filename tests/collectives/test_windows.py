@@ -231,15 +231,14 @@ def test_mistakes_are_seen_by_who_makes_them(run, call, error, words):
 def test_what_cannot_be_exposed_on_one_rank(run, groups, x):
     async def main():
         async with groups(3) as ranks:
-            outcomes = await asyncio.gather(
-                *[group.expose(x if group.rank else np.zeros(2)) for group in ranks[:1]],
-                *[group.expose(x if group.rank == 1 else None) for group in ranks[1:]],
-                return_exceptions=True,
-            )
-            assert isinstance(outcomes[1], TypeError)
-            for outcome in (outcomes[0], outcomes[2]):
-                assert isinstance(outcome, aiodist.CollectiveAbortedError)
-                assert outcome.rank == 1
+            first = ranks[0].expose(np.zeros(2))
+            with pytest.raises(TypeError):
+                ranks[1].expose(x)
+            for work in (first, ranks[2].expose()):
+                with pytest.raises(aiodist.CollectiveAbortedError) as caught:
+                    await work
+                error = caught.value
+                assert (error.rank, error.group, error.op) == (1, "world", "expose")
             await close_all(await windows_of(ranks, [np.zeros(2), None, None]))
 
     run(main())
@@ -266,6 +265,10 @@ def test_the_owner_dies(run, groups):
                     await window.close()
                 with pytest.raises(aiodist.GroupClosedError):
                     window.get(0)
+                if window is windows[0]:  # it has left, too
+                    with pytest.raises(aiodist.PeerLostError, match="it closed") as caught:
+                        await windows[1].get(0)
+                    assert caught.value.ranks == (0,)
 
     run(main())
 
@@ -337,6 +340,7 @@ def test_an_open_window_is_no_operation_that_waits(run, groups):
             get = two.get(0)
             await asyncio.wait([get], timeout=0)
             assert [len(rank.now().waits) for rank in doings] == [0, 1]
+            assert doings[1].now().waits[0].op == "get"
             get.cancel()
             await asyncio.sleep(0)  # then its answer has another receive, which is no call
             assert two._group._context.p2p.pending

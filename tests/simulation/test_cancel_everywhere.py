@@ -44,6 +44,10 @@ async def _dup(group: aiodist.Group, x: Array) -> None:
     await _close_made(await group.dup())
 
 
+async def _expose(group: aiodist.Group, x: Array) -> None:
+    await (await group.expose(x))._end()  # `close` is a collective of its own
+
+
 COLLECTIVES: dict[str, Operation] = {
     "all_reduce": lambda group, x: group.all_reduce(x),
     "all_reduce coded": lambda group, x: group.all_reduce(x.view(np.float32), codec=int8()),
@@ -60,6 +64,7 @@ COLLECTIVES: dict[str, Operation] = {
     "subgroup": _subgroup,
     "split": _split,
     "dup": _dup,
+    "expose": _expose,
 }
 
 
@@ -120,8 +125,8 @@ async def settle(group: aiodist.Group) -> None:
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.sample(10)
 def test_a_collective(name, length):
-    if name in ("barrier", "subgroup", "split", "dup") and length > 3:
-        pytest.skip("it has no array")
+    if name in ("barrier", "subgroup", "split", "dup", "expose") and length > 3:
+        pytest.skip("no array travels")
 
     async def program(group: aiodist.Group, turn: int) -> bool:
         x = np.full(length, float(group.rank))

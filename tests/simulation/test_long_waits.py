@@ -118,6 +118,30 @@ def test_whatever_has_a_deadline(
     assert last.startswith("stall over: ")
 
 
+@pytest.mark.parametrize("length", [3, 500_000])
+def test_a_window_whose_owner_is_busy(caplog: pytest.LogCaptureFixture, length: int) -> None:
+    """It names the call of the program, and not the messages for it."""
+
+    async def main(group: aiodist.Group) -> None:
+        async with await group.expose(np.zeros(length)) as window:
+            await window.fence()
+            if group.rank == 0:
+                await window.put(1, ..., np.ones(length))  # here
+            else:
+                simulation.network.later_by(AWAY, simulation.nodes[1].resume)
+                simulation.nodes[1].block()
+
+    simulation = simulated()
+    simulation.run(main)
+    [text] = told(caplog, "aiodist.group")
+    begin, _ = told(caplog, "aiodist.coordinator")
+    assert text.startswith("group 'world/expose' epoch 1: put has waited for 1")
+    assert " s for rank 1 (" in text
+    line = main.__code__.co_firstlineno + 4
+    assert text.endswith(f"; at simulation/test_long_waits.py:{line} in {main.__qualname__}")
+    assert "what=put, missing=rank 1" in begin
+
+
 async def receive(group: aiodist.Group) -> None:
     if group.rank == 0:
         await group.recv()

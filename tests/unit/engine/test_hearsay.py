@@ -8,21 +8,22 @@ from typing import Any
 
 import pytest
 
-from aiodist.engine.failures import BELIEVED, Verdict
+from aiodist.engine.failures import BELIEVED, LOST, Verdict
 from aiodist.engine.hearsay import Hearsay
-from aiodist.errors import PeerLostError
+from aiodist.errors import GroupClosedError, PeerLostError
 from aiodist.links.peer import CLOSED, LEFT, InOrder
 from aiodist.work import Work
 
 DIED = "its process has ended"
 WHERE = {"group": "g", "epoch": 1, "op": "all_reduce", "tag": None, "seq": 8}
 BELIEF = Verdict(BELIEVED, "rank 0 is lost: connection lost", rank=1, details={0: ""})
+ACCUSATION = Verdict(LOST, "rank 2 is lost: no sign of life", rank=1, details={2: ""})
 
 
 class Group:
-    """Rank 2 of three, to whom rank 1 has said that it believes rank 0 lost."""
+    """Rank 2 of three, to whom rank 1 has said `verdict`."""
 
-    def __init__(self, lost: dict[int, str]) -> None:
+    def __init__(self, lost: dict[int, str], verdict: Verdict = BELIEF) -> None:
         self.lost = lost
         self.expects = True
         endpoint = SimpleNamespace(
@@ -32,7 +33,7 @@ class Group:
         party: Any = SimpleNamespace(rank=2, loop=loop, endpoint=endpoint, lost=lambda: self.lost)
         self.hearsay = Hearsay(party)
         self.work: Work[Any] = Work.begin(loop, "all_reduce", None)
-        self.hearsay.fail(self.work, BELIEF, BELIEF.error(2, "", WHERE), WHERE)
+        self.hearsay.fail(self.work, verdict, verdict.error(2, "", WHERE), WHERE)
 
     @property
     def named(self) -> dict[int, str]:
@@ -69,3 +70,22 @@ async def test_its_belief_counts_where_nobody_will_rule() -> None:
     group.expects = False
     group.hearsay.review()
     assert group.named == {0: BELIEF.text}
+
+
+@pytest.mark.parametrize("reason", [LOST, BELIEVED])
+async def test_who_is_said_to_be_lost_itself_hears_of_it_from_the_coordinator(reason: str) -> None:
+    """Else it would name the rank that said so, which lives."""
+    accusation = ACCUSATION._replace(reason=reason)
+    group = Group({}, accusation)
+    assert not group.work.done()
+    group.hearsay.close(GroupClosedError("no longer a member"))
+    with pytest.raises(GroupClosedError, match="no longer a member"):
+        group.work.result()
+    group = Group({}, accusation)
+    group.lost = {1: "it was silent"}  # it is the other one
+    group.hearsay.review()
+    assert group.named == {1: "rank 1 is lost: it was silent"}
+    group = Group({}, accusation)
+    group.expects = False
+    group.hearsay.review()
+    assert group.named == {1: "rank 1 has lost the connection to this rank"}
