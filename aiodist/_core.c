@@ -648,7 +648,8 @@ typedef struct {
 } Ring;
 typedef struct {
     PyObject_HEAD
-    long long taken, at, given_up, held;
+    long long taken, at, held;
+    unsigned long long given_up;
 } Cursor;
 
 BASE(Ring, ring, "What a rank knows of its posts.",
@@ -659,7 +660,7 @@ BASE(Ring, ring, "What a rank knows of its posts.",
 BASE(Cursor, cursor, "How far posts were read.",
      {"taken", T_LONGLONG, offsetof(Cursor, taken), 0, NULL},
      {"at", T_LONGLONG, offsetof(Cursor, at), 0, NULL},
-     {"given_up", T_LONGLONG, offsetof(Cursor, given_up), 0, NULL},
+     {"given_up", T_ULONGLONG, offsetof(Cursor, given_up), 0, NULL},
      {"held", T_LONGLONG, offsetof(Cursor, held), 0, NULL});
 
 // How long the calls of one endpoint poll. Members are those of `aiodist.transports.polling.Pace`.
@@ -1491,9 +1492,7 @@ static int run_function(Tape *tape, PyObject *tag, PyObject *number, PyObject *x
 // Whether a rank has given a call up since the last time this was asked.
 static int is_given_up(Tape *tape) {
     for (int peer = 0; peer < tape->peers; peer++)
-        if (look(words_of(tape, peer) + GIVEN_UP) !=
-            (uint64_t)tape->posters[peer].at->given_up)
-            return 1;
+        if (look(words_of(tape, peer) + GIVEN_UP) != tape->posters[peer].at->given_up) return 1;
     return 0;
 }
 

@@ -17,10 +17,16 @@ from seeds import seeds
 from aiodist.collectives import exchange, reductions, values
 from aiodist.engine import tags
 from aiodist.engine.early import Early
-from aiodist.errors import CollectiveAbortedError, GroupClosedError, MismatchError, PeerLostError
+from aiodist.errors import (
+    AiodistError,
+    CollectiveAbortedError,
+    GroupClosedError,
+    MismatchError,
+    PeerLostError,
+)
 from aiodist.prepared import lane_reductions, post_express, posted_values
 from aiodist.shared_memory import berths, posts
-from aiodist.shared_memory.board import PAGE
+from aiodist.shared_memory.board import _TEXT, _THREAD, PAGE
 from aiodist.types import SUM, ReduceOp
 from aiodist.wire.frames import MAX_PAYLOAD
 
@@ -565,6 +571,46 @@ def test_a_post_that_makes_no_sense(posting, tail):
     world.contexts[0].post_express.read()
     world.contexts[0].post_express.read()
     assert blamed == [1]
+
+
+def loses_who_lies(world):
+    """Let the first rank lose whom it blames, as ranks do."""
+    context = world.contexts[0]
+
+    def blame(rank, error):
+        context.endpoint.lost[rank] = str(error)
+        context.rank_lost(rank, str(error))
+
+    context.endpoint.blame = blame
+
+
+WORDS = [*range(_THREAD + 1), _TEXT // 8, _TEXT // 8 + 128, posts.HEAD, posts.LAP, posts.GIVEN_UP,
+         posts.SLEEP, posts.DOZES, posts.READS, posts.CURSORS, posts.CURSORS + 1]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [(1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("way", ["python", "compiled"])
+def test_a_word_that_makes_no_sense(posting, lanes, monkeypatch, word, value, way):
+    """What another rank writes ends no call in an error that is not one of aiodist."""
+    if way == "python":
+        monkeypatch.setattr(post_express, "tape_of_posts", lambda *_, **__: None)
+    world = posting(2, 0)
+    loses_who_lies(world)
+    works = []
+    for number in range(12):
+        if number >= 6:
+            world.memories[1][:PAGE].cast("Q")[word] = value
+        for kind, tag in [("express", None), ("express", "a"), ("all_gather", "a")]:
+            call = lanes.Call(number, kind, 3, tag=tag)
+            ranks = [1, 0] if 1 not in world.contexts[0].gone else [0]
+            for rank in ranks if number % 2 else reversed(ranks):
+                call.start(world.contexts[rank])
+            works.append(call.works[0])
+            world.settle()
+    world.contexts[0].close(GroupClosedError("over"))
+    for work in works:
+        assert isinstance(work.exception(), (AiodistError, type(None)))
 
 
 KERNELS = [
