@@ -397,11 +397,13 @@ class Reader(CoreCursor):
     def shown(self, prefix: bytes, nbytes: int) -> memoryview | None:
         """Return the data of the next post if the post begins with `prefix`.
 
-        The post must be there. Its data stays valid until `passed`.
+        The post must be there. Its data stays valid until `passed`. None: it is another post, or
+        one that would go beyond the end of the ring.
         """
         ring, at = self.ring, self.next_at()
         start = at + len(prefix)
-        return ring[start : start + nbytes] if ring[at:start].tobytes() == prefix else None
+        stop = start + nbytes
+        return ring[start:stop] if ring[at:start].tobytes() == prefix and stop <= SIZE else None
 
     def passed(self, prefix: bytes, nbytes: int) -> None:
         """Move on behind the post that was `shown`."""
@@ -413,9 +415,14 @@ class Reader(CoreCursor):
         Raises ProtocolError if its lengths make no sense.
         """
         at, ring = self.next_at(), self.ring
+        there = min(self.words[HEAD] - self.taken, SIZE - at)
+        if there < _BEGIN.size:
+            raise ProtocolError(
+                f"rank {self.rank} says that it has posted, but its ring has no room for that post:"
+                " it counts as lost"
+            )
         whole, length, nbytes, number = _BEGIN.unpack_from(ring, at)
         start = at + padded(_BEGIN.size + length)
-        there = min(self.words[HEAD] - self.taken, SIZE - at)
         if not 0 < whole == start + padded(nbytes) - at <= there:
             raise ProtocolError(
                 f"rank {self.rank} posted {nbytes} bytes of data in a post of {whole} bytes, which"

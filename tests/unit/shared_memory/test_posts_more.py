@@ -613,6 +613,41 @@ def test_a_word_that_makes_no_sense(posting, lanes, monkeypatch, word, value, wa
         assert isinstance(work.exception(), (AiodistError, type(None)))
 
 
+@pytest.mark.parametrize("kind", ["express", "all_gather", "slots"])
+@pytest.mark.parametrize("way", ["python", "compiled"])
+@pytest.mark.parametrize("ends", ["call", "close"])
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_post_beyond_the_end_of_the_ring(posting, lanes, monkeypatch, kind, way, ends, is_begun):
+    """A rank is lost if its ring ends before its post does, and the group then ends as ever."""
+    if way == "python":
+        monkeypatch.setattr(post_express, "tape_of_posts", lambda *_, **__: None)
+    world = posting(2, 0)
+    loses_who_lies(world)
+    context, theirs = world.contexts[0], world.contexts[1].post_express._posts
+    (reader,) = context.post_express._posts.readers
+    taken = 0
+    for number in range(1, 8, 2):
+        taken = reader.taken
+        call = lanes.Call(number, kind, 12, tag="a")
+        for rank in world.ranks:
+            call.start(world.contexts[rank])
+        world.settle()
+    # The next post is like the last one, but lies elsewhere.
+    size, stop = reader.taken - taken, theirs._head - theirs._base
+    post = bytearray(theirs.ring[stop - size : stop])
+    post[16] += 1  # the number of the call
+    reader.at = posts.SIZE - (size - 64 if is_begun else 0)
+    theirs.ring[reader.at :] = post[: posts.SIZE - reader.at]
+    theirs._own[posts.HEAD] = reader.taken + size
+    if ends == "call":
+        call = lanes.Call(9, kind, 12, tag="a")
+        call.start(context)
+        assert isinstance(call.works[0].exception(), PeerLostError)
+    context.close(GroupClosedError("over"))
+    assert context.post_express is None
+    assert context.ended is not None
+
+
 KERNELS = [
     (op, dtype)
     for op in (SUM, ReduceOp.AVG, ReduceOp.MAX, ReduceOp.PRODUCT)
