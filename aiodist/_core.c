@@ -1941,6 +1941,12 @@ static int is_unset(PyObject *owner, PyObject *name) {
     return set < 0 ? -1 : !set;
 }
 
+// The number that a dict has for a tag. 0: it has none. -1: an error.
+static long long number_in(PyObject *numbers, PyObject *tag) {
+    PyObject *found = PyDict_GetItemWithError(numbers, tag);
+    return found ? PyLong_AsLongLong(found) : PyErr_Occurred() ? -1 : 0;
+}
+
 static void set_slot(Starter *starter, PyObject *work, int slot, PyObject *value) {
     PyObject **at = (PyObject **)((char *)work + starter->slots[slot]);
     Py_XSETREF(*at, Py_NewRef(value));
@@ -2065,13 +2071,15 @@ static int finish_call(Caller *caller, Tape *tape, PyObject *work, const Call *c
         row->entered = row->agreed = 0;
         row->phase = -1;
     }
+    // The call counts before Python code runs, because that could make the next one.
+    if (PyDict_SetItem(caller->next, tag, next) < 0) return -1;
     PyObject *const finish = call->flat ? tape->finish : call->kind->finish;
     PyObject *x = call->x, *result;
     if (!x && call->leaves->result) x = call->leaves->result;
     if (!x) x = call->kind->result < 0 ? Py_None : call->args[call->kind->result];
     result = finish == Py_None ? Py_NewRef(x) : PyObject_CallOneArg(finish, x);
     int failed = -1;
-    if (!result || PyDict_SetItem(caller->next, tag, next) < 0) goto end;
+    if (!result) goto end;
     if (tag != Py_None) {
         const int is_idle = PyDict_Contains(caller->idle, tag);
         if (is_idle < 0) goto end;
@@ -2170,21 +2178,22 @@ static PyObject *start(Caller *caller, Call *call) {
     if (!tapes) return NULL;
     PyObject *work = NULL, *seq = NULL, *next = NULL;
     if (!PyTuple_Check(tapes) || PyTuple_GET_SIZE(tapes) != 2) goto end;
-    seq = PyDict_GetItemWithError(caller->next, call->tag);
-    if (!seq && PyErr_Occurred()) goto end;
-    seq = seq ? Py_NewRef(seq) : PyLong_FromLong(0);
-    if (!seq) goto end;
-    const long long number = PyLong_AsLongLong(seq);
+    const long long number = number_in(caller->next, call->tag);
     if (number < caller->first) goto end;
     Tape *tape = (Tape *)PyTuple_GET_ITEM(tapes, number & 1);
-    char *user[USER];
-    if (!Py_IS_TYPE(tape, caller->tape) || is_quiet(caller) <= 0) goto end;
-    if (!find_arrays(tape, call, user)) goto end;
-    if (tape->posters ? is_given_up(tape) : !may_enter(caller, tape, number)) goto end;
+    if (!Py_IS_TYPE(tape, caller->tape)) goto end;
+    seq = PyLong_FromLongLong(number);
     next = PyLong_FromLongLong(number + 1);
-    if (next) work = make_work((Starter *)caller, tape->op, call->tag, seq, tape->nbytes);
+    // This may run any Python code, even another call of this group. So all else is looked at after it.
+    if (seq && next) work = make_work((Starter *)caller, tape->op, call->tag, seq, tape->nbytes);
     if (!work) goto end;
-    Py_INCREF(tape);  // because the Python code may replace `tapes`
+    char *user[USER];
+    if (number_in(caller->next, call->tag) != number || is_quiet(caller) <= 0 ||
+        !find_arrays(tape, call, user) ||
+        (tape->posters ? is_given_up(tape) : !may_enter(caller, tape, number))) {
+        drop_work((Starter *)caller, &work);
+        goto end;
+    }
     int done, failed = 0;
     if (!tape->posters)
         done = enter(tape, caller->said, number) < 0
@@ -2205,7 +2214,6 @@ static PyObject *start(Caller *caller, Call *call) {
     else
         failed = hand_over(caller, call, work, tape->area, done);
     if (failed) drop_work((Starter *)caller, &work);
-    Py_DECREF(tape);
 end:
     Py_XDECREF(next);
     Py_XDECREF(seq);
@@ -2893,12 +2901,6 @@ static void drop_envelope(Envelope *envelope) {
     Py_CLEAR(envelope->entry);
 }
 
-// What an entry of a dict of credit has. -1: an error.
-static long long credit_of(PyObject *credit, PyObject *tag) {
-    PyObject *found = PyDict_GetItemWithError(credit, tag);
-    return found ? PyLong_AsLongLong(found) : PyErr_Occurred() ? -1 : 0;
-}
-
 static int set_credit(PyObject *credit, PyObject *tag, long long amount) {
     PyObject *number = PyLong_FromLongLong(amount);
     const int failed = number ? PyDict_SetItem(credit, tag, number) : -1;
@@ -3167,7 +3169,7 @@ static PyObject *send_known(Messages *messages, PyObject *x, PyObject *dst, PyOb
     if (!kind || !envelope_for(kind, tag, &envelope)) goto end;
     // First comes all that may run Python code, which could use this link, too.
     if (!may_send(line, rings)) goto end;
-    if (credit_of(line->used, tag) + envelope.cost > messages->window && is_clear(line)) {
+    if (number_in(line->used, tag) + envelope.cost > messages->window && is_clear(line)) {
         const long long have = bytes_there(rings);
         if (have > 0 && take_credit(messages, line, have) < 0) goto end;
     }
@@ -3182,7 +3184,7 @@ static PyObject *send_known(Messages *messages, PyObject *x, PyObject *dst, PyOb
     work = make_work((Starter *)messages, names[SEND], tag, Py_None, envelope.data_size);
     if (!work || !may_send(line, rings)) goto unsent;
     if (held && PyDict_GetItemWithError(messages->frames, dst) != held) goto unsent;
-    const long long used = credit_of(line->used, tag) + envelope.cost;
+    const long long used = number_in(line->used, tag) + envelope.cost;
     const uint32_t id = next_id(line->pushes);
     const Leaf *leaf = &leaves.leaf[0];
     const Py_ssize_t ahead = packed && PyBytes_Check(packed) ? PyBytes_GET_SIZE(packed) : 0;
@@ -3292,7 +3294,7 @@ static int copy_message(Messages *messages, Rings *rings, const Envelope *envelo
 // credit left. -1: an error.
 static int count_message(Messages *messages, Line *line, PyObject *src, const Envelope *envelope) {
     Debt *debt = line->receives;
-    const long long held = credit_of(line->held, envelope->tag), owed = credit_of(line->owed, envelope->tag);
+    const long long held = number_in(line->held, envelope->tag), owed = number_in(line->owed, envelope->tag);
     if (held < 0 || owed < 0) return -1;
     const long long cost = envelope->cost;
     int is_owing = PySet_Contains(messages->owing, src);

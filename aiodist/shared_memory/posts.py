@@ -222,13 +222,14 @@ class Posts(CoreRing):
         self._head += whole
         return at
 
-    def last(self, before: int, nbytes: int) -> memoryview:
-        """Return the data of the last post, `nbytes` behind a prefix of `before` bytes.
+    def last(self, prefix: bytes, nbytes: int) -> memoryview | None:
+        """Return the `nbytes` of data of the last post, or None if that has another `prefix`.
 
-        It stays valid until the next post.
+        They stay valid until the next post.
         """
-        stop = self._head - self._base - padded(nbytes) + nbytes
-        return self.ring[stop - nbytes : stop]
+        start = self._head - self._base - padded(nbytes)
+        is_last = self.ring[start - len(prefix) : start].tobytes() == prefix
+        return self.ring[start : start + nbytes] if is_last else None
 
     def has_room(self, nbytes: int) -> bool:
         """Whether there is room for a post of so many bytes."""
