@@ -1594,7 +1594,7 @@ static int parse_place(Tape *tape, PyObject *words, Py_ssize_t length, int writt
     Py_ssize_t start;
     if (!PyArg_ParseTuple(words, "in", &buffer, &start)) return -1;
     if (buffer == USER) buffer = -1;  // scratch, which no tape has
-    const int area = 1 + tape->peers + buffer - USER - 1;
+    const Py_ssize_t area = (Py_ssize_t)tape->peers + buffer - USER;
     if (buffer < 0 || area >= tape->held || start < 0 || length < 0) {
         PyErr_SetString(PyExc_ValueError, "there is no such place");
         return -1;
@@ -1908,7 +1908,8 @@ typedef struct {
     const Exchange *exchange;                                                                      \
     Py_ssize_t slots[SLOTS];                                                                       \
     Kind kinds[KINDS]; /* the most recent first */                                                 \
-    int known
+    int known;                                                                                     \
+    unsigned changes /* how often the kinds were changed */
 
 typedef struct {
     STARTER;
@@ -2304,7 +2305,10 @@ static int has_shape(const Node *node, int nd, const int64_t *dimensions) {
     return 1;
 }
 
-// Whether `x` has the form that begins at `*next`. Its arrays and numbers are added to the leaves.
+static int item_matches(Starter *starter, const Node **next, PyObject *item, Leaves *leaves);
+
+// Whether `x` has the form that begins at `*next`. Its arrays and numbers are added to the leaves. If
+// not, the kinds may have changed.
 static int matches(Starter *starter, const Node **next, PyObject *x, Leaves *leaves) {
     const Node *node = (*next)++;
     if (node->kind == A_WORD) return x == node->what;
@@ -2316,11 +2320,15 @@ static int matches(Starter *starter, const Node **next, PyObject *x, Leaves *lea
                add_leaf(leaves, node, x, array->data);
     }
     if (node->kind == A_TENSOR) {
+        // Tensors may run Python code, such as a mode of torch, and that may make us forget the node.
+        const Node like = *node;
+        const unsigned changes = starter->changes;
         Tensor tensor;
         return (PyObject *)Py_TYPE(x) == starter->tensor && read_tensor(starter, x, &tensor) &&
-               tensor.device == ON_CPU && has_shape(node, tensor.nd, tensor.dimensions) &&
-               !memcmp(&tensor.dtype, &node->like.dtype, sizeof tensor.dtype) && has_dtype(starter, node, x) &&
-               add_leaf(leaves, node, x, elements_of(starter->names, x, &tensor, node->nbytes));
+               tensor.device == ON_CPU && has_shape(&like, tensor.nd, tensor.dimensions) &&
+               !memcmp(&tensor.dtype, &like.like.dtype, sizeof tensor.dtype) && has_dtype(starter, &like, x) &&
+               add_leaf(leaves, &like, x, elements_of(starter->names, x, &tensor, like.nbytes)) &&
+               starter->changes == changes;
     }
     if ((PyObject *)Py_TYPE(x) != node->what) return 0;
     if (node->kind == A_NUMBER) return add_number(leaves, node, x);
@@ -2330,16 +2338,24 @@ static int matches(Starter *starter, const Node **next, PyObject *x, Leaves *lea
         if (PyDict_GET_SIZE(x) != node->count) return 0;
         for (int number = 0; PyDict_Next(x, &at, &key, &value); number++)
             if (number == node->count || key != PyTuple_GET_ITEM(node->keys, number) ||
-                !matches(starter, next, value, leaves))
+                !item_matches(starter, next, value, leaves))
                 return 0;
         return 1;
     }
     if (PySequence_Fast_GET_SIZE(x) != node->count) return 0;
     for (int number = 0; number < node->count; number++)
         if (number >= PySequence_Fast_GET_SIZE(x) ||
-            !matches(starter, next, PySequence_Fast_GET_ITEM(x, number), leaves))
+            !item_matches(starter, next, PySequence_Fast_GET_ITEM(x, number), leaves))
             return 0;
     return 1;
+}
+
+// The same for an item of a list or dict, which Python code may take out meanwhile.
+static int item_matches(Starter *starter, const Node **next, PyObject *item, Leaves *leaves) {
+    Py_INCREF(item);
+    const int is_like = matches(starter, next, item, leaves);
+    Py_DECREF(item);
+    return is_like;
 }
 
 // Whether two arrays share memory of which one is a place. Values are copied before any is written,
@@ -2538,6 +2554,7 @@ static PyObject *starter_know(Starter *starter, PyObject *given) {
         return found < 0 ? NULL : PyBool_FromLong(0);
     }
     kind.node = fitting;
+    starter->changes++;
     for (int at = 0; at < starter->known; at++) {
         if (starter->kinds[at].recipe != kind.recipe) continue;
         drop_kind(&starter->kinds[at]);
@@ -2553,6 +2570,7 @@ static PyObject *starter_know(Starter *starter, PyObject *given) {
 }
 
 static PyObject *starter_forget(Starter *starter, PyObject *nothing) {
+    starter->changes++;
     while (starter->known) drop_kind(&starter->kinds[--starter->known]);
     Py_RETURN_NONE;
 }
@@ -2957,7 +2975,7 @@ static long long bytes_there(Rings *rings) {
     rings->seen = look(rings->others + R_WRITTEN);
     const unsigned long long have = rings->seen - rings->read;
     if (have > size) return -1;
-    const unsigned long long origin = rings->others[R_ORIGIN];
+    const unsigned long long origin = look(rings->others + R_ORIGIN);
     if (have && origin != rings->peer_origin) {
         if (origin != rings->read) return -1;
         rings->peer_origin = origin;
@@ -3034,8 +3052,8 @@ static int wait_for_bytes(Messages *messages, Rings *rings, PyObject *src) {
 // comes next, or the Python code has to do more. -1: an error.
 static int take_credit(Messages *messages, Line *line, long long have) {
     Rings *rings = line->rings;
-    const unsigned long long size = rings->own.len - WORDS_OF_RING;
-    const unsigned long long start = (rings->read - rings->peer_origin) % size;
+    const unsigned long long size = rings->own.len - WORDS_OF_RING, read = rings->read;
+    const unsigned long long start = (read - rings->peer_origin) % size;
     const char *next = (char *)rings->peer.buf + WORDS_OF_RING + start;
     if (PyDict_GET_SIZE(line->waiting) || PyDict_GET_SIZE(line->stalled) || PySet_GET_SIZE(line->wants) ||
         PyDict_GET_SIZE(line->used) > TRIES)
@@ -3048,9 +3066,9 @@ static int take_credit(Messages *messages, Line *line, long long have) {
             PyObject *made = PyErr_Occurred() ? NULL : PyObject_GetItem(messages->credits, tag);
             if (!made) return -1;
             Py_DECREF(made);
-            if (line->rings != rings || !rings->words) return 0;  // the Python code has forgotten it
-            at = 0;
-            continue;
+            // The Python code may have forgotten the line, or read what came next.
+            const int is_next = line->rings == rings && rings->words && rings->read == read;
+            return is_next ? take_credit(messages, line, have) : 0;
         }
         if (!PyBytes_Check(head)) return PyErr_BadArgument(), -1;
         const long long length = PyBytes_GET_SIZE(head), whole = length + 4 + (int)sizeof NO_PAYLOAD;
