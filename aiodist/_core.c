@@ -648,7 +648,8 @@ typedef struct {
 } Ring;
 typedef struct {
     PyObject_HEAD
-    long long taken, at, given_up, held;
+    long long taken, at, held;
+    unsigned long long given_up;
 } Cursor;
 
 BASE(Ring, ring, "What a rank knows of its posts.",
@@ -659,7 +660,7 @@ BASE(Ring, ring, "What a rank knows of its posts.",
 BASE(Cursor, cursor, "How far posts were read.",
      {"taken", T_LONGLONG, offsetof(Cursor, taken), 0, NULL},
      {"at", T_LONGLONG, offsetof(Cursor, at), 0, NULL},
-     {"given_up", T_LONGLONG, offsetof(Cursor, given_up), 0, NULL},
+     {"given_up", T_ULONGLONG, offsetof(Cursor, given_up), 0, NULL},
      {"held", T_LONGLONG, offsetof(Cursor, held), 0, NULL});
 
 // How long the calls of one endpoint poll. Members are those of `aiodist.transports.polling.Pace`.
@@ -1491,9 +1492,7 @@ static int run_function(Tape *tape, PyObject *tag, PyObject *number, PyObject *x
 // Whether a rank has given a call up since the last time this was asked.
 static int is_given_up(Tape *tape) {
     for (int peer = 0; peer < tape->peers; peer++)
-        if (look(words_of(tape, peer) + GIVEN_UP) !=
-            (uint64_t)tape->posters[peer].at->given_up)
-            return 1;
+        if (look(words_of(tape, peer) + GIVEN_UP) != tape->posters[peer].at->given_up) return 1;
     return 0;
 }
 
@@ -1595,7 +1594,7 @@ static int parse_place(Tape *tape, PyObject *words, Py_ssize_t length, int writt
     Py_ssize_t start;
     if (!PyArg_ParseTuple(words, "in", &buffer, &start)) return -1;
     if (buffer == USER) buffer = -1;  // scratch, which no tape has
-    const int area = 1 + tape->peers + buffer - USER - 1;
+    const Py_ssize_t area = (Py_ssize_t)tape->peers + buffer - USER;
     if (buffer < 0 || area >= tape->held || start < 0 || length < 0) {
         PyErr_SetString(PyExc_ValueError, "there is no such place");
         return -1;
@@ -1909,7 +1908,8 @@ typedef struct {
     const Exchange *exchange;                                                                      \
     Py_ssize_t slots[SLOTS];                                                                       \
     Kind kinds[KINDS]; /* the most recent first */                                                 \
-    int known
+    int known;                                                                                     \
+    unsigned changes /* how often the kinds were changed */
 
 typedef struct {
     STARTER;
@@ -1940,6 +1940,12 @@ static int is_unset(PyObject *owner, PyObject *name) {
     const int set = found != Py_None && PyObject_IsTrue(found);
     Py_DECREF(found);
     return set < 0 ? -1 : !set;
+}
+
+// The number that a dict has for a tag. 0: it has none. -1: an error.
+static long long number_in(PyObject *numbers, PyObject *tag) {
+    PyObject *found = PyDict_GetItemWithError(numbers, tag);
+    return found ? PyLong_AsLongLong(found) : PyErr_Occurred() ? -1 : 0;
 }
 
 static void set_slot(Starter *starter, PyObject *work, int slot, PyObject *value) {
@@ -2066,13 +2072,15 @@ static int finish_call(Caller *caller, Tape *tape, PyObject *work, const Call *c
         row->entered = row->agreed = 0;
         row->phase = -1;
     }
+    // The call counts before Python code runs, because that could make the next one.
+    if (PyDict_SetItem(caller->next, tag, next) < 0) return -1;
     PyObject *const finish = call->flat ? tape->finish : call->kind->finish;
     PyObject *x = call->x, *result;
     if (!x && call->leaves->result) x = call->leaves->result;
     if (!x) x = call->kind->result < 0 ? Py_None : call->args[call->kind->result];
     result = finish == Py_None ? Py_NewRef(x) : PyObject_CallOneArg(finish, x);
     int failed = -1;
-    if (!result || PyDict_SetItem(caller->next, tag, next) < 0) goto end;
+    if (!result) goto end;
     if (tag != Py_None) {
         const int is_idle = PyDict_Contains(caller->idle, tag);
         if (is_idle < 0) goto end;
@@ -2171,21 +2179,22 @@ static PyObject *start(Caller *caller, Call *call) {
     if (!tapes) return NULL;
     PyObject *work = NULL, *seq = NULL, *next = NULL;
     if (!PyTuple_Check(tapes) || PyTuple_GET_SIZE(tapes) != 2) goto end;
-    seq = PyDict_GetItemWithError(caller->next, call->tag);
-    if (!seq && PyErr_Occurred()) goto end;
-    seq = seq ? Py_NewRef(seq) : PyLong_FromLong(0);
-    if (!seq) goto end;
-    const long long number = PyLong_AsLongLong(seq);
+    const long long number = number_in(caller->next, call->tag);
     if (number < caller->first) goto end;
     Tape *tape = (Tape *)PyTuple_GET_ITEM(tapes, number & 1);
-    char *user[USER];
-    if (!Py_IS_TYPE(tape, caller->tape) || is_quiet(caller) <= 0) goto end;
-    if (!find_arrays(tape, call, user)) goto end;
-    if (tape->posters ? is_given_up(tape) : !may_enter(caller, tape, number)) goto end;
+    if (!Py_IS_TYPE(tape, caller->tape)) goto end;
+    seq = PyLong_FromLongLong(number);
     next = PyLong_FromLongLong(number + 1);
-    if (next) work = make_work((Starter *)caller, tape->op, call->tag, seq, tape->nbytes);
+    // This may run any Python code, even another call of this group. So all else is looked at after it.
+    if (seq && next) work = make_work((Starter *)caller, tape->op, call->tag, seq, tape->nbytes);
     if (!work) goto end;
-    Py_INCREF(tape);  // because the Python code may replace `tapes`
+    char *user[USER];
+    if (number_in(caller->next, call->tag) != number || is_quiet(caller) <= 0 ||
+        !find_arrays(tape, call, user) ||
+        (tape->posters ? is_given_up(tape) : !may_enter(caller, tape, number))) {
+        drop_work((Starter *)caller, &work);
+        goto end;
+    }
     int done, failed = 0;
     if (!tape->posters)
         done = enter(tape, caller->said, number) < 0
@@ -2206,7 +2215,6 @@ static PyObject *start(Caller *caller, Call *call) {
     else
         failed = hand_over(caller, call, work, tape->area, done);
     if (failed) drop_work((Starter *)caller, &work);
-    Py_DECREF(tape);
 end:
     Py_XDECREF(next);
     Py_XDECREF(seq);
@@ -2297,7 +2305,10 @@ static int has_shape(const Node *node, int nd, const int64_t *dimensions) {
     return 1;
 }
 
-// Whether `x` has the form that begins at `*next`. Its arrays and numbers are added to the leaves.
+static int item_matches(Starter *starter, const Node **next, PyObject *item, Leaves *leaves);
+
+// Whether `x` has the form that begins at `*next`. Its arrays and numbers are added to the leaves. If
+// not, the kinds may have changed.
 static int matches(Starter *starter, const Node **next, PyObject *x, Leaves *leaves) {
     const Node *node = (*next)++;
     if (node->kind == A_WORD) return x == node->what;
@@ -2309,11 +2320,15 @@ static int matches(Starter *starter, const Node **next, PyObject *x, Leaves *lea
                add_leaf(leaves, node, x, array->data);
     }
     if (node->kind == A_TENSOR) {
+        // Tensors may run Python code, such as a mode of torch, and that may make us forget the node.
+        const Node like = *node;
+        const unsigned changes = starter->changes;
         Tensor tensor;
         return (PyObject *)Py_TYPE(x) == starter->tensor && read_tensor(starter, x, &tensor) &&
-               tensor.device == ON_CPU && has_shape(node, tensor.nd, tensor.dimensions) &&
-               !memcmp(&tensor.dtype, &node->like.dtype, sizeof tensor.dtype) && has_dtype(starter, node, x) &&
-               add_leaf(leaves, node, x, elements_of(starter->names, x, &tensor, node->nbytes));
+               tensor.device == ON_CPU && has_shape(&like, tensor.nd, tensor.dimensions) &&
+               !memcmp(&tensor.dtype, &like.like.dtype, sizeof tensor.dtype) && has_dtype(starter, &like, x) &&
+               add_leaf(leaves, &like, x, elements_of(starter->names, x, &tensor, like.nbytes)) &&
+               starter->changes == changes;
     }
     if ((PyObject *)Py_TYPE(x) != node->what) return 0;
     if (node->kind == A_NUMBER) return add_number(leaves, node, x);
@@ -2323,16 +2338,24 @@ static int matches(Starter *starter, const Node **next, PyObject *x, Leaves *lea
         if (PyDict_GET_SIZE(x) != node->count) return 0;
         for (int number = 0; PyDict_Next(x, &at, &key, &value); number++)
             if (number == node->count || key != PyTuple_GET_ITEM(node->keys, number) ||
-                !matches(starter, next, value, leaves))
+                !item_matches(starter, next, value, leaves))
                 return 0;
         return 1;
     }
     if (PySequence_Fast_GET_SIZE(x) != node->count) return 0;
     for (int number = 0; number < node->count; number++)
         if (number >= PySequence_Fast_GET_SIZE(x) ||
-            !matches(starter, next, PySequence_Fast_GET_ITEM(x, number), leaves))
+            !item_matches(starter, next, PySequence_Fast_GET_ITEM(x, number), leaves))
             return 0;
     return 1;
+}
+
+// The same for an item of a list or dict, which Python code may take out meanwhile.
+static int item_matches(Starter *starter, const Node **next, PyObject *item, Leaves *leaves) {
+    Py_INCREF(item);
+    const int is_like = matches(starter, next, item, leaves);
+    Py_DECREF(item);
+    return is_like;
 }
 
 // Whether two arrays share memory of which one is a place. Values are copied before any is written,
@@ -2531,6 +2554,7 @@ static PyObject *starter_know(Starter *starter, PyObject *given) {
         return found < 0 ? NULL : PyBool_FromLong(0);
     }
     kind.node = fitting;
+    starter->changes++;
     for (int at = 0; at < starter->known; at++) {
         if (starter->kinds[at].recipe != kind.recipe) continue;
         drop_kind(&starter->kinds[at]);
@@ -2546,6 +2570,7 @@ static PyObject *starter_know(Starter *starter, PyObject *given) {
 }
 
 static PyObject *starter_forget(Starter *starter, PyObject *nothing) {
+    starter->changes++;
     while (starter->known) drop_kind(&starter->kinds[--starter->known]);
     Py_RETURN_NONE;
 }
@@ -2894,12 +2919,6 @@ static void drop_envelope(Envelope *envelope) {
     Py_CLEAR(envelope->entry);
 }
 
-// What an entry of a dict of credit has. -1: an error.
-static long long credit_of(PyObject *credit, PyObject *tag) {
-    PyObject *found = PyDict_GetItemWithError(credit, tag);
-    return found ? PyLong_AsLongLong(found) : PyErr_Occurred() ? -1 : 0;
-}
-
 static int set_credit(PyObject *credit, PyObject *tag, long long amount) {
     PyObject *number = PyLong_FromLongLong(amount);
     const int failed = number ? PyDict_SetItem(credit, tag, number) : -1;
@@ -2956,7 +2975,7 @@ static long long bytes_there(Rings *rings) {
     rings->seen = look(rings->others + R_WRITTEN);
     const unsigned long long have = rings->seen - rings->read;
     if (have > size) return -1;
-    const unsigned long long origin = rings->others[R_ORIGIN];
+    const unsigned long long origin = look(rings->others + R_ORIGIN);
     if (have && origin != rings->peer_origin) {
         if (origin != rings->read) return -1;
         rings->peer_origin = origin;
@@ -3033,8 +3052,8 @@ static int wait_for_bytes(Messages *messages, Rings *rings, PyObject *src) {
 // comes next, or the Python code has to do more. -1: an error.
 static int take_credit(Messages *messages, Line *line, long long have) {
     Rings *rings = line->rings;
-    const unsigned long long size = rings->own.len - WORDS_OF_RING;
-    const unsigned long long start = (rings->read - rings->peer_origin) % size;
+    const unsigned long long size = rings->own.len - WORDS_OF_RING, read = rings->read;
+    const unsigned long long start = (read - rings->peer_origin) % size;
     const char *next = (char *)rings->peer.buf + WORDS_OF_RING + start;
     if (PyDict_GET_SIZE(line->waiting) || PyDict_GET_SIZE(line->stalled) || PySet_GET_SIZE(line->wants) ||
         PyDict_GET_SIZE(line->used) > TRIES)
@@ -3047,9 +3066,9 @@ static int take_credit(Messages *messages, Line *line, long long have) {
             PyObject *made = PyErr_Occurred() ? NULL : PyObject_GetItem(messages->credits, tag);
             if (!made) return -1;
             Py_DECREF(made);
-            if (line->rings != rings || !rings->words) return 0;  // the Python code has forgotten it
-            at = 0;
-            continue;
+            // The Python code may have forgotten the line, or read what came next.
+            const int is_next = line->rings == rings && rings->words && rings->read == read;
+            return is_next ? take_credit(messages, line, have) : 0;
         }
         if (!PyBytes_Check(head)) return PyErr_BadArgument(), -1;
         const long long length = PyBytes_GET_SIZE(head), whole = length + 4 + (int)sizeof NO_PAYLOAD;
@@ -3168,7 +3187,7 @@ static PyObject *send_known(Messages *messages, PyObject *x, PyObject *dst, PyOb
     if (!kind || !envelope_for(kind, tag, &envelope)) goto end;
     // First comes all that may run Python code, which could use this link, too.
     if (!may_send(line, rings)) goto end;
-    if (credit_of(line->used, tag) + envelope.cost > messages->window && is_clear(line)) {
+    if (number_in(line->used, tag) + envelope.cost > messages->window && is_clear(line)) {
         const long long have = bytes_there(rings);
         if (have > 0 && take_credit(messages, line, have) < 0) goto end;
     }
@@ -3183,7 +3202,7 @@ static PyObject *send_known(Messages *messages, PyObject *x, PyObject *dst, PyOb
     work = make_work((Starter *)messages, names[SEND], tag, Py_None, envelope.data_size);
     if (!work || !may_send(line, rings)) goto unsent;
     if (held && PyDict_GetItemWithError(messages->frames, dst) != held) goto unsent;
-    const long long used = credit_of(line->used, tag) + envelope.cost;
+    const long long used = number_in(line->used, tag) + envelope.cost;
     const uint32_t id = next_id(line->pushes);
     const Leaf *leaf = &leaves.leaf[0];
     const Py_ssize_t ahead = packed && PyBytes_Check(packed) ? PyBytes_GET_SIZE(packed) : 0;
@@ -3293,7 +3312,7 @@ static int copy_message(Messages *messages, Rings *rings, const Envelope *envelo
 // credit left. -1: an error.
 static int count_message(Messages *messages, Line *line, PyObject *src, const Envelope *envelope) {
     Debt *debt = line->receives;
-    const long long held = credit_of(line->held, envelope->tag), owed = credit_of(line->owed, envelope->tag);
+    const long long held = number_in(line->held, envelope->tag), owed = number_in(line->owed, envelope->tag);
     if (held < 0 || owed < 0) return -1;
     const long long cost = envelope->cost;
     int is_owing = PySet_Contains(messages->owing, src);

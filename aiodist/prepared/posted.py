@@ -279,6 +279,7 @@ def in_one_go(
     put, tell, reduce, finish = posts.put, posts.tell, recipe.reduce, recipe.finish
     begins, returns = recipe.begins, recipe.returns
     shown = [(reader, np.frombuffer(reader.ring, dtype)) for reader in posts.readers]
+    end = len(posts.ring)
 
     def run(tag: object, number: int, x: Any, flat: Flat) -> bool | None:
         prefix = begins[tag](number)
@@ -296,7 +297,7 @@ def in_one_go(
                 reader.at = 0
             at = reader.at
             data = at + before
-            if reader.ring[at:data].tobytes() != prefix:
+            if reader.ring[at:data].tobytes() != prefix or data + nbytes > end:
                 return False
             first = data // itemsize
             values[reader.rank] = numbers[first : first + length]

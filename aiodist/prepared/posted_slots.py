@@ -179,7 +179,7 @@ def slots_in_one_go(
             if reader.words[HEAD] == reader.taken and not comes(reader):
                 return False
             at, ring = reader.next_at(), reader.ring
-            if ring[at : at + len(head)].tobytes() != head:
+            if ring[at : at + len(head)].tobytes() != head or at + whole > len(ring):
                 return False
             count, start = mine[reader.rank]
             data = at + len(head) - len(recipe.first) + start

@@ -196,7 +196,7 @@ def taking_in_one_go(
             at, ring = reader.next_at(), reader.ring
             for begin, before, whole, window in expected[reader.rank]:
                 head = own_head if begin is own_begin else begin(number)
-                if ring[at : at + len(head)].tobytes() == head:
+                if ring[at : at + len(head)].tobytes() == head and at + whole <= len(ring):
                     window.lie(ring, at + before)
                     if window.goes_on():
                         found[reader.rank] = window

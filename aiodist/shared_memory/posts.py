@@ -222,13 +222,14 @@ class Posts(CoreRing):
         self._head += whole
         return at
 
-    def last(self, before: int, nbytes: int) -> memoryview:
-        """Return the data of the last post, `nbytes` behind a prefix of `before` bytes.
+    def last(self, prefix: bytes, nbytes: int) -> memoryview | None:
+        """Return the `nbytes` of data of the last post, or None if that has another `prefix`.
 
-        It stays valid until the next post.
+        They stay valid until the next post.
         """
-        stop = self._head - self._base - padded(nbytes) + nbytes
-        return self.ring[stop - nbytes : stop]
+        start = self._head - self._base - padded(nbytes)
+        is_last = self.ring[start - len(prefix) : start].tobytes() == prefix
+        return self.ring[start : start + nbytes] if is_last else None
 
     def has_room(self, nbytes: int) -> bool:
         """Whether there is room for a post of so many bytes."""
@@ -397,11 +398,13 @@ class Reader(CoreCursor):
     def shown(self, prefix: bytes, nbytes: int) -> memoryview | None:
         """Return the data of the next post if the post begins with `prefix`.
 
-        The post must be there. Its data stays valid until `passed`.
+        The post must be there. Its data stays valid until `passed`. None: it is another post, or
+        one that would go beyond the end of the ring.
         """
         ring, at = self.ring, self.next_at()
         start = at + len(prefix)
-        return ring[start : start + nbytes] if ring[at:start].tobytes() == prefix else None
+        stop = start + nbytes
+        return ring[start:stop] if ring[at:start].tobytes() == prefix and stop <= SIZE else None
 
     def passed(self, prefix: bytes, nbytes: int) -> None:
         """Move on behind the post that was `shown`."""
@@ -413,9 +416,14 @@ class Reader(CoreCursor):
         Raises ProtocolError if its lengths make no sense.
         """
         at, ring = self.next_at(), self.ring
+        there = min(self.words[HEAD] - self.taken, SIZE - at)
+        if there < _BEGIN.size:
+            raise ProtocolError(
+                f"rank {self.rank} says that it has posted, but its ring has no room for that post:"
+                " it counts as lost"
+            )
         whole, length, nbytes, number = _BEGIN.unpack_from(ring, at)
         start = at + padded(_BEGIN.size + length)
-        there = min(self.words[HEAD] - self.taken, SIZE - at)
         if not 0 < whole == start + padded(nbytes) - at <= there:
             raise ProtocolError(
                 f"rank {self.rank} posted {nbytes} bytes of data in a post of {whole} bytes, which"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,6 +136,49 @@ async def test_tensors_that_a_tape_was_not_made_for(tag: str | None) -> None:
         assert all((x == 3).all() and x._version == 1 for x in leaves)
 
 
+class Hooked(asyncio.SelectorEventLoop):
+    """Calls `hook` once, the next time when a future is made."""
+
+    hook: Callable[[], object] | None = None
+
+    def get_debug(self) -> bool:
+        if self.hook is not None:
+            hook, self.hook = self.hook, None
+            hook()
+        return super().get_debug()
+
+
+@pytest.mark.parametrize("outer", [None, "a"])
+@pytest.mark.parametrize("inner", [None, "a", "b"])
+def test_a_call_within_a_call(outer: str | None, inner: str | None) -> None:
+    """A finalizer may run where the hook does."""
+
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        async with sharing(2) as (a, b):
+            x = [np.zeros(4), np.zeros(4)]
+            y = [np.zeros(4), np.zeros(4)]
+            for number in range(10):
+                for rank in range(2):
+                    x[rank][:] = number
+                    y[rank][:] = -number
+                works = [b.all_reduce(y[1], tag=inner), b.all_reduce(x[1], tag=outer)]
+                within = partial(lambda works: works.append(a.all_reduce(y[0], tag=inner)), works)
+                if number < 6:  # the compiled part learns the calls
+                    within()
+                else:
+                    loop.hook = within
+                works.append(a.all_reduce(x[0], tag=outer))
+                await asyncio.gather(*works)
+                assert len(works) == 4
+                for rank in range(2):
+                    assert (x[rank] == 2 * number).all()
+                    assert (y[rank] == -2 * number).all()
+
+    with asyncio.Runner(loop_factory=Hooked) as runner:
+        runner.run(main())
+
+
 async def test_a_tape_refuses_steps_beyond_its_memory() -> None:
     """A tape reads and writes addresses, so they are checked when it is made."""
     core = compiled.core
@@ -164,6 +211,7 @@ async def test_a_tape_refuses_steps_beyond_its_memory() -> None:
             [(copy, 4, (5, 0), [(0, 0)])],
             [(copy, 4, (2, 0), [(0, 0)])],
             [(copy, 4, (-1, 0), [(0, 0)])],
+            [(copy, 4, ((1 << 31) - 1, 0), [(0, 0)])],
             [(copy, 4, (3, 0), [])],
             [(1, 4, (0, 0), [(3, 0)] * 17)],
             [(-1, 4, (0, 0), [(3, 0)])],

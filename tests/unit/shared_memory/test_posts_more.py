@@ -17,10 +17,16 @@ from seeds import seeds
 from aiodist.collectives import exchange, reductions, values
 from aiodist.engine import tags
 from aiodist.engine.early import Early
-from aiodist.errors import CollectiveAbortedError, GroupClosedError, MismatchError, PeerLostError
+from aiodist.errors import (
+    AiodistError,
+    CollectiveAbortedError,
+    GroupClosedError,
+    MismatchError,
+    PeerLostError,
+)
 from aiodist.prepared import lane_reductions, post_express, posted_values
 from aiodist.shared_memory import berths, posts
-from aiodist.shared_memory.board import PAGE
+from aiodist.shared_memory.board import _TEXT, _THREAD, PAGE
 from aiodist.types import SUM, ReduceOp
 from aiodist.wire.frames import MAX_PAYLOAD
 
@@ -518,6 +524,45 @@ def test_what_a_dead_rank_has_posted_is_taken(posting):
     assert call.is_right(0, 2)
 
 
+@pytest.mark.parametrize("way", ["python", "compiled"])
+@pytest.mark.parametrize("kind", ["express", "all_gather"])
+@pytest.mark.parametrize("comes", ["before", "after"])
+def test_a_call_within_a_call_takes_its_post(posting, lanes, monkeypatch, kind, comes, way):
+    """A rank looks for the post of another one. A handler of a signal makes the next call there,
+    which posts, and reads that post if it `comes` before."""
+    if way == "python":
+        monkeypatch.setattr(post_express, "tape_of_posts", lambda *_, **__: None)
+    world = posting(2, 0, polls=True)
+    within = []
+
+    def watch(board, peers, stamp, *, crowded):
+        if within:
+            within.pop()()
+        return False
+
+    for number in range(8):
+        outer = OfKind(lanes, 2 * number + 1, kind, "a", 3)
+        inner = OfKind(lanes, 2 * number + 101, kind, "b", 3)
+
+        def call(outer=outer, inner=inner):
+            if comes == "before":
+                outer.start(world.contexts[1], posts=True)
+            inner.start(world.contexts[0], posts=True)
+
+        within.append(call)
+        with monkeypatch.context() as patched:
+            patched.setattr(world.contexts[0].endpoint.progress, "watch", watch)
+            outer.start(world.contexts[0], posts=True)
+        assert not within
+        if comes == "after":
+            outer.start(world.contexts[1], posts=True)
+        inner.start(world.contexts[1], posts=True)
+        world.settle()
+        assert outer.is_right(0, 2)
+        assert inner.is_right(0, 2)
+    check_over(world)
+
+
 def test_a_thousand_at_once_are_one_wake_up(posting):
     world = posting(2, 0)
     calls = [Tagged(number, number, 1) for number in range(1000)]
@@ -565,6 +610,81 @@ def test_a_post_that_makes_no_sense(posting, tail):
     world.contexts[0].post_express.read()
     world.contexts[0].post_express.read()
     assert blamed == [1]
+
+
+def loses_who_lies(world):
+    """Let the first rank lose whom it blames, as ranks do."""
+    context = world.contexts[0]
+
+    def blame(rank, error):
+        context.endpoint.lost[rank] = str(error)
+        context.rank_lost(rank, str(error))
+
+    context.endpoint.blame = blame
+
+
+WORDS = [*range(_THREAD + 1), _TEXT // 8, _TEXT // 8 + 128, posts.HEAD, posts.LAP, posts.GIVEN_UP,
+         posts.SLEEP, posts.DOZES, posts.READS, posts.CURSORS, posts.CURSORS + 1]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [(1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("way", ["python", "compiled"])
+def test_a_word_that_makes_no_sense(posting, lanes, monkeypatch, word, value, way):
+    """What another rank writes ends no call in an error that is not one of aiodist."""
+    if way == "python":
+        monkeypatch.setattr(post_express, "tape_of_posts", lambda *_, **__: None)
+    world = posting(2, 0)
+    loses_who_lies(world)
+    works = []
+    for number in range(12):
+        if number >= 6:
+            world.memories[1][:PAGE].cast("Q")[word] = value
+        for kind, tag in [("express", None), ("express", "a"), ("all_gather", "a")]:
+            call = lanes.Call(number, kind, 3, tag=tag)
+            ranks = [1, 0] if 1 not in world.contexts[0].gone else [0]
+            for rank in ranks if number % 2 else reversed(ranks):
+                call.start(world.contexts[rank])
+            works.append(call.works[0])
+            world.settle()
+    world.contexts[0].close(GroupClosedError("over"))
+    for work in works:
+        assert isinstance(work.exception(), (AiodistError, type(None)))
+
+
+@pytest.mark.parametrize("kind", ["express", "all_gather", "slots"])
+@pytest.mark.parametrize("way", ["python", "compiled"])
+@pytest.mark.parametrize("ends", ["call", "close"])
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_post_beyond_the_end_of_the_ring(posting, lanes, monkeypatch, kind, way, ends, is_begun):
+    """A rank is lost if its ring ends before its post does, and the group then ends as ever."""
+    if way == "python":
+        monkeypatch.setattr(post_express, "tape_of_posts", lambda *_, **__: None)
+    world = posting(2, 0)
+    loses_who_lies(world)
+    context, theirs = world.contexts[0], world.contexts[1].post_express._posts
+    (reader,) = context.post_express._posts.readers
+    taken = 0
+    for number in range(1, 8, 2):
+        taken = reader.taken
+        call = lanes.Call(number, kind, 12, tag="a")
+        for rank in world.ranks:
+            call.start(world.contexts[rank])
+        world.settle()
+    # The next post is like the last one, but lies elsewhere.
+    size, stop = reader.taken - taken, theirs._head - theirs._base
+    post = bytearray(theirs.ring[stop - size : stop])
+    post[16] += 1  # the number of the call
+    reader.at = posts.SIZE - (size - 64 if is_begun else 0)
+    theirs.ring[reader.at :] = post[: posts.SIZE - reader.at]
+    theirs._own[posts.HEAD] = reader.taken + size
+    if ends == "call":
+        call = lanes.Call(9, kind, 12, tag="a")
+        call.start(context)
+        assert isinstance(call.works[0].exception(), PeerLostError)
+    context.close(GroupClosedError("over"))
+    assert context.post_express is None
+    assert context.ended is not None
 
 
 KERNELS = [
