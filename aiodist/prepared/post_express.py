@@ -298,12 +298,9 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         due, rank = what.prefixes(work.tag, work.seq), self._context.rank
         prefix = due[rank]
         assert prefix is not None
-        last = self._posts.last(prefix, what.lengths[rank])
-        if last is None:  # another call was made meanwhile
-            shown, lies = what.shown(given), False
-        else:
-            lies = len(last) > CHEAP_COPY
-            shown = last if lies else bytes(last)
+        shown: Data = self._posts.last(len(prefix), what.lengths[rank])
+        if not (lies := len(shown) > CHEAP_COPY):
+            shown = bytes(shown)
         self._called(work, what, x, given, seconds, due, shown, {}, lies=lies)
 
     def _broke(self, work: Work[Any], what: Any, error: Exception, seconds: float, /) -> None:
@@ -393,26 +390,25 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
 
         `lies`: its data still lies in this rank's ring.
         """
+        # The call takes its number first, because code that runs below may call other collectives.
         calls, rank = self._calls, self._context.rank
         waiting = calls.waiting.by_key
         tag, seq = work.tag, work.seq
         assert seq is not None
         key = tag, seq
+        calls.tags.take(tag)
         values: list[Any] = [None] * self._context.size
         values[rank] = shown
         call = waiting[key] = PostedCall(
             self, what, key, work, x, what.keep(given), seconds, due, values, len(shown)
         )
-        # Now it takes its number, because code that runs below may call other collectives.
-        calls.tags.take(tag)
         self._bytes += len(shown)
         if lies:
             self._in_ring = call
         for src, data in found.items():
             call.came(src, data)
-        arrivals = calls.arrivals
-        if self._broken or key in arrivals.early or key in arrivals.verdicts:
-            self.to_operation(call)  # this came while we woke others, or looked at their posts
+        if self._broken:  # a message arrived while we woke others
+            self.to_operation(call)
             return work
         self._look(call)
         while call.missing and not call.over and len(waiting) == 1 and self._news(call):

@@ -222,14 +222,13 @@ class Posts(CoreRing):
         self._head += whole
         return at
 
-    def last(self, prefix: bytes, nbytes: int) -> memoryview | None:
-        """Return the `nbytes` of data of the last post, or None if that has another `prefix`.
+    def last(self, before: int, nbytes: int) -> memoryview:
+        """Return the data of the last post, `nbytes` behind a prefix of `before` bytes.
 
-        They stay valid until the next post.
+        It stays valid until the next post.
         """
-        start = self._head - self._base - padded(nbytes)
-        is_last = self.ring[start - len(prefix) : start].tobytes() == prefix
-        return self.ring[start : start + nbytes] if is_last else None
+        stop = self._head - self._base - padded(nbytes) + nbytes
+        return self.ring[stop - nbytes : stop]
 
     def has_room(self, nbytes: int) -> bool:
         """Whether there is room for a post of so many bytes."""

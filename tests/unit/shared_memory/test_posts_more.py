@@ -524,45 +524,6 @@ def test_what_a_dead_rank_has_posted_is_taken(posting):
     assert call.is_right(0, 2)
 
 
-@pytest.mark.parametrize("way", ["python", "compiled"])
-@pytest.mark.parametrize("kind", ["express", "all_gather"])
-@pytest.mark.parametrize("comes", ["before", "after"])
-def test_a_call_within_a_call_takes_its_post(posting, lanes, monkeypatch, kind, comes, way):
-    """A rank looks for the post of another one. A handler of a signal makes the next call there,
-    which posts, and reads that post if it `comes` before."""
-    if way == "python":
-        monkeypatch.setattr(post_express, "tape_of_posts", lambda *_, **__: None)
-    world = posting(2, 0, polls=True)
-    within = []
-
-    def watch(board, peers, stamp, *, crowded):
-        if within:
-            within.pop()()
-        return False
-
-    for number in range(8):
-        outer = OfKind(lanes, 2 * number + 1, kind, "a", 3)
-        inner = OfKind(lanes, 2 * number + 101, kind, "b", 3)
-
-        def call(outer=outer, inner=inner):
-            if comes == "before":
-                outer.start(world.contexts[1], posts=True)
-            inner.start(world.contexts[0], posts=True)
-
-        within.append(call)
-        with monkeypatch.context() as patched:
-            patched.setattr(world.contexts[0].endpoint.progress, "watch", watch)
-            outer.start(world.contexts[0], posts=True)
-        assert not within
-        if comes == "after":
-            outer.start(world.contexts[1], posts=True)
-        inner.start(world.contexts[1], posts=True)
-        world.settle()
-        assert outer.is_right(0, 2)
-        assert inner.is_right(0, 2)
-    check_over(world)
-
-
 def test_a_thousand_at_once_are_one_wake_up(posting):
     world = posting(2, 0)
     calls = [Tagged(number, number, 1) for number in range(1000)]
