@@ -572,10 +572,17 @@ class Operations(ABC):
             raise
 
     def _recv(
-        self, src: Src, tag: str | int | AnyTag, out: Any, partial: bool, timeout: float | None
+        self,
+        src: Src,
+        tag: str | int | AnyTag,
+        out: Any,
+        partial: bool,
+        timeout: float | None,
+        *,
+        is_part: bool = False,
     ) -> Work[Any]:
         source = as_source(src, self._context.size)
-        work = self._context.p2p.recv(src=src, tag=tag, out=out, partial=partial)
+        work = self._context.p2p.recv(src=src, tag=tag, out=out, partial=partial, is_part=is_part)
         missing = (source,) if isinstance(source, int) else ()
         context = self._context
         # Do not poll if this call has done so in vain. If several receives wait, an earlier one has
@@ -629,7 +636,11 @@ class Operations(ABC):
             self._overflowed(error)
             raise
         try:
-            receiving = self.recv(src=src, tag=recv_tag, out=out, timeout=timeout)
+            # If the send fails or is cancelled, the message must be able to go back.
+            is_part = not sending.done()
+            receiving = None if is_part else self._context.p2p_express.recv(src, recv_tag, out)
+            if receiving is None:
+                receiving = self._recv(src, recv_tag, out, False, timeout, is_part=is_part)
         except BaseException:
             sending.cancel()
             raise
@@ -886,8 +897,3 @@ def _check_partial(out: Any) -> None:
             "partial=True may fill only a part of out=: give a numpy array or tensor with at least "
             f"one dimension, not {'none' if out is None else f'a {type(out).__name__}'}"
         )
-
-
-for _method in vars(Operations).copy().values():
-    if inspect.isfunction(_method) and not _method.__name__.startswith("_"):
-        _method.__qualname__ = f"group.{_method.__name__}"  # Python names it in its errors

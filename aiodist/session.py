@@ -388,7 +388,8 @@ class Connecting:
 
         def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(
-                f"connect() has no group yet, and so no {name!r}: await it, or use `async with`"
+                f"what connect() returns is no group, and has no {name!r}: use what"
+                " `await connect()` or `async with connect() as group` gives you"
             )
 
         def __enter__(self) -> NoReturn:

@@ -76,8 +76,8 @@ class Work(asyncio.Future[T], Generic[T]):
 
     # Slots and no `__init__`, because so a Work takes 0.25 instead of 0.65 microseconds to make.
     __slots__ = (
-        "_ended", "_made_at", "_on_cancel", "_started", "_unseen", "nbytes", "op", "record", "seq",
-        "source", "tag", "take_back", "trace",
+        "_ended", "_looks", "_made_at", "_on_cancel", "_started", "_unseen", "nbytes", "op",
+        "record", "seq", "source", "tag", "take_back", "trace",
     )  # fmt: skip
 
     op: str
@@ -92,6 +92,8 @@ class Work(asyncio.Future[T], Generic[T]):
     take_back: Callable[[], None] | None
     """What takes the message of a receive back. It is set only while the receive is awaited, or is
     a part of another Work. None: no message has come. For the engine."""
+    _looks: int
+    """How often something has looked at a receive since its message came."""
     _on_cancel: Callable[[Work[Any]], None] | None
     _started: float
     _ended: float | None
@@ -137,16 +139,25 @@ class Work(asyncio.Future[T], Generic[T]):
     @property
     def is_awaited(self) -> bool:
         """Whether a task or a callback waits for it, other than one of the engine itself."""
+        return self._waiters > 0
+
+    @property
+    def _waiters(self) -> int:
         callbacks: Any = self._callbacks or ()
         # Those of tasks are of C, and have no module.
-        modules = (getattr(callback, "__module__", None) or "" for callback, _ in callbacks)
-        return any(not module.startswith("aiodist.engine.") for module in modules)
+        modules = [getattr(callback, "__module__", None) or "" for callback, _ in callbacks]
+        return sum(not module.startswith("aiodist.engine.") for module in modules)
 
     @property
     def may_give_back(self) -> bool:
-        """Whether this is a receive for which one waits alone who would give its message back. For
-        the engine."""
-        return hasattr(self, "take_back") and len(self._callbacks or ()) == 1
+        """Whether this is a receive that could give its message back, because at most one waits for
+        it. For the engine."""
+        return hasattr(self, "take_back") and self._waiters <= 1
+
+    def offer_back(self, take_back: Callable[[], None]) -> None:
+        """Keep what takes the message back. The receive is about to end. For the engine."""
+        self.take_back, self._looks = take_back, 0
+        cast(Any, self).__class__ = _Taken
 
     @property
     def is_prepared(self) -> bool:
@@ -249,12 +260,14 @@ class Work(asyncio.Future[T], Generic[T]):
         return super().cancel(msg)
 
     def give_back(self) -> None:
-        """Give the message of a done receive back to its queue, if that asked for it. For the
-        engine."""
+        """Give the message of a done receive back, if it can be. It counts as cancelled then. For
+        the engine."""
         take_back: Callable[[], None] | None = getattr(self, "take_back", None)
         if take_back is not None:
             self.take_back = None
-            cast(Any, self).__class__ = _GivenBack
+            cast(Any, self).__class__ = Work
+            asyncio.Future.__init__(self, loop=self.get_loop())  # without the result
+            asyncio.Future.cancel(self)
             take_back()
 
     async def wait(self, timeout: float | None = None) -> T:
@@ -355,33 +368,40 @@ class _UnwatchedReceive(_Unwatched[T]):
         try:
             return (yield from _await(self))
         except BaseException:
-            self.give_back()
+            if (
+                isinstance(cast(Any, self), _Taken) and self._looks <= 1
+            ):  # the task itself looks before it runs
+                self.give_back()
             raise
         finally:
             del self.take_back
+            cast(Any, self).__class__ = Work
 
     __iter__ = __await__
 
 
-class _GivenBack(Work[T]):
-    """A receive that had a message, and gave it back. To the program it was cancelled."""
+class _Taken(Work[T]):
+    """A receive whose message has come, and might go back. It counts who looks at the message."""
 
     __slots__ = ()
 
-    def cancelled(self) -> bool:
-        return True
-
-    def result(self) -> T:
-        raise asyncio.CancelledError
-
-    def exception(self) -> BaseException | None:
-        raise asyncio.CancelledError
-
     def __await__(self) -> Generator[Any, None, T]:
-        return self.result()
-        yield
+        self._looks += 1
+        return _await(self)
 
     __iter__ = __await__
+
+    def result(self) -> T:
+        self._looks += 1
+        return super().result()
+
+    def exception(self) -> BaseException | None:
+        self._looks += 1
+        return super().exception()
+
+    def add_done_callback(self, fn: Callable[[Any], object], **options: Any) -> None:
+        self._looks += 1
+        super().add_done_callback(fn, **options)
 
 
 class UnseenWork(Work[T]):
@@ -510,11 +530,12 @@ def both(loop: asyncio.AbstractEventLoop, sending: Work[None], receiving: Work[A
 
     def result(whole: Work[Any]) -> Any:
         whole.source = receiving.source
-        if whole.may_give_back:
-            whole.take_back = receiving.give_back
+        if whole.may_give_back and type(receiving) is _Taken:
+            whole.offer_back(receiving.give_back)
         return receiving.result()
 
-    receiving.take_back = None
+    if not receiving.done():
+        receiving.take_back = None
     return together(loop, "sendrecv", sending.tag, (sending, receiving), result)
 
 

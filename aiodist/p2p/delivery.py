@@ -58,6 +58,7 @@ class Delivery:
         device_memory: DeviceMemory | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
+        self.is_closed = False
         self._loop = loop
         self._wire = out  # takes PULL and REFUSE for senders
         self._channel = channel
@@ -375,11 +376,13 @@ class Delivery:
         if work.record is not None:
             work.record.carries(target.specs)
         if target.foreign is None and work.may_give_back:
-            work.take_back = partial(self._take_back, message, target)
+            work.offer_back(partial(self._take_back, message, target))
         work.finish(value)
 
     def _take_back(self, message: ComingMessage, target: Incoming) -> None:
         """Let another receive have a message whose receive has ended unseen."""
+        if self.is_closed:
+            return
         message.gone, message.price = False, 0
         self._make_private(message, target)
         self._freed(message)

@@ -194,10 +194,12 @@ class PointToPoint:
         out: object = None,
         *,
         partial: bool = False,
+        is_part: bool = False,
     ) -> Work[Any]:
         """Receive a value of rank `src`, into `out` if that is given.
 
         With `partial`, the value may be shorter than `out`, and the result is the front of `out`.
+        With `is_part`, the Work is a part of another one, and can give its message back.
 
         When the Work is complete, it has the rank and the tag of the message, and the bytes of its
         arrays as `nbytes`. It fails with
@@ -215,6 +217,8 @@ class PointToPoint:
             device_work = None if device is None else self._device_memory.begin(device)
         check_tree(out, "out")
         work, source, key = self._wait("recv", src, tag)
+        if is_part:
+            work.take_back = None
         receiving = self.receiver.receive(work, source, key, out, device_work, partial=partial)
         if not work.done():
             self._pending[work] = receiving

@@ -224,6 +224,7 @@ class MessageReceiver:
             self.lose(src)
         self._flow.close()
         self._mailbox.clear()
+        self._delivery.is_closed = True
 
     # -- frames from senders ----------------------------------------------------------------------
 

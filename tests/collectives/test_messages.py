@@ -92,9 +92,10 @@ async def cancelled_too_late(task: asyncio.Task[object], work: asyncio.Future[ob
 
 TAKES = {
     "recv": lambda group, out: group.recv(src=0),
+    "deadline": lambda group, out: group.recv(src=0, timeout=30),
     "out": lambda group, out: group.recv(src=0, out=out),
     "partial": lambda group, out: group.recv(src=0, out=out, partial=True),
-    "sendrecv": lambda group, out: group.sendrecv("answer", 0, src=0, out=out),
+    "sendrecv": lambda group, out: group.sendrecv("answer", 0, src=0, out=out, timeout=30),
 }
 
 
@@ -130,6 +131,69 @@ def test_a_message_whose_receive_is_cancelled_before_its_task_runs(run, groups, 
             if how == "sendrecv":
                 assert await one.recv(src=1) == "answer"
             assert (out == -1.0).all()
+
+    run(main())
+
+
+@pytest.mark.parametrize("deadline", [False, True])
+def test_a_message_that_was_here_when_its_sendrecv_was_cancelled(run, groups, deadline):
+    async def main():
+        async with groups(2) as (one, two):
+            await one.send("first", 1)
+            while two.iprobe() is None:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            # Nobody receives so much.
+            both = two.sendrecv(np.zeros(3_000_000), 0, src=0, timeout=0.01 if deadline else None)
+            await asyncio.sleep(0)
+            assert not both.done()
+            if deadline:
+                with pytest.raises(aiodist.CollectiveTimeoutError):
+                    await both
+            else:
+                both.cancel()
+            assert await two.recv(src=0) == "first"
+
+    run(main())
+
+
+@pytest.mark.parametrize("look", ["result", "exception", "await", "callback"])
+def test_a_message_that_the_program_has_seen_does_not_come_back(run, groups, look):
+    async def main():
+        async with groups(1) as (group,):
+            work = group.recv()
+
+            async def take():
+                return await work
+
+            task = asyncio.create_task(take())
+            await asyncio.sleep(0)
+            await group.send(1, 0)
+            assert work.done()
+            if look == "await":
+                assert await work == 1
+            elif look == "callback":
+                work.add_done_callback(lambda work: None)
+            else:
+                getattr(work, look)()
+            task.cancel()
+            await asyncio.wait([task])
+            assert work.result() == 1
+            assert group.iprobe() is None
+
+    run(main())
+
+
+def test_a_message_does_not_come_back_to_a_group_that_has_ended(run, groups):
+    async def main():
+        async with groups(1) as (group,):
+            task = asyncio.ensure_future(group.messages().__anext__())
+            await asyncio.sleep(0)
+            await group.send(1, 0)
+            point_to_point = group._context.p2p
+            group.abort()
+            task.cancel()
+            await asyncio.wait([task])
+            assert point_to_point.idle
 
     run(main())
 

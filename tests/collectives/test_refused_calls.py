@@ -449,10 +449,3 @@ async def test_names_of_other_libraries(op: str, given: dict[str, Any], hint: st
 
         await asyncio.to_thread(in_a_thread)
         assert await group.all_reduce(1) == 1
-
-
-async def test_errors_of_python_name_the_group() -> None:
-    async with aiodist.local(1) as [group]:
-        call: Any = group.scatter
-        with pytest.raises(TypeError, match=r"^group\.scatter\(\) got multiple values"):
-            call(1, [1], src=0)

@@ -27,7 +27,9 @@ def test_where_a_coroutine_is_wanted_the_error_says_what_to_do() -> None:
 
 def test_what_is_not_awaited_says_what_to_do() -> None:
     connecting: Any = aiodist.connect("inproc://absent", size=1)
-    with pytest.raises(AttributeError, match=r"no group yet, and so no 'rank': await it, or use"):
+    with pytest.raises(
+        AttributeError, match=r"is no group, and has no 'rank': use what `await connect"
+    ):
         _ = connecting.rank
     with pytest.raises(TypeError, match=r"entered by `async with`, not by `with`"), connecting:
         pass
