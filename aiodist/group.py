@@ -12,6 +12,7 @@ import numpy as np
 from aiodist import timeouts
 from aiodist.blocking.calls import Home
 from aiodist.blocking.group import BlockingGroup
+from aiodist.composing import started
 from aiodist.control.store import Store
 from aiodist.engine import failures
 from aiodist.errors import (
@@ -31,7 +32,7 @@ from aiodist.signatures import Array, Buffer, Signatures, typed
 from aiodist.types import Member, View
 from aiodist.windows.window import Window, offered
 from aiodist.wire.recovery import Purpose
-from aiodist.work import Unseen, Work, started
+from aiodist.work import Unseen, Work
 
 
 class EpochKeeper(Protocol):

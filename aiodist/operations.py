@@ -18,6 +18,7 @@ from aiodist import timeouts
 from aiodist.buffers import places
 from aiodist.codecs.base import Codec
 from aiodist.collectives import coded, resharding, values
+from aiodist.composing import both
 from aiodist.device_programs import loans
 from aiodist.device_programs import reductions as device_reductions
 from aiodist.engine import deadlines, failures
@@ -38,7 +39,7 @@ from aiodist.types import (
     hints,
     unexpected,
 )
-from aiodist.work import Unseen, UnseenWork, Work, both
+from aiodist.work import Unseen, UnseenWork, Work
 
 T = TypeVar("T")
 

@@ -86,6 +86,7 @@ ROOMS = [
     "aiodist/channels",
     "aiodist/codecs",
     "aiodist/collectives",
+    "aiodist/composing.py",
     "aiodist/control",
     "aiodist/coordinator",
     "aiodist/debugging.py",

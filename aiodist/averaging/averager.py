@@ -17,6 +17,7 @@ from aiodist.averaging.kept import AveragerState, Kept, check_travels, copy_of, 
 from aiodist.averaging.parts import AverageCall, AverageSettings, MemberPart
 from aiodist.averaging.values import TreeForm, added, all_finite, checked_weight
 from aiodist.codecs.base import Codec, codec_of
+from aiodist.composing import started
 from aiodist.control import averaging as control
 from aiodist.errors import (
     AiodistError,
@@ -30,7 +31,7 @@ from aiodist.types import ChannelOptions, ReduceOp
 from aiodist.wire import averaging as wire
 from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME
 from aiodist.wire.messages import Message
-from aiodist.work import Unseen, started
+from aiodist.work import Unseen
 
 NOTHING = wire.Reached(0, b"")
 """What a part has reached that has had no result."""

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from aiodist import environment, timeouts
+from aiodist.composing import failure_of
 from aiodist.control.averaging import enter
 from aiodist.control.events import ControlEvent, CoordinatorBack, CoordinatorGone
 from aiodist.errors import (
@@ -27,7 +28,6 @@ from aiodist.transports.surroundings import chooser_on
 from aiodist.wire import averaging as wire
 from aiodist.wire.frames import pack_fields
 from aiodist.wire.messages import MemberInfo, Message
-from aiodist.work import failure_of
 
 log = logging.getLogger("aiodist.averaging")
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Self, TypeVar
 
+from aiodist.composing import failure_of
 from aiodist.errors import AiodistError, GroupClosedError
-from aiodist.work import failure_of
 
 T = TypeVar("T")
 

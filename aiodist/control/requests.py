@@ -120,7 +120,7 @@ class Requests:
         self._requests[number].has_deadline = timeout is not None
         try:
             # No asyncio.timeout, because this may begin within a task of the user
-            # (`aiodist.work.started`).
+            # (`aiodist.composing.started`).
             await asyncio.wait({reply}, timeout=timeout)
         finally:
             if reply.cancel():  # it has not come

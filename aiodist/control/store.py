@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
 from aiodist import timeouts
+from aiodist.composing import started
 from aiodist.control.client import ControlClient
 from aiodist.errors import AiodistError, CollectiveTimeoutError, MessageTooLargeError
 from aiodist.wire.limits import MAX_VALUE
@@ -27,7 +28,7 @@ from aiodist.wire.messages import (
     StoreWait,
     StoreWatch,
 )
-from aiodist.work import Unseen, started
+from aiodist.work import Unseen
 
 MAX_UNREAD = 1024
 """How many changes a `Watch` keeps for its reader. If more come, the oldest are dropped."""

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from aiodist.work import CoroutineRest, Work
+from aiodist.composing import CoroutineRest
+from aiodist.work import Work
 
 MOST_LINES = 4
 """How many places are told of one thread, or of the tasks of one loop."""

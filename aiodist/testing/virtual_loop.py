@@ -20,8 +20,8 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
+from aiodist.composing import CoroutineRest
 from aiodist.rank.whereabouts import of_task
-from aiodist.work import CoroutineRest
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")

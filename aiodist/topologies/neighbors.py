@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from aiodist.buffers.places import check as check_apart
+from aiodist.composing import together
 from aiodist.errors import AiodistError, MismatchError
-from aiodist.work import Work, together
+from aiodist.work import Work
 
 
 class Collective(Protocol):

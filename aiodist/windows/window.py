@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from aiodist.collectives import values
+from aiodist.composing import started, together
 from aiodist.engine.failures import sayable
 from aiodist.errors import (
     AiodistError,
@@ -42,7 +43,7 @@ from aiodist.signatures import Given, Index, WindowSignatures, typed
 from aiodist.transports.sparing import Sparing
 from aiodist.types import SUM, Op
 from aiodist.windows.places import Exposed, Request, accumulate, index_of, memory_of
-from aiodist.work import T, Unseen, Work, started, together
+from aiodist.work import T, Unseen, Work
 
 log = logging.getLogger("aiodist.group")
 

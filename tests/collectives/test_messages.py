@@ -142,7 +142,7 @@ def test_a_message_that_was_here_when_its_sendrecv_was_cancelled(run, groups, de
             await one.send("first", 1)
             while two.iprobe() is None:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-            # Nobody receives so much.
+            # The other rank does not receive that.
             both = two.sendrecv(np.zeros(3_000_000), 0, src=0, timeout=0.01 if deadline else None)
             await asyncio.sleep(0)
             assert not both.done()

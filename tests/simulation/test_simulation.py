@@ -18,12 +18,13 @@ import pytest
 from seeds import seeds
 
 import aiodist
+from aiodist.composing import started
 from aiodist.testing import Conditions, HangError, InvariantError, Killed, Simulation
 from aiodist.testing.__main__ import main, play
 from aiodist.testing.scenario import scenario
 from aiodist.testing.workload import Run
 from aiodist.transports import bundle
-from aiodist.work import Unseen, started
+from aiodist.work import Unseen
 
 
 async def add(group: aiodist.Group, length: int = 1000) -> float:

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import aiodist
-from aiodist.work import Work, both
+from aiodist.composing import both
+from aiodist.work import Work
 
 
 class Record:
@@ -317,7 +318,7 @@ CALLS = {
     "set": lambda group: group.store.set("key", b""),
     "add": lambda group: group.store.add("number"),
 }
-"""Calls that begin as coroutines (`aiodist.work.started`)."""
+"""Calls that begin as coroutines (`aiodist.composing.started`)."""
 
 
 @pytest.mark.parametrize("held", [False, True])
