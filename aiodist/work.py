@@ -13,11 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 from aiodist.compiled import core
-from aiodist.errors import (
-    GroupClosedError,
-    GroupRevokedError,
-    PeerLostError,
-)
+from aiodist.errors import GroupClosedError, GroupRevokedError, PeerLostError
 from aiodist.timeouts import check_wait
 from aiodist.trace import Trace
 from aiodist.transports.surroundings import is_virtual
@@ -363,14 +359,14 @@ class _UnwatchedReceive(_Unwatched[T]):
         try:
             return (yield from _await(self))
         except BaseException:
-            if (
-                isinstance(cast(Any, self), _Taken) and self._looks <= 1
-            ):  # the task itself looks before it runs
+            # The task itself looks once before it runs.
+            if isinstance(cast(Any, self), _Taken) and self._looks <= 1:
                 self.give_back()
             raise
         finally:
             del self.take_back
-            cast(Any, self).__class__ = Work
+            if isinstance(cast(Any, self), _Taken):
+                cast(Any, self).__class__ = Work
 
     __iter__ = __await__
 
