@@ -627,23 +627,23 @@ class Operations(ABC):
             recv_tag = tag
         if timeout is not None:
             timeouts.check_timeout(timeout)
+        sending = None
         try:
             sending = self._context.p2p_express.send(x, dst, tag)
             if sending is None:
                 # Links read `x` until it has left, and the receive may write there meanwhile.
                 aside = out is not None and places.meet(x, out)
                 sending = self._send(x, dst, tag, timeout, aside=aside)
-        except RecursionError as error:
-            self._overflowed(error)
-            raise
-        try:
             # If the send fails or is cancelled, the message must be able to go back.
             is_part = not sending.done()
             receiving = None if is_part else self._context.p2p_express.recv(src, recv_tag, out)
             if receiving is None:
                 receiving = self._recv(src, recv_tag, out, False, timeout, is_part=is_part)
-        except BaseException:
-            sending.cancel()
+        except BaseException as error:
+            if isinstance(error, RecursionError):
+                self._overflowed(error)
+            if sending is not None:
+                sending.cancel()
             raise
         unseen = self._context.records.unseen
         # Most are done by now, and need no Work beside them. Those with a record keep what it says.

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import aiodist
+from aiodist.p2p.point_to_point import PointToPoint
 
 Call = Callable[[aiodist.Group], Awaitable[Any]]
 CALLS: dict[str, Call] = {
@@ -66,3 +67,20 @@ def test_nothing_waits_for_its_deadline(run: Any, groups: Any, name: str, first:
         assert all(issubclass(each, (RecursionError, aiodist.AiodistError)) for each in errors)
 
     run(main())
+
+
+@pytest.mark.parametrize("length", [3, 1_000_000])
+async def test_a_stack_that_ends_in_the_receive_of_a_sendrecv(
+    monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    def overflow(*_: Any, **__: Any) -> None:
+        raise RecursionError("maximum recursion depth exceeded")
+
+    async with aiodist.local(2, op_timeout=math.inf) as (one, two):
+        waiting = two.barrier()
+        with monkeypatch.context() as patched:
+            patched.setattr(PointToPoint, "recv", overflow)
+            with pytest.raises(RecursionError):
+                one.sendrecv(np.ones(length), 1)
+        with pytest.raises(aiodist.PeerLostError, match="ran out of stack"):
+            await waiting
