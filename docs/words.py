@@ -101,7 +101,7 @@ ROOMS = [
     "aiodist/launching",
     "aiodist/links",
     "aiodist/membership",
-    "aiodist/operations.py",
+    "aiodist/operations",
     "aiodist/p2p",
     "aiodist/phases",
     "aiodist/prepared",

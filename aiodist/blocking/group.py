@@ -373,7 +373,7 @@ class BlockingGroup:
     # -- inside -----------------------------------------------------------------------------------
 
     def _forgo(self, error: BaseException, tag: Any = None) -> None:
-        """See `Operations._forgo`."""
+        """See `OperationStarts._forgo`."""
         self._run(self._group._forgo, error, tag)
 
     def _as_blocking(self, group: Any) -> BlockingGroup:

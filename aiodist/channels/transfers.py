@@ -25,7 +25,7 @@ from aiodist.channels.pace import ParticipantPace
 from aiodist.channels.window import NO_DEADLINE, FlightWindow, MessagesInFlight, give_up
 from aiodist.errors import ProtocolError
 from aiodist.group import Group
-from aiodist.operations import send_steady
+from aiodist.operations.messages import send_steady
 from aiodist.transports.handover import take_segment
 from aiodist.work import Work
 
