@@ -61,7 +61,7 @@ class Ends:
         """Fail `op`, which failed on this rank, and tell the others.
 
         Raises `error` if it is a RecursionError. Without stack nothing can be sent now, so the call
-        at the bottom aborts the group (`Operations._overflowed`).
+        at the bottom aborts the group (`OperationStarts._broken_off`).
         """
         if isinstance(error, RecursionError):
             raise error

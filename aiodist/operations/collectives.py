@@ -74,8 +74,8 @@ class CollectiveOperations(OperationStarts):
                 tag = tag if tag is None else as_tag(tag)
                 try:
                     work = express.all_reduce(x, op, seconds, tag)
-                except RecursionError as error:
-                    self._overflowed(error)
+                except BaseException as error:
+                    self._broken_off(error)
                     raise
                 if work is not None:
                     if type(work) is not UnseenWork:

@@ -51,8 +51,8 @@ class MessageOperations(OperationStarts):
         try:
             at_once = self._context.p2p_express.send(x, dst, tag)
             return at_once or self._send(x, dst, tag, timeout)
-        except RecursionError as error:
-            self._overflowed(error)
+        except BaseException as error:
+            self._broken_off(error)
             raise
 
     def _send(
@@ -90,8 +90,8 @@ class MessageOperations(OperationStarts):
         timeouts.check_timeout(timeout)
         try:
             return self._send(x, dst, tag, timeout, synchronous=True)
-        except RecursionError as error:
-            self._overflowed(error)
+        except BaseException as error:
+            self._broken_off(error)
             raise
 
     @typed(Signatures.recv)
@@ -143,8 +143,8 @@ class MessageOperations(OperationStarts):
         try:
             work = None if partial else self._context.p2p_express.recv(src, tag, out)
             return work or self._recv(src, tag, out, partial, timeout)
-        except RecursionError as error:
-            self._overflowed(error)
+        except BaseException as error:
+            self._broken_off(error)
             raise
 
     def _recv(
@@ -215,8 +215,7 @@ class MessageOperations(OperationStarts):
             if receiving is None:
                 receiving = self._recv(src, recv_tag, out, False, timeout, is_part=is_part)
         except BaseException as error:
-            if isinstance(error, RecursionError):
-                self._overflowed(error)
+            self._broken_off(error)
             if sending is not None:
                 sending.cancel()
             raise

@@ -107,22 +107,28 @@ class OperationStarts(ABC):
                 nbytes=call.nbytes,
                 place=call.place,
             ).for_user(context.records.unseen)
-        except RecursionError as error:
-            self._overflowed(error)
+        except BaseException as error:
+            self._broken_off(error)
             raise
 
-    def _overflowed(self, error: RecursionError) -> None:
-        """Abort the group in the next turn of the loop, because a call has run out of stack.
+    def _broken_off(self, error: BaseException) -> None:
+        """Abort the group if `error` may have broken a call off midway.
 
-        It is not known what the call has begun, on this rank and on others in this loop, so ranks
-        might wait for ever. The others hear why. A call whose arguments were refused has begun
-        nothing.
+        That is the end of the stack, or what is no `Exception`, such as a KeyboardInterrupt of a
+        signal handler. It is not known what the call has begun, on this rank and on others in this
+        loop. So ranks might wait for ever, or the next call might take what this one has left. The
+        others hear why. A call whose arguments were refused has begun nothing.
         """
+        if failures.is_forgone(error):
+            return
+        if not isinstance(error, RecursionError):
+            if not isinstance(error, Exception):
+                self.abort(f"{type(error).__name__} broke a call off")
+            return
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(limit + STACK_TO_ABORT)
         try:
-            if not failures.is_forgone(error):
-                self._loop.call_soon(self.abort, f"a call ran out of stack: {error}")
+            self._loop.call_soon(self.abort, f"a call ran out of stack: {error}")
         finally:
             sys.setrecursionlimit(limit)
 

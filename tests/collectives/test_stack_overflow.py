@@ -1,4 +1,5 @@
-"""A program that calls an operation with almost no stack left: nothing waits for its deadline."""
+"""A call that is broken off, by the end of the stack or by a signal handler: nothing waits for its
+deadline."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import aiodist
+from aiodist.engine.calls import Calls
 from aiodist.p2p.point_to_point import PointToPoint
 
 Call = Callable[[aiodist.Group], Awaitable[Any]]
@@ -83,4 +85,29 @@ async def test_a_stack_that_ends_in_the_receive_of_a_sendrecv(
             with pytest.raises(RecursionError):
                 one.sendrecv(np.ones(length), 1)
         with pytest.raises(aiodist.PeerLostError, match="ran out of stack"):
+            await waiting
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [(Calls, "launch"), (PointToPoint, "send"), (PointToPoint, "recv")]
+)
+async def test_a_signal_handler_that_raises_within_a_call(
+    monkeypatch: pytest.MonkeyPatch, place: type, name: str
+) -> None:
+    """The group ends at once, because its next call might take what this one has left."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    async with aiodist.local(2, op_timeout=math.inf) as (one, two):
+        waiting = two.barrier()
+        with monkeypatch.context() as patched:
+            patched.setattr(place, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                one.all_reduce(np.ones(3)) if place is Calls else one.sendrecv(
+                    np.ones(1_000_000), 1
+                )
+        with pytest.raises(aiodist.GroupClosedError, match="KeyboardInterrupt broke a call off"):
+            one.barrier()
+        with pytest.raises(aiodist.PeerLostError, match="KeyboardInterrupt broke a call off"):
             await waiting
