@@ -216,8 +216,11 @@ typedef void (*kernel)(void *out, void *const *operands, int count, Py_ssize_t l
 // T: type in memory. A: type of the accumulator. END: the last step, in which `n` is the number of
 // ranks as an A. `out` may be one of the operands, because a block is read before it is written.
 // Each operand has a loop of its own, because compilers that join two use no wide registers.
+// A `cell` is a T at any address, because arrays of users need not be aligned.
+#define CELL(NAME, T) typedef T NAME##_cell __attribute__((aligned(1)));
 #define KERNEL(NAME, T, A, LOAD, EXPR, END, STORE)                                                 \
-    CLONES SEPARATE static void NAME##_next(A *restrict total, const T *restrict next,             \
+    CELL(NAME, T)                                                                                  \
+    CLONES SEPARATE static void NAME##_next(A *restrict total, const NAME##_cell *restrict next,   \
                                             Py_ssize_t stop) {                                     \
         for (Py_ssize_t i = 0; i < stop; i++) {                                                    \
             const A x = total[i], y = LOAD(next[i]);                                               \
@@ -231,11 +234,11 @@ typedef void (*kernel)(void *out, void *const *operands, int count, Py_ssize_t l
         for (Py_ssize_t start = 0; start < length; start += BLOCK) {                               \
             const Py_ssize_t stop = length - start < BLOCK ? length - start : BLOCK;               \
             A total[BLOCK];                                                                        \
-            const T *first = (const T *)operands[0] + start;                                       \
-            T *into = (T *)out + start;                                                            \
+            const NAME##_cell *first = (const NAME##_cell *)operands[0] + start;                   \
+            NAME##_cell *into = (NAME##_cell *)out + start;                                        \
             for (Py_ssize_t i = 0; i < stop; i++) total[i] = LOAD(first[i]);                       \
             for (int k = 1; k < count; k++)                                                        \
-                NAME##_next(total, (const T *)operands[k] + start, stop);                          \
+                NAME##_next(total, (const NAME##_cell *)operands[k] + start, stop);                \
             for (Py_ssize_t i = 0; i < stop; i++) {                                                \
                 const A x = total[i];                                                              \
                 into[i] = STORE(END);                                                              \
@@ -272,30 +275,33 @@ KERNEL(avg_float64, double, double, SAME, SUM, x / n, SAME)
 // time take less time than one after the other, because a core then waits for memory less often. More
 // are added block by block.
 #define PLAIN(NAME, T, EXPR)                                                                       \
+    CELL(NAME, T)                                                                                  \
     static inline T NAME##_of(T x, T y) { return (T)(EXPR); }                                      \
-    CLONES SEPARATE static void NAME##_two(T *into, const T *a, const T *b, Py_ssize_t stop) {     \
+    CLONES SEPARATE static void NAME##_two(NAME##_cell *into, const NAME##_cell *a,                \
+                                           const NAME##_cell *b, Py_ssize_t stop) {                \
         NO_OVERLAP                                                                                 \
         for (Py_ssize_t i = 0; i < stop; i++) into[i] = NAME##_of(a[i], b[i]);                     \
     }                                                                                              \
-    CLONES SEPARATE static void NAME##_four(T *into, const T *a, const T *b, const T *c,           \
-                                            const T *d, Py_ssize_t stop) {                         \
+    CLONES SEPARATE static void NAME##_four(NAME##_cell *into, const NAME##_cell *a,               \
+                                            const NAME##_cell *b, const NAME##_cell *c,            \
+                                            const NAME##_cell *d, Py_ssize_t stop) {               \
         NO_OVERLAP                                                                                 \
         for (Py_ssize_t i = 0; i < stop; i++)                                                      \
             into[i] = NAME##_of(NAME##_of(NAME##_of(a[i], b[i]), c[i]), d[i]);                     \
     }                                                                                              \
     static void NAME(void *out, void *const *operands, int count, Py_ssize_t length,               \
                      double size) {                                                                \
-        T *const *of = (T *const *)operands;                                                       \
+        NAME##_cell *const *of = (NAME##_cell *const *)operands;                                   \
         const Py_ssize_t most = count == 2 || count == 4 ? length : BLOCK;                         \
         (void)size;                                                                                \
         for (Py_ssize_t start = 0; start < length; start += most) {                                \
             const Py_ssize_t stop = length - start < most ? length - start : most;                 \
-            T total[BLOCK], *const into = (T *)out + start;                                        \
-            const T *x = of[0] + start;                                                            \
+            NAME##_cell total[BLOCK], *const into = (NAME##_cell *)out + start;                    \
+            const NAME##_cell *x = of[0] + start;                                                  \
             if (count == 1) memmove(into, x, stop * sizeof(T));                                    \
             for (int k = 1, more; k < count; x = total, k += more) {                               \
                 more = count - k < 3 ? 1 : 3;                                                      \
-                T *const sum = k + more < count ? total : into;                                    \
+                NAME##_cell *const sum = k + more < count ? total : into;                          \
                 if (more == 1)                                                                     \
                     NAME##_two(sum, x, of[k] + start, stop);                                       \
                 else                                                                               \
