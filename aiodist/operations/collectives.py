@@ -62,7 +62,8 @@ class CollectiveOperations(OperationStarts):
         if unknown:
             raise self._refused("all_reduce", tag, unknown)
         if codec is not None:
-            return self._start("all_reduce", tag, timeout, coded.all_reduce, x, op, codec, tag, out)
+            make, args = coded.all_reduce, (x, op, codec, tag, out)
+            return self._start("all_reduce", tag, timeout, make, *args, prepared=False)
         if running_loop() is not self._loop:
             self._enter()
         context = self._context

@@ -62,10 +62,13 @@ class OperationStarts(ABC):
         timeout: float | None,
         make: Callable[..., base.Call],
         *args: Any,
+        prepared: bool = True,
     ) -> Work[Any]:
         """Start the collective ``make(context, *args)``.
 
         If that raises, the collective still uses up its number, and the other ranks hear why.
+        `prepared`: calls like earlier ones may be done within the call. They are found by `op`, so
+        all such calls of one `op` have the same `make`.
         """
         self._enter()
         context = self._context
@@ -80,7 +83,7 @@ class OperationStarts(ABC):
             else:
                 express = None
         try:
-            if express is not None:
+            if express is not None and prepared:
                 work = express.start(op, make, args, seconds, tag)
                 if work is not None:
                     if type(work) is not UnseenWork:

@@ -318,9 +318,9 @@ class Express(ABC, Generic[G, R]):
         seconds: float,
         tag: object = None,
     ) -> Work[Any] | None:
-        """Start the collective `op`, any but all_reduce, which ``make(context, *args)`` describes.
+        """Start the collective `op`, which ``make(context, *args)`` describes.
 
-        None: nothing has happened.
+        All calls of one `op` have the same `make`. None: nothing has happened.
         """
         for known, form in self._forms.get(op, ()):
             found = form(args, *args)

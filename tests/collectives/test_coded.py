@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import re
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from seeds import seeds
 
 import aiodist
 from aiodist import CollectiveAbortedError, MismatchError, ProtocolError, ReduceOp
 from aiodist.codecs import Codec, bf16, int4, int8, topk
 from aiodist.collectives import coded
+from aiodist.prepared import express
 from aiodist.testing import Simulation
 from aiodist.testing.virtual_loop import current_process
 
@@ -160,6 +163,36 @@ def test_one_host_loses_nothing(on_hosts, run):
             ]
             await asyncio.gather(*works)
             assert all(np.array_equal(x, want) for x in xs)
+
+    run(main())
+
+
+@pytest.mark.parametrize("layout", ["aa", "ab", "aab"])
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("seed", seeds(2, 20))
+def test_among_all_reduces_without_a_codec(on_hosts, run, monkeypatch, layout, compiled, seed):
+    """Calls of numbers and arrays are prepared. No call with a codec is taken for one of them."""
+    if not compiled:
+        monkeypatch.setattr(express, "core", None)
+    numbers = random.Random(seed)
+
+    async def main():
+        async with on_hosts(layout) as ranks:
+            size = len(ranks)
+            for _ in range(60):
+                kind = numbers.choice(["number", "array", "coded"])
+                tag = numbers.choice([None, "t"])
+                out, codec = numbers.random() < 0.5, Exact() if kind == "coded" else None
+
+                def call(group, kind=kind, tag=tag, out=out, codec=codec):
+                    if kind == "number":
+                        return group.all_reduce(group.rank + 0.5, tag=tag)
+                    x = np.full(8, group.rank + 0.5, np.float32)
+                    into = np.empty_like(x) if out else None
+                    return group.all_reduce(x, out=into, codec=codec, tag=tag)
+
+                for total in await asyncio.gather(*map(call, ranks)):
+                    assert np.all(total == size * size / 2), (kind, tag, out)
 
     run(main())
 
