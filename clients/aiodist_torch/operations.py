@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiodist import ANY_SOURCE, AiodistError, Group, ReduceOp
+from aiodist import ANY_SOURCE, AiodistError, Group, MismatchError, ReduceOp
 from aiodist.codecs import Codec
+from aiodist.engine.failures import mismatch_text
 from aiodist.types import AnySource
 from aiodist_torch.operators import divide, meaning
 
@@ -54,13 +55,18 @@ def all_reduce_sparse(group: Group, x: Tensor, op: Any, seconds: float) -> Works
         raise ValueError(f"sparse tensors can be summed, nothing else; got {found}")
     own = x.detach().coalesce()
     work = group.all_gather([own.indices(), own.values(), list(own.shape)], timeout=seconds)
-    return then(work, lambda: _sum_sparse(work.result(), own, x))
+    return then(work, lambda: _sum_sparse(group, work.result(), own, x))
 
 
-def _sum_sparse(parts: list[Any], own: Tensor, x: Tensor) -> None:
-    for _, _, shape in parts:
-        if shape != list(own.shape):
-            raise ValueError(f"the ranks' sparse tensors have shapes {[part[2] for part in parts]}")
+def _sum_sparse(group: Group, parts: list[Any], own: Tensor, x: Tensor) -> None:
+    calls = {
+        rank: f"all_reduce(SUM, {values.dtype}{shape}, sparse_dim={len(indices)})"
+        for rank, (indices, values, shape) in enumerate(parts)
+    }
+    if len({*calls.values()}) > 1:
+        raise MismatchError(
+            mismatch_text(calls), calls=calls, group=group.name, epoch=group.epoch, op="all_reduce"
+        )
     total = torch.sparse_coo_tensor(
         torch.cat([indices for indices, _, _ in parts], dim=1),
         torch.cat([values for _, values, _ in parts]),

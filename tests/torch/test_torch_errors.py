@@ -22,14 +22,23 @@ from aiodist_torch.process_group import ProcessGroup
 Ranks = Callable[..., list[Any]]
 
 
-def test_a_wrong_shape_on_one_rank_is_an_error_on_all(ranks: Ranks) -> None:
+@pytest.mark.parametrize("sparse", [0, 1, 2])
+def test_a_wrong_shape_on_one_rank_is_an_error_on_all(ranks: Ranks, sparse: int) -> None:
+    """Or, with two dims of a sparse tensor, another number of dims that are sparse."""
+
     def body(group: ProcessGroup) -> None:
-        work = group.allreduce([torch.ones(3 if group.rank() else 2)])
+        x = torch.ones(3 if group.rank() else 2)
+        if sparse == 2:
+            x = torch.eye(2).to_sparse(2 if group.rank() else 1)
+        work = group.allreduce([x.to_sparse() if sparse == 1 else x])
         with pytest.raises(aiodist.MismatchError, match="float32") as caught:
             work.wait()
         assert isinstance(caught.value, dist.DistBackendError)
         assert isinstance(caught.value, RuntimeError)
         assert set(caught.value.calls) >= {group.rank()}
+        assert len({*caught.value.calls.values()}) == 2
+        found = last_error(group)
+        assert (str(found), found and found.op) == (str(caught.value), "all_reduce")
         assert not work.is_success()
         x = torch.ones(1)
         group.allreduce([x]).wait()
