@@ -219,7 +219,10 @@ class Group(Operations):
 
     def _decline(self, part: deriving.Part, error: BaseException) -> None:
         kind, ranks = part
-        layout = self._actor.layout([self._context.ranks[rank] for rank in ranks])
+        roots = [self._context.ranks[rank] for rank in ranks]
+        if not self._actor.people.keys() >= {*roots}:
+            return  # this group has gone on without a lost member of the part: no rank waits in it
+        layout = self._actor.layout(roots)
         deriving.decline(self._context, self._name, kind, ranks, layout, error)
 
     @started

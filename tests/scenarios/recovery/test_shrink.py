@@ -34,8 +34,9 @@ def test_survivors_go_on(run, stage, everyone):
                 ranks[0].members[old].id for old in (0, 2, 3)
             ]
             for group in ranks:
-                with pytest.raises(aiodist.GroupRevokedError):
-                    group.barrier()
+                for call in (group.barrier, group.dup, group.expose):
+                    with pytest.raises(aiodist.GroupRevokedError):
+                        await call()
             for _ in range(3):
                 assert await everyone(shrunk, lambda group: group.all_reduce(group.rank)) == [3] * 3
             # Nothing is kept of those who are gone.
