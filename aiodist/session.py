@@ -351,6 +351,7 @@ class Connecting:
         self._options = options
         self._group: Group | None = None
         self.timeout = options.timeout
+        self.op_timeout = options.op_timeout
         self.join_window = options.ask.join_window
         self.most = options.most
 

@@ -279,8 +279,13 @@ class Work(asyncio.Future[T], Generic[T]):
         check_wait(timeout)
         if timeout is None or timeout == math.inf or self.done():
             return await asyncio.shield(self)
-        async with asyncio.timeout(timeout):
-            return await asyncio.shield(self)
+        try:
+            async with asyncio.timeout(timeout):
+                return await asyncio.shield(self)
+        except TimeoutError:
+            if not self.done():
+                raise TimeoutError(f"not done within {timeout} s: it goes on") from None
+            return self.result()  # it may have failed by a TimeoutError of its own
 
     def synchronize(self) -> None:
         """Block until the result is ready on its device, as a torch Work does.

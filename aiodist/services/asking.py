@@ -36,8 +36,9 @@ class Asking:
         # Replies that are awaited, by number of the question and rank.
         self._waiting: dict[tuple[int, int], asyncio.Future[list[Any]]] = {}
 
-    async def ask(self, group: Group, question: Any) -> list[Any]:
-        """Return the answers of all ranks, by rank."""
+    async def ask(self, group: Group, question: Any, silent: list[int]) -> list[Any]:
+        """Return the answers of all ranks, by rank. A call that is cancelled puts the ranks that
+        have not answered into `silent`."""
         number, loop = next(self._numbers), asyncio.get_running_loop()
         others = [rank for rank in range(group.size) if rank != group.rank]
         sends = [group.send([number, question], rank, tag=TAG) for rank in others]
@@ -46,7 +47,14 @@ class Asking:
         self._waiting |= keys
         answering = asyncio.create_task(self._answered(question))
         try:
+            silent.clear()
             own, *_ = await asyncio.gather(answering, *replies.values(), *sends)
+        except asyncio.CancelledError:
+            parts = {group.rank: answering, **replies}  # those that waited are cancelled, too
+            silent += [
+                rank for rank in sorted(parts) if not parts[rank].done() or parts[rank].cancelled()
+            ]
+            raise
         finally:
             for key in keys:
                 self._waiting.pop(key, None)

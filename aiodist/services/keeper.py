@@ -58,6 +58,7 @@ class Keeper:
         self.over = asyncio.Event()
         """Set while no epoch is going on."""
         self.over.set()
+        self.op_timeout = connecting.op_timeout
         self._connecting = connecting
         self._admit = admit
         self._eager = eager

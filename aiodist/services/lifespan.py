@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
+from aiodist import timeouts
 from aiodist.errors import AiodistError, CollectiveAbortedError, GroupClosedError, leaves
 from aiodist.group import Group
 from aiodist.services.asking import Answer, Asking
@@ -130,8 +132,9 @@ class Lifespan:
         `ANY_TAG` in `serve`, because that would take the questions.
 
         Raises RuntimeError with the text of the error if another worker's `answer` raised, the
-        error itself if this worker's did, TimeoutError after `timeout` seconds, and what `call`
-        raises.
+        error itself if this worker's did, and what `call` raises. Raises TimeoutError after
+        `timeout` seconds (None: the group's `op_timeout`, `math.inf`: never), and names the ranks
+        that have not answered.
 
         For example::
 
@@ -143,8 +146,17 @@ class Lifespan:
         """
         if self._asking is None:
             raise RuntimeError("ask needs workers that answer: give lifespan(answer=…)")
-        async with asyncio.timeout(timeout):
-            return await self.call(self._asking.ask, question)
+        timeouts.check_timeout(timeout)
+        seconds = self._started().op_timeout if timeout is None else timeout
+        silent: list[int] = []
+        try:
+            async with asyncio.timeout(None if seconds == math.inf else seconds) as limit:
+                return await self.call(self._asking.ask, question, silent)
+        except TimeoutError:
+            if not limit.expired():
+                raise  # by this worker's `answer`, or because no next epoch has formed
+            ranks = ", ".join(f"rank {rank}" for rank in silent) or "the group is being formed"
+            raise TimeoutError(f"not all have answered within {seconds:g} s: {ranks}") from None
 
     def _started(self) -> Keeper:
         if self._keeper is None:

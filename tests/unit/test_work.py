@@ -109,6 +109,13 @@ async def test_waiting_gives_the_result(timeout: float | None) -> None:
     assert await work.wait(timeout) == 5
 
 
+async def test_waiting_raises_the_timeout_error_of_the_operation() -> None:
+    work, error = begin(), TimeoutError("its own")
+    asyncio.get_running_loop().call_soon(work.fail, error)
+    with pytest.raises(TimeoutError, match="its own"):
+        await work.wait(30.0)
+
+
 @pytest.mark.parametrize("timeout", ["1", math.nan, True])
 async def test_a_wait_refuses_what_is_no_timeout(timeout: Any) -> None:
     work = begin()
@@ -125,7 +132,8 @@ async def test_waiting_cancels_nothing(timeout: float | None) -> None:
     await asyncio.sleep(0)
     if timeout is None:
         waiting.cancel()
-    with pytest.raises((TimeoutError, asyncio.CancelledError)):
+    says = None if timeout is None else f"not done within {timeout} s: it goes on"
+    with pytest.raises((TimeoutError, asyncio.CancelledError), match=says):
         await waiting
     assert not work.done()
     work.cancel()

@@ -415,17 +415,32 @@ def test_an_answer_by_a_plain_function_is_refused(run, stage):
     run(main())
 
 
-def test_a_question_that_is_not_answered_is_given_up(run, stage):
+@on_idle_time
+@pytest.mark.parametrize(("op_timeout", "timeout"), [(0.01, None), (60.0, 0.01)])
+def test_a_question_that_is_not_answered_is_given_up(run, stage, op_timeout, timeout):
     async def main():
+        async def hang(question):
+            await asyncio.Event().wait()
+
+        async def answer(question):
+            return question
+
         async with stage() as cast:
-
-            async def answer(question):
-                await asyncio.Event().wait()
-
-            workers = [Worker(cast, answer=answer) for _ in range(2)]
+            options = {"min_size": 3, "max_size": 3, "op_timeout": op_timeout}
+            workers = [Worker(cast, answer=each, **options) for each in (answer, hang, hang)]
             await started(*workers)
-            with pytest.raises(TimeoutError):
+            silent = sorted(worker.lifespan.group.rank for worker in workers[1:])
+            for worker in workers[:2]:  # one that answers itself, and one that does not
+                with pytest.raises(TimeoutError) as given_up:
+                    await worker.lifespan.ask("x", timeout=timeout)
+                assert str(given_up.value) == (
+                    f"not all have answered within 0.01 s: rank {silent[0]}, rank {silent[1]}"
+                )
+            with pytest.raises(TypeError, match="timeout is a number of seconds or None"):
+                await workers[0].lifespan.ask("x", timeout="1")
+            await asyncio.gather(*[worker.end() for worker in workers[1:]])
+            with pytest.raises(TimeoutError, match="s: the group is being formed"):
                 await workers[0].lifespan.ask("x", timeout=0.01)
-            await asyncio.gather(*[worker.end() for worker in workers])
+            await workers[0].end()
 
     run(main())
