@@ -111,7 +111,9 @@ def view(value: Any, where: Where) -> UserArray | None:
         return UserArray(value, "torch", name, base, frozen)
     if isinstance(value, np.generic):
         scalar = np.asarray(value)
-        return UserArray(value, "scalar", _name(scalar, where), scalar, "is a numpy scalar")
+        return UserArray(
+            value, "scalar", _name(scalar, where), scalar, "is a numpy scalar, not an array"
+        )
     if isinstance(value, BUFFERS):
         try:
             base = np.asarray(memoryview(value))

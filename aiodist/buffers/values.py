@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 import msgpack
+import numpy as np
 
 from aiodist.buffers import arrays, tokens
 from aiodist.buffers.arrays import Flat, check_same, view, writable
@@ -277,7 +278,9 @@ def _walk(tree: Any, out: Any, where: Where) -> Iterator[tuple[Where, Any, Any]]
         is_word = not isinstance(tree, (_Leaf, _Pickled))
         if is_word and isinstance(out, (dict, list, tuple)):
             raise _misfit(tree, out, where)
-        if not isinstance(tree, _Leaf) and out is not None and view(out, where) is not None:
+        # A numpy scalar is replaced, as a Python number is.
+        is_kept = out is None or isinstance(out, np.generic) or view(out, where) is None
+        if not isinstance(tree, _Leaf) and not is_kept:
             raise _misfit(tree, out, where)
         yield where, tree, out
 

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from typing import Any
 
 import msgpack
+import numpy as np
 
 from aiodist.buffers.arrays import view, writable
 from aiodist.buffers.tokens import PLAIN
@@ -45,7 +46,7 @@ def wanted(out: Any) -> bytes:
     def place(leaf: Any) -> Any:
         if next(left, None) is None:
             return None
-        if type(leaf) in PLAIN or type(leaf) in (int, complex):
+        if type(leaf) in PLAIN or type(leaf) in (int, complex) or isinstance(leaf, np.generic):
             return WORD
         return _described(leaf, to_write=True)
 

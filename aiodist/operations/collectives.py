@@ -123,8 +123,9 @@ class CollectiveOperations(OperationStarts):
         """Give every rank the value `x` of rank `src`.
 
         On other ranks, `x` may be an array or a tree of arrays that receives the value in place. It
-        must have the dtypes and shapes of the value. If it does not fit on one rank, all ranks get
-        a `MismatchError`, and no array is written. If `x` is None, the Work returns a new value.
+        must have the dtypes and shapes of the value. Numbers in `x` are replaced. If `x` does not
+        fit on one rank, all ranks get a `MismatchError`, and no array is written. If `x` is None,
+        the Work returns a new value.
 
         For example::
 

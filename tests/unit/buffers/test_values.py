@@ -419,6 +419,8 @@ def test_out_with_other_leaves_gives_the_incoming_ones() -> None:
     assert got == {"w": got["w"], "step": 7, "n": None}
     assert got["w"] is weights
     assert weights[0] == 1
+    # Numbers of numpy are replaced as Python's are.
+    assert same(send([7, np.int64(8)], [np.int64(0), np.float32(0)]), [7, np.int64(8)])
 
 
 READ_ONLY = np.zeros(3)
@@ -442,7 +444,7 @@ SPREAD = np.lib.stride_tricks.as_strided(np.zeros(1), (3,), (0,))
         ([THREE], [np.zeros((3, 1))], ValueError, r"out\[0\]: is float64\[3,1\]"),
         (THREE, READ_ONLY, ValueError, "is read-only: nothing can be written"),
         (THREE, SPREAD, ValueError, "share one place"),
-        (np.zeros(()), np.float64(1), TypeError, "is a numpy scalar"),
+        (np.zeros(()), np.float64(1), TypeError, "is a numpy scalar, not an array"),
         (THREE, [1, 2, 3], TypeError, "out: expected a numpy array or torch tensor .* got list"),
         ({"a": THREE}, {"b": THREE}, ValueError, "keys differ .*: 'a', 'b' on one side"),
         ({i: i for i in range(9)}, {0: 0}, ValueError, "1, 2, 3, 4, 5, …"),
