@@ -27,7 +27,7 @@ from aiodist.errors import AiodistError
 from aiodist.group import Group
 from aiodist.testing.network import Conditions
 from aiodist.testing.plans import KINDS, NAMES, Planned, RunPlan, draw, parse, shrink
-from aiodist.testing.simulation import HangError, InvariantError, Simulation
+from aiodist.testing.simulation import HangError, InvariantError, Simulation, check_thread
 from aiodist.testing.story import (
     MOST_LINES,
     StoryEvent,
@@ -120,7 +120,8 @@ def explore(
         replay: a plan from the text of a FoundError. Only this is run.
         options: more arguments of `aiodist.connect`, such as ``lease=2.0``.
 
-    Raises FoundError, and ValueError for arguments that mean nothing.
+    Raises FoundError, ValueError or TypeError for arguments that mean nothing, such as no seeds,
+    and RuntimeError if an event loop runs in this thread.
 
     For example::
 
@@ -131,6 +132,7 @@ def explore(
 
         explore(program, ranks=3, seeds=20, faults="delay")
     """
+    check_thread("explore")
     kinds = check_arguments(ranks, faults, options)
     explorer = _Explorer(program, check, limit, options)
     alarm = getattr(signal, "SIGALRM", signal.SIGINT)  # Windows has none
@@ -148,6 +150,8 @@ def explore(
 def check_arguments(ranks: int, faults: str, options: dict[str, Any]) -> list[str]:
     """Return the kinds of `faults`. Raises TypeError or ValueError for arguments of `explore` that
     mean nothing."""
+    if not isinstance(faults, str):
+        raise TypeError(f"faults is a text, such as {' '.join(NAMES)!r}, not {faults!r}")
     kinds = faults.replace(",", " ").split()
     for kind in kinds:
         if kind not in NAMES:
@@ -227,6 +231,8 @@ class _Explorer:
             failure = self.play(plan)
             if failure is not None:
                 self._shrink(plan, failure, f"Seed {seed} fails, after {count - 1} that did not.")
+        if not count:
+            raise ValueError("seeds has no seed, so nothing was tried")
         return Explored(count, self.happened)
 
     def play(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from aiodist.coordinator.totals import OPS
+from aiodist.phases.base import as_rank
 from aiodist.trace import Scope
 
 Point = Literal["start", "entered", "phase", "before_complete", "failed", "cancelled"]
@@ -44,10 +45,12 @@ class Fault:
 class FaultInjector:
     """A trace hook (see `aiodist.trace`) that makes things fail at chosen points.
 
-    `do(action, rank, work, seconds)` carries out the named actions.
+    `do(action, rank, work, seconds)` carries out the named actions. `size`: how many ranks there
+    are.
     """
 
     do: Callable[[str, int, Any, float], None]
+    size: int
     faults: list[Fault] = field(default_factory=list)
 
     def fail_at(
@@ -73,8 +76,10 @@ class FaultInjector:
 
         A fault that does not happen fails the simulation, because the test then tries nothing. With
         `required=False` it need not happen, and `happened` of the result tells whether it did.
-        Raises ValueError for points, operations and actions that do not exist.
+        Raises ValueError for ranks, points, operations and actions that do not exist, and TypeError
+        for other objects.
         """
+        rank = as_rank(rank, self.size, "rank")
         _check(op, point, action)
         fault = Fault(rank, op, point, action, nth, seconds, required)
         self.faults.append(fault)
@@ -109,7 +114,7 @@ class FaultInjector:
 
 
 def _check(op: str, point: str, action: object) -> None:
-    """Raise ValueError for a fault that could never happen."""
+    """Raise ValueError or TypeError for a fault that could never happen."""
     if op not in OPS:
         hint = f": its operation is {_TRACED_AS[op]!r}" if op in _TRACED_AS else ""
         raise ValueError(f"op is one of {_listed(OPS)}, not {op!r}{hint}")
@@ -122,8 +127,15 @@ def _check(op: str, point: str, action: object) -> None:
         raise ValueError(text)
     if isinstance(action, BaseException) and point != "phase":
         raise ValueError(f"an exception can be raised at the point 'phase' only, not at {point!r}")
-    if isinstance(action, str) and action not in get_args(Named):
-        raise ValueError(
+    wrong: type[ValueError | TypeError] | None
+    if isinstance(action, str):
+        wrong = None if action in get_args(Named) else ValueError
+    else:
+        # An exception class is no function to call: it would make an exception that nobody raises.
+        is_one = isinstance(action, BaseException) or callable(action)
+        wrong = None if is_one and not isinstance(action, type) else TypeError
+    if wrong is not None:
+        raise wrong(
             f"action is {_listed(get_args(Named))}, an exception or a function, not {action!r}"
         )
 

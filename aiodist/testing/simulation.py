@@ -51,7 +51,7 @@ class InvariantError(AssertionError):
 
 
 class Simulation:
-    """A coordinator and `size` ranks, each on a host of its own.
+    """A coordinator and `size` ranks, each on a host of its own. It runs once.
 
     `seed` decides all that is random. `durable`: the coordinator has a state file. `options` are
     those of `aiodist.connect`. Tests may use `loop`, `network`, `faults` (see
@@ -81,7 +81,7 @@ class Simulation:
         self.loop = VirtualLoop(seed)
         self.network = Network(self.loop, seed, conditions)
         self.history = History(self.loop.time, _who)
-        self.faults = FaultInjector(self._do)
+        self.faults = FaultInjector(self._do, size)
         self.coordinator = self.network.node(COORDINATOR)  # the process that serves
         # The processes of the ranks, by rank.
         self.nodes = [self.network.node(f"10.0.1.{rank + 1}") for rank in range(size)]
@@ -118,6 +118,14 @@ class Simulation:
 
         Returns their outcomes in order, as `run` does. For programs that connect by themselves.
         """
+        try:
+            check_thread("a Simulation")
+            if self.loop.is_closed():
+                raise RuntimeError("a Simulation runs once: make another")
+        except RuntimeError:
+            for main in mains.values():
+                main.close()
+            raise
         with ExitStack() as stack:
             if self._durable:
                 self._folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -281,6 +289,15 @@ class Simulation:
             self.loop.call_soon(work.cancel)
         else:
             self.network.later_by(seconds, node.stop() if action == "stop" else node.block())
+
+
+def check_thread(runner: str) -> None:
+    """Raise RuntimeError if an event loop runs in this thread."""
+    if asyncio._get_running_loop() is not None:
+        raise RuntimeError(
+            f"{runner} has an event loop of its own, and another one runs in this thread: call it"
+            " in a thread (asyncio.to_thread)"
+        )
 
 
 def _who() -> str:

@@ -223,6 +223,9 @@ def test_a_program_that_expects_all_faults_passes(faults: str) -> None:
     ("options", "said"),
     [
         ({"faults": "kil"}, "faults are some of"),
+        ({"faults": ["kill"]}, "faults is a text"),
+        ({"seeds": 0}, "seeds has no seed"),
+        ({"seeds": []}, "seeds has no seed"),
         ({"ranks": 0}, "at least 1"),
         ({"replay": "seed 3"}, "a plan reads like"),
         ({"lease": -1.0}, "lease is more than 0"),
@@ -234,7 +237,7 @@ def test_a_program_that_expects_all_faults_passes(faults: str) -> None:
 )
 def test_arguments_that_mean_nothing_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises((ValueError, TypeError), match=said):
-        explore(hangs, **options)
+        explore(aiodist.Group.barrier, **options)
 
 
 async def is_not_read(group: aiodist.Group) -> None:

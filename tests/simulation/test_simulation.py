@@ -10,8 +10,10 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from seeds import seeds
 
 import aiodist
 from aiodist.composing import started
-from aiodist.testing import Conditions, HangError, InvariantError, Killed, Simulation
+from aiodist.testing import Conditions, HangError, InvariantError, Killed, Simulation, explore
 from aiodist.testing.__main__ import main, play
 from aiodist.testing.scenario import scenario
 from aiodist.testing.workload import Run
@@ -129,6 +131,19 @@ def test_an_exception_at_a_point_of_an_operation():
     assert second is error
     with pytest.raises(ValueError, match="phase"):
         simulation.faults.fail_at(1, "all_reduce", "start", error)
+
+
+def test_a_simulation_runs_once_and_in_no_other_loop():
+    async def in_a_loop(call: Callable[..., Any], *args: Any) -> None:
+        call(*args)
+
+    simulation = Simulation(2)
+    for call, *args in ((explore, add), (simulation.run, add)):
+        with pytest.raises(RuntimeError, match="another one runs in this thread"):
+            asyncio.run(in_a_loop(call, *args))
+    simulation.run(add)
+    with pytest.raises(RuntimeError, match="runs once: make another"):
+        simulation.run(add)
 
 
 def test_a_stopped_rank_that_comes_back_in_time_loses_nothing():

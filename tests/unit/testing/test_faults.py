@@ -19,7 +19,7 @@ def scope(rank: int) -> Scope:
 
 def test_a_fault_happens_once_and_where_it_was_asked_for() -> None:
     done: list[Any] = []
-    faults = FaultInjector(lambda *what: done.append(what))
+    faults = FaultInjector(lambda *what: done.append(what), 3)
     fault = faults.fail_at(1, "all_reduce", "entered", "stop", nth=1, seconds=2.0)
     faults(scope(0), "entered", WORK, None)
     faults(scope(1), "phase", WORK, None)
@@ -33,7 +33,7 @@ def test_a_fault_happens_once_and_where_it_was_asked_for() -> None:
 
 def test_functions_are_called_and_exceptions_raised() -> None:
     called: list[Any] = []
-    faults = FaultInjector(lambda *what: called.append("named"))
+    faults = FaultInjector(lambda *what: called.append("named"), 3)
     faults.fail_at(0, "all_reduce", "start", called.append)
     faults(scope(0), "start", WORK, None)
     assert called == [WORK]
@@ -53,10 +53,15 @@ def test_functions_are_called_and_exceptions_raised() -> None:
         (("send", "entered"), "a send comes to the points .* not to 'entered'"),
         (("recv", "phase", RuntimeError()), "a recv comes to the points .* not to 'phase'"),
         (("barrier", "start", "explode"), "action is 'block', .* not 'explode'"),
+        (("barrier", "start", None), "an exception or a function, not None"),
+        (("barrier", "start", ["kill"]), r"an exception or a function, not \['kill'\]"),
+        (("barrier", "phase", ValueError), "an exception or a function, not <class"),
     ],
 )
 def test_what_could_never_happen_is_refused(arguments: tuple[Any, ...], text: str) -> None:
-    faults = FaultInjector(lambda *what: None)
-    with pytest.raises(ValueError, match=text):
+    faults = FaultInjector(lambda *what: None, 3)
+    with pytest.raises((ValueError, TypeError), match=text):
         faults.fail_at(0, *arguments)
+    with pytest.raises(ValueError, match="rank=3 is not a rank"):
+        faults.fail_at(3, "barrier", "start")
     assert not faults.faults
