@@ -210,22 +210,27 @@ class Signatures(Protocol):
 
     @overload
     def all_gather(
-        self: Any, x: Buffer, *, out: None = None, **options: Unpack[Options]
+        self: Any, x: Buffer, *, out: Slots[None] | None = None, **options: Unpack[Options]
     ) -> Work[list[NDArray[Any]]]: ...
     @overload
     def all_gather(
-        self: Any, x: T, *, out: None = None, **options: Unpack[Options]
+        self: Any, x: T, *, out: Slots[None] | None = None, **options: Unpack[Options]
     ) -> Work[list[T]]: ...
     @overload
     def all_gather(self: Any, x: Any, *, out: Into, **options: Unpack[Options]) -> Work[Into]: ...
 
     @overload
     def gather(
-        self: Any, x: Buffer, dst: int = 0, *, out: None = None, **options: Unpack[Options]
+        self: Any,
+        x: Buffer,
+        dst: int = 0,
+        *,
+        out: Slots[None] | None = None,
+        **options: Unpack[Options],
     ) -> Work[list[NDArray[Any]] | None]: ...
     @overload
     def gather(
-        self: Any, x: T, dst: int = 0, *, out: None = None, **options: Unpack[Options]
+        self: Any, x: T, dst: int = 0, *, out: Slots[None] | None = None, **options: Unpack[Options]
     ) -> Work[list[T] | None]: ...
     @overload
     def gather(
@@ -266,11 +271,11 @@ class Signatures(Protocol):
 
     @overload
     def all_to_all(
-        self: Any, xs: Slots[BufferT], *, out: None = None, **options: Unpack[Options]
+        self: Any, xs: Slots[BufferT], *, out: Slots[None] | None = None, **options: Unpack[Options]
     ) -> Work[list[NDArray[Any]]]: ...
     @overload
     def all_to_all(
-        self: Any, xs: Slots[T], *, out: None = None, **options: Unpack[Options]
+        self: Any, xs: Slots[T], *, out: Slots[None] | None = None, **options: Unpack[Options]
     ) -> Work[list[T]]: ...
     @overload
     def all_to_all(

@@ -93,6 +93,8 @@ async def movements(group: Group) -> None:
     assert_type(await group.all_gather(array("b", [1])), list[NDArray[Any]])
     assert_type(await group.all_gather(floats(), out=floats(8)), Floats)
     assert_type(await group.all_gather(floats(), out=[floats(), floats()]), list[Floats])
+    assert_type(await group.all_gather(floats(), out=[None, None]), list[Floats])
+    assert_type(await group.all_gather(floats(), out=(None, None)), list[Floats])
     assert_type(await group.gather({"a": [1]}), list[dict[str, list[int]]] | None)
     assert_type(await group.gather(bytearray(4)), list[NDArray[Any]] | None)
     assert_type(
@@ -106,6 +108,7 @@ async def movements(group: Group) -> None:
     assert_type(await group.all_to_all([1, 2]), list[int])
     assert_type(await group.all_to_all([floats(), floats()]), list[Floats])
     assert_type(await group.all_to_all([floats(), floats()], out=floats(8)), Floats)
+    assert_type(await group.all_to_all([floats(), floats()], out=[None, None]), list[Floats])
     assert_type(await group.share(floats() if is_source else None), Floats)
     assert_type(await group.reshard({"w": floats()}, {"w": floats()}), dict[str, Floats])
     assert_type(await group.barrier(), None)
