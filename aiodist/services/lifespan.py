@@ -149,8 +149,9 @@ class Lifespan:
         timeouts.check_timeout(timeout)
         seconds = self._started().op_timeout if timeout is None else timeout
         silent: list[int] = []
+        limit = asyncio.timeout(None if seconds == math.inf else seconds)
         try:
-            async with asyncio.timeout(None if seconds == math.inf else seconds) as limit:
+            async with limit:
                 return await self.call(self._asking.ask, question, silent)
         except TimeoutError:
             if not limit.expired():
