@@ -44,7 +44,7 @@ from aiodist.reach import Reach, endpoint_of, memory_of
 from aiodist.schedules.costs import parse, said
 from aiodist.transports import registry
 from aiodist.transports.base import Listener
-from aiodist.transports.certificates import both, contexts_in
+from aiodist.transports.certificates import both, contexts_of
 from aiodist.types import JoinOptions, unexpected
 from aiodist.wire import schema
 from aiodist.wire.activity import LONG_WAIT, Stalled
@@ -181,7 +181,7 @@ def connect(
     """
     if unknown:
         raise unexpected("connect", unknown, {"run_id": "use group="})
-    if max_message_bytes < 1:
+    if as_int(max_message_bytes, "max_message_bytes is an int") < 1:
         raise ValueError(f"max_message_bytes is at least 1, not {max_message_bytes!r}")
     by_environment = address is None
     if address is not None:
@@ -211,7 +211,7 @@ def connect(
     for where in (bind, advertise):
         parse_endpoint(where or "")
     secret = secret_of(environment.token_in(os.environ) if token is None else token)
-    client, server = _contexts(ssl, address)
+    client, server = contexts_of(ssl, os.environ, address)
     is_tls = client is not None or parse_address(address).scheme == "tls"
     guard = Guard.of(secret, server, allow_pickle=allow_pickle)
     ask = JoinRequest(
@@ -261,15 +261,6 @@ def _profile(costs: str | PathLike[str] | None) -> tuple[str, ...]:
         return (said(parse(Path(path).read_text())),)
     except (OSError, ValueError) as error:
         raise ValueError(f"the profile of costs {os.fspath(path)!r}: {error}") from error
-
-
-def _contexts(
-    given: tls.SSLContext | tuple[tls.SSLContext, tls.SSLContext | None] | None, address: str
-) -> tuple[tls.SSLContext | None, tls.SSLContext | None]:
-    """The contexts as a client, and as a server."""
-    if given is None:
-        return contexts_in(os.environ, address)
-    return given if isinstance(given, tuple) else (given, None)
 
 
 def _check_request(ask: JoinRequest, rank_by: str, size_by: str) -> None:

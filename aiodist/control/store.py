@@ -15,6 +15,7 @@ from aiodist import timeouts
 from aiodist.composing import started
 from aiodist.control.client import ControlClient
 from aiodist.errors import AiodistError, CollectiveTimeoutError, MessageTooLargeError
+from aiodist.wire import schema
 from aiodist.wire.limits import MAX_VALUE
 from aiodist.wire.messages import (
     Message,
@@ -89,8 +90,11 @@ class Store:
     @started
     async def wait(self, keys: str | Iterable[str], *, timeout: float | None = None) -> None:
         """Wait until all of `keys` (or the one key) exist at the same time."""
-        wanted = (keys,) if isinstance(keys, str) else tuple(keys)
-        await self._ask("wait", ", ".join(wanted), StoreWait(wanted), type(None), timeout)
+        wanted = (
+            tuple(keys) if isinstance(keys, Iterable) and not isinstance(keys, str) else (keys,)
+        )
+        what = ", ".join(map(str, wanted))
+        await self._ask("wait", what, StoreWait(wanted), type(None), timeout)
 
     @started
     async def add(
@@ -139,6 +143,7 @@ class Store:
         `timeout` bounds the wait for each change. A reader that is more than 1024 changes behind
         misses the oldest.
         """
+        schema.check_field(StoreWatch, "key", key)
         timeouts.check_timeout(timeout)
         return Watch(self._client, key, math.inf if timeout is None else timeout)
 
@@ -150,6 +155,8 @@ class Store:
     async def _call(
         self, op: str, what: str, message: Message, timeout: float | None
     ) -> bytes | int | bool | None:
+        name = "keys" if isinstance(message, StoreWait) else "key"
+        schema.check_field(type(message), name, getattr(message, name))
         timeouts.check_timeout(timeout)
         seconds = self._timeout if timeout is None else timeout
         try:

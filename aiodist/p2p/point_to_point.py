@@ -438,7 +438,11 @@ def as_tag(tag: Any) -> MessageTag:
         return tag
     if isinstance(tag, str):
         plain = str.__str__(tag)
-        if len(plain.encode()) > MAX_TAG:
+        try:
+            nbytes = len(plain.encode())
+        except UnicodeEncodeError:
+            raise ValueError(f"tag={plain!r:.200}: a tag is text that UTF-8 can encode") from None
+        if nbytes > MAX_TAG:
             raise ValueError(
                 f"a tag has {len(plain)} characters: at most {MAX_TAG} bytes in UTF-8 fit"
             )

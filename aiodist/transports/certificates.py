@@ -16,6 +16,23 @@ TLS_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 """The connection ended. All other errors of TLS mean that the two sides do not agree."""
 
 
+def contexts_of(
+    given: ssl.SSLContext | tuple[ssl.SSLContext | None, ssl.SSLContext | None] | None,
+    environ: Mapping[str, str],
+    address: str,
+) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
+    """Return the contexts as a client and as a server that ``ssl=`` gives; None: `contexts_in`.
+
+    Raises TypeError for anything else.
+    """
+    if given is None:
+        return contexts_in(environ, address)
+    pair = given if isinstance(given, tuple) else (given, None)
+    if len(pair) != 2 or not all(one is None or isinstance(one, ssl.SSLContext) for one in pair):
+        raise TypeError(f"ssl is an ssl.SSLContext, or (client side, server side), not {given!r}")
+    return pair
+
+
 def contexts_in(
     environ: Mapping[str, str], address: str
 ) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:

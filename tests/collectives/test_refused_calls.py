@@ -180,6 +180,8 @@ def test_what_is_no_tag_has_no_number(run, groups, everyone):
         async with groups(2) as ranks:
             with pytest.raises(TypeError):
                 ranks[0].barrier(tag=1.5)
+            with pytest.raises(ValueError, match="a tag is text that UTF-8 can encode"):
+                ranks[0].barrier(tag="\ud800")
             with pytest.raises(ValueError, match="64 bits"):
                 ranks[0].all_reduce(NOTHING, tag=2**64)
             await in_step(ranks)

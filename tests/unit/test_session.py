@@ -159,9 +159,13 @@ def test_an_address_that_nobody_can_have_is_refused_at_once(address, error, text
         ({"metadata": {1: 2}}, ValueError, "metadata={1: 2}: expected a map with text keys"),
         ({"metadata": {"a": {1}}}, TypeError, r"metadata=.*: set \{1\} cannot be sent"),
         ({"metadata": {"a": 2**70}}, TypeError, "metadata=.*: int .* cannot be sent"),
+        ({"max_message_bytes": None}, TypeError, "max_message_bytes is an int, not None"),
+        ({"max_message_bytes": 0}, ValueError, "max_message_bytes is at least 1, not 0"),
+        ({"ssl": True}, TypeError, "ssl is an ssl.SSLContext, or .*, not True"),
+        ({"ssl": ()}, TypeError, r"or \(client side, server side\), not \(\)"),
     ],
 )
-def test_what_the_coordinator_would_refuse_is_named_as_the_argument(options, error, text):
+def test_an_option_that_means_nothing_is_named_as_the_argument(options, error, text):
     with pytest.raises(error, match=text):
         aiodist.connect("inproc://absent", size=1, **options)
 

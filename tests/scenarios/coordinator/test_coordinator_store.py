@@ -172,10 +172,13 @@ def test_limits_are_kept_with_clear_errors(play: Play) -> None:
         store = member.store
         with pytest.raises(MessageTooLargeError, match="1048577 bytes, over the 1048576"):
             await store.set("k", bytes(2**20 + 1))
-        with pytest.raises(ValueError, match="1 to 1024 characters in key"):
+        with pytest.raises(ValueError, match="key='': expected a text of 1 to 1024 characters"):
             await store.get("")
-        with pytest.raises(ValueError, match="1 to 1024 characters in key"):
+        with pytest.raises(ValueError, match=r"key='x+: expected a text of 1 to"):
             store.watch("x" * 1025)
+        for keys in (5, [5]):
+            with pytest.raises(ValueError, match=r"keys=\(5,\): expected a text of 1 to"):
+                await store.wait(keys)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="ttl is more than 0 seconds, not -1"):
             await store.set("k", b"", ttl=-1.0)
         with pytest.raises(ValueError, match="in ttl"):
