@@ -103,17 +103,13 @@ async def test_a_stop_iteration_is_raised_as_another_error() -> None:
 
 
 @pytest.mark.parametrize("timeout", [None, math.inf, 30.0])
-async def test_waiting_gives_the_result(timeout: float | None) -> None:
-    work = begin()
+async def test_waiting_gives_the_result_or_the_error(timeout: float | None) -> None:
+    work, failing = begin(), begin()
     asyncio.get_running_loop().call_soon(work.finish, 5)
     assert await work.wait(timeout) == 5
-
-
-async def test_waiting_raises_the_timeout_error_of_the_operation() -> None:
-    work, error = begin(), TimeoutError("its own")
-    asyncio.get_running_loop().call_soon(work.fail, error)
+    asyncio.get_running_loop().call_soon(failing.fail, TimeoutError("its own"))
     with pytest.raises(TimeoutError, match="its own"):
-        await work.wait(30.0)
+        await failing.wait(timeout)
 
 
 @pytest.mark.parametrize("timeout", ["1", math.nan, True])
