@@ -51,7 +51,7 @@ FACTORIES: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 ABOVE_THE_LOOP = tuple(
     f"{Path(__file__).parent / name}{os.sep}"
     for name in (
-        *("channels", "collectives", "faults", "multiprocess", "scenarios"),
+        *("averaging", "channels", "collectives", "faults", "multiprocess", "scenarios"),
         *("unit/blocking", "unit/collectives", "unit/control", "unit/prepared", "unit/p2p"),
     )
 )
@@ -152,6 +152,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--long", action="store_true", help="also what `long` leaves out")
     parser.addoption("--left-out", action="store_true", help="only that, and no other test")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Tests are no garbage. Looking for some among ever more of them takes seconds."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

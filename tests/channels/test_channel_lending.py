@@ -10,9 +10,6 @@ import torch
 import torch.distributed as dist
 from channel_stage import ChannelStage
 from standin import StandinDevice
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import aiodist
 from aiodist.channels import manifest
@@ -179,6 +176,10 @@ def test_arrays_on_devices_go_through_the_host(run):
 
 def test_dtensors_are_the_parts_that_their_placements_give(run):
     """Published by one share, and wanted in another."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     try:
         mesh = init_device_mesh("cpu", (2,))

@@ -6,10 +6,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.tensor.placement_types as placed
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from aiodist import Shard
 from aiodist.collectives.shards import parts_of
@@ -66,12 +62,18 @@ def test_another_leaf_is_named():
 @pytest.fixture
 def mesh():
     """That of rank 1 of 4, two by two; nothing is ever sent."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
     yield init_device_mesh("cpu", (2, 2))
     dist.destroy_process_group()
 
 
 def test_a_dtensor_is_the_part_that_its_placements_give(mesh):
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import placement_types as placed
+
     local = torch.ones(4, 3)
     x = DTensor.from_local(local, mesh, [placed.Shard(0), placed.Shard(1)], run_check=False)
     (part,) = parts_of([x], "x").values()
@@ -83,6 +85,9 @@ def test_a_dtensor_is_the_part_that_its_placements_give(mesh):
 
 
 def test_sums_that_nobody_has_yet_are_refused(mesh):
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import placement_types as placed
+
     x = DTensor.from_local(torch.ones(4), mesh, [placed.Partial(), placed.Replicate()])
     with pytest.raises(TypeError, match=r"x\['w'\]: the values of a DTensor with a Partial"):
         parts_of({"w": x}, "x")
@@ -90,6 +95,9 @@ def test_sums_that_nobody_has_yet_are_refused(mesh):
 
 def test_rows_that_two_ways_of_sharding_have_cut(mesh):
     """As with fully sharded data parallelism on top of tensor parallelism."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import placement_types as placed
+
     strided = [placed._StridedShard(0, split_factor=2), placed.Shard(0)]
     x = DTensor.from_local(torch.ones(2), mesh, strided, run_check=False)
     assert parts_of(x, "x")[""].box == ((4, 6),)
