@@ -34,6 +34,12 @@ from aiodist.wire.limits import MAX_MEMBERS
 DEFAULT_PORT = 29500
 """The port of a job without a job id (torch's default for MASTER_PORT)."""
 
+FLIGHT_RECORDER = "AIODIST_FLIGHT_RECORDER"
+"""The variable that has ranks dump what they do when they get a signal."""
+
+TRACE = "AIODIST_TRACE"
+"""The variable that names the directory into which ranks write their traces."""
+
 _FIRST_PORT, _PORTS = 20000, 10000
 """Ports for jobs with an id: below those that systems give to clients."""
 

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from aiodist.engine import deadlines
+from aiodist.environment import FLIGHT_RECORDER
 from aiodist.membership.group import ranks_text
 from aiodist.rank import whereabouts
 from aiodist.rank.actor import RankActor
@@ -28,7 +29,7 @@ from aiodist.work import Work
 
 log = logging.getLogger("aiodist.flight_recorder")
 
-VARIABLE = "AIODIST_FLIGHT_RECORDER"
+VARIABLE = FLIGHT_RECORDER
 """The environment variable: a directory, or "stderr"."""
 
 SHORT = 20

@@ -25,6 +25,7 @@ from typing import Any
 from urllib.parse import quote
 
 from aiodist.control.events import ControlEvent, CoordinatorBack, CoordinatorGone
+from aiodist.environment import TRACE
 from aiodist.errors import AiodistError
 from aiodist.rank.actor import RankActor
 from aiodist.recorder import Entry
@@ -35,7 +36,7 @@ from aiodist.work import Work
 
 log = logging.getLogger("aiodist.trace")
 
-VARIABLE = "AIODIST_TRACE"
+VARIABLE = TRACE
 """The environment variable: the directory for the files of all ranks."""
 
 FORMAT = 2

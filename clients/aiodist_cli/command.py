@@ -27,7 +27,7 @@ def main() -> None:
     try:
         from aiodist_cli.main import app
 
-        app(prog_name="aiodist")
+        app(*sys.argv[1:2])(prog_name="aiodist")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in LIBRARIES:

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from rich.console import Console
 
 import aiodist
-from aiodist.environment import token_in
+from aiodist.environment import FLIGHT_RECORDER as RECORDER
+from aiodist.environment import TRACE, token_in
 from aiodist.errors import AiodistError
 from aiodist.launching import spawn
-from aiodist.rank.flight_recorder import VARIABLE as RECORDER
-from aiodist.rank.tracing import VARIABLE as TRACE
 from aiodist.transports import polling
 from aiodist.wire.address import Address
 from aiodist_cli import status

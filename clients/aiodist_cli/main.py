@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib
 from typing import Annotated
 
 import typer
 
-from aiodist_cli import bench, coordinator, doctor, run, status, top, trace, weights
-
-app = typer.Typer(
-    name="aiodist",
-    help="Collective communication for async Python: start ranks, serve and inspect groups.",
-    epilog="Each command has its own --help, with an example.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+COMMANDS = ("run", "coordinator", "status", "top", "trace", "bench", "doctor", "weights")
+"""Each is a module of this package."""
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"aiodist {importlib.metadata.version('aiodist')}")
+        from importlib.metadata import version as of
+
+        typer.echo(f"aiodist {of('aiodist')}")
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool,
@@ -37,12 +28,29 @@ def _options(
     pass
 
 
-# Everything after SCRIPT belongs to the script, even if it looks like an option.
-app.command(epilog=run.EPILOG, context_settings={"allow_interspersed_args": False})(run.run)
-app.command(epilog=coordinator.EPILOG)(coordinator.coordinator)
-app.command(epilog=status.EPILOG)(status.status)
-app.command(epilog=top.EPILOG)(top.top)
-app.command(epilog=trace.EPILOG)(trace.trace)
-app.command(epilog=bench.EPILOG)(bench.bench)
-app.command(epilog=doctor.EPILOG)(doctor.doctor)
-app.add_typer(weights.app)
+def app(first: str = "") -> typer.Typer:
+    """Make the `aiodist` command.
+
+    If its `first` argument names a command, the app has this one alone, because it takes long to
+    import all of them.
+    """
+    made = typer.Typer(
+        name="aiodist",
+        help="Collective communication for async Python: start ranks, serve and inspect groups.",
+        epilog="Each command has its own --help, with an example.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback()(_options)
+    for name in [first] if first in COMMANDS else COMMANDS:
+        module = importlib.import_module(f"aiodist_cli.{name}")
+        if name == "weights":
+            made.add_typer(module.app)
+            continue
+        # Everything after SCRIPT belongs to the script, even if it looks like an option.
+        settings = {"allow_interspersed_args": False} if name == "run" else None
+        made.command(epilog=module.EPILOG, context_settings=settings)(getattr(module, name))
+    return made

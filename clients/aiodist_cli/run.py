@@ -20,10 +20,9 @@ from typing import Annotated
 
 import typer
 
+from aiodist.environment import FLIGHT_RECORDER, TRACE
 from aiodist.errors import AiodistError
 from aiodist.launching import spawn
-from aiodist.rank.flight_recorder import VARIABLE
-from aiodist.rank.tracing import VARIABLE as TRACE
 from aiodist.wire.address import Address, parse_address
 from aiodist.wire.limits import MAX_MEMBERS
 from aiodist_cli import tls
@@ -135,7 +134,7 @@ def run(
         str | None,
         typer.Option(
             metavar="WHERE",
-            envvar=VARIABLE,
+            envvar=FLIGHT_RECORDER,
             help="A directory, or 'stderr': where ranks write their last operations after an error "
             "and on SIGUSR1.",
         ),
@@ -201,7 +200,7 @@ def run(
     program = [sys.executable, "-u", *_target(script, module), *(args or [])]
     if flight_recorder:
         _check_directory(flight_recorder)
-        os.environ[VARIABLE] = flight_recorder  # which the ranks inherit
+        os.environ[FLIGHT_RECORDER] = flight_recorder  # which the ranks inherit
     tls.use(tls_ca, tls_cert, tls_key)
     spare = Spare(least, max_restarts) if elastic else None
     place = Place(most, nnodes, node, coordinator, group, node_timeout, spare, page)

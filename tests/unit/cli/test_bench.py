@@ -23,7 +23,7 @@ Invoke = Callable[..., Result]
 def invoke(monkeypatch: pytest.MonkeyPatch) -> Invoke:
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setenv("NO_COLOR", "1")
-    return lambda *arguments: CliRunner().invoke(app, ["bench", *arguments], prog_name="aiodist")
+    return lambda *arguments: CliRunner().invoke(app(), ["bench", *arguments], prog_name="aiodist")
 
 
 @pytest.mark.parametrize(

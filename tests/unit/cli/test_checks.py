@@ -114,7 +114,7 @@ def test_all_checks_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"structlog", "aiohttp", "safetensors", "matplotlib", "cloudpickle"} <= {*names}
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setenv("AIODIST_ADDRESS", "tcp://127.0.0.1:1")
-    result = CliRunner().invoke(app, ["doctor"])
+    result = CliRunner().invoke(app(), ["doctor"])
     assert all(name in result.output for name in names)
     assert "environment: aiodist.connect() takes these up" in result.output
 
@@ -122,10 +122,10 @@ def test_all_checks_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_status_tells_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = checks.Check("numpy", "fail", "not installed", "pip install numpy")
     monkeypatch.setattr(checks, "all_checks", lambda environ: [broken])
-    result = CliRunner().invoke(app, ["doctor", "--json"])
+    result = CliRunner().invoke(app(), ["doctor", "--json"])
     assert result.exit_code == 1
     assert json.loads(result.output)[0]["advice"] == "pip install numpy"
-    assert CliRunner().invoke(app, ["doctor"]).exit_code == 1
+    assert CliRunner().invoke(app(), ["doctor"]).exit_code == 1
 
 
 def test_advice_can_be_copied_as_it_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_advice_can_be_copied_as_it_is_printed(monkeypatch: pytest.MonkeyPatch) 
     missing = checks.Check("torch", "note", "not [installed]", advice)
     monkeypatch.setattr(checks, "all_checks", lambda environ: [missing])
     monkeypatch.setenv("COLUMNS", "30")  # narrower than the command is long
-    output = CliRunner().invoke(app, ["doctor"]).output
+    output = CliRunner().invoke(app(), ["doctor"]).output
     assert f"torch: {advice}\n" in output
     assert "not [installed]" in output.replace("\n", "")
 

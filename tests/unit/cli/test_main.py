@@ -19,7 +19,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> object:
 
     def run(*arguments: str) -> tuple[Result, str]:
         """The result, and all that was shown without the frames and line ends."""
-        result = CliRunner().invoke(app, arguments, prog_name="aiodist")
+        result = CliRunner().invoke(app(), arguments, prog_name="aiodist")
         return result, re.sub(r"[│╭╮╰╯─\s]+", " ", result.output)
 
     return run
@@ -164,6 +164,6 @@ def test_the_address_may_stand_in_the_environment(
 @pytest.mark.parametrize("command", ["status", "top"])
 def test_an_empty_token_is_refused(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_TOKEN", "")
-    result = CliRunner().invoke(app, [command, "tcp://127.0.0.1:1"])
+    result = CliRunner().invoke(app(), [command, "tcp://127.0.0.1:1"])
     assert result.exit_code == 1
     assert f"aiodist {command}: AIODIST_TOKEN is set, but empty" in result.output

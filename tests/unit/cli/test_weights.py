@@ -19,7 +19,7 @@ async def test_forget() -> None:
 
         async def forget() -> tuple[int, str]:
             words = ["weights", "forget", "policy", coordinator.address]
-            result = await asyncio.to_thread(CliRunner().invoke, app, words)
+            result = await asyncio.to_thread(CliRunner().invoke, app(), words)
             return result.exit_code, result.output
 
         async with aiodist.publisher("policy", address=coordinator.address) as out:
@@ -39,10 +39,10 @@ async def test_forget() -> None:
 async def test_list_asks_the_coordinator() -> None:
     async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
         words = ["weights", "list", coordinator.address]
-        result = await asyncio.to_thread(CliRunner().invoke, app, words)
+        result = await asyncio.to_thread(CliRunner().invoke, app(), words)
         assert (result.exit_code, result.output) == (0, "no channels\n")
         async with aiodist.publisher("policy", address=coordinator.address):
-            result = await asyncio.to_thread(CliRunner().invoke, app, words)
+            result = await asyncio.to_thread(CliRunner().invoke, app(), words)
             assert result.exit_code == 0
             assert "policy" in result.output
 
