@@ -82,6 +82,7 @@ async def failing(ranks: Any, start: Any, error: Error, **options: Any) -> int:
 @pytest.mark.parametrize("name", sorted(CALLS))
 @pytest.mark.parametrize("length", [4, LARGE])
 @pytest.mark.parametrize("elementwise", [False, True])
+@pytest.mark.sample(17)
 def test_it_ends_the_operation_for_all(run, groups, name, length, elementwise):
     async def main():
         async with groups(SIZE) as ranks:

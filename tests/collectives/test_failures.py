@@ -150,6 +150,7 @@ def test_a_cancelled_task_and_asyncio_timeout_withdraw(run, groups, everyone):
 
 
 @pytest.mark.parametrize("turns", range(12))
+@pytest.mark.sample(25)
 def test_cancelling_anywhere_harms_nobody(run, groups, everyone, turns):
     """Whatever the state of a large operation, its cancellation ends it everywhere."""
 

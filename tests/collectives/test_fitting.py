@@ -72,6 +72,7 @@ WRONG: dict[str, Any] = {
 @pytest.mark.parametrize("name", sorted(WRONG))
 @pytest.mark.parametrize("length", [4, LARGE])
 @pytest.mark.parametrize("tag", [None, "t"])
+@pytest.mark.sample(43)
 def test_all_ranks_hear_of_it(run, groups, name, length, tag):
     async def main():
         async with groups(SIZE) as ranks:

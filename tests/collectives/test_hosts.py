@@ -202,6 +202,7 @@ def test_the_others(run, on_hosts, layout):
 
 @layouts
 @pytest.mark.parametrize("length", [1, 100, MANY])
+@pytest.mark.sample(5)
 def test_narrow_floats_are_rounded_once(run, on_hosts, layout, length):
     async def main():
         async with on_hosts(layout) as ranks:
@@ -301,6 +302,7 @@ def test_different_calls(run, on_hosts, layout, length):
 @layouts
 @on_idle_time
 @pytest.mark.parametrize("length", [10, MANY])
+@pytest.mark.sample(5)
 def test_who_is_missing_is_named(run, on_hosts, layout, length):
     async def main():
         async with on_hosts(layout) as ranks:
@@ -345,6 +347,7 @@ def test_a_host_with_very_many_ranks(run, on_hosts, monkeypatch, layout, length)
 
 @layouts
 @pytest.mark.parametrize("turns", [0, 1, 5, 20])
+@pytest.mark.sample(7)
 def test_cancelled(run, on_hosts, layout, turns):
     async def main():
         async with on_hosts(layout) as ranks:

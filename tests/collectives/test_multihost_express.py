@@ -281,6 +281,7 @@ async def test_two_that_swap_their_lengths(on_hosts):
 
 @layouts
 @pytest.mark.parametrize("name", ["all_reduce", "reduce", "broadcast", "all_gather", "barrier"])
+@pytest.mark.sample(8)
 async def test_a_wrong_call_on_one_rank(on_hosts, layout, name):
     async with on_hosts(layout) as ranks:
         x = np.ones(3)

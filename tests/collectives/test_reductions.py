@@ -67,6 +67,7 @@ def test_all_reduce_of_every_operator_and_dtype(run, groups, everyone, name, siz
 @pytest.mark.strength(3)  # size, length and transport choose the algorithm
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("length", [0, 1, SMALL, LARGE, 200_003])
+@pytest.mark.sample(63)
 def test_all_reduce_of_every_size(run, groups, everyone, size, length):
     async def main():
         async with groups(size) as ranks:

@@ -131,7 +131,7 @@ async def heard(work: Any, by: int = 1) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-@pytest.mark.sample(40)
+@pytest.mark.sample(23)
 def test_a_refused_call_uses_up_its_number(run, groups, name):
     refused, accepted = REFUSED[name]
 

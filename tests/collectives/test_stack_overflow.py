@@ -40,7 +40,7 @@ def with_stack(levels: int, call: Callable[[], Awaitable[Any]]) -> Awaitable[Any
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::RuntimeWarning")
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 def test_nothing_waits_for_its_deadline(run: Any, groups: Any, name: str, first: int) -> None:
     """Wherever in a call the stack ends, before or after the other rank has called it: the group
     works on if nothing had begun, and fails everywhere otherwise."""

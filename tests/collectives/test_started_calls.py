@@ -39,6 +39,7 @@ async def out_of_time_at_once(call):
 
 @pytest.mark.parametrize("cancel", [cancelled_at_once, out_of_time_at_once])
 @pytest.mark.parametrize("name", MADE)
+@pytest.mark.sample(17)
 def test_a_group_whose_call_was_cancelled_at_once(run, groups, everyone, name, cancel):
     async def main():
         async with groups(3) as ranks:

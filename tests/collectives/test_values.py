@@ -377,6 +377,7 @@ def test_all_to_all_of_one_kind_that_does_not_fit(run, groups, monkeypatch, apar
 
 
 @pytest.mark.parametrize("dtype", NUMPY_DTYPES)
+@pytest.mark.sample(29)
 def test_every_dtype_travels(run, groups, everyone, dtype):
     async def main():
         async with groups(2) as ranks:

@@ -369,6 +369,7 @@ everything through, as those of a rank that is not what it should be."""
         (lambda w: w._ask("accumulate", 0, [0], 1.0, "WORSE", None, None), "Error: .*WORSE"),
     ],
 )
+@pytest.mark.sample(19)
 def test_what_the_owner_cannot_carry_out_harms_nobody_but_who_asked(run, groups, call, reason):
     async def main():
         async with groups(3) as ranks:

@@ -55,6 +55,7 @@ def on(groups: list[Group], ranks: list[StandinDevice]) -> None:
 
 @pytest.mark.parametrize("length", [0, 5, 200_000])
 @pytest.mark.parametrize("given", ["nothing", "out", "strided"])
+@pytest.mark.sample(11)
 async def test_from_device_to_device(two: list[StandinDevice], length: int, given: str) -> None:
     x = np.arange(2.0 * length).reshape(2, length)
     async with aiodist.local(2) as groups:

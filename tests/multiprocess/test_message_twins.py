@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -119,14 +120,32 @@ async def program(group: Group, seed: int, without: tuple[int, ...], steps: int)
     return group.bytes_moved
 
 
-@pytest.mark.timeout(120)
+CASES = list(product(["shm", "tcp"], [(), (0,), (1,), (0, 1)]))
+"""The transport, and the ranks without the compiled part."""
+
+
+async def programs(_: Group, cases: list[tuple[str, tuple[int, ...]]]) -> list[Any]:
+    """The results of a program for each case, in a group of its own."""
+    found = []
+    for case in cases:
+        transport, without = case
+        name = f"case {CASES.index(case)}"
+        async with aiodist.connect(group=name, transports=(transport,)) as group:
+            found.append(await program(group, len(without), without, steps=60))
+    return found
+
+
+@pytest.mark.timeout(240)
 @pytest.mark.skipif(torch is None, reason="needs torch")
-@pytest.mark.parametrize("without", [(), (0,), (1,), (0, 1)])
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    "cases",
+    [CASES[::3], pytest.param(CASES, marks=pytest.mark.long)],
+    ids=["some", "all"],
+)
 def test_messages_are_alike_with_and_without_the_compiled_part(
-    without: tuple[int, ...], transport: str
+    cases: list[tuple[str, tuple[int, ...]]],
 ) -> None:
-    run = partial(program, seed=len(without), without=without, steps=60)
-    (sent, received), back = aiodist.run(run, nprocs=2, transports=(transport,))
-    assert back == (received, sent)
+    """All cases in the same two processes, because these take seconds to import torch."""
+    first, second = aiodist.run(partial(programs, cases=cases), nprocs=2)
+    assert len(first) == len(cases)
+    assert second == [(received, sent) for sent, received in first]

@@ -148,6 +148,7 @@ def test_a_rank_closes_the_connection_of_a_stranger(run: Any) -> None:
 
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 @pytest.mark.parametrize("place", ["header", "tag", "payload"])
+@pytest.mark.sample(23)
 def test_a_member_that_sends_one_is_lost_to_the_rank_that_got_it(
     run: Any, no_ruling: None, bomb: bytes, place: str
 ) -> None:

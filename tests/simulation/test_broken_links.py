@@ -256,6 +256,7 @@ class BreakingSocket(socket.socket):
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("at", [0, 20, 260, 700, 5_000, 40_000, 500_000, 5_000_000])
 @pytest.mark.parametrize("transport", [TcpTransport, UnixTransport])
+@pytest.mark.sample(27)
 def test_real_connections_that_break(run, monkeypatch, transport, name, at):
     dial = transport.dial
     after = Countdown(at)
@@ -274,6 +275,7 @@ def test_real_connections_that_break(run, monkeypatch, transport, name, at):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("at", [0, 260, 5_000, 40_000, 500_000, 5_000_000])
+@pytest.mark.sample(11)
 def test_one_of_several_real_connections_breaks(run, monkeypatch, name, at):
     dial = TcpTransport.dial
     after = Countdown(at)
@@ -385,6 +387,7 @@ class Cutter:
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("at", [20, 260, 700, 5_000, 40_000, 400_000])
 @pytest.mark.parametrize("transport", [TcpTransport, UnixTransport])
+@pytest.mark.sample(11)
 def test_real_connections_that_are_cut_by_who_is_between(run, monkeypatch, transport, name, at):
     # The cutter loses what it has acknowledged. That this does not matter is promised of what is
     # kept until the peer itself has said that it came, so the arrays are no larger than that: of

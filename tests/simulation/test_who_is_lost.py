@@ -62,6 +62,7 @@ def broken(size: int, seed: int, name: str, **options: Any) -> list[Any]:
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("size", [3, 4, 5])
+@pytest.mark.sample(7)
 def test_a_bystander_names_who_is_turned_out(size: int, name: str) -> None:
     for seed in range(4):
         for outcome in broken(size, seed, name)[2:]:

@@ -104,6 +104,7 @@ def test_ranks_that_call_different_things(run, stage, everyone):
 @pytest.mark.parametrize("late", ["agree", "goes on"])
 @pytest.mark.parametrize("first", ["agree", "goes on"])
 @pytest.mark.parametrize("call", ["shrink", "rendezvous"])
+@pytest.mark.sample(13)
 def test_agree_ends_if_another_rank_goes_on(run, stage, everyone, call, first, late):
     """Its ranks come, too, and count their votes as the others do."""
 

@@ -70,6 +70,7 @@ CALLS: dict[str, Callable[[aiodist.Group, Any, Any], Any]] = {
 @pytest.mark.parametrize("tag", [None, "a"])
 @pytest.mark.parametrize("length", [4, 100_000, 500_000])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.sample(25)
 async def test_a_group_that_ends_unmaps_its_memory_without_the_collector(
     call: Callable[[aiodist.Group, Any, Any], Any], length: int, tag: str | None
 ) -> None:

@@ -92,7 +92,7 @@ def chained(kernel: Kernel, operands: list[Any], size: int) -> Any:
 @pytest.mark.parametrize(("op", "name"), CASES, ids=str)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 7])
 @pytest.mark.parametrize("core", [compiled.core, None])
-@pytest.mark.sample(300)
+@pytest.mark.sample(130)
 def test_fused_is_chained_bit_for_bit(
     op: ReduceOp, name: str, ranks: int, core: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ USES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
 @pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.sample(19)
 def test_storage_can_be_resized_afterwards(use: str, dtype: Any, strided: bool) -> None:
     if (use == "reduced" or use == "result") and dtype is torch.bool:
         dtype = torch.float64

@@ -103,6 +103,7 @@ def test_what_was_seen_is_not_described_again(run, described, call):
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("kind", ARRAYS)
+@pytest.mark.sample(45)
 def test_arrays_that_come_after_others(run, call, kind):
     async def main():
         async with sharing(2) as ranks:

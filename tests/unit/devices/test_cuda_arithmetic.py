@@ -40,6 +40,7 @@ def on_cpu() -> cuda.CudaDevice:
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@pytest.mark.sample(130)
 def test_bit_for_bit_as_on_the_host(op: ReduceOp, name: str, size: int) -> None:
     device = on_cpu()
     try:

@@ -57,6 +57,7 @@ def content(x: Any) -> bytes:
 @pytest.mark.one_loop
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sample(13)
 async def test_each_dtype_arrives(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Also beside one that looks alike to DLPack: int4 and int8, for example."""
     x = tensor(name)

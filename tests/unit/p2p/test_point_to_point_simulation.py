@@ -416,6 +416,7 @@ def test_one_receive_at_a_time_sees_messages_in_order(
 
 
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.sample(17)
 def test_without_cancels_receives_match_in_the_order_they_were_posted(
     make_net: Any, limited: Any, seed: int
 ) -> None:

@@ -191,6 +191,7 @@ def test_whole_slots_are_reduced_at_once(size: int) -> None:
 
 
 @windows
+@pytest.mark.sample(13)
 def test_reduce(size: int, window: int) -> None:
     for root in roots(size):
         for length in lengths(size):
@@ -278,6 +279,7 @@ def test_broadcast(size: int, in_place: bool) -> None:
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("exclusive", [False, True])
 @pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.sample(31)
 def test_scan(size: int, in_place: bool, exclusive: bool, whole: bool) -> None:
     for window in (1, 2, 4) if size < 5 else (2,):
         for length in lengths(size):

@@ -55,6 +55,7 @@ def peers(plan: Plan) -> int:
 
 @sizes
 @in_places
+@pytest.mark.sample(9)
 def test_halving_doubling(size: int, in_place: bool) -> None:
     for length in lengths(size):
         for block in (5, 8, 100) if size < 6 else (9,):
@@ -177,6 +178,7 @@ def test_prefixes(size: int, in_place: bool, exclusive: bool) -> None:
 @sizes
 @in_places
 @pytest.mark.parametrize("algorithm", [tree.broadcast, spread.tree, spread.straight])
+@pytest.mark.sample(25)
 def test_broadcasts(algorithm: Callable[..., Plan], size: int, in_place: bool) -> None:
     rounds = (size - 1).bit_length()
     for root in roots(size) | {size - 1}:

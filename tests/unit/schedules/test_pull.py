@@ -181,6 +181,7 @@ def test_share(size: int) -> None:
 )
 @pipelines
 @in_places
+@pytest.mark.sample(31)
 def test_all_reduce(size: int, in_place: bool, depth: int, plan: Any, segment: int) -> None:
     for length in lengths(size):
         outcome = run(
@@ -204,6 +205,7 @@ def test_what_is_reduced_whole_is_met_for_once_a_piece() -> None:
 
 
 @pipelines
+@pytest.mark.sample(9)
 def test_reduce(size: int, depth: int) -> None:
     for root in roots(size):
         for length in lengths(size):
@@ -220,6 +222,7 @@ def test_reduce(size: int, depth: int) -> None:
 
 
 @pipelines
+@pytest.mark.sample(9)
 def test_reduce_scatter(size: int, depth: int) -> None:
     for bounds in (uneven(size), even_bounds(11 * size + 3, size), (0,) * (size + 1)):
         for piece in (1, 3, 100):
@@ -283,6 +286,7 @@ def test_every_rank_publishes_also_where_there_is_nothing_to_do() -> None:
 
 @sizes
 @in_places
+@pytest.mark.sample(9)
 def test_broadcast(size: int, in_place: bool) -> None:
     for depth in (1, 2, 3) if size < 5 else (1 + size % 3,):
         for root in roots(size):
@@ -376,6 +380,7 @@ def test_full_messages_are_staged_in_two_steps() -> None:
 @sizes
 @in_places
 @pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.sample(17)
 def test_scan(size: int, in_place: bool, exclusive: bool) -> None:
     for depth in (1, 2, 3) if size < 5 else (1 + size % 3,):
         for length in lengths(size):

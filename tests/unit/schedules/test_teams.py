@@ -235,6 +235,7 @@ def _can_do(
 @layouts
 @lags
 @pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.sample(17)
 def test_all_reduce(teams: Teams, lag: int, in_place: bool) -> None:
     size = len(ranks_of(teams))
     for length in lengths(size):
@@ -254,6 +255,7 @@ def test_all_reduce(teams: Teams, lag: int, in_place: bool) -> None:
 
 @layouts
 @lags
+@pytest.mark.sample(9)
 def test_reduce(teams: Teams, lag: int) -> None:
     size = len(ranks_of(teams))
     for root in (0, size // 2, size - 1):

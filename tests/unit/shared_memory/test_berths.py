@@ -126,6 +126,7 @@ class User:
 
 
 @pytest.mark.parametrize("seed", range(80))
+@pytest.mark.sample(31)
 def test_berths_word_by_word(seed, monkeypatch):
     """In whatever order ranks call, and whatever comes in between: all operations end, with the
     numbers of that very operation; then all berths are free."""

@@ -76,6 +76,7 @@ class User:
 
 @pytest.mark.parametrize("polls", [False, True])
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.sample(31)
 def test_lanes_word_by_word(seed, polls):
     """Whatever comes in between: all operations end, with the numbers of that very operation."""
     chance = random.Random(seed)

@@ -591,6 +591,7 @@ WORDS = [*range(_THREAD + 1), _TEXT // 8, _TEXT // 8 + 128, posts.HEAD, posts.LA
 @pytest.mark.parametrize("value", [(1 << 63) - 1, 1 << 63, (1 << 64) - 1])
 @pytest.mark.parametrize("word", WORDS)
 @pytest.mark.parametrize("way", ["python", "compiled"])
+@pytest.mark.sample(101)
 def test_a_word_that_makes_no_sense(posting, lanes, monkeypatch, word, value, way):
     """What another rank writes ends no call in an error that is not one of aiodist."""
     if way == "python":

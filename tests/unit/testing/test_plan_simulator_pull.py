@@ -261,6 +261,7 @@ def mutants(
 
 
 @every
+@pytest.mark.sample(13)
 def test_every_wait_is_needed(name: str) -> None:
     def without(steps: tuple[Step, ...], at: int) -> Sequence[Step] | None:
         last = name.startswith(("scan", "reduce,")) and at + 1 == len(steps)
@@ -278,6 +279,7 @@ def test_every_wait_is_needed(name: str) -> None:
 
 
 @every
+@pytest.mark.sample(13)
 def test_nothing_is_published_before_it_is_written(name: str) -> None:
     def too_early(steps: tuple[Step, ...], at: int) -> Sequence[Step] | None:
         before = steps[at - 1] if at else None
@@ -293,7 +295,7 @@ def test_nothing_is_published_before_it_is_written(name: str) -> None:
 
 
 @every
-@pytest.mark.sample(11)
+@pytest.mark.sample(7)
 def test_nothing_is_written_twice(name: str) -> None:
     def once_more(steps: tuple[Step, ...], at: int) -> Sequence[Step] | None:
         step = steps[at]
