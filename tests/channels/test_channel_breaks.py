@@ -55,6 +55,7 @@ def taken(at, *, arrived=False, lend=False, versions=3):
 
 @pytest.mark.parametrize("lend", [False, True])
 @pytest.mark.parametrize("arrived", [False, True], ids=["in flight", "arrived"])
+@pytest.mark.sample(3)
 def test_versions_come_whole_wherever_a_connection_breaks(arrived, lend):
     size = sum(array.nbytes for array in weights(0).values())
     ats = range(size // 7, 3 * size, size // 2)

@@ -364,7 +364,7 @@ def test_the_publishers_die_when_one_has_what_is_wanted():
     stage.play({**mains, 2: first(), 3: late()})
 
 
-@pytest.mark.parametrize("seed", seeds(3, 6))
+@pytest.mark.parametrize("seed", seeds(2, 6))
 def test_random_histories(seed):
     """Shares, slices, deaths, stops, restarts: nobody ever gets a mixed version, and whoever lives
     gets the newest one."""

@@ -199,6 +199,7 @@ def test_among_all_reduces_without_a_codec(on_hosts, run, monkeypatch, layout, c
 
 @pytest.mark.parametrize("layout", ["ab", "aabb", "abb"])
 @pytest.mark.parametrize("codec", [int4(error_feedback=True), topk(0.05, error_feedback=True)])
+@pytest.mark.sample(4)
 def test_error_feedback_brings_everything_in_time(on_hosts, run, layout, codec):
     rounds = 60
 

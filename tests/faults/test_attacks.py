@@ -13,10 +13,13 @@ import pytest
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["fuzz", "-n", "5000", "--seed", "3"], "'connections': "),
+        (["fuzz", "-n", "2000", "--seed", "3"], "'connections': "),
+        pytest.param(
+            ["fuzz", "-n", "5000", "--seed", "4"], "'connections': ", marks=pytest.mark.long
+        ),
         (["crowd", "-n", "150"], "'connections': 450"),
     ],
-    ids=["fuzz", "crowd"],
+    ids=["fuzz", "fuzz more", "crowd"],
 )
 def test_the_group_works_and_memory_is_bounded(arguments: list[str], text: str) -> None:
     program = Path(__file__).with_name("attack.py")

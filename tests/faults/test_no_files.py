@@ -34,6 +34,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])
+@pytest.mark.sample(2)
 def test_a_rank_without_files_says_so(run, transport):
     async def main():
         async with processes(PROGRAM, 3, transport) as ranks:

@@ -139,6 +139,7 @@ async def program(group):
 
 @pytest.mark.strength(1)
 @pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])
+@pytest.mark.sample(2)
 def test_a_child_that_was_forked_holds_nobody_alive(run, transport):
     async def main():
         async with processes(HEAD + LEAVES_A_CHILD + TAIL, 3, transport, 60, 60, 60) as ranks:

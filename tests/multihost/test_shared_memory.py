@@ -176,6 +176,7 @@ def test_some_arrays_are_on_a_device(hosts):
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
+@pytest.mark.sample(2)
 def test_a_rank_is_killed(hosts, victim):
     with ranks(hosts, LOST) as started:
         for process in started:

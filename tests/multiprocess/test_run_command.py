@@ -276,6 +276,7 @@ def test_consequence_alone_is_shown(aiodist: Start, script: Callable[[str], Path
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.sample(2)
 def test_signal_ends_all(
     aiodist: Start, script: Callable[[str], Path], gone: Gone, number: signal.Signals
 ) -> None:
@@ -415,6 +416,7 @@ def test_reader_that_goes_away_ends_the_run(
         (("doctor", "--json"), "aiodist: cannot write the output: No space left on device\n"),
     ],
 )
+@pytest.mark.sample(2)
 def test_a_full_disk_is_named(
     command: tuple[str, ...], text: str, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -460,17 +462,3 @@ def test_a_page_of_the_run(aiodist: Start, script: Callable[[str], Path]) -> Non
     assert [member["rank"] for member in group["members"]] == [0, 1]
     process.terminate()
     assert finish(process)[0] == 143
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (["--http", "0.0.0.0:8080"], "can be reached from other hosts"),
-        (["--http", "nonsense"], "expected HOST:PORT"),
-        (["--http", "127.0.0.1:0", "--coordinator", "tcp://127.0.0.1:1"], "with --http"),
-    ],
-)
-def test_a_page_that_cannot_be(aiodist: Start, options: list[str], why: str) -> None:
-    status, _, err = finish(aiodist("run", "-n", 1, *options, __file__))
-    assert status == 2
-    assert why in " ".join(err)

@@ -64,6 +64,7 @@ def small_chunks(request):
         yield
 
 
+@pytest.mark.sample(2)
 @settings(deadline=None)
 @given(TREES)
 def test_a_tree_comes_back(value):
@@ -75,6 +76,7 @@ def test_a_tree_comes_back(value):
         assert check(memory, release, part) == read.checks[part - 1]
 
 
+@pytest.mark.sample(2)
 @settings(deadline=None)
 @given(TREES)
 def test_nothing_that_was_in_the_memory_before_stays(value):
@@ -131,6 +133,7 @@ def test_a_damaged_chunk_has_another_check():
     assert damaged == [3]
 
 
+@pytest.mark.sample(2)
 @settings(deadline=None)
 @given(TREES, st.data())
 def test_what_is_lent_reads_as_what_is_copied(value, data):

@@ -83,6 +83,15 @@ def test_no_command_shows_help(invoke) -> None:
             ("run", "-n", "1", "--trace", "/nowhere/run.json", __file__),
             "there is no folder /nowhere",
         ),
+        (
+            ("run", "-n", "1", "--http", "0.0.0.0:8080", __file__),
+            "can be reached from other hosts",
+        ),
+        (("run", "-n", "1", "--http", "nonsense", __file__), "expected HOST:PORT"),
+        (
+            ("run", "-n", "1", "--http", "127.0.0.1:0", "--coordinator", "tcp://x:1", __file__),
+            "with --http",
+        ),
         (("status",), "Missing argument 'ADDRESS'"),
         (("status", "nonsense"), "the address 'nonsense' has no scheme"),
         (("top", "http://x:1"), "has an unknown scheme 'http'"),

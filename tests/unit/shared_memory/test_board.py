@@ -301,7 +301,7 @@ def test_without_fences_one_would_doze_on():
     assert any(slept_on(random.Random(seed), 1, fences=False)[0] for seed in range(400))
 
 
-@pytest.mark.parametrize("publishers", [1, 2, 3])
+@pytest.mark.parametrize("publishers", [1, 2, pytest.param(3, marks=pytest.mark.long)])
 def test_nobody_dozes_on(publishers: int):
     rings = set()
     for seed in range(400):

@@ -13,7 +13,7 @@ from aiodist.shared_memory.board import digest_of
 
 
 @pytest.mark.parametrize("polls", [False, True])
-@pytest.mark.parametrize("seed", seeds(30, 60))
+@pytest.mark.parametrize("seed", seeds(15, 60))
 def test_any_interleaving(lanes, seed, polls):
     chance = random.Random(seed)
     size = chance.choice([2, 2, 3, 4])
@@ -27,7 +27,7 @@ TEAMS: list[Teams] = [((0, 1), (2, 3)), ((0, 2), (1,)), ((0,), (1, 2, 3)), ((0, 
 
 
 @pytest.mark.parametrize("polls", [False, True])
-@pytest.mark.parametrize("seed", seeds(30, 60))
+@pytest.mark.parametrize("seed", seeds(15, 60))
 def test_any_interleaving_over_hosts(lanes, seed, polls):
     chance = random.Random(seed)
     teams = chance.choice(TEAMS)
@@ -113,7 +113,7 @@ def test_numbers_before_the_first_go_over_links(lanes, first, kind):
 # -- calls that differ ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", seeds(20, 40))
+@pytest.mark.parametrize("seed", seeds(10, 40))
 def test_calls_that_differ_fail_everywhere_and_the_next_ones_work(lanes, seed):
     chance = random.Random(f"differ {seed}")
     size = chance.choice([2, 3])

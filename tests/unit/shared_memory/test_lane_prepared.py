@@ -68,11 +68,12 @@ def test_any_interleaving(lanes, ends, polls, cancels):
         assert ends[name, False] > 20
 
 
-def test_large_arrays_of_more_ranks_than_cores(lanes):
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 16), marks=pytest.mark.long)])
+def test_large_arrays_of_more_ranks_than_cores(lanes, seeds):
     """They go through the small areas by turns, so that nobody waits until all have read what is of
     the operation before."""
     length = SMALL // 8 + 1
-    for seed in range(16):
+    for seed in seeds:
         chance = random.Random(f"large {seed}")
         size = chance.choice([3, 4])
         world = lanes.World(size, lanes.Chance(seed), polls=chance.random() < 0.5)
