@@ -11,7 +11,8 @@ from functools import partial
 
 from aiodist.testing.links import LARGE, LinkPair, LinkTests, scenario
 from aiodist.transports.base import Link
-from aiodist.wire.frames import MAX_HEADER, MAX_PAYLOAD
+from aiodist.transports.framed import FramedLink
+from aiodist.wire.frames import MAX_HEADER, MAX_PAYLOAD, prefix
 
 
 class FrameTests(LinkTests):
@@ -60,6 +61,28 @@ class FrameTests(LinkTests):
             (b"typed", noise + b"end"),
             (b"none", b""),
         ]
+
+    @scenario
+    async def test_a_frame_that_is_looked_for_comes_once(self, ends: LinkPair) -> None:
+        a, b, at_b = ends.a, ends.b, ends.at_b
+        if not (isinstance(a, FramedLink) and isinstance(b, FramedLink)):
+            return
+        b.send(b"first")
+        a.send(b"first")
+        await ends.until(lambda: bool(ends.at_a.frames and at_b.frames))
+        sent = [b"payload %d" % n for n in range(9)]
+        came: list[bytes] = []
+        head, into = prefix(b"next", 9), memoryview(bytearray(9))
+        for payload in sent:
+            assert a.post(head, memoryview(payload), 9)
+            at_b.frames.clear()
+            if b.look_for(head, into):
+                came.append(bytes(into))
+            else:  # the link gives the frame to its receiver
+                await ends.until(lambda: bool(at_b.frames or at_b.ends))
+                came += [payload for _, payload in at_b.frames]
+        assert came == sent
+        assert b.received_bytes == 9 * 9
 
     @scenario
     async def test_an_empty_header_is_refused(self, ends: LinkPair) -> None:

@@ -78,9 +78,9 @@ class StreamLink(LastingLink):
 
     def _write_frame(self, head: bytes, payload: Sequence[memoryview], nbytes: int) -> int:
         if nbytes > JOINED:
-            return self._socket.sendmsg((head, *payload[:MOST_BUFFERS]))
+            return self._write((head, *payload[:MOST_BUFFERS]))
         data = b"".join((head, *payload)) if nbytes else head
-        sent = self._socket.send(data)
+        sent = self._write_one(data)
         self._sent_whole(data, sent)
         return sent
 
@@ -102,7 +102,7 @@ class StreamLink(LastingLink):
             data = prefix + payload if made is None else made
             sent = 0
             try:
-                sent = self._socket.send(data)
+                sent = self._write_one(data)
             except (BlockingIOError, InterruptedError):
                 pass
             except OSError as error:
@@ -128,6 +128,10 @@ class StreamLink(LastingLink):
 
     def _write(self, buffers: Sequence[bytes | memoryview]) -> int:
         return self._socket.sendmsg(buffers)
+
+    def _write_one(self, data: bytes) -> int:
+        """Do what `_write` does with one buffer, faster."""
+        return self._socket.send(data)
 
     def _arm(self) -> None:
         if not self._armed:

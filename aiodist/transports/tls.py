@@ -18,7 +18,6 @@ from typing import NamedTuple, cast
 
 from aiodist.transports.base import Receiver
 from aiodist.transports.link import FRAME, POLL_BUDGET
-from aiodist.transports.retransmission import JOINED
 from aiodist.transports.stream import SCRATCH, StreamLink
 
 RECORDS = 256 * 1024
@@ -124,14 +123,6 @@ class TlsLink(StreamLink):
                 return False
             self._cipher = self._cipher[sent:]
 
-    def _write_frame(self, head: bytes, payload: Sequence[memoryview], nbytes: int) -> int:
-        if nbytes > JOINED:
-            return self._write((head, *payload))
-        data = b"".join((head, *payload))
-        sent = self._write((data,))
-        self._sent_whole(data, sent)
-        return sent
-
     def _write(self, buffers: Sequence[bytes | memoryview]) -> int:
         # Nothing is encrypted until the socket has taken earlier bytes. Encrypted bytes cannot be
         # removed from the stream, and would be a second queue without a bound.
@@ -148,6 +139,9 @@ class TlsLink(StreamLink):
                 break
         self._push()
         return taken
+
+    def _write_one(self, data: bytes) -> int:
+        return self._write((data,))
 
     def _writable(self) -> None:
         try:
@@ -203,6 +197,10 @@ class TlsLink(StreamLink):
             if self._closed or self._peer_ended:
                 return True
         return True
+
+    def look_for(self, prefix: bytes, into: memoryview) -> bool | None:
+        # The socket has records instead of frames. So the receiver gets what is in them.
+        return False if self.poll() else None
 
     def _read_into(self, view: memoryview) -> int:
         return cast(int, self._tls.read(len(view), view))

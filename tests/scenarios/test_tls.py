@@ -166,6 +166,11 @@ def test_all_that_leaves_a_rank_is_encrypted(run: Any, authority: Authority, kin
                     await asyncio.gather(
                         *(g.all_reduce(x) for g, x in zip(groups, small, strict=True))
                     )
+            for number in range(9):
+                # Of one shape, so that later calls look for a frame that they know.
+                x = np.full(9, number)
+                works = [g.sendrecv(x, (g.rank + 1) % 3, src=(g.rank - 1) % 3) for g in groups]
+                assert all((got == x).all() for got in await asyncio.gather(*works))
             await groups[0].store.set("k", b"v")
             await asyncio.gather(*(group.close() for group in groups))
 
