@@ -30,9 +30,11 @@ a link that broke. Nothing can have come over it to the peer, so the peer's coun
 right.
 
 The claims are part of the proofs of the greeting, so that only a holder of the token can change a
-count. If four connections in a row break within a second without carrying anything, the link ends:
-something breaks each of them, and the coordinator has to rule. What the last of them carried to the
-peer is not known, because only another connection would tell.
+count. If four connections in a row are *in vain*, the link ends: something breaks each of them, and
+the coordinator has to rule. Such a connection broke within a second without carrying anything, or
+while the peer's system did not answer. Small packets may pass and large ones not, so that each
+connection comes up, and no data arrives. What the last connection carried to the peer is not known,
+because only another one would tell.
 """
 
 from __future__ import annotations
@@ -163,7 +165,7 @@ class Peer:
         self._made = 0.0  # when the last connection was made, by the clock of the loop
         self._came = 0  # frames that had come before the last connection was made
         self._taken = 0  # frames that had come to the peer by then
-        self._in_vain = 0  # short connections in a row that carried nothing
+        self._in_vain = 0  # connections in a row that were in vain
         self._silent = 0  # looks in a row without an answer
         self._process_watch: ProcessWatch | None = None
         """Watches the peer's process, over all connections."""
@@ -304,7 +306,6 @@ class Peer:
             return
         self._silent += 1
         if self._silent >= LOOKS:
-            self._silent = 0
             link.break_off(TimeoutError(f"no answer for {LOOKS * seconds:g} s"))
 
     def _severed(self, link: Link, error: BaseException) -> None:
@@ -312,16 +313,20 @@ class Peer:
         endpoint = self._endpoint
         if link is not self.link:
             return
-        soon = endpoint.loop.time() < self._made + SHORT_LIFE
-        self._in_vain = self._in_vain + 1 if soon and link.came == self._came else 0
+        soon = endpoint.loop.time() < self._made + SHORT_LIFE and link.came == self._came
+        # One of the two sides breaks it off first, after four looks. The other has seen fewer.
+        unanswered, self._silent = self._silent and link.held, 0
+        self._in_vain = self._in_vain + 1 if soon or unanswered else 0
         if endpoint.closing:
             link.close(error)
             return
         if self._in_vain >= IN_VAIN:
             text = (
-                f"given up: {IN_VAIN} connections in a row broke within {SHORT_LIFE:g} s each, and "
-                f"nothing was seen to arrive; the last one: {error}"
+                f"given up: {IN_VAIN} connections in a row broke, and nothing was seen to arrive; "
+                f"the last one: {error}"
             )
+            if unanswered:
+                text += ". Each was answered at first. Do large packets pass? Check the MTU"
             link.close(ConnectionError(text))
             return
         self.broken = f"connection lost ({error}); "

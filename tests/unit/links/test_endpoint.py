@@ -68,16 +68,19 @@ def test_a_connection_that_ends_with_its_last_bytes_is_found(factory: Any) -> No
         runner.run(main())
 
 
-@pytest.mark.parametrize("is_taken", [True, False])
-async def test_short_connections_that_carry_nothing_are_given_up(
-    monkeypatch: pytest.MonkeyPatch, is_taken: bool
+@pytest.mark.parametrize("carries", ["nothing", "a frame to the peer", "no frame at all"])
+@pytest.mark.parametrize("looks", [0, links_peer.LOOKS, links_peer.LOOKS - 1])
+async def test_connections_that_carry_nothing_are_given_up(
+    monkeypatch: pytest.MonkeyPatch, carries: str, looks: int
 ) -> None:
-    """What they carry to the peer counts as well, though nothing comes from it."""
+    """They break at once, or after so many looks without an answer. The peer may break them off
+    one look before this rank. What they carry to the peer counts, though nothing comes from it."""
 
     async def dial(*_: Any) -> Link:
         return await asyncio.Event().wait()
 
-    monkeypatch.setattr(links_peer, "SHORT_LIFE", 1000.0)
+    monkeypatch.setattr(links_peer, "SHORT_LIFE", 0.0 if looks else 1000.0)
+    monkeypatch.setattr(StreamLink, "is_unanswered", lambda *_: True)
     endpoint = endpoint_of_two(dial)
     peer = endpoint.peer(1)
     theirs = []
@@ -87,13 +90,20 @@ async def test_short_connections_that_carry_nothing_are_given_up(
         theirs.append(other)
         link = StreamLink(endpoint.loop, ours, kind="unix", peer_name="b")
         link.start()
-        peer.attach(link, Claim(number, number if is_taken else 0), dialled=False)
-        peer.send(pack_fields(kinds.REVOKE, b"context!", 0))
+        taken = number if carries == "a frame to the peer" else 0
+        peer.attach(link, Claim(number, taken), dialled=False)
+        if carries != "no frame at all":
+            peer.send(pack_fields(kinds.REVOKE, b"context!", 0))
+        for _ in range(looks):
+            peer.look(1.0)
+        assert link.is_severed == (looks == links_peer.LOOKS)
         link.break_off(ConnectionResetError("it broke"))
         await asyncio.sleep(0)  # the peer hears in the next turn that the link is severed
     await asyncio.sleep(0)  # and in the one after that it hears that the link is closed
-    said = "given up: 4 connections in a row broke within 1000 s each, and nothing was seen"
-    assert [said in reason for reason in endpoint.lost.values()] == [True] * (not is_taken)
+    said = "given up: 4 connections in a row broke, and nothing was seen to arrive; the last one: "
+    lost = carries == "nothing" or (carries == "no frame at all" and not looks)
+    assert [said in reason for reason in endpoint.lost.values()] == [True] * lost
+    assert ["MTU" in reason for reason in endpoint.lost.values()] == [looks > 0] * lost
     await endpoint.finish(0)
     for other in theirs:
         other.close()
