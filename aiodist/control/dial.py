@@ -151,8 +151,9 @@ def _unreachable(target: Address, spent: float, attempts: int, last: str) -> str
         return f"{tried}. Make an `aiodist.Coordinator` for this address in this process first"
     return (
         f"{tried}. Is it up? Rank 0 serves an address of the environment (AIODIST_ADDRESS). For an "
-        "address given in code, or for an elastic group, run `aiodist coordinator`, or use "
-        "`aiodist.Coordinator`. Are host and port right on this rank? Is there a firewall between?"
+        "address given in code or to a command, for several nodes, or for an elastic group, run "
+        "`aiodist coordinator`, or use `aiodist.Coordinator`. Are host and port right on this "
+        "rank? Is there a firewall between?"
     )
 
 

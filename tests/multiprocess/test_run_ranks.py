@@ -122,6 +122,7 @@ def test_several_nodes_need_a_coordinator_that_answers(aiodist: Start, script: P
     status, _, err = finish(aiodist(*run, "--coordinator", "tcp://127.0.0.1:9", script))
     assert status == 1
     assert "aiodist run: no coordinator answered at tcp://127.0.0.1:9" in err
+    assert "for several nodes, or for an elastic group, run `aiodist coordinator`" in err
 
 
 ELASTIC = """
