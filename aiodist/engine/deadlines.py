@@ -17,6 +17,7 @@ from aiodist.engine.operation import Operation
 from aiodist.engine.tags import TagCounts
 from aiodist.errors import AiodistError, CollectiveTimeoutError
 from aiodist.links.party import Party
+from aiodist.recorder import name_of
 from aiodist.types import ANY_TAG
 from aiodist.wire import kinds
 from aiodist.work import Work
@@ -130,12 +131,15 @@ def _expire(calls: Collectives, op: Operation, seconds: float) -> None:
         return
     holder = _holder(calls, op)
     late = missing(calls, op)
-    seen = {} if holder is None else {r: holder.seen[r] for r in late if r in holder.seen}
-    text = failures.timeout_text(seconds, late, seen)
+    seen: dict[int, str] = {}
     if holder is None:
         text = f"its tag was not free within {seconds:g} s"
-    elif holder is not op:
-        text = f"ranks of this host have not agreed on shared memory: {text}"
+    else:
+        seen = {rank: holder.seen[rank] for rank in late if rank in holder.seen}
+        name = name_of(holder.work.op, holder.tag, holder.seq)
+        text = failures.timeout_text(seconds, late, seen, name)
+        if holder is not op:
+            text = f"ranks of this host have not agreed on shared memory: {text}"
     error = CollectiveTimeoutError(text, missing=late, last_seen=seen)
     if op.seq >= 0:
         calls.ends.failed(op, error)

@@ -163,9 +163,21 @@ def mismatch_text(calls: Mapping[int, str]) -> str:
     return f"{_DIFFERENT}\n{differences.table(calls)}\n"
 
 
-def timeout_text(seconds: float, missing: Sequence[int], seen: Mapping[int, str]) -> str:
-    """Return the text of an error for a deadline that has passed."""
+def timeout_text(seconds: float, missing: Sequence[int], seen: Mapping[int, str], name: str) -> str:
+    """Return the text of an error for a deadline of the operation `name` that has passed."""
     if not missing:
         return f"not done after {seconds:g} s, though all ranks have entered"
-    each = [f"rank {rank} ({seen.get(rank, 'no answer')})" for rank in missing]
-    return f"not entered within {seconds:g} s by " + ", ".join(each)
+    absent: list[str] = []
+    unheard: list[str] = []  # have told the coordinator that they are in it, but not this rank
+    for rank in missing:
+        doing = seen.get(rank, "no answer")
+        ranks = unheard if doing.startswith(f"in {name} for ") else absent
+        ranks.append(f"rank {rank} ({doing})")
+    texts = ("not entered", "by", absent), ("no word", "from", unheard)
+    return "; ".join(
+        [
+            f"{what} within {seconds:g} s {of} {', '.join(ranks)}"
+            for what, of, ranks in texts
+            if ranks
+        ]
+    )

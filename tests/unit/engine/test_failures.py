@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiodist.engine.failures import Verdict, mismatch_text, verdict_of
+from aiodist.engine.failures import Verdict, mismatch_text, timeout_text, verdict_of
 from aiodist.errors import MismatchError
 
 WHERE = {"group": "g", "epoch": 1, "op": "broadcast"}
@@ -32,3 +32,14 @@ def test_who_hears_that_a_value_does_not_fit_has_called_nothing_else(rank: int) 
     heard = told(MismatchError(text, calls=calls), rank, "broadcast(src=0)")
     assert heard.message == text
     assert heard.calls == calls
+
+
+def test_a_rank_that_is_in_the_operation_has_not_missed_it() -> None:
+    """Its link carries nothing, but it has told the coordinator."""
+    seen = {1: "in all_reduce #0 for 3.5 s", 2: "in all_reduce #01 for 4.5 s"}
+    text = timeout_text(5.0, [1, 2, 3], seen, "all_reduce #0")
+    assert text == (
+        "not entered within 5 s by rank 2 (in all_reduce #01 for 4.5 s), rank 3 (no answer); "
+        "no word within 5 s from rank 1 (in all_reduce #0 for 3.5 s)"
+    )
+    assert timeout_text(5.0, [1], seen, "barrier #0").startswith("not entered within 5 s by rank 1")
