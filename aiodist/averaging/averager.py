@@ -417,21 +417,21 @@ class Averager:
         reached = tuple(kept.values())
         if callable(tree):
             self._kept = Kept(tree, kept)
-            self._connection.say(wire.AverageStateKept(reached))
+            self._say_state()
             return True
         check_travels(tree)
         try:
             elected = await control.elect(self._connection.control, reached, PATIENCE)
+            self._kept = Kept(copy_of(tree), kept) if elected else None
         except (TimeoutError, CoordinatorLostError, GroupClosedError):
             # The coordinator is away, or this member joins again. Training goes on meanwhile.
             self._check()
             return False
-        if not elected:
-            self._kept = None
-            return False
-        self._kept = Kept(copy_of(tree), kept)
-        self._connection.say(wire.AverageStateKept(reached))
-        return True
+        finally:
+            # Also if this call ends without an answer: this member may be elected then, and others
+            # must not wait for a state that it does not have.
+            self._say_state()
+        return elected
 
     @started
     async def state(self, *, timeout: float | None = None) -> AveragerState:
@@ -468,8 +468,9 @@ class Averager:
                 self._connection.say(wire.AverageWantState(wanted=False))
         if not done.done():
             raise CollectiveTimeoutError(
-                f"no member has published a state within {seconds:g} s: call publish_state on a"
-                " member that is up to date, or go on without a state",
+                f"no state came within {seconds:g} s: no member has published one, or the"
+                " coordinator is away or silent: call publish_state on a member that is up to date,"
+                " or go on without a state",
                 group=self._connection.averager,
                 op="state",
             )
@@ -503,7 +504,7 @@ class Averager:
             tuple(self._parts),
             self._max_stale,
             tuple(part.reached for part in self._parts.values()),
-            None if self._kept is None else tuple(self._kept.reached.values()),
+            self._kept_of,
             tuple(outcome for outcomes, _ in known for outcome in outcomes),
             tuple(decision for _, decisions in known for decision in decisions),
             tuple(self._connection.gone),
@@ -603,7 +604,16 @@ class Averager:
     def _drop_state(self) -> None:
         """This member has no state for others any more."""
         self._kept = None
-        self._connection.say(wire.AverageStateKept(None))
+        self._say_state()
+
+    def _say_state(self) -> None:
+        """Say which state this member has for others."""
+        self._connection.say(wire.AverageStateKept(self._kept_of))
+
+    @property
+    def _kept_of(self) -> tuple[wire.Reached, ...] | None:
+        """The results that this member's state for others is of; None: it has no state."""
+        return None if self._kept is None else tuple(self._kept.reached.values())
 
     def _expelled(self) -> None:
         for part in self._parts.values():

@@ -384,7 +384,7 @@ def test_the_state_is_that_of_one_member(run: Any) -> None:
             assert await avgs[0].publish_state(1)
             assert (await avgs[1].state()).rounds == {"": 1}
             assert avgs[1].rounds == {"": 1}
-            with pytest.raises(aiodist.CollectiveTimeoutError):
+            with pytest.raises(aiodist.CollectiveTimeoutError, match="away or silent"):
                 await avgs[0].__aexit__()
                 await avgs[1].state(timeout=0.05)
 

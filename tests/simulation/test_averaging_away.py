@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -58,3 +59,30 @@ def test_a_member_that_was_ruled_lost_waits_for_a_coordinator_that_is_away() -> 
             return {*(await avg.average(stage.place(member, 1))).contributors}
 
     assert stage.play(main) == [{"m0", "m1", "m2"}] * 3
+
+
+def go_silent(stage: Stage, seconds: float) -> None:
+    stage.sim.coordinator.stop()
+    stage.sim.network.later_by(seconds, stage.sim.coordinator.resume)
+
+
+@pytest.mark.parametrize("patience", [1.0, 10.0])
+def test_a_member_that_gives_up_to_publish_a_state_is_not_elected(patience: float) -> None:
+    stage = Stage(3, lease=30.0)
+
+    async def main(member: int) -> Any:
+        async with stage.averager(member) as avg:
+            await asyncio.sleep(1.0 + 10.0 * member)
+            if member == 2:
+                tree, _ = await avg.state(timeout=20.0)
+                return tree
+            if member == 0:
+                go_silent(stage, 8.0)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    published = await avg.publish_state(member)
+                    assert published == (member == 1)
+            await asyncio.sleep(30.0)
+            return None
+
+    assert stage.play(main)[2] == 1
