@@ -19,6 +19,7 @@ from aiodist.averaging.values import TreeForm, added, all_finite, checked_weight
 from aiodist.codecs.base import Codec, codec_of
 from aiodist.composing import started
 from aiodist.control import averaging as control
+from aiodist.control.client import WITHDRAW_SECONDS
 from aiodist.errors import (
     AiodistError,
     CollectiveTimeoutError,
@@ -30,7 +31,6 @@ from aiodist.errors import (
 from aiodist.types import ChannelOptions, ReduceOp
 from aiodist.wire import averaging as wire
 from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME
-from aiodist.wire.messages import Message
 from aiodist.work import Unseen
 
 NOTHING = wire.Reached(0, b"")
@@ -74,8 +74,8 @@ def averager(
         op: `aiodist.ReduceOp.AVG`, the mean by weight, or ``SUM``, the sum of values times weights.
         parts: the parts that this member takes part in. Each has rounds of its own, and waits only
             for members that take part in it.
-        carry: add a contribution that came too late to the next one of a weight above 0. Only for
-            differences, because parameters would count twice.
+        carry: add a contribution whose call returned `late` to the next one of a weight above 0.
+            Only for differences, because parameters would count twice.
         max_stale: how many rounds this member may miss and still get their results.
         allow_nonfinite: take NaN and infinities, which make the mean the same for all.
         op_timeout: seconds that `average` and `state` wait if they are given no timeout.
@@ -239,14 +239,16 @@ class Averager:
         (of float64 arrays in float64), in the order of members, and rounded once. All members get
         the same bits.
 
-        A call that is cancelled is withdrawn, unless its round is decided: then it counts.
+        A call that is cancelled, or whose time is over, is withdrawn. If its round is decided, the
+        next call gets that result, with `late` set, and `contributors` says whether it counted.
 
         Args:
             tree: dicts, lists and tuples of float arrays (numpy, torch), of any shape.
             weight: how much it counts, from 0 on. A member of weight 0 only receives, and does not
                 count for the quorum.
             part: which part, of those that were named at the entrance.
-            timeout: seconds; None: `op_timeout`; `math.inf`: no limit.
+            timeout: seconds; None: `op_timeout`; `math.inf`: no limit. A coordinator that says
+                nothing adds 2 s.
 
         Raises:
             TypeError: a leaf is no float array.
@@ -277,7 +279,7 @@ class Averager:
                 " the entrance (`parts=`)"
             )
         if found.call is not None and found.call.done.done():
-            self._abandon(found, found.call)  # it was cancelled in this turn of the loop
+            found.give_up(found.call)  # it was cancelled in this turn of the loop
         if found.call is not None:
             raise RuntimeError(
                 f"another call for part {part!r} is under way: await it first, or use other parts"
@@ -309,11 +311,11 @@ class Averager:
             settled = await call.done
         except asyncio.CancelledError:
             if call.done.cancelled():
-                self._abandon(found, call)
+                found.give_up(call)
             elif not call.done.exception():
                 settled = call.done.result()
                 if settled is None:  # its time was over in the same turn of the loop
-                    self._abandon(found, call)
+                    found.give_up(call)
                 else:
                     found.give_back(settled)
             raise
@@ -321,7 +323,6 @@ class Averager:
             if timer is not None:
                 timer.cancel()
         if settled is None:
-            found.give_up(call)
             raise await self._too_late(found, call, seconds)
         outcome = settled.outcome
         return Averaged(
@@ -332,37 +333,22 @@ class Averager:
             settled.late,
         )
 
-    def _abandon(self, part: MemberPart, call: AverageCall) -> None:
-        """Withdraw a call, because no task waits for it any more. Idempotent."""
-        part.give_up(call)
-        if call.abandoned or self._connection.error is not None:
-            return
-        call.abandoned = True
-        message = wire.AverageWithdraw(part.name, call.number)
-
-        def answered(reply: asyncio.Future[Message]) -> None:
-            # If it fails, this member is lost, and so is its call.
-            answer = None if reply.cancelled() or reply.exception() else reply.result()
-            if isinstance(answer, wire.AverageWithdrawn) and not answer.decided:
-                part.withdrawn(call)
-
-        self._connection.control.begin(message).add_done_callback(answered)
-
     async def _too_late(self, part: MemberPart, call: AverageCall, seconds: float) -> AiodistError:
-        message = wire.AverageWithdraw(part.name, call.number)
         where: dict[str, Any] = {"group": self._connection.averager, "op": "average"}
         text = f"no round of part {part.name!r} ended within {seconds:g} s"
+        answered = part.give_up(call)
+        await asyncio.wait({answered}, timeout=WITHDRAW_SECONDS)
+        if not answered.done():
+            return CollectiveTimeoutError(f"{text}: the coordinator is away or silent", **where)
         try:
-            answer = await control.withdraw(self._connection.control, message, PATIENCE)
-        except TimeoutError:
-            self._abandon(part, call)
-            return CollectiveTimeoutError(f"{text}: the coordinator is away", **where)
+            answer = answered.result()
         except AiodistError as error:
             if self._connection.error is not None:
                 return error
             # This member was ruled lost, and so is its call. It joins again.
             return CollectiveTimeoutError(f"{text}: {error.message}", **where)
-        if answer.decided or not part.withdrawn(call):
+        assert isinstance(answer, wire.AverageWithdrawn)
+        if not call.is_withdrawn:
             return CollectiveTimeoutError(
                 f"{text}, but one is decided, and this contribution may be in it: call again for "
                 "its result, whose `contributors` say so",

@@ -229,6 +229,16 @@ class MemberConnection:
         """Tell the coordinator something, now or when it is back."""
         self.control.tell(message)
 
+    def ask(self, message: Message) -> asyncio.Future[Message]:
+        """Ask the coordinator something, now or when it is back. The answer fails if this member is
+        lost."""
+        try:
+            return self.control.begin(message)  # type: ignore[no-any-return]
+        except AiodistError as error:
+            lost: asyncio.Future[Message] = self._loop.create_future()
+            lost.set_exception(error)
+            return lost
+
     def meet(self, members: Sequence[MemberInfo], *words: str | int | bytes) -> Group:
         """Make a group of some members, in that order, in which all of them meet by the same words.
 

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from aiodist.averaging.transfer import PartResiduals, Transfer
@@ -28,7 +29,7 @@ RETOLD = 32
 @dataclass(slots=True)
 class AverageCall:
     """A call of `average`. `vectors`: what it contributes, with `included`, the contributions that
-    were carried over to it."""
+    were carried over to it. `withdrawal`: the coordinator's answer, if the call was given up."""
 
     number: int
     form: TreeForm
@@ -36,7 +37,8 @@ class AverageCall:
     weight: float
     done: asyncio.Future[SettledCall | None]
     included: Sequence[list[Flat]] = ()
-    abandoned: bool = False
+    withdrawal: asyncio.Future[Message] | None = None
+    is_withdrawn: bool = False
 
     def expire(self) -> None:
         """Its time is over."""
@@ -85,6 +87,8 @@ class Ways(Protocol):
     id: str
 
     def say(self, message: Message) -> None: ...
+
+    def ask(self, message: Message) -> asyncio.Future[Message]: ...
 
     def meet(self, members: Sequence[MemberInfo], *words: str | int | bytes) -> Group: ...
 
@@ -164,18 +168,34 @@ class MemberPart:
             wire.AverageOffer(self.name, call.number, after, call.weight, call.form.digest, text)
         )
 
-    def give_up(self, call: AverageCall) -> None:
-        """A call is not waited for any more; its contribution may still count."""
+    def give_up(self, call: AverageCall) -> asyncio.Future[Message]:
+        """Withdraw a call, because no task waits for it any more. Return the answer. Idempotent.
+
+        Its contribution counts in its round or in none.
+        """
         if self.call is call:
             self.call = None
+        if call.withdrawal is None:
+            call.withdrawal = self.ways.ask(wire.AverageWithdraw(self.name, call.number))
+            call.withdrawal.add_done_callback(partial(self._answered, call))
+        return call.withdrawal
 
-    def withdrawn(self, call: AverageCall) -> bool:
-        """The coordinator has forgotten the contribution of a call. False: the call was decided on,
-        and a coordinator that is just back did not know that."""
-        if call.number in [number for number, _ in self.begun.values()]:
-            return False
-        self.offers.pop(call.number, None)
-        return True
+    def _answered(self, call: AverageCall, answer: asyncio.Future[Message]) -> None:
+        if answer.cancelled() or answer.exception():
+            return  # this member is lost, and so is its call
+        reply = answer.result()
+        assert isinstance(reply, wire.AverageWithdrawn)
+        # The coordinator may not know of a decision, because the round is recorded by now, or
+        # because the coordinator was restarted.
+        begun = [number for number, _ in self.begun.values()]
+        if call.number in self.offers and call.number not in begun and not reply.decided:
+            self._withdrawn(call)
+
+    def _withdrawn(self, call: AverageCall) -> None:
+        """The contribution of a call that was given up counts in no round, and is not carried
+        over."""
+        del self.offers[call.number]
+        call.is_withdrawn = True
 
     def _drop(self, call: AverageCall) -> None:
         """The contribution of a call does not count."""
@@ -307,7 +327,7 @@ class MemberPart:
         self.trim()
         call = self.call
         for other in [one for one in self.offers.values() if one is not call]:
-            self._drop(other)  # it was given up, and each call belongs to one round
+            self._withdrawn(other)  # it was given up, and each call belongs to one round
         if call is None or call.done.done():  # it was cancelled
             newest = self.ready[-1].outcome.reached if self.ready else self.reached
             if newest is None or newest.digest == outcome.parent:

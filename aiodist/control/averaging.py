@@ -10,8 +10,6 @@ from aiodist.wire.averaging import (
     AverageElected,
     AverageEnter,
     AverageEntered,
-    AverageWithdraw,
-    AverageWithdrawn,
     Reached,
 )
 from aiodist.wire.messages import Message
@@ -25,13 +23,6 @@ async def enter(
     """Take part. Raises as `ControlClient.request` does, MismatchError for rules that differ, and
     JoinError if a member of that name is alive."""
     return await _ask(client, message, AverageEntered, timeout)
-
-
-async def withdraw(
-    client: ControlClient, message: AverageWithdraw, timeout: float | None
-) -> AverageWithdrawn:
-    """Give a call up. Raises as `ControlClient.request` does."""
-    return await _ask(client, message, AverageWithdrawn, timeout)
 
 
 async def elect(client: ControlClient, state: tuple[Reached, ...], timeout: float) -> bool:

@@ -34,7 +34,8 @@ from aiodist.wire.messages import (
 from aiodist.wire.recovery import WatchWaiting
 
 WITHDRAW_SECONDS = 2.0
-"""Seconds that a join waits after its timeout, to hear how far the group had come."""
+"""Seconds that a join, or a call of `Averager.average`, waits after its timeout for an answer: how
+far the others had come."""
 
 
 class ControlClient(Line):

@@ -264,13 +264,18 @@ class PartRounds:
         return None
 
     def withdraw(self, member: str, call: int) -> bool:
-        """A member gives up a call. True: it is too late, since the call was decided on."""
+        """A member gives up a call. True: it is too late, since the call was decided on.
+
+        A call that this machine does not know counts for nothing here. If it was in a round that is
+        recorded, the member knows that, because it has reported that it holds the result.
+        """
         for offers in (self.offers, self.late):
             if member in offers and offers[member].call <= call:
                 del offers[member]
-                return False
-        # The call counts, or was owed a result: the member is told, or has been.
-        return True
+        moving = self.moving
+        return (
+            moving is not None and member in moving.remaining and moving.offers[member].call == call
+        )
 
     def report(self, member: str, round: int, attempt: int, got: Got) -> None:
         moving = self.moving

@@ -311,9 +311,8 @@ FAULTS = (
     DesignFault(
         "a call that was decided on may be withdrawn",
         "aiodist/membership/rounds.py",
-        "        # The call counts, or was owed a result: the member is told, or has been.\n"
-        "        return True",
-        "        return False",
+        "in moving.remaining and moving.offers[member].call == call",
+        "in moving.remaining and False",
         (*ROUNDS, *AVERAGING),
     ),
     DesignFault(

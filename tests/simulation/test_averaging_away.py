@@ -6,9 +6,11 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
-from averaging_stage import Stage
+from averaging_stage import CALLS, Stage
 
+import aiodist
 from aiodist.membership.averaging import Averaging
 
 
@@ -64,6 +66,46 @@ def test_a_member_that_was_ruled_lost_waits_for_a_coordinator_that_is_away() -> 
 def go_silent(stage: Stage, seconds: float) -> None:
     stage.sim.coordinator.stop()
     stage.sim.network.later_by(seconds, stage.sim.coordinator.resume)
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("silent", "the coordinator is away or silent"),
+        ("restarted", "m1 has not contributed"),
+        ("cancelled", ""),
+    ],
+)
+def test_a_call_that_is_given_up_while_the_coordinator_is_away_is_withdrawn(
+    how: str, text: str
+) -> None:
+    stage = Stage(2, durable=True, lease=30.0)
+
+    async def main(member: int) -> Any:
+        async with stage.averager(member, carry=True) as avg:
+            if member == 1:
+                await asyncio.sleep(20.0)
+                return [await stage.call(avg, 1, call) for call in (1, 2)]
+            began = asyncio.get_running_loop().time()
+            work = avg.average(stage.place(0, 0), timeout=1.0)
+            await asyncio.sleep(0.5)
+            if how == "restarted":
+                stage.sim.restart_coordinator(1.0)
+            else:
+                go_silent(stage, 10.0)
+            if how == "cancelled":
+                await asyncio.sleep(1.0)  # its own deadline is over
+                work.cancel()
+            with pytest.raises((aiodist.CollectiveTimeoutError, asyncio.CancelledError)) as failed:
+                await work
+            assert text in str(failed.value)
+            assert asyncio.get_running_loop().time() - began < 3.1
+            await asyncio.sleep(30.0)
+            return [await stage.call(avg, 0, call) for call in (1, 2)]
+
+    rounds, _ = stage.play(main)
+    counted = [np.flatnonzero(one.value).tolist() for one in rounds]
+    assert counted == [[1, CALLS + 1], [2, CALLS + 2]]
 
 
 @pytest.mark.parametrize("patience", [1.0, 10.0])

@@ -11,7 +11,7 @@ import pytest
 
 from aiodist.averaging import parts
 from aiodist.averaging.parts import AverageCall, AverageSettings, MemberPart, RunningRound
-from aiodist.wire.averaging import AverageRefused, Outcome, Reached
+from aiodist.wire.averaging import AverageRefused, AverageWithdrawn, Outcome, Reached
 
 
 class Ways:
@@ -24,6 +24,9 @@ class Ways:
 
     def say(self, message: object) -> None:
         self.said.append(message)
+
+    def ask(self, message: object) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().create_future()
 
     def meet(self, members: object, *words: object) -> None: ...
 
@@ -42,6 +45,13 @@ def call_of(part: MemberPart, number: int) -> AverageCall:
     call = AverageCall(number, form, [np.full(1, number, np.float32)], 1.0, done, included)
     part.begin(call)
     return call
+
+
+async def withdrawn(part: MemberPart, call: AverageCall, *, decided: bool = False) -> bool:
+    """Whether a call is withdrawn, if the coordinator answers that it is `decided`, or not."""
+    part.give_up(call).set_result(AverageWithdrawn(decided, 2, ()))
+    await asyncio.sleep(0)
+    return call.is_withdrawn
 
 
 def outcome(round: int, *ids: str) -> Outcome:
@@ -63,19 +73,6 @@ def test_what_a_call_includes_that_was_given_up_is_not_in_the_next_call(run):
         assert list(given_up.included) == [late.vectors]
         part.give_up(given_up)
         assert list(call_of(part, 3).included) == []  # because the second one may still count
-
-    run(main())
-
-
-def test_a_call_that_was_given_up_is_carried_over_if_its_round_has_another_result(run):
-    async def main():
-        part = part_that_carries()
-        given_up = call_of(part, 1)
-        part.give_up(given_up)
-        late = call_of(part, 2)
-        part.take(outcome(1, "other"), [], None)
-        assert late.done.result().late
-        assert part.left_over() == [given_up.vectors, late.vectors]
 
     run(main())
 
@@ -144,7 +141,8 @@ def test_the_state_of_another_member_ends_what_was_before(run):
     run(main())
 
 
-def test_a_call_that_was_decided_on_is_not_withdrawn(run):
+@pytest.mark.parametrize("knows", [False, True])
+def test_a_call_that_was_decided_on_is_not_withdrawn(run, knows):
     """A coordinator that was restarted says that it can be, because it does not know better."""
 
     async def main():
@@ -152,10 +150,24 @@ def test_a_call_that_was_decided_on_is_not_withdrawn(run):
         call_of(part, 1)
         part.take(outcome(1, "other"), [], None)
         call = call_of(part, 2)
-        part.begun[2] = (2, digest(1))
-        part.give_up(call)
-        assert not part.withdrawn(call)
+        if not knows:
+            part.begun[2] = (2, digest(1))
+        assert not await withdrawn(part, call, decided=knows)
         assert list(call_of(part, 3).included) == []  # because the first one is in that round
+
+    run(main())
+
+
+def test_a_call_whose_round_is_recorded_is_not_withdrawn(run):
+    """The coordinator has forgotten the calls of that round. The program must not call again."""
+
+    async def main():
+        part = part_that_carries()
+        call = call_of(part, 1)
+        part.give_up(call)
+        part._counted(1)
+        part.take(outcome(1, "me", "other"), [], 1)
+        assert not await withdrawn(part, call)
 
     run(main())
 
@@ -200,7 +212,7 @@ def test_a_call_whose_decision_holds_no_longer_may_be_withdrawn(run, left_out):
         else:
             part.reopened(4)
         assert part.after is None
-        assert part.withdrawn(call)
+        assert await withdrawn(part, call)
 
     run(main())
 
@@ -227,19 +239,21 @@ def test_a_call_that_was_given_up_and_left_out_may_still_count(run, monkeypatch)
     run(main())
 
 
-def test_a_call_that_was_given_up_and_left_out_is_carried_over_after_its_round(run):
+def test_a_call_that_was_given_up_is_not_carried_over_but_what_it_included_is(run):
+    """The program has given it up, and sees in the result of its round that it does not count."""
+
     async def main():
         part = part_that_carries()
-        given_up = call_of(part, 1)
-        part.give_up(given_up)
-        said = decision(1, 1)
-        said.attempt, said.remaining = 2, (1,)
-        part.decided(said)
-        late = call_of(part, 2)
+        first = call_of(part, 1)
+        part.take(outcome(1, "other"), [], None)
+        given_up = call_of(part, 2)
+        assert list(given_up.included) == [first.vectors]
+        assert not await withdrawn(part, given_up, decided=True)
+        late = call_of(part, 3)
         assert list(late.included) == []
-        part.fetched(outcome(1, "other"), [])
+        part.fetched(outcome(2, "other"), [])
         assert late.done.result().late
-        assert part.left_over() == [given_up.vectors, late.vectors]
+        assert part.left_over() == [first.vectors, late.vectors]
 
     run(main())
 

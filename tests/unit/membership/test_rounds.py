@@ -259,7 +259,7 @@ def test_a_call_is_withdrawn_until_it_is_decided() -> None:
     assert t.settle() == []
     assert t.at(100.0) == []
     t.offers("a", call=2)
-    assert t.part.withdraw("a", 1)  # of a call before, which is over
+    assert not t.part.withdraw("a", 1)  # of a call before, which is over
     assert remaining(t.at(101.0)) == [("a", "b")]
     assert t.part.withdraw("a", 2)
     assert t.hold("a", "b")[0] == round_1((("a", 1.0), ("b", 1.0)), ("a", "b"))
@@ -449,12 +449,17 @@ class Simulated:
         history = self.history
         if not self.waiting or call != self.call:
             return
-        if not history.part.withdraw(self.name, call):
-            if history.calls[self.name, call] == "waits":
-                history.calls[self.name, call] = "withdrawn"
-            history.settle()
-            self.waiting = False
-            self.compute()
+        decided = history.part.withdraw(self.name, call)
+        history.settle()
+        self.inbox(lambda one: one.answered(call, decided=decided))
+
+    def answered(self, call: int, *, decided: bool) -> None:
+        if decided or not self.waiting or call != self.call:
+            return  # it has the result by now, or will have it
+        if self.history.calls[self.name, call] == "waits":
+            self.history.calls[self.name, call] = "withdrawn"
+        self.waiting = False
+        self.compute()
 
     def decided(self, decided: Decided) -> None:
         if self.name not in decided.remaining:
