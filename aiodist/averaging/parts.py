@@ -29,7 +29,8 @@ RETOLD = 32
 @dataclass(slots=True)
 class AverageCall:
     """A call of `average`. `vectors`: what it contributes, with `included`, the contributions that
-    were carried over to it. `withdrawal`: the coordinator's answer, if the call was given up."""
+    were carried over to it. `after`: the result before the round that it is for (None: unknown).
+    `withdrawal`: the coordinator's answer, if the call was given up."""
 
     number: int
     form: TreeForm
@@ -37,6 +38,7 @@ class AverageCall:
     weight: float
     done: asyncio.Future[SettledCall | None]
     included: Sequence[list[Flat]] = ()
+    after: wire.Reached | None = None
     withdrawal: asyncio.Future[Message] | None = None
     is_withdrawn: bool = False
 
@@ -163,6 +165,7 @@ class MemberPart:
 
     def offer(self, call: AverageCall, after: wire.Reached | None) -> None:
         """Offer the contribution of a call to the round after `after`."""
+        call.after = after
         text = str(call.form)[:1000]
         self.ways.say(
             wire.AverageOffer(self.name, call.number, after, call.weight, call.form.digest, text)
@@ -242,6 +245,9 @@ class MemberPart:
             return
         me = ids.index(self.ways.id)
         running = self.running
+        call = self.offers.get(decision.calls[me])
+        if call is not None:
+            call.after = decision.before
         if me not in decision.remaining:
             self.stop()
             # Its call may still count if too few others remain, so that the round opens again.
@@ -254,7 +260,6 @@ class MemberPart:
             self.stop()
             running = None
         if running is None:
-            call = self.offers.get(decision.calls[me])
             if call is None:
                 return  # nothing of this member is left here: it will be found behind
             running = self.running = self._started(decision, call)
@@ -350,13 +355,13 @@ class MemberPart:
         call, reached = self.call, self.reached
         if call is None or call.done.done():
             return
-        if reached is not None and reached.digest != outcome.parent:
-            if outcome.round == reached.round + 1:  # it is of another history
-                self.offer(call, self.after)  # so the coordinator will say
+        if call.after != outcome.before:
+            # The result was owed to an earlier call, and the coordinator may have this one in a
+            # later round. Or the result is of another history. So offer it for this round: the
+            # coordinator takes it out of later ones, or says what is wrong.
+            if reached is None or outcome.round == reached.round + 1:
+                self.offer(call, self.after or outcome.before)
             return
-        later = [one for round, (one, _) in self.begun.items() if round > outcome.round]
-        if call.number in later:
-            return  # the result was owed to an earlier call
         number = None
         if outcome.round in self.begun and self.ids & {*outcome.ids}:
             number, _ = self.begun[outcome.round]

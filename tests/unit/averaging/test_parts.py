@@ -177,6 +177,7 @@ def decision(round: int, begun: int) -> Any:
     return SimpleNamespace(
         round=round,
         parent=digest(round - 1),
+        before=Reached(round - 1, digest(round - 1)),
         begun=begun,
         attempt=begun,
         members=members,
@@ -258,15 +259,23 @@ def test_a_call_that_was_given_up_is_not_carried_over_but_what_it_included_is(ru
     run(main())
 
 
-def test_a_result_for_an_earlier_call_does_not_end_one_that_is_in_a_later_round(run):
-    """It would be carried over as late, and so count twice."""
+@pytest.mark.parametrize("decided", [False, True])
+def test_a_result_for_an_earlier_call_does_not_end_one_that_is_in_a_later_round(run, decided):
+    """It would be carried over as late, and so count twice, or the later round would wait for it
+    for ever. So it is offered for the earlier round, which takes it out of an open one."""
 
     async def main():
         part = part_that_carries()
+        ways: Any = part.ways
         call = call_of(part, 2)
-        part.begun[2] = (2, digest(1))
+        if decided:
+            part.begun[2] = (2, digest(1))
         part.fetched(outcome(1, "other"), [])
         assert not call.done.done()
         assert part.left_over() == []
+        after = Reached(int(decided), digest(int(decided)))
+        assert [offer.after for offer in ways.said] == [None, after]
+        part.fetched(outcome(1, "other"), [])
+        assert call.done.done() is not decided
 
     run(main())
