@@ -88,12 +88,12 @@ def _log_failure(asking: asyncio.Task[None]) -> None:
 
 
 class _Problems(logging.LoggerAdapter[logging.Logger]):
-    """Takes the errors of aiohttp into the daemon's log. Malformed requests are logged at debug
-    level only, because any stranger could fill the log with them."""
+    """Takes the errors of aiohttp into the daemon's log. Malformed requests and connections that
+    break are logged at debug level only, because any stranger could fill the log with them."""
 
     def exception(self, msg: object, *args: object, exc_info: Any = True, **rest: Any) -> None:
-        is_malformed = isinstance(exc_info, (HttpProcessingError, web.RequestPayloadError))
-        level = logging.DEBUG if is_malformed else logging.ERROR
+        of_peer = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
+        level = logging.DEBUG if isinstance(exc_info, of_peer) else logging.ERROR
         self.log(level, msg, *args, exc_info=exc_info, **rest)
 
 

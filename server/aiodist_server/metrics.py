@@ -84,13 +84,16 @@ def exposition(found: Mapping[str, Any], health: Health, accept: str = "") -> tu
     """Return all metrics in a format of the header Accept, and the name of that format.
 
     They are what `Coordinator.survey` found, the coordinator's own health, and memory, time and
-    files of this process.
+    files of this process. A header that makes no sense gets the plain text format.
     """
     registry = CollectorRegistry()
     registry.register(_Found(found, health))
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
-    encode, content_type = choose_encoder(accept)
+    try:
+        encode, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):  # it compares versions that are no numbers
+        encode, content_type = choose_encoder("")
     return encode(registry), content_type
 
 

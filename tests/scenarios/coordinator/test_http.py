@@ -91,24 +91,28 @@ async def test_what_ranks_do() -> None:
     assert "secret" not in metrics + str(found)
 
 
-async def test_malformed_requests_are_logged_for_debugging_only(
+async def test_faults_of_others_are_logged_for_debugging_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Any stranger could fill the log with them. Faults of our own are errors."""
+    """Any stranger could fill the log with malformed requests, and with connections that break
+    before the answer. Faults of our own are errors."""
+    faults = iter((ConnectionResetError("the peer has gone"), KeyError("a fault")))
 
     async def fail(self: Answers, **how: Any) -> Any:
-        raise KeyError("a fault")
+        raise next(faults)
 
     monkeypatch.setattr(Answers, "found", fail)
     caplog.set_level(logging.DEBUG, "aiodist.daemon")
     async with aiodist.Coordinator() as coordinator, pages(coordinator) as web:
-        for path, status in (("/" + 9000 * "a", 400), ("/status", 500)):
+        for path, status in (("/" + 9000 * "a", 400), ("/status", 500), ("/status", 500)):
             async with web.get(path) as response:
                 assert response.status == status
     said = [(one.name, one.levelname, one.exc_info) for one in caplog.records if one.exc_info]
     assert [(name, level, type(info[1])) for name, level, info in said] == [
-        ("aiodist.daemon", "DEBUG", LineTooLong), ("aiodist.daemon", "ERROR", KeyError),
-    ]  # fmt: skip
+        ("aiodist.daemon", "DEBUG", LineTooLong),
+        ("aiodist.daemon", "DEBUG", ConnectionResetError),
+        ("aiodist.daemon", "ERROR", KeyError),
+    ]
 
 
 async def test_the_members_are_asked_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,12 +97,14 @@ def test_this_process_is_told_of_as_well(name: str) -> None:
     assert f"\n{name} " in body.decode()
 
 
-def test_the_format_is_the_one_that_was_asked_for() -> None:
-    body, content_type = metrics.exposition(
-        found(), health(), "application/openmetrics-text; version=1.0.0"
-    )
-    assert content_type.startswith("application/openmetrics-text")
-    assert body.endswith(b"# EOF\n")
+@pytest.mark.parametrize(
+    ("version", "format"), [("1.0.0", "application/openmetrics-text"), ("x.y.z", "text/plain")]
+)
+def test_the_format_is_the_one_that_was_asked_for(version: str, format: str) -> None:
+    accept = f"application/openmetrics-text; version={version}"
+    body, content_type = metrics.exposition(found(), health(), accept)
+    assert content_type.startswith(f"{format}; version=")
+    assert body.endswith(b"# EOF\n") == (version == "1.0.0")
 
 
 def text_of(made: metrics.Health) -> list[str]:
