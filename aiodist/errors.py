@@ -238,3 +238,11 @@ def in_words(error: BaseException, *, located: bool = True) -> str:
         text = leaf.message if isinstance(leaf, AiodistError) and not located else str(leaf)
         words.append(f"{type(leaf).__name__}: {text}" if text else type(leaf).__name__)
     return "; ".join(dict.fromkeys(words))
+
+
+def printable(text: str) -> str:
+    """Return text from the network in one line, without characters that control a terminal.
+
+    These are escape sequences, and characters that change the direction of text.
+    """
+    return "".join([char if char.isprintable() else "?" for char in text])

@@ -24,7 +24,7 @@ from aiodist.coordinator.encoding import Encoder
 from aiodist.coordinator.journal import Journal
 from aiodist.coordinator.state_file import StateFile
 from aiodist.environment import token_in
-from aiodist.errors import CoordinatorLostError
+from aiodist.errors import CoordinatorLostError, printable
 from aiodist.membership.effects import Drain, Effect, Event, Keep, Note, Tick
 from aiodist.membership.machine import Membership
 from aiodist.transports.surroundings import closed_on_error
@@ -336,7 +336,7 @@ class Coordinator:
             # But the loss of one is worth a line.
             level = _BELOW_DEBUG
         if logger.isEnabledFor(level):
-            said = ", ".join(f"{key}={value}" for key, value in note.fields.items())
+            said = printable(", ".join(f"{key}={value}" for key, value in note.fields.items()))
             extra = {"event": note.event, **note.fields}
             logger.log(level, "%s: %s", note.event, said, extra=extra)
 

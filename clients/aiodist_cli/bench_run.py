@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import typer
 
+from aiodist.errors import printable
 from aiodist.launching import spawn
 from aiodist_cli import bench_plot
 from aiodist_cli.bench_cases import (
@@ -29,7 +30,6 @@ from aiodist_cli.bench_peers import Contender, Site
 from aiodist_cli.bench_report import Report
 from aiodist_cli.bench_team import OrderError, Team, TeamError, teams
 from aiodist_cli.bench_worker import Block
-from aiodist_cli.errors import printable
 
 T = TypeVar("T")
 

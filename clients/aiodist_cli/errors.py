@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from aiodist.errors import printable
 from aiodist.wire.address import parse_address
-
-
-def printable(text: str) -> str:
-    """Text from the network in one line, without characters that control a terminal.
-
-    These are escape sequences, and characters that change the direction of text.
-    """
-    return "".join([char if char.isprintable() else "?" for char in text])
 
 
 class CommandError(typer.Exit):

@@ -19,11 +19,11 @@ from rich.text import Text
 
 from aiodist.control.client import ControlClient
 from aiodist.environment import token_in
-from aiodist.errors import AiodistError
+from aiodist.errors import AiodistError, printable
 from aiodist.membership.group import ranks_text
 from aiodist.transports.certificates import contexts_in
 from aiodist_cli import tls
-from aiodist_cli.errors import CommandError, printable, usable_address
+from aiodist_cli.errors import CommandError, usable_address
 from aiodist_cli.tables import NarrowingTable, console
 
 EPILOG = """    aiodist status tcp://127.0.0.1:29500

@@ -10,6 +10,7 @@ from typing import Any
 
 import structlog
 
+from aiodist.errors import printable
 from aiodist_server.config import Config
 
 
@@ -17,10 +18,7 @@ def _printable(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any
     """Replace characters that a terminal would obey, because much of the text comes from the
     network."""
     return {
-        key: "".join([char if char.isprintable() else "?" for char in value])
-        if isinstance(value, str)
-        else value
-        for key, value in event.items()
+        key: printable(value) if isinstance(value, str) else value for key, value in event.items()
     }
 
 

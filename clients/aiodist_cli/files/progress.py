@@ -22,7 +22,7 @@ from rich.progress import (
 )
 
 from aiodist.channels.subscriber import Subscriber
-from aiodist_cli.errors import printable
+from aiodist.errors import printable
 from aiodist_cli.files.reading import Read
 
 T = TypeVar("T")

@@ -41,6 +41,19 @@ async def test_groups_of_channels_are_logged_below_debug(caplog: pytest.LogCaptu
     assert not [one for one in caplog.messages if "channel policy" in one]
 
 
+async def test_the_log_of_a_program_shows_no_name_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """It would obey escape sequences, and a new line would look like an event of its own."""
+    caplog.set_level(logging.INFO, "aiodist.coordinator")
+    name = "g\x1b[2J\nlost: rank=0"
+    async with (
+        Coordinator("inproc://names-in-the-log") as coordinator,
+        aiodist.connect(coordinator.address, group=name, size=1),
+    ):
+        (formed,) = [one for one in caplog.records if one.__dict__["event"] == "formed"]
+    assert "group=g?[2J?lost: rank=0, " in formed.getMessage()
+    assert formed.__dict__["group"] == name
+
+
 @pytest.mark.parametrize("late", [7200.0, -7200.0])
 async def test_a_ttl_is_kept_by_the_clock_as_it_was_set_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: float
