@@ -95,6 +95,7 @@ ROOMS = [
     "aiodist/engine",
     "aiodist/environment.py",
     "aiodist/errors.py",
+    "aiodist/files.py",
     "aiodist/group.py",
     "aiodist/hostlist.py",
     "aiodist/launch.py",

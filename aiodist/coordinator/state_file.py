@@ -40,6 +40,7 @@ from pathlib import Path
 
 import msgpack
 
+from aiodist.files import write_all
 from aiodist.membership.records import Record, decode_records, encode_record
 from aiodist.transports.surroundings import closed_on_error
 
@@ -131,8 +132,8 @@ class StateFile:
         fd = -1
         try:
             fd = _made(new)
-            _write_all(fd, MAGIC + salt + 2 * _slot(salt, 0))
-            _write_all(fd, frame)
+            write_all(fd, MAGIC + salt + 2 * _slot(salt, 0))
+            write_all(fd, frame)
             # The new file is on disk before it gets the name, and the name is on disk before any
             # member is told. So a crash leaves either file whole.
             os.fsync(fd)
@@ -164,10 +165,10 @@ class StateFile:
         # a torn one leaves the other.
         self._number += 1
         frame = _frame(self._salt, self._number, b"".join(map(encode_record, records)))
-        _write_all(self._fd, frame)
+        write_all(self._fd, frame)
         _sync_data(self._fd)
         os.lseek(self._fd, SLOTS_AT + self._number % 2 * _SLOT.size, os.SEEK_SET)
-        _write_all(self._fd, _slot(self._salt, self._number))
+        write_all(self._fd, _slot(self._salt, self._number))
         os.lseek(self._fd, 0, os.SEEK_END)
         self._added += len(frame)
 
@@ -347,12 +348,6 @@ def _locked(path: Path) -> int:
             "one, or give each a file of its own",
         ) from None
     return fd
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def _sync_data(fd: int) -> None:

@@ -16,6 +16,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from aiodist.errors import AiodistError, in_words
+from aiodist.files import write_all
 
 _HEADER = struct.Struct(">BQQ")  # outcome, bytes of text, bytes of the pickle
 _AT_ONCE = 16 << 20
@@ -80,10 +81,8 @@ def send(fd: int, report: Report) -> None:
     """Write `report`, and block until it is written. Raises OSError."""
     text = report.text.encode(errors="backslashreplace")
     header = _HEADER.pack(report.outcome, len(text), len(report.pickled))
-    for part in (header + text, report.pickled):
-        rest = memoryview(part)
-        while rest:
-            rest = rest[os.write(fd, rest) :]
+    write_all(fd, header + text)
+    write_all(fd, report.pickled)
 
 
 class ReportReading:

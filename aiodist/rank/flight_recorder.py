@@ -21,6 +21,7 @@ from typing import Any, TextIO
 
 from aiodist.engine import deadlines
 from aiodist.environment import FLIGHT_RECORDER
+from aiodist.files import replace, write_all
 from aiodist.membership.group import ranks_text
 from aiodist.rank import whereabouts
 from aiodist.rank.actor import RankActor
@@ -160,23 +161,13 @@ def _write(actor: RankActor, reason: str, *, everything: bool = False) -> None:
     """Write a dump. Never raises, because the caller is in the middle of something else."""
     try:
         if _settings.directory is not None:
-            _replace(_settings.directory / _file_name(actor), _text(actor, reason))
+            replace(_settings.directory / _file_name(actor), _text(actor, reason))
         else:
             text = _text(actor, reason, most=None if everything else SHORT)
             # Not sys.stderr, because a signal may come while the program writes to it.
-            rest = memoryview(text.encode(errors="replace"))
-            while rest:
-                rest = rest[os.write(2, rest) :]
+            write_all(2, text.encode(errors="replace"))
     except Exception as error:
         log.warning("the flight recorder could not be written: %s: %s", type(error).__name__, error)
-
-
-def _replace(path: Path, text: str) -> None:
-    # Written beside and moved into place, so that a process that dies meanwhile leaves the old dump
-    # instead of half of a new one. Ranks in other threads have their own files.
-    new = path.with_suffix(f".new{threading.get_ident()}")
-    new.write_text(text, encoding="utf-8", errors="replace")
-    new.replace(path)
 
 
 def _file_name(actor: RankActor) -> str:

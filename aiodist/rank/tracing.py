@@ -27,6 +27,7 @@ from urllib.parse import quote
 from aiodist.control.events import ControlEvent, CoordinatorBack, CoordinatorGone
 from aiodist.environment import TRACE
 from aiodist.errors import AiodistError
+from aiodist.files import replace
 from aiodist.rank.actor import RankActor
 from aiodist.recorder import Entry
 from aiodist.trace import Scope
@@ -140,10 +141,8 @@ class Tracer:
         group = quote(actor.view.group, safe="")[:100]
         rank = actor.people[actor.endpoint.rank].rank
         name = f"{group}-rank{rank}-pid{os.getpid()}-{self._number}.json"
-        new = self._directory / f"{name}.new"
-        try:  # written beside and moved into place, so that no file is half of one
-            new.write_text(json.dumps(self._contents()), encoding="utf-8")
-            new.replace(self._directory / name)
+        try:
+            replace(self._directory / name, json.dumps(self._contents()))
         except OSError as error:
             log.warning("the trace of rank %d could not be written: %s", rank, error)
 

@@ -8,6 +8,8 @@ import select
 import threading
 from collections.abc import Iterator
 
+from aiodist.files import write_all
+
 _STDIN = 0
 _CHUNK = 64 * 1024
 
@@ -32,9 +34,7 @@ def _pass_on(writing: int) -> None:
     # The rank may have ended, or the input may be closed. Both just end this.
     with contextlib.suppress(OSError):
         while data := _read():
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(writing, rest) :]
+            write_all(writing, data)
     os.close(writing)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
-import select
 import threading
 from collections.abc import Iterable
 from typing import TypeVar
+
+from aiodist.files import write_all
 
 T = TypeVar("T")
 
@@ -95,19 +96,10 @@ class Writer:
         while (job := self._queue.get()) is not None:
             fd, data, done = job
             try:
-                _write(fd, data)
+                write_all(fd, data)
             except OSError as error:
                 self._loop.call_soon_threadsafe(_settle, self.broken, error)
             self._loop.call_soon_threadsafe(_settle, done, None)
-
-
-def _write(fd: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        try:
-            rest = rest[os.write(fd, rest) :]
-        except BlockingIOError:  # another process has set the pipe or terminal to non-blocking
-            select.select([], [fd], [])
 
 
 def _settle(future: asyncio.Future[T], result: T) -> None:

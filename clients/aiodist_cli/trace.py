@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from aiodist.files import replace
 from aiodist_cli.errors import CommandError
 from aiodist_cli.trace_join import Joined, join
 
@@ -86,7 +87,7 @@ def joined(files: Iterable[Path], output: Path) -> str:
         if not parts:
             raise CommandError("no rank of aiodist has written a trace")
         found = _join(parts)
-        output.write_text(json.dumps(found.trace), encoding="utf-8")
+        replace(output, json.dumps(found.trace))
     except (OSError, ValueError) as error:
         raise CommandError(f"no trace: {error}") from error
     hosts = (

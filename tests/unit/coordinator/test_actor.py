@@ -41,7 +41,9 @@ async def test_groups_of_channels_are_logged_below_debug(caplog: pytest.LogCaptu
     assert not [one for one in caplog.messages if "channel policy" in one]
 
 
-async def test_the_log_of_a_program_shows_no_name_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_shows_no_name_as_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """It would obey escape sequences, and a new line would look like an event of its own."""
     caplog.set_level(logging.INFO, "aiodist.coordinator")
     name = "g\x1b[2J\nlost: rank=0"

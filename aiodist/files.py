@@ -1,0 +1,38 @@
+"""Files and pipes that get all of what is written, and files that are replaced as a whole."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from pathlib import Path
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write all of `data`, and block until it is written. Raises OSError."""
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(fd, rest) :]
+        except BlockingIOError:  # another process has set the pipe or terminal to non-blocking
+            select.select([], [fd], [])
+
+
+def replace(path: Path, text: str) -> None:
+    """Write `text` to the file `path`. Raises OSError.
+
+    The text is written beside the file and moved into place. So a full disk, or the death of this
+    process, leaves the old file, and not half of a new one. A pipe or device is written to.
+    """
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8", errors="replace")
+        return
+    path = Path(os.path.realpath(path))  # a link stays one
+    # Threads of one process may write to the same directory.
+    new = path.with_name(f"{path.name}.new{threading.get_ident()}")
+    try:
+        new.write_text(text, encoding="utf-8", errors="replace")
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
