@@ -1,4 +1,4 @@
-"""Files and pipes that get all of what is written, and files that are replaced as a whole."""
+"""Files that are written as a whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 
-def write_all(fd: int, data: bytes | memoryview) -> None:
+def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
     """Write all of `data`, and block until it is written. Raises OSError."""
     rest = memoryview(data)
     while rest:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import structlog
 
 from aiodist.errors import printable
+from aiodist.files import write_all
 from aiodist_server.config import Config
+
+MOST_BYTES = 1 << 20
+"""The most bytes of lines that wait for a reader of stderr."""
+
+CLOSE_SECONDS = 2.0
+"""Seconds for lines that wait when the daemon ends."""
+
+_STDERR = 2
 
 
 def _printable(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:
@@ -20,6 +30,64 @@ def _printable(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any
     return {
         key: printable(value) if isinstance(value, str) else value for key, value in event.items()
     }
+
+
+class _Lines(logging.Handler):
+    """Writes to stderr from a thread of its own, so that a reader that stops reading does not stop
+    the coordinator. Lines for which there is no room are counted, and left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = threading.Condition()
+        self._waiting = bytearray()
+        self._left_out = 0  # lines after those that wait
+        self._ended = False
+        # A daemon on a raw descriptor, because a stuck write must not keep the process alive.
+        self._thread = threading.Thread(target=self._work, name="aiodist log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self._line(record)
+        except Exception:
+            self.handleError(record)
+            return
+        with self._changed:
+            if self._left_out or len(self._waiting) + len(line) > MOST_BYTES:
+                self._left_out += 1
+            else:
+                self._waiting += line
+            self._changed.notify()
+
+    def end(self) -> None:
+        """End the thread, and wait a moment for a reader to take the last lines."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        self._thread.join(CLOSE_SECONDS)
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        return f"{self.format(record)}\n".encode(sys.stderr.encoding, "backslashreplace")
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._left_out or self._ended)
+                data, left_out = self._waiting, self._left_out
+                self._waiting, self._left_out = bytearray(), 0
+            if left_out:
+                data += self._line(_gap(left_out))
+            if not data:
+                return
+            with suppress(OSError):  # the reader is gone
+                write_all(_STDERR, data)
+
+
+def _gap(lines: int) -> logging.LogRecord:
+    """Say that lines are missing here."""
+    said = {"event": "lines left out", "lines": lines, "reason": "stderr was not read"}
+    level = {"levelname": "WARNING", "levelno": logging.WARNING}
+    return logging.makeLogRecord({"name": "aiodist.daemon", **level, **said})
 
 
 @contextmanager
@@ -38,7 +106,7 @@ def logging_to_stderr(config: Config) -> Iterator[None]:
         if config.log_format == "json"
         else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Lines()
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=before,
@@ -60,4 +128,5 @@ def logging_to_stderr(config: Config) -> Iterator[None]:
         logger.removeHandler(handler)
         logger.setLevel(level)
         logger.propagate = propagate
+        handler.end()
         handler.close()
