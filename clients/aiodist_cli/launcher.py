@@ -67,10 +67,12 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
     for name in (RECORDER, TRACE):  # of the ranks only, because the launchers form a group, too
         os.environ.pop(name, None)
     async with contextlib.AsyncExitStack() as stack:
-        job, meeting, embedded = await _prepare(stack, place, writer)
-        stops = stack.enter_context(_listening(writer, meeting))
         ranks = Ranks(writer, grace=grace, with_input=stdin)
-        stack.enter_context(_dumping(ranks, writer, job, records=bool(environ.get(RECORDER))))
+        records = bool(environ.get(RECORDER))
+        dumps = stack.enter_context(_dumping(ranks, writer, place, records=records))
+        job, meeting, embedded = await _prepare(stack, place, writer)
+        dumps.job = job
+        stops = stack.enter_context(_listening(writer, meeting))
         told: list[Exit] = []
 
         async def start(local_rank: int, restarts: int = 0) -> None:
@@ -204,32 +206,44 @@ class _Stops:
             self.stop(news.result())
 
 
+@dataclass(slots=True)
+class _Dumps:
+    """What SIGUSR1 shows. `job`: None until its launchers have met."""
+
+    job: spawn.Job | None = None
+
+
 @contextlib.contextmanager
-def _dumping(ranks: Ranks, writer: Writer, job: spawn.Job, *, records: bool) -> Iterator[None]:
+def _dumping(ranks: Ranks, writer: Writer, place: Place, *, records: bool) -> Iterator[_Dumps]:
     """Handle SIGUSR1: show what the ranks are doing, and which ranks hold up others.
 
     `records`: the ranks have flight recorders, and write their records, too.
     """
     loop = asyncio.get_running_loop()
     telling: set[asyncio.Task[None]] = set()
+    dumps = _Dumps()
 
     def on_signal() -> None:
         if records:  # else the signal would end them
             ranks.tell(signal.SIGUSR1)
-        task = asyncio.ensure_future(_tell_status(writer, job))
+        task = asyncio.ensure_future(_tell_status(writer, place, dumps.job))
         telling.add(task)
         task.add_done_callback(telling.discard)
 
     loop.add_signal_handler(signal.SIGUSR1, on_signal)
     try:
-        yield
+        yield dumps
     finally:
         loop.remove_signal_handler(signal.SIGUSR1)
         for task in telling:
             task.cancel()
 
 
-async def _tell_status(writer: Writer, job: spawn.Job) -> None:
+async def _tell_status(writer: Writer, place: Place, job: spawn.Job | None) -> None:
+    if job is None:
+        why = f": waiting for the other nodes at {place.coordinator}" if place.nodes > 1 else ""
+        await writer.write(_STDERR, f"aiodist run: no ranks yet{why}\n".encode())
+        return
     out = io.StringIO()
     try:
         found = await status.ask(job.address, job.token, _STATUS_SECONDS)

@@ -125,6 +125,22 @@ def test_several_nodes_need_a_coordinator_that_answers(aiodist: Start, script: P
     assert "for several nodes, or for an elastic group, run `aiodist coordinator`" in err
 
 
+async def test_a_node_that_waits_for_others_says_so(aiodist: Start, script: Path) -> None:
+    async with Coordinator("tcp://127.0.0.1:0") as coordinator:
+        notes: asyncio.Queue[str] = asyncio.Queue()
+        coordinator.observers.append(lambda note: notes.put_nowait(note.event))
+        run = ("run", "-n", 1, "--nnodes", 2, "--node-rank", 0)
+        process = aiodist(*run, "--coordinator", coordinator.address, script)
+        assert await notes.get() == "waiting"
+        process.send_signal(signal.SIGUSR1)
+        assert process.stderr is not None
+        line = await asyncio.to_thread(process.stderr.readline)
+        text = "aiodist run: no ranks yet: waiting for the other nodes at"
+        assert line == f"{text} {coordinator.address}\n"
+        process.send_signal(signal.SIGINT)
+        assert (await asyncio.to_thread(finish, process))[0] == 130
+
+
 ELASTIC = """
 import asyncio, os, signal
 import aiodist
