@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -16,7 +15,6 @@ from typing import Any, TypeVar
 import typer
 
 from aiodist.errors import printable
-from aiodist.launching import spawn
 from aiodist_cli import bench_plot
 from aiodist_cli.bench_cases import (
     MAX_ITERATIONS,
@@ -30,6 +28,7 @@ from aiodist_cli.bench_peers import Contender, Site
 from aiodist_cli.bench_report import Report
 from aiodist_cli.bench_team import OrderError, Team, TeamError, teams
 from aiodist_cli.bench_worker import Block
+from aiodist_cli.errors import run_until_signal
 
 T = TypeVar("T")
 
@@ -167,20 +166,10 @@ def publish(report: Report, found: Any, as_json: Path | None, plot: Path | None)
 def run_to_end(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` in a new loop.
 
-    SIGINT (Ctrl-C) and SIGTERM cancel it, so that it ends what it started. Then the process exits
-    with status 128 + signal.
+    SIGINT (Ctrl-C), SIGTERM and SIGHUP cancel it, so that it ends what it started. Then the process
+    exits with status 128 + signal.
     """
-
-    async def cancellable() -> T:
-        task = asyncio.current_task()
-        assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        return await main
-
     try:
-        with asyncio.Runner(loop_factory=spawn.new_event_loop) as runner:
-            return runner.run(cancellable())
+        return run_until_signal(main)
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
-    except asyncio.CancelledError:
-        raise SystemExit(128 + signal.SIGTERM) from None

@@ -1,11 +1,22 @@
-"""How commands fail."""
+"""How commands fail, and how signals end them."""
 
 from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import typer
 
 from aiodist.errors import printable
+from aiodist.launching import spawn
 from aiodist.wire.address import parse_address
+
+T = TypeVar("T")
+
+_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 class CommandError(typer.Exit):
@@ -28,3 +39,35 @@ def usable_address(given: str, option: str) -> str:
     except ValueError as error:
         raise usage_error(str(error), option) from error
     return given
+
+
+def run_until_signal(main: Coroutine[Any, Any, T]) -> T:
+    """Run `main` in a new loop.
+
+    SIGTERM and SIGHUP cancel it, so that it ends what it started. Then the process exits with
+    status 128 + signal. Raises KeyboardInterrupt after Ctrl-C, once `main` has been cancelled.
+    """
+    came: list[int] = []
+
+    async def cancellable() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def stop(number: int) -> None:
+            came.append(number)
+            task.cancel()
+
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup does
+                with contextlib.suppress(NotImplementedError):  # Windows
+                    asyncio.get_running_loop().add_signal_handler(number, stop, number)
+        return await main
+
+    try:
+        with asyncio.Runner(loop_factory=spawn.new_event_loop) as runner:
+            return runner.run(cancellable())
+    except BaseException:
+        if not came:
+            raise
+        # A terminal that hangs up also fails what is written to it at the end.
+        raise SystemExit(128 + came[0]) from None

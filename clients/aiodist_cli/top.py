@@ -6,19 +6,20 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.filesize import decimal
 from rich.live import Live
+from rich.segment import Segment
 from rich.table import Table
 
 from aiodist.environment import token_in
 from aiodist.errors import AiodistError
 from aiodist_cli import tls
-from aiodist_cli.errors import CommandError, usable_address
+from aiodist_cli.errors import CommandError, run_until_signal, usable_address
 from aiodist_cli.keys import pressed
 from aiodist_cli.status import (
     MOST_PARTICIPANTS,
@@ -41,7 +42,7 @@ EPILOG = """    aiodist top tcp://127.0.0.1:29500
     aiodist top tcp://10.0.0.1:29500 --interval 5 --count 12 > log.txt
 
 Exit status: 0 after q, Ctrl-C, or all tables; 1 if the coordinator did not answer the first time,
-or refused; 2 for wrong usage.
+or refused; 2 for wrong usage; 128 + n if signal n ended it.
 """
 
 
@@ -72,7 +73,7 @@ def top(
     usable_address(address, "ADDRESS")
     tls.use(tls_ca, tls_cert, tls_key)
     try:
-        asyncio.run(_watch(console(), address, interval, count, timeout))
+        run_until_signal(_watch(console(), address, interval, count, timeout))
     except (AiodistError, TimeoutError, ValueError) as error:
         raise CommandError(f"aiodist top: {error}") from error
     except KeyboardInterrupt:
@@ -95,14 +96,14 @@ async def _watch(
     answers = _answers(address, interval, timeout)
     view = View()
     left = itertools.count() if count is None else iter(range(count))
-    if not console.is_terminal:
+    if not console.is_terminal or console.is_dumb_terminal:
         for _ in left:
             console.print(view.render(await anext(answers), None))
         return
     answer = await anext(answers)
     next(left)
 
-    def shown() -> Group:
+    def shown() -> RenderableType:
         return view.render(answer, console.height)
 
     with pressed() as keys, Live(shown(), console=console, screen=True, auto_refresh=False) as live:
@@ -143,7 +144,7 @@ async def _answers(address: str, interval: float, timeout: float) -> AsyncIterat
         try:
             found = await ask(address, token, timeout)
         except (AiodistError, TimeoutError) as error:
-            yield answer._replace(error=f"{error}; asking again")
+            yield answer._replace(error=f"asking again: {error}")
         else:
             answer = Answer(found, rates.since_last(found, time.monotonic()))
             yield answer
@@ -234,20 +235,20 @@ class View:
             return None if not ids else self._selected[0]
         return ids.index(selected)
 
-    def render(self, answer: Answer, height: int | None) -> Group:
+    def render(self, answer: Answer, height: int | None) -> RenderableType:
         """The answer as tables, in at most `height` lines if given.
 
         If there is no room for all ranks, those near the selected one are shown.
         """
         found, rates = answer.found, answer.rates
         at = self._at(found)
-        last = [plain(answer.error)] if answer.error else []
+        parts: list[RenderableType] = [headline(found)]
         if self._in_detail and at is not None:
             group, member = [
                 (group, member) for group in groups_of(found) for member in group["members"]
             ][at]
-            return Group(headline(found), *_detail(group, member, rates), *last)
-        parts: list[RenderableType] = [headline(found)]
+            parts += _detail(group, member, rates)
+            return _Screen(parts, HELP_IN_DETAIL, answer.error, height)
         rows = _rows(found, height)
         shown = _window(len(_members(found)), at or 0, rows)
         number = 0
@@ -260,12 +261,35 @@ class View:
             number += count
         parts += channel_tables(found, _participants(found, height))
         parts += averager_tables(found)
-        if height is not None:
-            parts.append(plain(HELP, style="dim"))
-        return Group(*parts, *last)
+        return _Screen(parts, HELP, answer.error, height)
 
 
 HELP = "up, down: select a rank   right: all of it   left: back   q: quit"
+HELP_IN_DETAIL = "left: back   q: quit"
+
+
+class _Screen:
+    """`parts` in at most `height` lines, of which the help and the error have the last two."""
+
+    def __init__(
+        self, parts: Iterable[RenderableType], help: str, error: str, height: int | None
+    ) -> None:
+        self._parts = Group(*parts)
+        self._last = [plain(error)] if error else []
+        if height is not None:
+            self._last.insert(0, plain(help, style="dim"))
+            for line in self._last:
+                line.no_wrap, line.overflow = True, "ellipsis"
+        self._height = height
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room = None if self._height is None else max(self._height - len(self._last), 0)
+        lines = console.render_lines(self._parts, options.reset_height(), pad=False)
+        for line in lines[:room]:
+            yield from line
+            yield Segment.line()
+        yield from self._last
+
 
 _AROUND_TABLE = 5
 """Lines of a table beside its rows: title, and frame."""
@@ -340,7 +364,6 @@ def _detail(
             table.add_row(name, plain(text))
     yield table
     yield from findings(group)
-    yield plain("left: back   q: quit", style="dim")
 
 
 def _table(

@@ -87,7 +87,7 @@ def test_tables() -> None:
 def lines(view: top.View, found: dict[str, Any], height: int | None = None) -> list[str]:
     console = Console(width=100, no_color=True)
     with console.capture() as capture:
-        console.print(view.render(top.Answer(found, {}, "gone; asking again"), height))
+        console.print(view.render(top.Answer(found, {}, "asking again: gone" + 200 * "."), height))
     return capture.get().splitlines()
 
 
@@ -124,7 +124,12 @@ def test_all_that_is_known_of_a_rank() -> None:
     assert "h, 701" in text
     assert "t.py:5 in step" in text
     assert "7, 2 bytes, 3 bytes" in text
-    assert text.endswith("gone; asking again")
+    assert "".join(lines(view, found)).endswith(f"asking again: gone{200 * '.'}")
+    for height in (24, 7):
+        shown = lines(view, found, height)
+        assert len(shown) <= height
+        assert shown[-2].rstrip() == "left: back   q: quit"
+        assert re.fullmatch(r"asking again: gone\.+…", shown[-1])
     view.press("left", found)
     assert selected(view, found) == ["n1"]
 
