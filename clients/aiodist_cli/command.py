@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 
@@ -24,6 +25,7 @@ def main() -> None:
 
     If the output cannot be written, say so without a traceback.
     """
+    _open_streams()
     try:
         from aiodist_cli.main import app
 
@@ -49,3 +51,17 @@ def main() -> None:
         # Python flushes the rest at its end, and would report that as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(f"aiodist: cannot write the output: {error.strerror}")
+
+
+def _open_streams() -> None:
+    """Open /dev/null for each standard stream that is closed, because pipes and sockets would get
+    its number. Show a name that the locale cannot show with question marks."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            os.set_inheritable(fd, True)
+            setattr(sys, name, os.fdopen(fd, "w" if fd else "r"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
