@@ -32,7 +32,7 @@ EXIT_CANNOT_WRITE = 3
 
 
 def serve(config: Config) -> int:
-    """Run the coordinator until SIGTERM or SIGINT. Returns the exit code.
+    """Run the coordinator until SIGTERM, SIGINT or SIGHUP. Returns the exit code.
 
     The first line on stdout is ``listening on ADDRESS``, with the port that it got. With `http`,
     the second is ``http on URL``. The first signal refuses new joins and waits at most
@@ -124,7 +124,10 @@ def _on_signals(tell: Callable[[str], None]) -> None:
     def handler(number: int, frame: FrameType | None) -> None:
         loop.call_soon_threadsafe(tell, signal.Signals(number).name)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)  # ignored by nohup
+    for number in numbers:
         try:
             loop.add_signal_handler(number, tell, number.name)
         except NotImplementedError:  # Windows

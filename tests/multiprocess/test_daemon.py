@@ -110,9 +110,13 @@ def test_half_open_requests_do_not_keep_members_out(tmp_path: Path) -> None:
         assert "Traceback" not in log
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+HANGS_UP = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); {PROGRAM}"
+"""The daemon, if the tests run with nohup, too."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_it_cleanly(number: int) -> None:
-    with started() as process:
+    with started(HANGS_UP) as process:
         daemon = Daemon(process)
         daemon.signal(number)
         code, log = daemon.end()
