@@ -1,4 +1,4 @@
-"""How commands fail, and how signals end them."""
+"""How commands fail and end."""
 
 from __future__ import annotations
 
