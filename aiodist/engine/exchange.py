@@ -89,8 +89,8 @@ class Exchange(Generic[Op]):
 
     __slots__ = (
         "_allowed", "_arrived", "_base", "_eager", "_early", "_granted", "_host", "_inflows",
-        "_memory", "_op", "_party", "_pushed", "_receives", "_sent", "_taken", "_to", "_unsent",
-        "urgent", "why_lost",
+        "_memory", "_op", "_party", "_pushable", "_pushed", "_receives", "_sent", "_taken", "_to",
+        "_unsent", "urgent", "why_lost",
     )  # fmt: skip
 
     def __init__(self, host: Host[Op], op: Op, size: int) -> None:
@@ -104,6 +104,7 @@ class Exchange(Generic[Op]):
         self._sent = [0] * size  # the slot of the next frame to the peer
         self._granted = [0] * size  # the peer takes our frames below this slot
         self._pushed = [0] * size  # our frames below this slot went without a grant
+        self._pushable = [0] * size  # our frames below this slot may do so
         self._base = [0] * size  # the slot of the first frame of this phase
         self._taken = [0] * size  # the slot of the next frame that a step takes
         self._arrived = [0] * size  # the slot of the next frame that completes
@@ -131,6 +132,7 @@ class Exchange(Generic[Op]):
             self.urgent = False
             # Slots and grants are counted over the whole operation.
             self._allowed = [*map(max, self._allowed, self._base)]
+            self._pushable = [slot + plan.pushes for slot in self._sent]
 
     def catch_up(self, steps: Iterable[Step]) -> None:
         """Count the frames of the first steps, which were done before there was an operation."""
@@ -212,7 +214,8 @@ class Exchange(Generic[Op]):
     # -- what the executor asks for, see `aiodist.engine.executor.Links` --------------------------
 
     def may_send(self, peer: int) -> bool:
-        return self._sent[peer] < self._granted[peer] or self._host.pushes > 0
+        slot = self._sent[peer]
+        return slot < self._granted[peer] or (self._host.pushes > 0 and slot < self._pushable[peer])
 
     def send(self, peer: int, views: Sequence[memoryview]) -> bool:
         host, op = self._host, self._op

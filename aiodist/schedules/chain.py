@@ -115,7 +115,9 @@ def scan(
     else:
         steps.repeat(len(chunks), hop, (), window + 1, lcm(max(1, slots), max(1, out_slots)))
     scratch = (slots + out_slots) * width
-    return Plan("chain.scan", rank, size, steps.steps(), eager=False, scratch=scratch)
+    pushes = sum(map(len, frames[:window]))  # what the next rank grants first
+    done = steps.steps()
+    return Plan("chain.scan", rank, size, done, eager=False, scratch=scratch, pushes=pushes)
 
 
 def _part(at: int, cut: Cut) -> Span:

@@ -5,7 +5,7 @@ A `Plan` is the program of one rank. Its steps are executed in order:
 - `Send` hands a frame to the link and goes on; it waits only until the peer has granted it.
 - `Recv` waits until its frame has arrived.
 - `Reduce` and `Copy` are done at once.
-- `Grant` allows a peer to send `count` more frames.
+- `Grant` allows a peer to send `count` more frames. The first `Plan.pushes` frames may go without.
 
 The n-th `Send` of rank a to rank b is received by the n-th `Recv` at b from a: n is the frame's
 *slot*. An eager plan has no grants, because its frames are small: frames that come before the plan
@@ -38,12 +38,16 @@ that `TMP` may have a wider type than `X` and `OUT`. Each such docstring says so
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 X, OUT, TMP, SHARED = 0, 1, 2, 3
 """The logical buffers; ``SHARED + r`` is that of rank r."""
+
+UNLIMITED = sys.maxsize
+"""More frames than any plan has."""
 
 
 class Span(NamedTuple):
@@ -130,3 +134,7 @@ class Plan(NamedTuple):
     scratch: int = 0
     shared: int = 0
     publishes: int = 0
+    pushes: int = UNLIMITED
+    """The most frames to one peer that may leave before their grants, if ranks are far apart. A
+    plan that writes again what it has sent needs the later grants, because only they say that the
+    earlier frames have arrived."""

@@ -109,7 +109,8 @@ def _around(
     steps.append(Grant((rank - 1) % size, min(window, len(rows) * (size - 1) * frames)))
     steps.repeat(blocks, block, (edge // depth for edge in rows.edges), 3, period)
     scratch = (2 * window + 1) * width
-    return Plan(name, rank, size, steps.steps(), eager=False, scratch=scratch)
+    done = steps.steps()
+    return Plan(name, rank, size, done, eager=False, scratch=scratch, pushes=window)
 
 
 class _Stream:

@@ -34,6 +34,7 @@ from aiodist.schedules.plan import (
     OUT,
     SHARED,
     TMP,
+    UNLIMITED,
     Await,
     Copy,
     Grant,
@@ -142,6 +143,8 @@ def _slices(
         scratch=places.scratch,
         shared=2 * here.size * places.width,
         publishes=program.awaited,
+        # If results come back, these say that the partial results have arrived.
+        pushes=UNLIMITED if len(readers) == here.size else 2 * lag,
     )
 
 

@@ -1,10 +1,10 @@
 """Data races within the plans of all ranks, by vector clocks.
 
 The bytes of a Send are read at some time between the Send and the peer's Recv. The bytes of a Recv
-are written at some time between the peer's Send and the Recv. Two accesses to the same memory, at
-least one of them a write, race unless the end of one happens before the start of the other. The
-order is known from the program, from frames, from the grants that allow frames, and from
-publications that were awaited.
+are written at some time after both the peer's Send and the own Grant, and before the Recv is done.
+Two accesses to the same memory, at least one of them a write, race unless the end of one happens
+before the start of the other. The order is known from the program, from frames, from the grants
+that frames have to wait for, and from publications that were awaited.
 
 Sources: Lamport, "Time, clocks, and the ordering of events in a distributed system", 1978;
 Flanagan, Freund, "FastTrack", 2009. The latter shows that it is enough to compare with the last
@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from aiodist.schedules.plan import SHARED, Plan, Recv, Send, Span
+from aiodist.schedules.plan import SHARED, Plan, Span
 from aiodist.testing.plan_checks import locate, name_of, placed, read, written
 
 Event = tuple[int, int]
@@ -31,7 +31,8 @@ class _Access(NamedTuple):
     span: Span
     step: Event
     """The step that makes it."""
-    start: Event
+    starts: Sequence[Event]
+    """It starts after all of these."""
     end: Event
     writes: bool
 
@@ -40,19 +41,20 @@ def find_race(
     plans: Sequence[Plan],
     trace: Sequence[Event],
     clocks: Sequence[Sequence[Clock]],
-    other_end: Mapping[Event, Event],
+    ends: Mapping[Event, Event],
+    starts: Mapping[Event, Sequence[Event]],
     in_place: Collection[int],
 ) -> str | None:
     """A description of two accesses that race, or None.
 
     `trace`: all steps in an order in which they were done. `clocks`: of every step, by rank.
-    `other_end`: the Recv of each Send and the Send of each Recv. `in_place`: the ranks at which X
-    and OUT are the same memory.
+    `ends`: the Recv of each Send. `starts`: the Send of each Recv, and its Grant if it has one.
+    `in_place`: the ranks at which X and OUT are the same memory.
     """
     private: list[list[_Access]] = [[] for _ in plans]
     shared: list[_Access] = []
     for rank, at in trace:
-        for access in _accesses(plans[rank], at, other_end, same=rank in in_place):
+        for access in _accesses(plans[rank], at, ends, starts, same=rank in in_place):
             (shared if access.span.buffer >= SHARED else private[rank]).append(access)
     for accesses in (*private, shared):
         if (found := _first_race(accesses, clocks)) is not None:
@@ -73,17 +75,18 @@ def _locate(plans: Sequence[Plan], access: _Access) -> str:
 
 
 def _accesses(
-    plan: Plan, at: int, other_end: Mapping[Event, Event], *, same: bool
+    plan: Plan,
+    at: int,
+    ends: Mapping[Event, Event],
+    starts: Mapping[Event, Sequence[Event]],
+    *,
+    same: bool,
 ) -> list[_Access]:
     """What step `at` does to memory, reads first."""
-    here = start = end = (plan.rank, at)
-    step = plan.steps[at]
-    if isinstance(step, Send):
-        end = other_end[here]
-    elif isinstance(step, Recv):
-        start = other_end[here]
+    here, step = (plan.rank, at), plan.steps[at]
+    since, end = starts.get(here, (here,)), ends.get(here, here)
     return [
-        _Access(placed(span, same=same), here, start, end, writes)
+        _Access(placed(span, same=same), here, since, end, writes)
         for writes, spans in ((False, read(step)), (True, written(step)))
         for span in spans
         if span.length
@@ -119,7 +122,7 @@ def _first_race(
             else:
                 reads_since.setdefault(key, []).append(access)
             for earlier in before:
-                if not _happens_before(earlier.end, access.start, clocks):
+                if not any(_happens_before(earlier.end, start, clocks) for start in access.starts):
                     return earlier, access, Span(buffer, at[i], at[i + 1])
     return None
 

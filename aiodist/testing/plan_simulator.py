@@ -151,13 +151,16 @@ def _judge(
     stuck = [locate(rank.plan, rank.at) for rank in ranks if rank.at < len(rank.plan.steps)]
     if stuck:
         raise PlanError("deadlock: " + "; ".join(stuck))
-    other_end: dict[Event, Event] = {}
+    ends: dict[Event, Event] = {}
+    starts: dict[Event, Sequence[Event]] = {}
     for (a, b), link in links.items():
-        for send, recv in zip(link.sends, link.recvs, strict=True):
-            other_end[a, send] = (b, recv)
-            other_end[b, recv] = (a, send)
-    race = find_race(plans, trace, [rank.clocks for rank in ranks], other_end, in_place)
-    lone = None if other_end else _lone_end(ranks)
+        for slot, (send, recv) in enumerate(zip(link.sends, link.recvs, strict=True)):
+            ends[a, send] = (b, recv)
+            # A frame that comes before its grant is kept aside until then.
+            grants = [(b, clock[b] - 1) for clock in link.granted[slot : slot + 1]]
+            starts[b, recv] = ((a, send), *grants)
+    race = find_race(plans, trace, [rank.clocks for rank in ranks], ends, starts, in_place)
+    lone = None if ends else _lone_end(ranks)
     for problem in (race, *(rank.problem for rank in ranks), lone):
         if problem is not None:
             raise PlanError(problem)
@@ -248,9 +251,10 @@ class _Rank:
         match step:
             case Send(peer):
                 link = self.links[rank, peer]
-                if not self.plan.eager:
-                    # The n-th grant allowed the n-th frame. So what the peer did before that grant,
-                    # such as to read what was in that memory, has happened for this rank.
+                if not self.plan.eager and len(link.sent) >= self.plan.pushes:
+                    # The frame had to wait for the grant that allowed it. So what the peer did
+                    # before that grant, such as to read what was in that memory, has happened for
+                    # this rank.
                     self._learn(link.granted[len(link.sent)])
                 # No frame of this link was under way before, so the link is not in `moving` yet.
                 if link.arrived == len(link.sent):

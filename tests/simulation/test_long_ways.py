@@ -154,6 +154,22 @@ def test_codecs_save_time_where_bytes_take_long(delay: float, mib: int, times: f
     assert taken[0] >= times * taken[1]
 
 
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_a_scan_writes_nothing_again_that_has_not_left(exclusive: bool) -> None:
+    """Its first frames leave before they are granted, and wait for room on the line."""
+
+    async def program(group: Group) -> int:
+        arrays = np.random.default_rng(1).random((group.size, 600_003))
+        x = arrays[group.rank].copy()
+        await (group.exscan(x) if exclusive else group.scan(x))
+        before = group.rank + (not exclusive)
+        return int((x != np.add.accumulate(arrays)[max(0, before - 1)]).sum())
+
+    delay = 1e-3
+    narrow = Conditions((delay, delay), 0.0, room=(MIB, MIB), largest=1 << 16, short=0.0, rate=RATE)
+    assert Simulation(3, seed=1, conditions=narrow).run(program) == [0] * 3
+
+
 def ahead_of(group: Group) -> int:
     """Bytes that are kept here of collectives that were not called."""
     early = group._context.calls.arrivals.early.values()

@@ -170,6 +170,22 @@ def test_frames_for_who_is_far_go_before_they_are_granted() -> None:
     assert sent == ["frame", "frame"]
 
 
+def test_no_more_frames_than_the_plan_says_go_before_they_are_granted() -> None:
+    """The plan may write again what it has sent."""
+    op = Receiving(np.zeros(8))
+    far(op)
+    made = op.phase.prepared
+    limited = made._replace(plan=made.plan._replace(pushes=1))
+    for granted in (0, 2):  # a phase, and one after it
+        op.exchange.begin(op.phase._replace(prepared=limited))
+        assert op.exchange.may_send(1)
+        assert op.exchange.send(1, [memoryview(bytes(100))])
+        assert not op.exchange.may_send(1)
+        assert op.exchange.granted(1, granted + 2) and op.exchange.may_send(1)
+        op.heard.add(1)
+        assert op.exchange.send(1, [memoryview(bytes(100))])
+
+
 def test_near_ranks_wait_for_their_grants() -> None:
     op = Receiving(np.zeros(8))
     far(op)
