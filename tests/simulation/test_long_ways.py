@@ -188,7 +188,12 @@ def test_a_busy_rank_keeps_no_more_than_is_said(operation: Operation, cancels: b
         if group.rank == 1:
             await asyncio.sleep(60)
             kept = ahead_of(group)
-            assert 0 < kept <= 8 * MIB * (size - 1) if operation is all_reduce else not kept
+            if operation is all_reduce:
+                assert 0 < kept <= 8 * MIB * (size - 1)
+            else:
+                assert kept < 100  # the barrier of ranks that have nothing to send
+        if cancels and operation is send and group.rank == 1:
+            arrays = []  # because no message comes
         works = [asyncio.ensure_future(operation(group, x)) for x in arrays]
         if cancels and group.rank == 0:
             await asyncio.sleep(30)
@@ -198,13 +203,11 @@ def test_a_busy_rank_keeps_no_more_than_is_said(operation: Operation, cancels: b
         if not cancels:
             factor = size if operation is all_reduce else 1
             assert all((x == factor * i).all() for i, x in enumerate(arrays))
-        elif operation is send and group.rank == 1:
-            assert [work.cancel() for work in works] == [False] * count
         await group.barrier(tag="end")
         assert not ahead_of(group) and not any(group._context.calls._unsolicited)
         return 0.0
 
-    Simulation(size, seed=1, conditions=line(0.05)).run(program)
+    assert Simulation(size, seed=1, conditions=line(0.05)).run(program) == [0.0] * size
 
 
 @pytest.mark.parametrize(("delay", "trip"), [(1e-4, 0.0), (0.02, 0.08)])
