@@ -39,7 +39,7 @@ SENDERS: dict[Kind, str] = {
 }
 """Who sends the coordinator what, where it is not a member."""
 
-RANK_SIDE = ("aiodist/control", "aiodist/rank")
+RANK_SIDE = ("aiodist/averaging", "aiodist/control", "aiodist/rank")
 """Where the control messages are read that a rank takes."""
 
 UNREAD: frozenset[Kind] = frozenset({messages.Left})
@@ -119,7 +119,12 @@ def names_read(root: Path) -> set[str]:
     """All names that the code of a rank's side uses."""
     paths = [path for folder in RANK_SIDE for path in (root / folder).glob("*.py")]
     nodes = (node for path in paths for node in ast.walk(ast.parse(path.read_text())))
-    return {node.id for node in nodes if isinstance(node, ast.Name)}
+    names = (
+        node.id if isinstance(node, ast.Name) else node.attr  # `AverageWithdrawn`, or of a module
+        for node in nodes
+        if isinstance(node, (ast.Name, ast.Attribute))
+    )
+    return {*names}
 
 
 def frame_kinds() -> dict[str, str]:
