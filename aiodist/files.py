@@ -19,16 +19,12 @@ def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
 
 
 def replace(path: Path, text: str) -> None:
-    """Write `text` to the file `path`. Raises OSError.
+    """Write `text` to the file `path`, which no other process writes. Raises OSError.
 
     The text is written beside the file and moved into place. So a full disk, or the death of this
-    process, leaves the old file, and not half of a new one. A pipe or device is written to.
+    process, leaves the old file, and not half of a new one.
     """
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8", errors="replace")
-        return
-    path = Path(os.path.realpath(path))  # a link stays one
-    # Threads of one process may write to the same directory.
+    # Threads of one process may write the same file.
     new = path.with_name(f"{path.name}.new{threading.get_ident()}")
     try:
         new.write_text(text, encoding="utf-8", errors="replace")

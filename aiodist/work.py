@@ -297,6 +297,10 @@ class Work(asyncio.Future[T], Generic[T]):
         if not self.done():
             raise RuntimeError(f"{self!r} is pending: await it before you synchronize")
 
+    def _seen(self) -> Work[T]:
+        # A program may keep a method, such as `work.cancel`, that is older than its look.
+        return self
+
     def _end(self, state: str, error: BaseException | None = None) -> None:
         self._ended = self.get_loop().time()
         self._on_cancel = None
@@ -389,15 +393,15 @@ class _Taken(Work[T]):
 
     def result(self) -> T:
         self._looks += 1
-        return super().result()
+        return Work.result(self)
 
     def exception(self) -> BaseException | None:
         self._looks += 1
-        return super().exception()
+        return Work.exception(self)
 
     def add_done_callback(self, fn: Callable[[Any], object], **options: Any) -> None:
         self._looks += 1
-        super().add_done_callback(fn, **options)
+        Work.add_done_callback(self, fn, **options)
 
 
 class UnseenWork(Work[T]):

@@ -198,6 +198,7 @@ class PartRounds:
             str, Contribution
         ] = {}  # for the open round, or the one after the moving one
         self.late: dict[str, Contribution] = {}  # by members that are not in the moving round
+        self.given_up: dict[str, int] = {}  # the last call that each member has given up
         self.moving: Moving | None = None
         self.patient_until: float | None = None
         """No round closes before that time, because members may come back that know of later
@@ -246,7 +247,13 @@ class PartRounds:
         return reached.round > self.round or known != reached.digest
 
     def offer(self, member: str, offer: Contribution) -> Owed | Astray | None:
-        """Note the call of a member, and return what it is owed at once."""
+        """Note the call of a member, and return what it is owed at once.
+
+        A member that was away says again first what it asks, and then what it tells. So the offer
+        of a call may come after the member has given it up.
+        """
+        if offer.call <= self.given_up.get(member, 0):
+            return None
         moving = self.moving
         if offer.after is not None and self.is_astray(offer.after):
             self._forget(member)
@@ -269,6 +276,7 @@ class PartRounds:
         A call that this machine does not know counts for nothing here. If it was in a round that is
         recorded, the member knows that, because it has reported that it holds the result.
         """
+        self.given_up[member] = max(call, self.given_up.get(member, 0))
         for offers in (self.offers, self.late):
             if member in offers and offers[member].call <= call:
                 del offers[member]
@@ -288,6 +296,7 @@ class PartRounds:
         """Remove members that are lost or have left."""
         for member in members:
             self.present.discard(member)
+            self.given_up.pop(member, None)
             self._forget(member)
 
     def _forget(self, member: str) -> None:

@@ -36,7 +36,8 @@ over all iterations). The bandwidth is a rank's input over the median. The libra
 round by round, and those that wait sleep; results are checked once. With --fill each operation
 has fresh input, and ranks arrive apart: the time is that of the call, without the writing.
 
-Exit status: 0 if all was measured, 1 if something failed, 2 for wrong usage, 130 after Ctrl-C.
+Exit status: 0 if all was measured, 1 if something failed, 2 for wrong usage, 128 + n after
+signal n.
 """
 
 

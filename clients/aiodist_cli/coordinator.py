@@ -15,8 +15,8 @@ EPILOG = """\
     aiodist coordinator --listen tcp://10.0.0.1:29500 --token-file token.txt
 
 The first line on stdout is its address; with --http the second is the address of the page. The
-first SIGTERM or Ctrl-C lets groups end, a second one stops at once. Options that you leave out are
-read from AIODIST_COORDINATOR_LISTEN and so on.
+first SIGTERM, SIGHUP or Ctrl-C lets groups end, a second one stops at once. Options that you leave
+out are read from AIODIST_COORDINATOR_LISTEN and so on.
 
 Exit status: 0 if a signal stopped it, 1 if it could not start, 2 for wrong usage, 3 if it could not
 write its state file any more.

@@ -242,7 +242,7 @@ def _check_writable(output: Path) -> None:
     try:
         if output.exists():
             os.close(os.open(output, os.O_WRONLY | os.O_NONBLOCK))
-        if output.is_file() or not output.exists():  # it is written beside, and moved into place
+        else:
             with tempfile.TemporaryFile(dir=output.resolve().parent):
                 pass
     except OSError as error:

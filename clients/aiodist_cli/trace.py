@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from aiodist.files import replace
 from aiodist_cli.errors import CommandError
 from aiodist_cli.trace_join import Joined, join
 
@@ -87,7 +86,8 @@ def joined(files: Iterable[Path], output: Path) -> str:
         if not parts:
             raise CommandError("no rank of aiodist has written a trace")
         found = _join(parts)
-        replace(output, json.dumps(found.trace))
+        # In place, because the file may be a pipe or a mount, or have an owner and mode of its own.
+        output.write_text(json.dumps(found.trace), encoding="utf-8")
     except (OSError, ValueError) as error:
         raise CommandError(f"no trace: {error}") from error
     hosts = (

@@ -135,6 +135,19 @@ def test_a_message_whose_receive_is_cancelled_before_its_task_runs(run, groups, 
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("name", "found"), [("cancel", False), ("done", True), ("result", 7), ("exception", None)]
+)
+async def test_a_method_that_is_older_than_the_await_works(name: str, found: object) -> None:
+    """For example ``loop.call_later(5, work.cancel)``."""
+    async with aiodist.local(1) as (group,):
+        group.send(7, 0)
+        came = [group.recv(), group.broadcast(7)]
+        methods = [getattr(work, name) for work in came]
+        assert [await work for work in came] == [7, 7]
+        assert [method() for method in methods] == [found, found]
+
+
 @pytest.mark.parametrize("deadline", [False, True])
 def test_a_message_that_was_here_when_its_sendrecv_was_cancelled(run, groups, deadline):
     async def main():

@@ -276,7 +276,6 @@ def test_consequence_alone_is_shown(aiodist: Start, script: Callable[[str], Path
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.sample(2)
 def test_signal_ends_all(
     aiodist: Start, script: Callable[[str], Path], gone: Gone, number: signal.Signals
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import suppress
 from typing import Any
 
@@ -106,6 +107,31 @@ def test_a_call_that_is_given_up_while_the_coordinator_is_away_is_withdrawn(
     rounds, _ = stage.play(main)
     counted = [np.flatnonzero(one.value).tolist() for one in rounds]
     assert counted == [[1, CALLS + 1], [2, CALLS + 2]]
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+def test_a_call_that_is_made_and_given_up_while_the_coordinator_is_away(cancels: bool) -> None:
+    """It counts in no round, and holds up none."""
+    stage = Stage(2, durable=True, lease=30.0)
+
+    async def main(member: int) -> Any:
+        async with stage.averager(member) as avg:
+            results = [await stage.call(avg, member, 0)]
+            await asyncio.sleep(1.0)
+            if member == 0:
+                stage.sim.restart_coordinator(6.0)
+                await asyncio.sleep(0.5)
+                work = avg.average(stage.place(0, 1), timeout=math.inf if cancels else 0.5)
+                if cancels:
+                    asyncio.get_running_loop().call_later(0.5, work.cancel)
+                with pytest.raises((aiodist.CollectiveTimeoutError, asyncio.CancelledError)):
+                    await work
+                await asyncio.sleep(8.0)
+            return [*results, *[await stage.call(avg, member, call) for call in (2, 3)]]
+
+    rounds, _ = stage.play(main)
+    counted = [np.flatnonzero(one.value).tolist() for one in rounds]
+    assert counted == [[0, CALLS], [2, CALLS + 2], [3, CALLS + 3]]
 
 
 @pytest.mark.parametrize("patience", [1.0, 10.0])

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from full_disk import full_disk
 
 from aiodist_cli import trace, trace_join
 from aiodist_cli.errors import CommandError
@@ -212,15 +211,6 @@ def test_a_file_that_is_no_trace_is_named(
     with pytest.raises(CommandError):
         trace.joined([good, bad], tmp_path / "run.json")
     assert capsys.readouterr().err.startswith(f"no trace: {bad} is no trace of a rank: ")
-
-
-def test_a_full_disk_leaves_the_trace_of_before(tmp_path: Path) -> None:
-    (tmp_path / "rank.json").write_text(json.dumps(part(0)))
-    (tmp_path / "run.json").write_text("old")
-    with full_disk(), pytest.raises(CommandError):
-        trace.joined([tmp_path / "rank.json"], tmp_path / "run.json")
-    assert (tmp_path / "run.json").read_text() == "old"
-    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_trace_in_the_directory_of_its_parts_is_no_part(tmp_path: Path) -> None:

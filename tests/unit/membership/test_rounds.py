@@ -265,6 +265,19 @@ def test_a_call_is_withdrawn_until_it_is_decided() -> None:
     assert t.hold("a", "b")[0] == round_1((("a", 1.0), ("b", 1.0)), ("a", "b"))
 
 
+def test_a_call_that_is_given_up_before_it_is_offered_counts_in_no_round() -> None:
+    """A member that was away asks first, and tells then."""
+    t = table()
+    t.offers("b")
+    assert not t.part.withdraw("a", 2)
+    t.offers("a", call=2)
+    assert t.at(100.0) == []
+    t.offers("a", call=3)
+    assert remaining(t.at(200.0)) == [("a", "b")]
+    t.part.gone(["a"])
+    assert not t.part.given_up
+
+
 def test_grace_auto_is_a_quarter_of_the_median_length() -> None:
     t = table("ab", grace=None)
     assert t.part.grace == AUTO_FIRST
