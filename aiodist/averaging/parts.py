@@ -252,6 +252,8 @@ class MemberPart:
             self.stop()
             # Its call may still count if too few others remain, so that the round opens again.
             self.begun.pop(decision.round, None)
+            if call is None and self.call is not None and not self.call.done.done():
+                self.offer(self.call, self.after)  # the decision was about an earlier one
             return
         if running is not None and running.decision == decision:
             self._report(running)  # to a coordinator that is back
@@ -261,7 +263,12 @@ class MemberPart:
             running = None
         if running is None:
             if call is None:
-                return  # nothing of this member is left here: it will be found behind
+                held = 0 if self.reached is None else self.reached.round
+                if decision.round > max(held, *self.results, 0):
+                    # It was given up, and the decision was not known then.
+                    said = wire.AverageLacks(self.name, decision.round, decision.attempt)
+                    self.ways.say(said)
+                return
             running = self.running = self._started(decision, call)
             self.begun[decision.round] = (call.number, decision.parent)
         running.decision = decision

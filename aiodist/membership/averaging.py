@@ -49,6 +49,7 @@ from aiodist.wire.averaging import (
     AverageEntered,
     AverageFetched,
     AverageGone,
+    AverageLacks,
     AverageOffer,
     AverageProgress,
     AverageRefused,
@@ -83,6 +84,7 @@ class Averaging:
             AverageOffer: self._on_offer,
             AverageWithdraw: self._on_withdraw,
             AverageProgress: self._on_progress,
+            AverageLacks: self._on_lacks,
             AverageFetched: self._loans.on_fetched,
             AverageElect: self._loans.on_elect,
             AverageStateKept: self._loans.on_state_kept,
@@ -253,6 +255,13 @@ class Averaging:
         )
         part.report(who, message.round, message.attempt, got)
         self._settle(room, message.part)
+
+    def _on_lacks(
+        self, room: Room, who: str, conn: int, request: int, message: AverageLacks
+    ) -> None:
+        if message.part in room.parts:
+            room.parts[message.part].part.lacks(who, message.round, message.attempt)
+            self._settle(room, message.part)
 
     # Decisions.
 

@@ -67,8 +67,9 @@ class Got:
 class Moving:
     """A round that is decided. `offers`: those of the first decision, in the order of members.
     `parent`: the digest of the round before. `begun`: the attempt of that decision; `attempt`: that
-    of the newest one. `remaining`: the members that are still in. `late_since`: when the core was
-    done and others were not."""
+    of the newest one. `remaining`: the members that are still in. `lacking`: those of them that
+    have given their call up, and nothing of it is left. `late_since`: when the core was done and
+    others were not."""
 
     round: int
     parent: bytes
@@ -76,6 +77,7 @@ class Moving:
     attempt: int
     offers: dict[str, Contribution]
     remaining: list[str]
+    lacking: set[str] = field(default_factory=set)
     got: dict[str, Got] = field(default_factory=dict)
     late_since: float | None = None
 
@@ -198,7 +200,6 @@ class PartRounds:
             str, Contribution
         ] = {}  # for the open round, or the one after the moving one
         self.late: dict[str, Contribution] = {}  # by members that are not in the moving round
-        self.given_up: dict[str, int] = {}  # the last call that each member has given up
         self.moving: Moving | None = None
         self.patient_until: float | None = None
         """No round closes before that time, because members may come back that know of later
@@ -247,13 +248,7 @@ class PartRounds:
         return reached.round > self.round or known != reached.digest
 
     def offer(self, member: str, offer: Contribution) -> Owed | Astray | None:
-        """Note the call of a member, and return what it is owed at once.
-
-        A member that was away says again first what it asks, and then what it tells. So the offer
-        of a call may come after the member has given it up.
-        """
-        if offer.call <= self.given_up.get(member, 0):
-            return None
+        """Note the call of a member, and return what it is owed at once."""
         moving = self.moving
         if offer.after is not None and self.is_astray(offer.after):
             self._forget(member)
@@ -276,7 +271,6 @@ class PartRounds:
         A call that this machine does not know counts for nothing here. If it was in a round that is
         recorded, the member knows that, because it has reported that it holds the result.
         """
-        self.given_up[member] = max(call, self.given_up.get(member, 0))
         for offers in (self.offers, self.late):
             if member in offers and offers[member].call <= call:
                 del offers[member]
@@ -292,11 +286,22 @@ class PartRounds:
         if member in moving.remaining:
             moving.got[member] = got
 
+    def lacks(self, member: str, round: int, attempt: int) -> None:
+        """A member has nothing of the call that the moving round names.
+
+        It gave the call up, and an earlier machine had decided on it by then. Or it was away, and
+        said again first what it asks, and then what it tells, so that the offer came too late.
+        """
+        moving = self.moving
+        if moving is None or (moving.round, moving.attempt) != (round, attempt):
+            return
+        if member in moving.remaining:
+            moving.lacking.add(member)
+
     def gone(self, members: Iterable[str]) -> None:
         """Remove members that are lost or have left."""
         for member in members:
             self.present.discard(member)
-            self.given_up.pop(member, None)
             self._forget(member)
 
     def _forget(self, member: str) -> None:
@@ -366,11 +371,13 @@ class PartRounds:
         """Whether the moving round has changed its state."""
         left_out = {one: "it is gone" for one in moving.remaining if one not in living}
         left_out |= self._behind(moving, now, living, order)
+        lacking, moving.lacking = moving.lacking, set()
+        left_out |= dict.fromkeys(lacking, "it has given its call up")
         if left_out:
             counted = any(moving.offers[one].weight > 0 for one in left_out)
             moving.remaining = [one for one in moving.remaining if one not in left_out]
             for one in left_out:
-                if one in living:  # it will get the result for its call
+                if one in living and one not in lacking:  # it will get the result for its call
                     self.late[one] = moving.offers[one]
             if len(moving.sources) < self.quorum:
                 outcomes.append(self._reopen(moving, left_out))

@@ -194,6 +194,14 @@ class AverageProgress(Message, code=86):
     means: Ranks
 
 
+class AverageLacks(Message, code=98):
+    """Says that nothing is left of the call that a decision names. No reply."""
+
+    part: Name
+    round: Round
+    attempt: Round
+
+
 class AverageDone(Message, code=87):
     """Tells members that follow a decision about a round that it is recorded. Those that do not
     hold its result offer their contributions again. `keep`: see AverageEntered."""
@@ -287,6 +295,7 @@ AveragingRequest = (
     | AverageOffer
     | AverageWithdraw
     | AverageProgress
+    | AverageLacks
     | AverageFetched
     | AverageElect
     | AverageStateKept

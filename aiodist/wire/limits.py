@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 5
+PROTOCOL_VERSION: Final = 6
 """Raised with every change of the control messages that an older peer cannot read."""
 
 MAX_CONTROL_HEADER: Final = 16

@@ -13,6 +13,8 @@ from averaging_stage import CALLS, Stage
 
 import aiodist
 from aiodist.membership.averaging import Averaging
+from aiodist.membership.loans import Loans
+from aiodist.wire.averaging import AverageDecision
 
 
 def test_a_coordinator_that_dies_again_before_it_lets_members_in_again(
@@ -132,6 +134,40 @@ def test_a_call_that_is_made_and_given_up_while_the_coordinator_is_away(cancels:
     rounds, _ = stage.play(main)
     counted = [np.flatnonzero(one.value).tolist() for one in rounds]
     assert counted == [[0, CALLS], [2, CALLS + 2], [3, CALLS + 3]]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_decision_of_which_a_member_hears_after_it_has_given_up(
+    monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    """The coordinator dies when one member has heard of its decision, and the other one not."""
+    stage = Stage(2, durable=durable, lease=30.0)
+    tell, unheard = Loans.tell, []
+
+    def tell_others(loans: Loans, room: Any, who: str, message: Any) -> None:
+        is_second = isinstance(message, AverageDecision) and message.round == 2
+        if unheard or not is_second or room.name_of(who) != "m0":
+            tell(loans, room, who, message)
+        else:
+            unheard.append(message)
+            stage.sim.network.later_by(0.05, stage.sim.restart_coordinator, 3.0)
+
+    monkeypatch.setattr(Loans, "tell", tell_others)
+
+    async def main(member: int) -> Any:
+        async with stage.averager(member) as avg:
+            results = [await stage.call(avg, member, 0)]
+            if member == 0:
+                with pytest.raises(aiodist.CollectiveTimeoutError):
+                    await avg.average(stage.place(0, 1), timeout=1.0)
+                return [*results, *[await stage.call(avg, member, call) for call in (2, 3)]]
+            return [*results, *[await stage.call(avg, member, call) for call in (1, 2)]]
+
+    rounds, _ = stage.play(main)
+    assert len(unheard) == 1
+    counted = [np.flatnonzero(one.value).tolist() for one in rounds]
+    # With its state file, the coordinator knows that the call is decided on, so it counts.
+    assert counted == [[0, CALLS], [1 if durable else 2, CALLS + 1], [3, CALLS + 2]]
 
 
 @pytest.mark.parametrize("patience", [1.0, 10.0])

@@ -11,7 +11,7 @@ import pytest
 
 from aiodist.averaging import parts
 from aiodist.averaging.parts import AverageCall, AverageSettings, MemberPart, RunningRound
-from aiodist.wire.averaging import AverageRefused, AverageWithdrawn, Outcome, Reached
+from aiodist.wire.averaging import AverageLacks, AverageRefused, AverageWithdrawn, Outcome, Reached
 
 
 class Ways:
@@ -236,6 +236,30 @@ def test_a_call_that_was_given_up_and_left_out_may_still_count(run, monkeypatch)
         part.decided(decision(1, 3))
         assert part.running is not None
         assert part.begun == {1: (1, digest(0))}
+
+    run(main())
+
+
+def test_a_decision_about_a_call_of_which_nothing_is_left(run):
+    """The coordinator leaves that call out, and takes the next one."""
+
+    async def main():
+        part = part_that_carries()
+        ways: Any = part.ways
+        assert await withdrawn(part, call_of(part, 1))
+        said = decision(1, 1)
+        part.decided(said)
+        assert ways.said[-1] == AverageLacks("", 1, said.attempt)
+        second = call_of(part, 2)
+        said.attempt, said.remaining = 2, (1,)
+        offered = ways.said[-1]
+        ways.said.clear()
+        part.decided(said)
+        assert ways.said == [offered]
+        assert not second.done.done()
+        part.take(outcome(1, "other"), [], None)
+        part.decided(decision(1, 1))  # of a coordinator that does not know of that result yet
+        assert ways.said == [offered]
 
     run(main())
 

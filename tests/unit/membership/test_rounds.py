@@ -177,6 +177,21 @@ def test_a_contributor_that_dies_is_left_out_by_a_second_decision() -> None:
     assert t.hold("a", "b") == [round_1((("a", 1.0), ("b", 1.0)), ("a", "b"))]
 
 
+def test_a_contributor_that_lacks_its_call_is_left_out_and_owed_nothing() -> None:
+    t = table("abc", quorum=2)
+    [first] = t.offers("a", "b", "c")
+    t.part.lacks("c", 1, 7)  # of another attempt
+    t.part.lacks("d", 1, first.attempt)
+    assert t.settle() == []
+    t.part.lacks("c", 1, first.attempt)
+    [second] = t.settle()
+    assert second.left_out == {"c": "it has given its call up"}
+    t.part.lacks("b", 1, second.attempt)
+    assert t.settle() == [Reopened(1, ("a", "b"))]
+    assert t.part.offers == {"a": Contribution(1, 1.0, reached(t.part))}
+    assert remaining(t.offers("b", "c", call=2)) == [("a", "b", "c")]
+
+
 def test_a_round_opens_again_with_its_contributions_when_too_few_remain() -> None:
     t = table("abc", quorum=2)
     t.offers("a", "b", "c")
@@ -263,19 +278,6 @@ def test_a_call_is_withdrawn_until_it_is_decided() -> None:
     assert remaining(t.at(101.0)) == [("a", "b")]
     assert t.part.withdraw("a", 2)
     assert t.hold("a", "b")[0] == round_1((("a", 1.0), ("b", 1.0)), ("a", "b"))
-
-
-def test_a_call_that_is_given_up_before_it_is_offered_counts_in_no_round() -> None:
-    """A member that was away asks first, and tells then."""
-    t = table()
-    t.offers("b")
-    assert not t.part.withdraw("a", 2)
-    t.offers("a", call=2)
-    assert t.at(100.0) == []
-    t.offers("a", call=3)
-    assert remaining(t.at(200.0)) == [("a", "b")]
-    t.part.gone(["a"])
-    assert not t.part.given_up
 
 
 def test_grace_auto_is_a_quarter_of_the_median_length() -> None:

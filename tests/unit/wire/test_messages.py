@@ -244,6 +244,7 @@ BY_TYPE[averaging.AverageWithdrawn] = st.builds(
 BY_TYPE[averaging.AverageProgress] = st.builds(
     averaging.AverageProgress, texts, rounds, rounds, some_ranks, some_ranks
 )
+BY_TYPE[averaging.AverageLacks] = st.builds(averaging.AverageLacks, texts, rounds, rounds)
 BY_TYPE[averaging.AverageDone] = st.builds(averaging.AverageDone, outcomes, st.integers(0, 9))
 BY_TYPE[averaging.AverageReopened] = st.builds(averaging.AverageReopened, texts, rounds)
 BY_TYPE[averaging.AverageRefused] = st.builds(
