@@ -134,7 +134,7 @@ _LAUNCHERS = (
     _Launcher("torchrun", "RANK", "WORLD_SIZE"),
 )
 
-ALWAYS = ("AIODIST_TOKEN", "AIODIST_TIMEOUT", "AIODIST_TRANSPORTS")
+ALWAYS = ("AIODIST_TOKEN", "AIODIST_TIMEOUT", "AIODIST_TRANSPORTS", FLIGHT_RECORDER, TRACE)
 """The variables that are also read if the address is given."""
 
 NAMES = tuple(

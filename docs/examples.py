@@ -16,7 +16,8 @@ import running
 import aiodist
 import aiodist.testing
 from aiodist.control.store import Store
-from aiodist.operations import Operations
+from aiodist.operations.collectives import CollectiveOperations
+from aiodist.operations.messages import MessageOperations
 from aiodist.types import Wildcard
 
 LITERAL = re.compile(r"::\n\n((?: {4,}\S.*\n|\n)+)")
@@ -84,7 +85,7 @@ def public() -> dict[str, Any]:
         ):
             found[f"aiodist.{name}"] = value
     found["aiodist.Lifespan"] = aiodist.lifespan
-    for cls in (Operations, aiodist.Group):
+    for cls in (CollectiveOperations, MessageOperations, aiodist.Group):
         for name, value in vars(cls).items():
             if isinstance(value, FunctionType) and not name.startswith("_"):
                 found[f"aiodist.Group.{value.__name__}"] = value

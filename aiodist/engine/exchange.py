@@ -132,7 +132,7 @@ class Exchange(Generic[Op]):
             self.urgent = False
             # Slots and grants are counted over the whole operation.
             self._allowed = [*map(max, self._allowed, self._base)]
-            self._pushable = [slot + plan.pushes for slot in self._sent]
+            self._pushable = [*map(plan.pushes.__add__, self._sent)]
 
     def catch_up(self, steps: Iterable[Step]) -> None:
         """Count the frames of the first steps, which were done before there was an operation."""

@@ -11,7 +11,7 @@ import torch
 from over_links import OVER_SOCKETS
 
 import aiodist
-from aiodist import operations
+from aiodist.operations import collectives
 from aiodist.prepared import link_express
 from aiodist.prepared.link_express import LinkExpress
 
@@ -202,7 +202,7 @@ async def test_kinds_that_were_not_called_for_long_are_forgotten(groups, monkeyp
 async def test_a_program_is_started_once(groups, monkeypatch):
     """Also where the ranks are not joined yet, and the ordinary way has it: what a program has
     taken hold of is let go when it ends."""
-    made = operations.values.all_gather
+    made = collectives.values.all_gather
     begun = []
 
     def counted(place, x, out):
@@ -214,7 +214,7 @@ async def test_a_program_is_started_once(groups, monkeypatch):
 
         return call._replace(start=start)
 
-    monkeypatch.setattr(operations.values, "all_gather", counted)
+    monkeypatch.setattr(collectives.values, "all_gather", counted)
     async with groups(3) as ranks:
         for number in range(1, 5):
             await called(ranks, lambda g, x: g.all_gather(x), WIDE)

@@ -37,7 +37,7 @@ def test_nobody_listens(play: Play) -> None:
         with pytest.raises(JoinTimeoutError, match=f"no coordinator answered at {address} for 0"):
             await site.process(address, timeout=0.1)
         with pytest.raises(
-            JoinError, match=r"\(1 attempt: .*Is it up\? .* in code, .* run .* firewall"
+            JoinError, match=r"\(1 attempt: .*Is it up\? .* in code .* run .* firewall"
         ) as info:
             await site.process(address, retry=False)
         assert not isinstance(info.value, JoinTimeoutError)

@@ -1,4 +1,4 @@
-"""What operations do to the event loop that they run on, and how iterators over messages end."""
+"""What calls do to the event loop that they run on, and how iterators over messages end."""
 
 from __future__ import annotations
 
