@@ -280,10 +280,8 @@ class PartRounds:
         )
 
     def report(self, member: str, round: int, attempt: int, got: Got) -> None:
-        moving = self.moving
-        if moving is None or (moving.round, moving.attempt) != (round, attempt):
-            return
-        if member in moving.remaining:
+        moving = self._moving_of(member, round, attempt)
+        if moving is not None:
             moving.got[member] = got
 
     def lacks(self, member: str, round: int, attempt: int) -> None:
@@ -292,11 +290,16 @@ class PartRounds:
         It gave the call up, and an earlier machine had decided on it by then. Or it was away, and
         said again first what it asks, and then what it tells, so that the offer came too late.
         """
+        moving = self._moving_of(member, round, attempt)
+        if moving is not None:
+            moving.lacking.add(member)
+
+    def _moving_of(self, member: str, round: int, attempt: int) -> Moving | None:
+        """Return the moving round, if this is its attempt, and the member remains in it."""
         moving = self.moving
         if moving is None or (moving.round, moving.attempt) != (round, attempt):
-            return
-        if member in moving.remaining:
-            moving.lacking.add(member)
+            return None
+        return moving if member in moving.remaining else None
 
     def gone(self, members: Iterable[str]) -> None:
         """Remove members that are lost or have left."""

@@ -273,6 +273,13 @@ FAULTS = (
         ROUNDS,
     ),
     DesignFault(
+        "a member that has nothing of its call does not say so",
+        "aiodist/averaging/parts.py",
+        "                    self.ways.say(said)\n",
+        "                    pass\n",
+        ("tests/simulation/test_averaging_away.py",),
+    ),
+    DesignFault(
         "a second decision does not ask for the quorum",
         "aiodist/membership/rounds.py",
         "            if len(moving.sources) < self.quorum:",
