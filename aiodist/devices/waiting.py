@@ -27,7 +27,7 @@ class Looks:
     ) -> None:
         self._loop = loop
         self._events = events
-        self._then = then
+        self._then: Callable[[], None] | None = then
         self._began = loop.time()
         self._next: asyncio.Handle | None = None
 
@@ -35,6 +35,7 @@ class Looks:
         """Whether the device has reached them. If not, `then` is called later."""
         self.stop()
         if all(event.done() for event in self._events):
+            self._then = None  # a cycle would keep an operation and its result, such as a loan
             return True
         if self._loop.time() - self._began < CLOSELY:
             if sys.platform == "linux":
@@ -45,8 +46,9 @@ class Looks:
         return False
 
     def _again(self) -> None:
-        if self.look():
-            self._then()
+        then = self._then
+        if self.look() and then is not None:
+            then()
 
     def stop(self) -> None:
         if self._next is not None:
