@@ -233,11 +233,11 @@ class MemberConnection:
         """Ask the coordinator something, now or when it is back. The answer fails if this member is
         lost."""
         try:
-            return self.control.begin(message)  # type: ignore[no-any-return]
+            answer: asyncio.Future[Message] = self.control.begin(message)
         except AiodistError as error:
-            lost: asyncio.Future[Message] = self._loop.create_future()
-            lost.set_exception(error)
-            return lost
+            answer = self._loop.create_future()
+            answer.set_exception(error)
+        return answer
 
     def meet(self, members: Sequence[MemberInfo], *words: str | int | bytes) -> Group:
         """Make a group of some members, in that order, in which all of them meet by the same words.

@@ -127,17 +127,13 @@ def _check(op: str, point: str, action: object) -> None:
         raise ValueError(text)
     if isinstance(action, BaseException) and point != "phase":
         raise ValueError(f"an exception can be raised at the point 'phase' only, not at {point!r}")
-    wrong: type[ValueError | TypeError] | None
+    text = f"action is {_listed(get_args(Named))}, an exception or a function, not {action!r}"
     if isinstance(action, str):
-        wrong = None if action in get_args(Named) else ValueError
-    else:
-        # An exception class is no function to call: it would make an exception that nobody raises.
-        is_one = isinstance(action, BaseException) or callable(action)
-        wrong = None if is_one and not isinstance(action, type) else TypeError
-    if wrong is not None:
-        raise wrong(
-            f"action is {_listed(get_args(Named))}, an exception or a function, not {action!r}"
-        )
+        if action not in get_args(Named):
+            raise ValueError(text)
+    # A call of an exception class would make an exception, but raise none.
+    elif isinstance(action, type) or not (isinstance(action, BaseException) or callable(action)):
+        raise TypeError(text)
 
 
 def _listed(names: Iterable[str]) -> str:

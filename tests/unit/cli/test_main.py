@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import subprocess
 import sys
 
 import pytest
@@ -176,3 +177,18 @@ def test_an_empty_token_is_refused(command: str, monkeypatch: pytest.MonkeyPatch
     result = CliRunner().invoke(app(), [command, "tcp://127.0.0.1:1"])
     assert result.exit_code == 1
     assert f"aiodist {command}: AIODIST_TOKEN is set, but empty" in result.output
+
+
+@pytest.mark.parametrize(
+    ("command", "foreign"),
+    [("run", ["aiodist.engine", "aiodist_cli.bench"]), ("doctor", ["aiodist_cli.top"])],
+)
+def test_a_command_imports_no_other_one(command: str, foreign: list[str]) -> None:
+    """To import all of them takes longer than most of them run."""
+    code = f"import sys, aiodist_cli.main as m; m.app({command!r}); print(*sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True
+    )
+    modules = found.stdout.split()
+    assert f"aiodist_cli.{command}" in modules
+    assert not {*foreign} & {*modules}
