@@ -26,7 +26,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from aiodist.buffers import overlaps
-from aiodist.buffers.copying import LARGE, copy_in
+from aiodist.buffers.copying import copy_in
 from aiodist.buffers.descriptions import A_NUMBER, KnownCall, described, word
 from aiodist.buffers.descriptions import Part as FormPart
 from aiodist.buffers.vector import Vector
@@ -189,7 +189,7 @@ class ValueRecipe(Recipe):
 
     def known(self, args: tuple[Any, ...]) -> KnownCall | None:
         own, exchanged = self._own, self._exchanged
-        if own.length > LARGE or own.is_apart:
+        if own.is_apart:
             return None
         parts: list[FormPart] = []
         for at, x in enumerate(args):
