@@ -47,7 +47,7 @@
 #include <unistd.h>
 #endif
 
-#define LAYOUT 16      // aiodist.compiled refuses a build with another number
+#define LAYOUT 17      // aiodist.compiled refuses a build with another number
 #define BLOCK 1024     // elements in one step of the work, so that they stay in the first cache
 #define ALONE 32768    // from so many bytes on, other threads may run meanwhile
 
@@ -531,13 +531,15 @@ static PyObject *differ(PyObject *self, PyObject *args) {
 
 enum { IS_DUE, WATCH, FOLLOWS, ROUSE, SEEN, ADD, FINISH, SET_RESULT, TAPES, TELL, FIND, WAKE,
        DTYPE, IS_NEG, STORAGE, DATA_PTR, NBYTES_OF, CLASS, RUNNING, ALL_REDUCE, PART, SEND, RECV,
-       TRACE_HOOK, IN_VAIN, STAY_AWAKE, TAKE_NEXT, WAKE_PEER, BELL, TIMER, LEAVE_TO_CALL, NAMES };
+       TRACE_HOOK, IN_VAIN, STAY_AWAKE, TAKE_NEXT, WAKE_PEER, BELL, TIMER, LEAVE_TO_CALL,
+       SHOWS_ANY, NAMES };
 static const char *const names[] = {"is_due", "watch", "follows", "rouse", "seen", "add", "finish",
                                     "set_result", "tapes", "tell", "_find", "wake", "dtype",
                                     "is_neg", "untyped_storage", "data_ptr", "nbytes", "__class__",
                                     "__asyncio_running_event_loop__", "all_reduce", "part", "send",
                                     "recv", "trace", "in_vain", "_stay_awake", "take_next",
-                                    "_wake_peer", "_bell", "_timer", "leave_to_call"};
+                                    "_wake_peer", "_bell", "_timer", "leave_to_call",
+                                    "shows_any"};
 
 typedef struct {
     PyTypeObject *row;      // the base of lanes
@@ -991,6 +993,7 @@ typedef struct {
     PyObject *op, *call, *nbytes, *finish;  // see `Recipe`
     unsigned long long digest;
     int peers, held, polls, crowded, area, last, both, unended;
+    int may_be_in_place;      // if this rank shows any of its arrays in place, Python does the call
     int *ranks;               // [0]: the own rank, then those of the others
     Py_buffer *buffers;       // [0]: the own words, then those of the others, then areas
     Py_ssize_t lengths[USER];
@@ -1701,11 +1704,11 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *keywords
                             "dtype",  "shown",    "taken", "words",      "ranks",   "areas",  "steps",
                             "lengths", "kernel",  "size",  "area",       "polls",   "crowded", "last",
                             "op",     "call",     "digest", "nbytes",    "finish",  "unended", "posters",
-                            "heads",  "express",  "reduces", "apart", "places", NULL};
+                            "heads",  "express",  "reduces", "apart", "places", "may_be_in_place", NULL};
     PyObject *lane, *progress, *naps, *neighbours, *moved, *free, *fallback, *dtype,
         *boards, *ranks, *areas, *steps, *op, *call, *nbytes, *finish, *posters = NULL, *heads = NULL,
         *express = NULL;
-    int reduces = 0, turns = 1;
+    int reduces = 0, turns = 1, may_be_in_place = 0;
     Py_ssize_t apart = 0;
     unsigned long long digest;
     long long sent, received;
@@ -1715,13 +1718,13 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     State *state = state_of(type);
     if (!state) return NULL;
     if (!PyArg_ParseTupleAndKeywords(
-            args, keywords, "OO!O!OO!O!OOLLO!O!O!O!(nn)idipppO!O!KO!Oi|O!OOpni:Tape", words, &lane,
+            args, keywords, "OO!O!OO!O!OOLLO!O!O!O!(nn)idipppO!O!KO!Oi|O!OOpnip:Tape", words, &lane,
             state->pace, &progress, state->naps, &naps, &neighbours, state->counts, &moved,
             &PyList_Type, &free, &fallback, &dtype, &sent, &received, &PyList_Type, &boards,
             &PyList_Type, &ranks, &PyList_Type, &areas, &PyList_Type, &steps, &lengths[0],
             &lengths[1], &kernel, &size, &area, &polls, &crowded, &last, &PyUnicode_Type, &op,
             &PyBytes_Type, &call, &digest, &PyLong_Type, &nbytes, &finish, &unended, &PyList_Type,
-            &posters, &heads, &express, &reduces, &apart, &turns))
+            &posters, &heads, &express, &reduces, &apart, &turns, &may_be_in_place))
         return NULL;
     if (!PyObject_TypeCheck(lane, posters ? state->ring : state->row)) {
         PyErr_SetString(PyExc_TypeError, "a tape is for a lane");
@@ -1764,6 +1767,7 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     tape->crowded = crowded;
     tape->last = last;
     tape->unended = unended;
+    tape->may_be_in_place = may_be_in_place;
     tape->both = lengths[1] >= 0;
     memcpy(tape->lengths, lengths, sizeof lengths);
     if (!tape->both) tape->lengths[1] = lengths[0];
@@ -1924,7 +1928,7 @@ typedef struct {
 typedef struct {
     STARTER;
     PyObject *empty, *unset;  // see `is_quiet`
-    PyObject *next, *idle, *passed, *said;
+    PyObject *next, *idle, *passed, *said, *heap;
     PyObject *run, *start, *all_reduce, *lay, *unfinished, *broke;
     long long first, many;
     PyTypeObject *tape;
@@ -2196,6 +2200,7 @@ static PyObject *start(Caller *caller, Call *call) {
     if (!work) goto end;
     char *user[USER];
     if (number_in(caller->next, call->tag) != number || is_quiet(caller) <= 0 ||
+        (tape->may_be_in_place && is_unset(caller->heap, caller->names[SHOWS_ANY]) <= 0) ||
         !find_arrays(tape, call, user) ||
         (tape->posters ? is_given_up(tape) : !may_enter(caller, tape, number))) {
         drop_work((Starter *)caller, &work);
@@ -2596,7 +2601,7 @@ static const Ref caller_refs[] = {
     REF(Caller, empty), REF(Caller, unset), REF(Caller, next),       REF(Caller, idle),
     REF(Caller, said),  REF(Caller, passed), REF(Caller, run),       REF(Caller, start),
     REF(Caller, lay),   REF(Caller, broke), REF(Caller, unfinished), REF(Caller, all_reduce),
-    {0}};
+    REF(Caller, heap),  {0}};
 
 static PyObject **ref_of(void *of, const Ref *ref) { return (PyObject **)((char *)of + ref->at); }
 

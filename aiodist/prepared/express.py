@@ -229,6 +229,7 @@ class Express(ABC, Generic[G, R]):
             ordinary=Work,
             unseen=records.unseen,
             where=records.where,
+            heap=self._context.heap,
             run=self._run,
             start=self.start,
             all_reduce=self._all_reduce,

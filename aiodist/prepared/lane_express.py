@@ -163,7 +163,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         turns = (phase.shared or 0) >= LEAST_IN_ROUND and goes_round(phase, lane)
         run = by_turn(fused, phase, lane) if turns else fused(phase, lane, area)
         run = tape_of(recipe, phase, lane, area, run, goes_round=turns) or run
-        if is_tape(run) and phase.direct is None:
+        if is_tape(run):
             even, odd = recipe.tapes
             recipe.tapes = (even if area == 1 else run, odd if area == 0 else run)
         recipe.at_once[area] = run

@@ -114,6 +114,7 @@ def tape_of(
         what, phase, lane, area, steps, areas,
         fallback=run, dtype=x.dtype, lengths=lengths, kernel=kernel.compiled, size=memory.size,
         unended=len(steps), apart=steps_apart * STEP, places=places,
+        may_be_in_place=phase.direct is not None,
     )  # fmt: skip
 
 
