@@ -317,10 +317,14 @@ KERNEL(avg_float64, double, double, SAME, SUM, x / n, SAME)
     PLAIN(min_##S, T, x < y ? x : y)                                                               \
     PLAIN(max_##S, T, x > y ? x : y)
 
-PLAIN(sum_float32, float, SUM)
-PLAIN(sum_float64, double, SUM)
-PLAIN(product_float32, float, PRODUCT)
-PLAIN(product_float64, double, PRODUCT)
+#define FLOATS_OF(S, T)                                                                            \
+    PLAIN(sum_##S, T, SUM)                                                                         \
+    PLAIN(product_##S, T, PRODUCT)                                                                 \
+    PLAIN(min_##S, T, MINIMUM)                                                                     \
+    PLAIN(max_##S, T, MAXIMUM)
+
+FLOATS_OF(float32, float)
+FLOATS_OF(float64, double)
 INTEGERS(int8, int8_t, uint8_t)
 INTEGERS(int16, int16_t, uint16_t)
 INTEGERS(int32, int32_t, uint32_t)
@@ -349,10 +353,7 @@ static const Entry entries[] = {
     ENTRIES(float16),
     {"AVG", "float32", 4, avg_float32},
     {"AVG", "float64", 8, avg_float64},
-    {"SUM", "float32", 4, sum_float32},
-    {"SUM", "float64", 8, sum_float64},
-    {"PRODUCT", "float32", 4, product_float32},
-    {"PRODUCT", "float64", 8, product_float64},
+    WHOLE(float32, 4), WHOLE(float64, 8),
     WHOLE(int8, 1), WHOLE(int16, 2), WHOLE(int32, 4), WHOLE(int64, 8),
     WHOLE(uint8, 1), WHOLE(uint16, 2), WHOLE(uint32, 4), WHOLE(uint64, 8),
 };

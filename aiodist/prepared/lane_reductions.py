@@ -37,11 +37,10 @@ ONE_ROUND = 2
 
 These are the plans for up to 1.5 MiB, or 4 MiB if there are more ranks than cores.
 """
-SMALL_LISTS = EAGER_LIMIT
+SMALL_LISTS = 2 * 1024 * 1024
 """The most bytes of a list of arrays that is prepared.
 
-Its arrays are copied to be joined, which takes too long for larger ones. With a tag, larger ones
-could not show all their data at once, either.
+Its arrays are copied to be joined, which takes too long for larger ones.
 """
 
 
@@ -203,12 +202,12 @@ def slots_of(context: ExpressGroup, call: Call, xs: Any, op: Any) -> Slots | Non
     return _joined(split_slots(xs, context.size), context.rank, op, may_join)
 
 
-def _joined(parts: list[Any], own: int, op: Any, is_small: bool) -> Slots | None:
+def _joined(parts: list[Any], own: int, op: Any, may_join: bool) -> Slots | None:
     if not parts:  # the ordinary way reduces an empty list
         return None
     views = [arrays.view(part, "xs") for part in parts]
     mine = views[own]
-    if not is_small or mine is None or not isinstance(op, ReduceOp):
+    if not may_join or mine is None or not isinstance(op, ReduceOp):
         return None
     bounds = [0]
     for view in views:
@@ -261,9 +260,9 @@ def _learn(
 ) -> tuple[LaneRecipe, DtypeGroup] | None:
     x, *more, how, out = args
     listed, scatters = isinstance(x, (list, tuple)), op == "reduce_scatter"
-    is_small = call.nbytes <= SMALL_LISTS
+    may_join = call.nbytes <= SMALL_LISTS or not listed
     parts = split_slots(x, context.size) if scatters else [*x] if listed else [x]
-    slots = _joined(parts, context.rank if scatters else 0, how, is_small or not listed)
+    slots = _joined(parts, context.rank if scatters else 0, how, may_join)
     if slots is None:
         return None
     kernel, bounds, makes, keeps = slots
@@ -282,7 +281,7 @@ def _learn(
         phase = pulls.scan(context, group, False)
     else:
         phase = pulls.reduce(context, group, more[0])
-    if listed or is_small or not scatters:
+    if listed or call.nbytes <= EAGER_LIMIT or not scatters:
         # Stage it, even if other ranks could read it in place.
         phase = phase._replace(direct=None)
     recipe = LaneRecipe(

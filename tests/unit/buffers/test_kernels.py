@@ -244,8 +244,22 @@ def test_premultiplied_sum_rounds_once() -> None:
     assert reduced(TRIPLE, "uint8", [[100], [1]]).tolist() == [303 % 256]
 
 
-@pytest.mark.parametrize("name", ["float32", "float64", "complex64", "complex128"])
-@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.PRODUCT], ids=str)
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        *[
+            (op, name)
+            for op in (ReduceOp.SUM, ReduceOp.PRODUCT)
+            for name in ("complex64", "complex128")
+        ],
+        *[
+            (op, name)
+            for op in (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX)
+            for name in ("float32", "float64")
+        ],
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("length", [1, 2, 5, 17])
 def test_which_nan_it_is_does_not_depend_on_where_the_result_goes(
     op: ReduceOp, name: str, length: int
@@ -286,6 +300,25 @@ def test_which_nan_it_is_does_not_depend_on_where_the_result_goes(
         results[2] = three[2]
         kernel.combine(results[3], np.frombuffer(found.pop(), name), nans(3))
         assert len({row.tobytes() for row in results}) == 1
+
+
+@pytest.mark.parametrize("name", ["float32", "float64"])
+@pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX], ids=str)
+@pytest.mark.skipif(compiled.core is None, reason=f"no compiled part: {compiled.reason}")
+def test_the_compiled_part_chooses_as_numpy_does(op: ReduceOp, name: str) -> None:
+    """Of two zeros, and of two NaNs."""
+    ufunc = np.minimum if op is ReduceOp.MIN else np.maximum
+    kernel = Kernel.of(op, name)
+    assert kernel.compiled is not None
+    rng = np.random.default_rng(7)
+    special = np.array([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, -np.nan], name)
+    word = f"u{kernel.dtype.itemsize}"
+    for length in range(1, 70):
+        a, b = (rng.choice(special, length) for _ in range(2))
+        b.view(word)[np.isnan(b)] |= np.array(1, word)  # so that NaNs differ
+        out = np.empty(length, name)
+        kernel.reduce([a, b], out, 2)
+        assert out.tobytes() == ufunc(a, b).tobytes()
 
 
 def test_average_of_float16_does_not_overflow() -> None:
