@@ -29,7 +29,8 @@ SIZES = [0, 1, 5, 1000, 20_000, 60_000, 200_000]
 @dataclass(frozen=True)
 class Step:
     """One collective of the program, the same on all ranks. `canceller` gives it up (or nobody).
-    Who is in `on_device` gives an array on a device."""
+    Who is in `on_device` gives an array on a device. Reductions that are `listed` get a list of
+    arrays."""
 
     number: int
     kind: str
@@ -38,6 +39,7 @@ class Step:
     root: int
     canceller: int | None
     on_device: frozenset[int]
+    listed: bool
 
     def start(self, group: aiodist.Group, device: StandinDevice) -> aiodist.Work[Any]:
         def put(values: Any) -> Any:
@@ -45,7 +47,9 @@ class Step:
 
         host = np.full(self.size, float(group.rank + self.number))
         x = put(host)
-        options = {"tag": self.tag}
+        options: dict[str, Any] = {"tag": self.tag}
+        if self.kind == "reduce":
+            options["dst"] = self.root
         match self.kind:
             case "all_gather":
                 return group.all_gather(x, **options)
@@ -54,10 +58,15 @@ class Step:
                 return group.broadcast(mine, self.root, **options)
             case "all_to_all":
                 return group.all_to_all([put(host + to) for to in range(group.size)], **options)
-            case "reduce":
-                return group.reduce(x, self.root, **options)
             case "barrier":
                 return group.barrier(**options)
+            case "scan":
+                return group.scan(x, **options)
+            case name if self.listed:
+                slots = group.size if name == "reduce_scatter" else 3
+                return getattr(group, name)(
+                    [put(part.copy()) for part in np.array_split(host, slots)], **options
+                )
             case name:
                 return getattr(group, name)(x, **options)
 
@@ -72,9 +81,11 @@ class Step:
                 parts = [(result, self.root + self.number)]
             case "scan":
                 parts = [(result, sum(range(rank + 1)) + (rank + 1) * self.number)]
-            case "all_reduce" | "reduce_scatter":
-                parts = [(result, total)]
-            case "reduce" if rank == self.root:
+            case "reduce" if rank != self.root:
+                return result is None
+            case "all_reduce" | "reduce" if self.listed:
+                parts = [(part, total) for part in result]
+            case "all_reduce" | "reduce" | "reduce_scatter":
                 parts = [(result, total)]
             case _:
                 return result is None
@@ -99,6 +110,7 @@ def program(chooser: random.Random, size: int, devices: bool) -> list[Step]:
             chooser.randrange(size),
             chooser.choice([*[None] * 8, chooser.randrange(size)]),
             frozenset(some_ranks(chooser, size) if devices else ()),
+            chooser.choice([False, True]),
         )
         for number in range(CALLS)
     ]
