@@ -32,12 +32,22 @@ def given(rank: int, step: int, length: int) -> Any:
     return np.arange(length) % 89 * (rank + 1.0) + step
 
 
-async def call(group: Group, op: str, length: int, step: int, *, has_out: bool) -> None:
+async def call(
+    group: Group, op: str, length: int, step: int, *, has_out: bool, shows: bool
+) -> None:
     xs = [given(rank, step, length) for rank in range(group.size)]
     x, rank, root = xs[group.rank].copy(), group.rank, step % group.size
     out = np.zeros_like(x) if has_out else None
     if op == "all_reduce":
         found, expected = await group.all_reduce(x, out=out), sum(xs)
+    elif op == "shared":
+        # Ranks decide alone whether the others may read an array in place, until it is dropped.
+        x = group.empty(length, np.float64) if shows else np.empty(length)
+        x[:] = xs[rank]
+        found, expected = await group.all_reduce(x), sum(xs)
+    elif op == "list":
+        parts = await group.all_reduce([part.copy() for part in np.array_split(x, 3)])
+        found, expected = np.concatenate(parts), sum(xs)
     elif op == "max":
         found, expected = await group.all_reduce(x, ReduceOp.MAX, out=out), np.max(xs, axis=0)
     elif op == "scan":
@@ -56,7 +66,10 @@ async def call(group: Group, op: str, length: int, step: int, *, has_out: bool) 
     assert np.array_equal(found, expected), (op, length, step)
 
 
-OPS = ["all_reduce", "all_reduce", "max", "scan", "reduce", "reduce_scatter", "broadcast", "gather"]
+OPS = [
+    "all_reduce", "all_reduce", "shared", "list", "max", "scan", "reduce", "reduce_scatter",
+    "broadcast", "gather",
+]  # fmt: skip
 
 
 async def program(group: Group, seed: int, without: tuple[int, ...], steps: int) -> int:
@@ -73,7 +86,8 @@ async def program(group: Group, seed: int, without: tuple[int, ...], steps: int)
         op, length, has_out = rng.choice(kinds)
         for again in range(rng.choice([1, 1, 3, 40])):
             sum(range(late.choice([0, 0, 0, 1000, 30_000])))
-            await call(group, op, length, step + again, has_out=has_out)
+            shows = late.random() < 0.5
+            await call(group, op, length, step + again, has_out=has_out, shows=shows)
         if rng.random() < 0.2:  # several at once, which wait for their turn
             xs = [given(group.rank, number, length) for number in range(4)]
             works = [group.all_reduce(x) for x in xs]
