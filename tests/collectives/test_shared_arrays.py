@@ -123,6 +123,26 @@ def test_nothing_is_staged(run, groups, everyone, size, transport):
     run(main())
 
 
+@pytest.mark.parametrize("transport", ["shm"])
+def test_nothing_is_staged_after_calls_with_other_arrays(run, groups, everyone, transport):
+    async def main():
+        async with groups(2) as ranks:
+            await asyncio.gather(*[group.barrier() for group in ranks])
+            await until(lambda: all(group._context.express for group in ranks))
+            others = [np.zeros(MANY, np.float32) for _ in ranks]  # zeros leave no trace
+            for _ in range(4):
+                await everyone(ranks, lambda g: g.all_reduce(others[g.rank]))
+            wholes = [group.empty(MANY, np.float32) for group in ranks]
+            await shown(ranks)
+            for whole in wholes:
+                whole[...] = 1
+            await everyone(ranks, lambda g: g.all_reduce(wholes[g.rank]))
+            assert all((whole == 2).all() for whole in wholes)
+            assert all(map(untouched, ranks))
+
+    run(main())
+
+
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("transport", ["shm"])
 def test_what_is_moved_is_not_staged(run, groups, everyone, size, transport):
