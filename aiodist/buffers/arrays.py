@@ -148,13 +148,14 @@ def view(value: Any, where: Where) -> UserArray | None:
 
 
 def plain(value: Any) -> Flat | None:
-    """Return the flat memory of a contiguous, writable numpy array or tensor, of any dtype.
+    """Return the flat memory of a contiguous, writable numpy array or tensor, of any dtype in the
+    byte order of this machine.
 
     Returns None for a subclass or anything else unusual: take the long way.
     """
     cls = type(value)
     if cls is np.ndarray:
-        return value.reshape(-1) if value.flags.carray else None
+        return value.reshape(-1) if value.flags.carray and value.dtype.isnative else None
     return tensors.plain(value) if cls is tensors.plain_type() else None
 
 

@@ -86,7 +86,7 @@ def placing(place: Any) -> Matches | None:
 def matching(value: Any) -> Matches | None:
     """Return a check for values like this one.
 
-    None if it contains anything but words, and numpy arrays in the byte order of this machine.
+    None if it contains anything but words and numpy arrays.
     """
     cls = type(value)
     if cls is np.ndarray:
@@ -98,7 +98,7 @@ def matching(value: Any) -> Matches | None:
                 return True
             return False
 
-        return array if dtype.isnative else None
+        return array
     if cls in NUMBERS:
 
         def number(x: Any, data: list[bytes]) -> bool:

@@ -94,7 +94,7 @@ class Template(NamedTuple):
         Calls that take an array in place also have its target there, which is not shown.
         """
         order = self.order or range(len(self.gaps))
-        return [native(flats[at]) for at in order]
+        return [flats[at] for at in order]
 
     def is_of(self, blob: bytes) -> bool:
         """Whether this is the template of `blob`."""
@@ -104,11 +104,6 @@ class Template(NamedTuple):
             and blob.startswith(first[LENGTH:])
             and all(blob.startswith(part, at - LENGTH) for at, part in more)
         )
-
-
-def native(flat: NDArray[Any]) -> NDArray[Any]:
-    """Return the numbers of `flat` in native byte order, in which they travel."""
-    return flat if flat.dtype.isnative else flat.astype(flat.dtype.newbyteorder("="))
 
 
 def template_of(blob: bytes, count: int, src: int, *, moves: bool = False) -> Template | None:

@@ -52,7 +52,8 @@ def _kind(x: Any, flats: list[Flat], words: list[Any] | None, depth: int = 0) ->
     """Return the part of the key for `x`. `words`: None if `x` may have arrays only."""
     cls = type(x)
     if cls is np.ndarray:  # the most common case
-        if not x.flags.carray:
+        # Recipes move bytes, so bytes in another order would be taken for other numbers.
+        if not (x.flags.carray and x.dtype.isnative):
             return None
         flats.append(x.reshape(-1))
         return x.dtype, x.shape

@@ -87,7 +87,9 @@ class LaneRecipe(Recipe):
         self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
     ) -> tuple[Any, Any] | None:
         inputs = flats[: self.inputs]
-        flat = inputs[0] if self.inputs == 1 else np.concatenate(inputs)
+        # A list with `out` is reduced in a copy, because its arrays must not change.
+        joins = self.inputs > 1 or (self.parts and len(flats) > 1)
+        flat = np.concatenate(inputs) if joins else inputs[0]
         if self.makes is not None:
             value, out = self.makes()
             return value, (flat, out)

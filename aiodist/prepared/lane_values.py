@@ -457,17 +457,12 @@ class ValueRecipe(Recipe):
     # -- arrays whose data travels apart ----------------------------------------------------------
 
     def may_move(self, found: Sequence[Reading], given: Given) -> bool:
-        """Say whether all sources give what is wanted, with data that travels apart.
-
-        The data must have the byte order of this machine. A rank that has to swap bytes takes the
-        ordinary way on its own.
-        """
+        """Say whether all sources give what is wanted, with data that travels apart."""
         sources = self._exchanged.sources
         return (
             self._exchanged.moves
             and all(found[src].is_apart for src in sources)
             and fit(found, sources)
-            and all(flat.dtype.isnative for flat in given.flats)
         )
 
     def moved(self, given: Given) -> Program:

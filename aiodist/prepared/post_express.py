@@ -155,7 +155,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
 
     def _learn(self, x: Any, op: Any) -> PostRecipe | PostedValues | BerthRecipe | None:
         recipe = super()._learn(x, op)
-        if isinstance(recipe, PostRecipe) and getattr(x.dtype, "isnative", True):
+        if isinstance(recipe, PostRecipe):
             self._fuse(recipe, in_one_go, recipe.compiled)
         return recipe
 

@@ -21,7 +21,6 @@ import numpy as np
 from aiodist.buffers import overlaps
 from aiodist.buffers.kernels import Kernel, quietly
 from aiodist.buffers.vector import Vector
-from aiodist.collectives.templates import native
 from aiodist.engine.early import Key
 from aiodist.engine.executor import Executor
 from aiodist.engine.operation import NoResult, Operation, Program
@@ -174,8 +173,6 @@ class PostRecipe(Recipe, Posted):
         return self._kernel.compiled
 
     def shown(self, given: Any) -> Data:
-        if not given.dtype.isnative:
-            given = native(given)
         shown: Data = given.tobytes() if self.nbytes <= CHEAP_COPY else given.view(np.uint8).data
         return shown
 
@@ -245,7 +242,7 @@ class PostedElsewhere(PostRecipe):
         self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
     ) -> tuple[Any, Any] | None:
         inputs = flats[: self._inputs]
-        flat = native(np.concatenate(inputs))
+        flat = np.concatenate(inputs)
         if self._given is None:
             return None, flat
         result, places = args[self._given], flats[self._inputs :] or inputs

@@ -14,7 +14,7 @@ import numpy as np
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.forms import Form, placing
 from aiodist.collectives.reductions import LEAD, shown_by, shows_slots
-from aiodist.collectives.templates import LENGTH, native
+from aiodist.collectives.templates import LENGTH
 from aiodist.engine.executor import Executor
 from aiodist.engine.phase import Phase
 from aiodist.links.moved import Moved
@@ -81,13 +81,13 @@ class PostedSlots(PostRecipe):
         out = None if args[-1] is None else flats.pop()
         if out is not None and any(np.may_share_memory(out, flat) for flat in flats):
             return None  # the ordinary way makes a copy first
-        flat = native(flats[0] if len(flats) == 1 else np.concatenate(flats))
+        flat = flats[0] if len(flats) == 1 else np.concatenate(flats)
         return [], SlotsGiven(args, flat, out)
 
     def form(self, args: tuple[Any, ...]) -> Form | None:
         xs, op, place = args
         matches = placing(xs)
-        if matches is None or not xs.dtype.isnative or place is not None:
+        if matches is None or place is not None:
             return None
 
         def lay(
