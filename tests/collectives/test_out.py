@@ -15,11 +15,10 @@ SIZES = [8, 1_000, 20_000, 150_000, 450_000]
 
 
 async def prepared(ranks):
-    """Wait until the ranks share memory, because only then calls are prepared."""
-    await asyncio.gather(*[group.barrier() for group in ranks])
+    """Make calls until the ranks share memory, because only then calls are prepared."""
     async with asyncio.timeout(20):
         while not all(group._context.express for group in ranks):
-            await asyncio.sleep(0)
+            await asyncio.gather(*[group.barrier() for group in ranks])
 
 
 def expected(op, rank, size):
