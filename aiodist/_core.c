@@ -20,6 +20,9 @@
 // to the places of the result: see aiodist.prepared.lane_values. The Python code has read what ranks
 // showed before. The tape only checks that all bytes but the data are the same.
 //
+// **Plain values** of users as metadata: see aiodist.buffers.tokens, which is the reference. What is
+// not plain, and metadata that is not sound, is left to the Python code.
+//
 // **Messages.** An array that fits into the ring of a link is written there, and one that comes next
 // is copied from there, as frames like those of `aiodist.p2p.express`, byte for byte.
 //
@@ -47,7 +50,7 @@
 #include <unistd.h>
 #endif
 
-#define LAYOUT 17      // aiodist.compiled refuses a build with another number
+#define LAYOUT 18      // aiodist.compiled refuses a build with another number
 #define BLOCK 1024     // elements in one step of the work, so that they stay in the first cache
 #define ALONE 32768    // from so many bytes on, other threads may run meanwhile
 
@@ -415,6 +418,219 @@ DIFFER(differ_1, uint8_t)
 DIFFER(differ_2, uint16_t)
 DIFFER(differ_4, uint32_t)
 DIFFER(differ_8, uint64_t)
+
+// ---- plain values -------------------------------------------------------------------------------
+
+#define FEW_TOKENS 64  // as in aiodist.buffers.tokens
+#define DEEPEST 100    // the most containers within containers, as in aiodist.buffers.tokens
+enum { LIST_OF, TUPLE_OF, DICT_OF, CONTAINERS };
+
+typedef struct {
+    unsigned char *data;
+    Py_ssize_t length, room;
+    int tokens;
+} Written;
+
+// A place for so many more bytes, or NULL with an error.
+static unsigned char *more_bytes(Written *to, Py_ssize_t nbytes) {
+    if (to->room - to->length < nbytes) {
+        const Py_ssize_t room = 2 * to->room + nbytes + 64;
+        unsigned char *data = PyMem_Realloc(to->data, (size_t)room);
+        if (!data) return PyErr_NoMemory(), NULL;
+        to->data = data;
+        to->room = room;
+    }
+    to->length += nbytes;
+    return to->data + to->length - nbytes;
+}
+
+static void put_big_endian(unsigned char *at, uint64_t word, int nbytes) {
+    for (int k = nbytes; k-- > 0; word >>= 8) at[k] = (unsigned char)word;
+}
+
+static uint64_t big_endian(const unsigned char *at, int nbytes) {
+    uint64_t word = 0;
+    for (int k = 0; k < nbytes; k++) word = word << 8 | at[k];
+    return word;
+}
+
+// A code, and a number in so many bytes. 1: it is written. -1: an error.
+static int put_word(Written *to, int code, uint64_t word, int nbytes) {
+    unsigned char *at = more_bytes(to, 1 + nbytes);
+    if (!at) return -1;
+    *at = (unsigned char)code;
+    put_big_endian(at + 1, word, nbytes);
+    return 1;
+}
+
+static int put_text(Written *to, const char *text, Py_ssize_t length, int is_bytes) {
+    const int code = is_bytes ? 0xc4 : 0xd9, size = length < 1 << 8 ? 0 : length < 1 << 16 ? 1 : 2;
+    if (length > UINT32_MAX) return 0;
+    const int is_short = !is_bytes && length < 32;
+    const int failed = is_short ? put_word(to, 0xa0 | (int)length, 0, 0)
+                                : put_word(to, code + size, (uint64_t)length, 1 << size);
+    unsigned char *at = failed < 0 ? NULL : more_bytes(to, length);
+    if (!at) return -1;
+    memcpy(at, text, (size_t)length);
+    return 1;
+}
+
+// 1: the value is written. 0: it is not plain, or too large. -1: an error. Keys hold no list or dict.
+static int put_value(Written *to, PyObject *value, int is_key) {
+    PyTypeObject *const type = Py_TYPE(value);
+    if (++to->tokens > FEW_TOKENS) return 0;
+    if (value == Py_None) return put_word(to, 0xc0, 0, 0);
+    if (type == &PyBool_Type) return put_word(to, value == Py_True ? 0xc3 : 0xc2, 0, 0);
+    if (type == &PyLong_Type) {
+        int overflow;
+        const long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+        return overflow ? 0 : put_word(to, 0xd3, (uint64_t)number, 8);
+    }
+    if (type == &PyFloat_Type) {
+        const double number = PyFloat_AS_DOUBLE(value);
+        uint64_t word;
+        memcpy(&word, &number, sizeof word);
+        return put_word(to, 0xcb, word, 8);
+    }
+    if (type == &PyUnicode_Type) {
+        Py_ssize_t length;
+        const char *text = PyUnicode_AsUTF8AndSize(value, &length);
+        if (text) return put_text(to, text, length, 0);
+        PyErr_Clear();  // a lone surrogate
+        return 0;
+    }
+    if (type == &PyBytes_Type) return put_text(to, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value), 1);
+    const int kind = type == &PyTuple_Type ? TUPLE_OF : type == &PyList_Type ? LIST_OF : DICT_OF;
+    if (kind == DICT_OF ? type != &PyDict_Type || is_key : kind == LIST_OF && is_key) return 0;
+    const Py_ssize_t count = PyObject_Size(value);
+    if (count < 0 || count > FEW_TOKENS) return count < 0 ? -1 : 0;
+    unsigned char *at = more_bytes(to, 6);
+    if (!at) return -1;
+    const unsigned char head[6] = {0xd6, (unsigned char)kind, (unsigned char)count};
+    memcpy(at, head, sizeof head);
+    int done = 1;
+    if (kind == DICT_OF) {
+        PyObject *key, *item;
+        Py_ssize_t position = 0;
+        while (done > 0 && PyDict_Next(value, &position, &key, &item))
+            if ((done = put_value(to, key, 1)) > 0) done = put_value(to, item, 0);
+    }
+    for (Py_ssize_t k = 0; kind != DICT_OF && done > 0 && k < count; k++)
+        done = put_value(to, PySequence_Fast_GET_ITEM(value, k), is_key);
+    return done;
+}
+
+static PyObject *write_value(PyObject *self, PyObject *value) {
+    Written to = {0};
+    PyObject *made = NULL;
+    int done = put_word(&to, 0, 0, 0) < 0 ? -1 : put_value(&to, value, 0);  // the first byte: their number
+    if (done > 0) {
+        to.data[0] = (unsigned char)to.tokens;
+        made = PyBytes_FromStringAndSize((char *)to.data, to.length);
+    } else if (!done) {
+        made = Py_NewRef(Py_None);
+    }
+    PyMem_Free(to.data);
+    return made;
+}
+
+typedef struct {
+    const unsigned char *at, *end;
+    long long tokens;
+} Reading;
+
+static PyObject *get_value(Reading *from, int depth, int is_key);
+
+// A list, tuple or dict, whose items follow. NULL: see `get_value`.
+static PyObject *get_container(Reading *from, int kind, int depth, int is_key) {
+    const uint64_t count = from->at[0] | from->at[1] << 8 | from->at[2] << 16 | (uint64_t)from->at[3] << 24;
+    from->at += 4;
+    // Each item takes a byte or more, so a false number makes nothing large.
+    if (depth >= DEEPEST || (is_key && kind != TUPLE_OF) || count > (uint64_t)(from->end - from->at))
+        return NULL;
+    PyObject *made = kind == LIST_OF    ? PyList_New((Py_ssize_t)count)
+                     : kind == TUPLE_OF ? PyTuple_New((Py_ssize_t)count)
+                                        : PyDict_New();
+    for (uint64_t k = 0; made && k < count; k++) {
+        PyObject *key = kind == DICT_OF ? get_value(from, depth + 1, 1) : NULL;
+        PyObject *item = kind == DICT_OF && !key ? NULL : get_value(from, depth + 1, is_key);
+        if (!item || (key && PyDict_SetItem(made, key, item) < 0)) {
+            Py_CLEAR(made);
+        } else if (kind == LIST_OF) {
+            PyList_SET_ITEM(made, (Py_ssize_t)k, item);
+            item = NULL;
+        } else if (kind == TUPLE_OF) {
+            PyTuple_SET_ITEM(made, (Py_ssize_t)k, item);
+            item = NULL;
+        }
+        Py_XDECREF(key);
+        Py_XDECREF(item);
+    }
+    if (made && kind == DICT_OF && (uint64_t)PyDict_GET_SIZE(made) != count) Py_CLEAR(made);  // equal keys
+    return made;
+}
+
+// The value that begins here. NULL: the Python code has to read it, or to say what is wrong.
+static PyObject *get_value(Reading *from, int depth, int is_key) {
+    if (from->at >= from->end) return NULL;
+    const unsigned char code = *from->at++;
+    from->tokens++;
+    if (code < 0x80 || code >= 0xe0) return PyLong_FromLong((signed char)code);
+    if (code == 0xc0) return Py_NewRef(Py_None);
+    if (code == 0xc2 || code == 0xc3) return PyBool_FromLong(code & 1);
+    int width = 0;       // bytes of a number, or of a length
+    Py_ssize_t data = 0;  // bytes of a text
+    const int is_text = code < 0xc0 || (code >= 0xd9 && code <= 0xdb), is_bytes = code >= 0xc4 && code <= 0xc6;
+    if (code < 0xc0) {
+        if (code < 0xa0) return NULL;
+        data = code & 31;
+    } else if (is_text || is_bytes) {
+        width = 1 << (code - (is_text ? 0xd9 : 0xc4));
+    } else if (code >= 0xcc && code <= 0xd3) {
+        width = 1 << (code & 3);
+    } else if (code == 0xcb) {
+        width = 8;
+    } else if (code == 0xd6) {
+        width = 1;  // the kind of a container
+        data = 4;
+    } else {
+        return NULL;
+    }
+    if (from->end - from->at < width + data) return NULL;
+    const uint64_t word = big_endian(from->at, width);
+    from->at += width;
+    if (code == 0xd6) return word < CONTAINERS ? get_container(from, (int)word, depth, is_key) : NULL;
+    if (is_text || is_bytes) {
+        if (width) data = (Py_ssize_t)word;
+        if (from->end - from->at < data) return NULL;
+        const char *text = (const char *)from->at;
+        from->at += data;
+        return is_bytes ? PyBytes_FromStringAndSize(text, data) : PyUnicode_DecodeUTF8(text, data, NULL);
+    }
+    if (code == 0xcb) {
+        double number;
+        memcpy(&number, &word, sizeof number);
+        return PyFloat_FromDouble(number);
+    }
+    if (code < 0xd0) return PyLong_FromUnsignedLongLong(word);
+    const int unused = 64 - 8 * width;  // bits
+    return PyLong_FromLongLong((long long)(word << unused) >> unused);
+}
+
+static PyObject *read_value(PyObject *self, PyObject *meta) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(meta, &view, PyBUF_SIMPLE) < 0) return NULL;
+    Reading from = {view.buf, (const unsigned char *)view.buf + view.len, 0};
+    PyObject *count = get_value(&from, DEEPEST, 0), *made = NULL;
+    from.tokens = 0;
+    if (count && PyLong_CheckExact(count)) made = get_value(&from, 0, 0);
+    if (made && (from.at != from.end || PyLong_AsLongLong(count) != from.tokens)) Py_CLEAR(made);
+    Py_XDECREF(count);
+    PyBuffer_Release(&view);
+    if (made) return made;
+    PyErr_Clear();
+    Py_RETURN_NOTIMPLEMENTED;
+}
 
 // ---- functions for Python -----------------------------------------------------------------------
 
@@ -3666,6 +3882,12 @@ static PyObject *copy_shared(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
+    {"write_value", write_value, METH_O,
+     "write_value(value)\n--\n\nReturn the metadata of a plain value: None, bool, int, float, str, bytes,"
+     " list, tuple, dict. None: it is not plain, or large."},
+    {"read_value", read_value, METH_O,
+     "read_value(meta)\n--\n\nReturn the plain value of this metadata. NotImplemented: it is not plain,"
+     " or not sound."},
     {"copy_to_shared", copy_shared, METH_VARARGS,
      "copy_to_shared(into, data, streaming=False)\n--\n\nCopy bytes to memory that another process"
      " reads, with streaming stores or what is faster."},

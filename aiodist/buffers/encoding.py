@@ -33,6 +33,7 @@ from aiodist.buffers.dtypes import carrier
 from aiodist.buffers.foreign import Giver
 from aiodist.buffers.paths import Path, Where
 from aiodist.buffers.tokens import MAX_DEPTH, PLAIN, Spec
+from aiodist.compiled import core
 
 _KEPT: Final = 1024
 """How many are kept."""
@@ -113,6 +114,8 @@ def encode(
         if found is not None:
             meta, specs = found
             return Encoded(meta, [byte_view(flat)] if flat.nbytes else [], specs)
+    elif core is not None and (plain := core.write_value(value)) is not None:
+        return Encoded(plain, [], ())
     encoder = _Encoder(allow_pickle, foreign)
     encoder.put(value, "value", 0)
     meta, specs = tokens.pack(encoder.tokens), tuple(encoder.specs)

@@ -23,6 +23,7 @@ from aiodist.buffers.foreign import Taker, Target
 from aiodist.buffers.packed_numbers import NUMBERS, fits
 from aiodist.buffers.paths import Path, Where
 from aiodist.buffers.tokens import MAX_DEPTH, PLAIN, Spec
+from aiodist.compiled import core
 from aiodist.errors import MessageTooLargeError, ProtocolError
 
 _END: Final = object()
@@ -73,6 +74,7 @@ class Incoming:
 
     __slots__ = (
         "_allow_pickle",
+        "_is_plain",
         "_out",
         "_staged",
         "_tree",
@@ -83,8 +85,11 @@ class Incoming:
         "targets",
     )
 
-    def __init__(self, tree: Any, specs: list[Spec], allow_pickle: bool) -> None:
+    def __init__(
+        self, tree: Any, specs: list[Spec], allow_pickle: bool, *, is_plain: bool = False
+    ) -> None:
         self._tree = tree  # the value, with a `_Leaf` for each array and a `_Pickled` for a pickle
+        self._is_plain = is_plain  # whether it is known to have neither
         self.specs = specs  # dtype and shape of each array
         self.nbytes = sum([spec.nbytes for spec in specs])
         self._allow_pickle = allow_pickle
@@ -123,6 +128,8 @@ class Incoming:
         Raises TypeError or ValueError, naming the place in `name`, if something does not fit. The
         Incoming is then unchanged and may be allocated again.
         """
+        if self._is_plain and out is None:
+            return
         # Everything is checked before this object changes, so that the caller may try again with
         # another `out` after an error in the last array of a tree.
         made: list[Target | None] = [None] * len(self.specs)
@@ -178,7 +185,7 @@ class Incoming:
 
     def anew(self) -> Incoming:
         """Return the same, not allocated yet."""
-        return Incoming(self._tree, self.specs, self._allow_pickle)
+        return Incoming(self._tree, self.specs, self._allow_pickle, is_plain=self._is_plain)
 
     def outline(self) -> Any:
         """Return the `outline` of the value, with dtype and shape of each array."""
@@ -305,6 +312,9 @@ def parse(
     """
     if len(meta) > max_bytes:
         raise MessageTooLargeError(_too_large(len(meta), "metadata", max_bytes))
+    plain = NotImplemented if core is None else core.read_value(meta)
+    if plain is not NotImplemented:
+        return Incoming(plain, [], allow_pickle, is_plain=True)
     array = _array_in(bytes(meta)) if len(meta) <= _SHORT else None
     if array is not None:
         incoming = Incoming(_Leaf(0, array), [array], allow_pickle)
