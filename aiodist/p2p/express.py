@@ -112,6 +112,11 @@ class MessageForm(dict[MessageTag, Wrapping]):
         self.nbytes = len(self.meta) + spec.nbytes
         self.is_pushed = self.nbytes > EAGER
 
+    @property
+    def shown(self) -> int:
+        """The bytes of arrays, as the `nbytes` of Works say them."""
+        return self.spec.nbytes if self.meta else 0
+
     def __missing__(self, tag: MessageTag) -> Wrapping:
         tag = as_tag(tag)
         if self.is_pushed:
@@ -137,6 +142,26 @@ class MessageForm(dict[MessageTag, Wrapping]):
         data = prefix(pack_fields(*start, wire.DATA, sid), size)
         end = prefix(pack_fields(*start, wire.FIN, sid), 0)
         return prefix(about, len(self.meta)) + self.meta + data, end
+
+
+class PlainForm(MessageForm):
+    """What is the same in all messages of plain values whose metadata has so many bytes.
+
+    The metadata is the whole message, and is read as its data.
+    """
+
+    def __init__(self, context: bytes, length: int) -> None:
+        super().__init__(context, Spec("numpy", "uint8", (length,), length))
+        self.meta, self.nbytes, self.text = b"", length, b""
+
+    def __missing__(self, tag: MessageTag) -> Wrapping:
+        tag, length = as_tag(tag), self.nbytes
+        if len(self) >= MOST_TAGS:
+            self.clear()
+        header = pack_fields(*self.start, wire.EAGER, tag, False, length)
+        head, price = prefix(header, length), cost(tag, length)
+        found = self[tag] = Wrapping(head, price, length, length, self.text)
+        return found
 
 
 class Credits(dict[MessageTag, bytes]):
@@ -185,24 +210,29 @@ class P2PExpress:
         self.in_vain = False
         """Whether the last receive waited, and nothing came."""
         self._came: dict[bytes, MessageForm | None] = {}  # by metadata
+        self._plain: dict[int, MessageForm | None] = {}  # of plain values, by their length
         self._compiled: Any = None
         """Sends and receives messages of known kinds over shared memory."""
         if not is_virtual(self._loop):
             self._use_compiled(context)
 
     def send(self, x: Any, dst: Any, tag: Any) -> Work[None] | None:
-        """Send an array. None: the fast path does not apply, and nothing was done.
+        """Send an array or a plain value. None: the fast path does not apply, and nothing was
+        done.
 
         Raises TypeError or ValueError if `tag` is not a tag.
         """
         form = self._form(self._sent, x)
-        if form is None:
-            return None
+        data: memoryview | None
+        if form is not None:
+            data = arrays.window(x, form.spec.nbytes)
+        else:
+            meta = None if core is None else core.write_value(x)
+            if meta is None or (form := self._plain_form(len(meta))) is None:
+                return None
+            data = memoryview(meta)
         link = self._link(dst)
-        if link is None:
-            return None
-        data = arrays.window(x, form.spec.nbytes)
-        if data is None:
+        if link is None or data is None:
             return None
         tag = _plain(tag)
         head, price, *_ = form[tag]
@@ -219,9 +249,9 @@ class P2PExpress:
             self._sender.repay(dst, tag, price)
             self._forget(dst)  # there may be a newer one
             return None
-        if self._teaches(link):
+        if type(form) is MessageForm and self._teaches(link):
             self._teach("send", form, form, described(x))
-        work: Work[None] = Work.begin(self._loop, "send", tag, None, form.spec.nbytes)
+        work: Work[None] = Work.begin(self._loop, "send", tag, None, form.shown)
         # If the loop is due, give it a turn now, while the message is in flight, and not when the
         # answer is there.
         if self._progress.finish(work, None, self._note(work, form, dst)):
@@ -229,10 +259,10 @@ class P2PExpress:
         return work
 
     def recv(self, src: Any, tag: Any, out: Any) -> Work[Any] | None:
-        """Receive an array, if it comes next from `src`.
+        """Receive an array, or a plain value as long as the last one, if it comes next from `src`.
 
-        None: the fast path does not apply, or the array did not come in time, or something else
-        came. Part of it may be in `out` then, but the whole array still has to be received.
+        None: the fast path does not apply, or nothing came in time, or something else came. Part
+        of an array may be in `out` then, but the whole array still has to be received.
         """
         self.in_vain = False
         if src is ANY_SOURCE:
@@ -246,11 +276,12 @@ class P2PExpress:
         form = self._came.get(last_meta)
         if form is None and last_meta not in self._came:
             form = self._learn(last_meta)
-        value = out
+        value, is_plain = out, False
         if out is None:
             if form is None:
                 return None
             value = _new(form.spec)
+            is_plain = type(form) is PlainForm
         else:
             due = self._form(self._due, out)
             if due is None:
@@ -263,7 +294,7 @@ class P2PExpress:
         into = arrays.window(value, form.spec.nbytes)
         if into is None:
             return None
-        work: Work[Any] = Work.begin(self._loop, "recv", expected, None, form.spec.nbytes)
+        work: Work[Any] = Work.begin(self._loop, "recv", expected, None, form.shown)
         progress = self._progress
         look: Callable[[Any, Any], bool | None] = link.look_for
         what: Any = head
@@ -294,6 +325,12 @@ class P2PExpress:
         if not found:
             self.in_vain = found is None
             return None
+        if is_plain:
+            assert core is not None
+            value = core.read_value(into)
+            if value is NotImplemented:  # the ordinary way can read it, or says what is wrong
+                self._came_otherwise(link, src, expected, into)
+                return None
         try:
             (receiver.took_pushed if form.is_pushed else receiver.took)(src, expected, price)
         except ProtocolError as error:  # the sender had no credit left
@@ -301,9 +338,9 @@ class P2PExpress:
             return None
         # The link has only counted the data.
         self._moved.received += len(form.meta)
-        if value is out and type(out) is not np.ndarray:
+        if out is not None and type(out) is not np.ndarray:
             tensors.mark_written(out)
-        if self._teaches(link):
+        if not is_plain and self._teaches(link):
             if out is None:
                 make = partial(_new, form.spec)
                 self._teach("recv", form, form.spec, word(None), described(value), finish=make)
@@ -313,6 +350,20 @@ class P2PExpress:
         work.source = src
         work.finish_within_call(value, self._note(work, form, src))
         return work
+
+    def _came_otherwise(
+        self, link: FramedLink, src: int, tag: MessageTag, payload: memoryview
+    ) -> None:
+        """Let the ordinary way have a message that was taken from `link`."""
+        fields = (wire.EAGER, tag, False, len(payload))
+        try:
+            landing = self._context.p2p.frame(src, fields, len(payload))
+        except ProtocolError as error:  # the sender had no credit left
+            link.close(error)
+            return
+        if landing is not None and landing.memory is not None:
+            landing.memory[:] = payload
+            landing.landed()
 
     def _push(
         self, link: FramedLink, dst: int, tag: MessageTag, form: MessageForm, data: memoryview
@@ -523,7 +574,19 @@ class P2PExpress:
         form = self._make(specs[0]) if len(specs) == 1 and specs[0].kind != "device" else None
         if form is not None and form.meta != meta:
             form = None  # a tree of values
+        if core is not None and core.read_value(meta) is not NotImplemented:
+            form = self._plain_form(len(meta))
         return _keep(self._came, meta, form)
+
+    def _plain_form(self, length: int) -> MessageForm | None:
+        """Return the form of plain values whose metadata has so many bytes. None: they are too
+        long."""
+        if length > self._most:
+            return None
+        try:
+            return self._plain[length]
+        except KeyError:
+            return _keep(self._plain, length, PlainForm(self._context.id, length))
 
     def _make(self, spec: Spec) -> MessageForm | None:
         if not 0 < spec.nbytes <= wire.MOST_PUSHED:

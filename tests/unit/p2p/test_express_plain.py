@@ -1,0 +1,117 @@
+"""Plain values by the short way: what arrives, and what comes in their place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import compiled
+from aiodist.buffers.encoding import encode
+from aiodist.errors import ProtocolError
+from aiodist.p2p import frames
+from aiodist.wire import kinds
+from aiodist.wire.frames import pack_fields
+
+pytestmark = [
+    pytest.mark.skipif(compiled.core is None, reason=f"no compiled part: {compiled.reason}"),
+    pytest.mark.parametrize("transport", ["shm", "tcp"]),
+]
+
+VALUES = [
+    None, True, 7, -(2**63), 0.5, "text", "x" * 100, "\udcff", b"bytes", 2**70, 1j,
+    (), [], {}, {"task": 3, "of": ["a", (1, 2.5)], (1, "b"): None}, list(range(100)), [[1], [[]]],
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow test is not due for a turn of the loop."""
+    monkeypatch.setattr("aiodist.transports.polling.LOOP_DUE", 60.0)
+
+
+@asynccontextmanager
+async def pair(transport: str) -> AsyncIterator[list[aiodist.Group]]:
+    """Two ranks that have a link."""
+    async with aiodist.local(2, transports=(transport,), op_timeout=30.0) as ranks:
+        a, b = [group._context.p2p for group in ranks]
+        a.send(None, 1)
+        await b.recv()
+        yield ranks
+
+
+async def there(a: aiodist.Group, b: aiodist.Group, x: Any, **options: Any) -> tuple[Any, bool]:
+    """Send `x`; return what arrives, and whether it was received within the call."""
+    sent = a.send(x, 1, **options)
+    received = b.recv(src=0, **options)
+    value = await received
+    assert (received.source, received.tag, received.op) == (0, options.get("tag", 0), "recv")
+    assert received.nbytes == sent.nbytes
+    return value, received.is_prepared
+
+
+@pytest.mark.parametrize("x", VALUES, ids=lambda x: repr(x)[:20])
+async def test_a_value_arrives(transport: str, x: Any) -> None:
+    async with pair(transport) as (a, b):
+        for tag in (0, 5, "rows"):
+            found = [await there(a, b, x, tag=tag) for _ in range(3)]
+            for value, _ in found:
+                assert (type(value), repr(value)) == (type(x), repr(x))
+            first, second, third = [value for value, _ in found]
+            if isinstance(x, (list, dict)):
+                assert first is not second is not third
+        is_short = [is_prepared for _, is_prepared in found]
+        assert compiled.core is not None
+        is_plain = compiled.core.read_value(encode(x).meta) is not NotImplemented
+        assert is_short == [is_plain] * 3
+
+
+async def test_numbers_may_change_and_lengths_too(transport: str) -> None:
+    async with pair(transport) as (a, b):
+        for number in range(20):
+            for x in ({"task": number, "loss": number / 7}, "x" * number, number):
+                assert (await there(a, b, x))[0] == x
+
+
+async def test_what_is_as_long_but_not_plain_takes_the_ordinary_way(transport: str) -> None:
+    """An array without elements, a numpy scalar, a message that waits for its receive, and bytes
+    that make no sense."""
+    others = [np.empty((0,), np.int16), np.float64(1.5), np.empty((2, 0), np.int32)]
+    async with pair(transport) as (a, b):
+        for other in others:
+            length = len(encode(other).meta)
+            text = "x" * (length - 2)
+            for _ in range(3):
+                assert (await there(a, b, text))[0] == text
+            value, is_prepared = await there(a, b, other)
+            assert not is_prepared
+            assert (type(value), value.dtype, value.shape) == (
+                type(other), other.dtype, other.shape,
+            )  # fmt: skip
+            assert value == other if value.shape == () else value.size == 0
+        waiting = a.ssend("12345678", 1)
+        assert await b.recv(src=0) == "12345678"
+        await waiting
+        for _ in range(2):
+            assert (await there(a, b, "12345678"))[0] == "12345678"
+        header = pack_fields(kinds.P2P, a._context.id, frames.EAGER, 0, False, 10)
+        a._context.peers[1].send(header, [memoryview(b"\xc1" * 10)])
+        with pytest.raises(ProtocolError, match="metadata"):
+            await b.recv(src=0)
+        assert (await there(a, b, "fine"))[0] == "fine"
+
+
+async def test_values_keep_their_order(transport: str) -> None:
+    async with pair(transport) as (a, b):
+        assert (await there(a, b, 0))[0] == 0
+        early = b.recv(src=0)
+        sends = [a.send(number, 1, tag=number % 2) for number in range(1, 200)]
+        assert await early == 1
+        assert await b.recv(src=0, tag=0) == 2
+        assert [await b.recv(src=0) for _ in range(197)] == list(range(3, 200))
+        await asyncio.gather(*sends)
