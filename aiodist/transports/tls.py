@@ -110,7 +110,7 @@ class TlsLink(StreamLink):
     # ---- sending ----
 
     def _push(self) -> bool:
-        """Send encrypted bytes. Returns whether all are out. Raises OSError."""
+        """Send encrypted bytes. Returns whether all are out."""
         while True:
             if not self._cipher:
                 self._cipher = self._outgoing.read(RECORDS)
@@ -120,6 +120,11 @@ class TlsLink(StreamLink):
                 sent = self._socket.send(self._cipher)
             except (BlockingIOError, InterruptedError):
                 self._arm()
+                return False
+            except OSError as error:
+                # The loop handles it, because the caller has yet to count what was encrypted: the
+                # peer may have some of it. And what has come is still read.
+                self._loop.call_soon(self._cannot_send, error)
                 return False
             self._cipher = self._cipher[sent:]
 
@@ -144,12 +149,7 @@ class TlsLink(StreamLink):
         return self._write((data,))
 
     def _writable(self) -> None:
-        try:
-            done = self._push()
-        except OSError as error:
-            self._cannot_send(error)
-            return
-        if done and self._shaken:
+        if self._push() and self._shaken:
             self._flush()
         if self._armed and not self._cipher and not (self._shaken and self._outbox.backlog):
             self._disarm()

@@ -1,0 +1,88 @@
+"""A link over TLS whose connection breaks: what it counts as sent, and what it still reads."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from authority import Authority
+
+from aiodist.testing.links import LinkPair, connected
+from aiodist.transports.tcp import TcpTransport
+from aiodist.transports.tls import TlsContexts, TlsLink
+
+
+FRAMES = 20
+
+
+class NarrowSocket(socket.socket):
+    """A socket in place of `sock`. It still takes `room` bytes, then raises `error`, and brings few
+    bytes at once."""
+
+    def __init__(self, sock: socket.socket, room: int, error: OSError) -> None:
+        super().__init__(sock.family, sock.type, sock.proto, fileno=sock.detach())
+        self.setblocking(False)
+        self.room = room
+        self.error = error
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        if not self.room:
+            raise self.error
+        sent = super().send(data[: self.room], flags)
+        self.room -= sent
+        return sent
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        return super().recv(min(size, 500), flags)
+
+
+@pytest.fixture(scope="module")
+def contexts(tmp_path_factory: pytest.TempPathFactory) -> TlsContexts:
+    return TlsContexts(*Authority(tmp_path_factory.mktemp("ca")).contexts("rank", mutual=True))
+
+
+class Ends(LinkPair):
+    a: TlsLink
+    b: TlsLink
+
+
+@pytest.fixture
+async def ends(contexts: TlsContexts) -> AsyncIterator[Any]:
+    """Two links that keep what they send, and tell `ends.news` if they are severed."""
+    async with connected(TcpTransport(contexts)) as pair:
+        for link in (pair.a, pair.b):
+            link.keep(lambda *_: pair.news.set())
+        pair.a.send(b"first")  # behind the end of the handshake
+        pair.b.send(b"first")
+        await pair.until(lambda: bool(pair.at_a.frames and pair.at_b.frames))
+        yield pair
+
+
+async def test_frames_that_left_before_the_break_count_as_sent(ends: Ends) -> None:
+    link = ends.a
+    link._socket = NarrowSocket(link._socket, 10_000, BrokenPipeError())
+    link._direct = False  # so that all frames are encrypted in one go
+    for _ in range(FRAMES):
+        link.send(b"frame", [memoryview(bytes(1000))])
+    link.poll()
+    await ends.until(lambda: link.is_severed and ends.b.is_severed)
+    assert 1 < ends.b.came < FRAMES
+    assert link.can_go_on(ends.b.came)
+
+
+async def test_what_has_come_is_read_though_nothing_can_be_sent(ends: Ends) -> None:
+    link = ends.a
+    link._stop_reading()
+    narrow = link._socket = NarrowSocket(link._socket, 0, BlockingIOError())
+    link.send(b"waits for room")
+    for _ in range(FRAMES):
+        ends.b.send(b"frame", [memoryview(bytes(1000))])
+    while ends.b._underway():  # until the system of `link` has all of it
+        await asyncio.sleep(0)
+    narrow.error = BrokenPipeError()
+    link.poll()
+    await ends.until(lambda: link.is_severed)
+    assert link.came == 1 + FRAMES
