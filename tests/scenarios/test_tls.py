@@ -235,6 +235,48 @@ def test_a_peer_of_another_authority_is_lost(
     run(main())
 
 
+class BreakingSocket(FullSocket):
+    """It is broken amid its write of this number."""
+
+    room = True
+
+    def __init__(self, sock: socket.socket, number: int) -> None:
+        super().__init__(sock)
+        self.left = number
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        self.left -= 1
+        sent = super().send(data if self.left else data[:-9], flags)
+        if not self.left:
+            self.shutdown(socket.SHUT_RDWR)
+        return sent
+
+
+@pytest.mark.parametrize("at", [6, 7, 10, 11])
+def test_a_connection_that_breaks_amid_a_write_is_made_again(
+    run: Any, mutual: Any, at: int
+) -> None:
+    async def main() -> None:
+        async with aiodist.Coordinator("tls://127.0.0.1:0", ssl=mutual[1]) as coordinator:
+            ranks = await connected(coordinator.address, [mutual] * 2, op_timeout=30)
+            await asyncio.gather(*(group.barrier() for group in ranks))
+            link: Any = ranks[0]._actor.endpoint.peer(1).link
+            broken = link._socket = BreakingSocket(link._socket, at)
+            xs = [np.full(300_000, group.rank + 1.0) for group in ranks]
+            outs = [[np.empty_like(x) for _ in range(3)] for x in xs]
+            works = [
+                group.all_reduce(xs[group.rank], out=out, tag=f"{number}")
+                for group in ranks
+                for number, out in enumerate(outs[group.rank])
+            ]
+            await asyncio.gather(*works)
+            assert all((out == 3.0).all() for mine in outs for out in mine)
+            assert broken.left <= 0
+            await asyncio.gather(*(group.close() for group in ranks))
+
+    run(main())
+
+
 @pytest.mark.parametrize("at", [1, 3, 10, 40, 150])
 def test_a_connection_that_breaks_is_made_again(run: Any, mutual: Any, at: int) -> None:
     def cut(group: aiodist.Group, other: int) -> int:
