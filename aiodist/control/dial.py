@@ -149,11 +149,20 @@ def _unreachable(target: Address, spent: float, attempts: int, last: str) -> str
         return f"{tried}. {_silent(target, last)}"
     if target.scheme == "inproc":
         return f"{tried}. Make an `aiodist.Coordinator` for this address in this process first"
+    if target.scheme == "tls":
+        serve = (
+            "No rank serves a tls:// address: run `aiodist coordinator` with --tls-cert, or use "
+            "`aiodist.Coordinator` with ssl="
+        )
+    else:
+        serve = (
+            "Rank 0 serves an address of the environment (AIODIST_ADDRESS). For an address given "
+            "in code or to a command, for several nodes, or for an elastic group, run `aiodist "
+            "coordinator`, or use `aiodist.Coordinator`"
+        )
     return (
-        f"{tried}. Is it up? Rank 0 serves an address of the environment (AIODIST_ADDRESS). For an "
-        "address given in code or to a command, for several nodes, or for an elastic group, run "
-        "`aiodist coordinator`, or use `aiodist.Coordinator`. Are host and port right on this "
-        "rank? Is there a firewall between?"
+        f"{tried}. Is it up? {serve}. Are host and port right on this rank? Is there a firewall "
+        "between?"
     )
 
 

@@ -152,6 +152,23 @@ def test_a_coordinator_that_does_not_come_is_said_to_be_missing_once(
     assert text.endswith("Trying until 60 s are over; at train.py:5")
 
 
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        (AT, "Rank 0 serves an address of the environment"),
+        ("tls://10.0.0.1:7", "No rank serves a tls:// address: .* coordinator` with --tls-cert"),
+    ],
+)
+def test_who_serves_an_address_depends_on_its_scheme(
+    loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch, address: str, says: str
+) -> None:
+    monkeypatch.setattr(dialling, "_attempt", Attempts(nobody()))
+    reach = dial(address, token=None, ssl=None, timeout=1.0, retry=False)
+    with pytest.raises(JoinError, match=rf"^[^.]*{address}.* Is it up\? {says}") as info:
+        loop.run_until_complete(reach)
+    assert str(info.value).count(" serves ") == 1
+
+
 async def test_an_address_that_makes_no_sense() -> None:
     with pytest.raises(ValueError, match="ftp"):
         await dial("ftp://x:1", token=None, ssl=None, timeout=1.0, retry=True)
