@@ -18,8 +18,9 @@ operations fail at once.
 
 A broken link is a fact only for its two ends. They fail at once, because they cannot go on, and
 each names the other one. To all other ranks they only say `BELIEVED`. A rank that is itself said to
-be lost waits in both cases: the coordinator may have removed it, and will say so. If that word does
-not come, the sender of the verdict is lost for this rank.
+be lost waits in both cases: the coordinator may have removed it, and will say so. If the loss is a
+fact, it also waits for a coordinator that is away. If that word does not come, the sender of the
+verdict is lost for this rank.
 
 **What does not wait?** The operation does not. It is withdrawn as soon as the verdict comes, so its
 memory belongs to the user, and the other ranks have heard. Only the Work is held until it can name
@@ -35,8 +36,8 @@ these ways:
   not count as a ruling, because it leaves only because of the loss. Otherwise others would name the
   rank that lived. If the other end has died, the link to it breaks on this rank as well, a moment
   later.
-* If the coordinator goes away, no ruling is expected, and the Works fail with what was heard. If
-  the group ends here, they fail with that error.
+* If the coordinator goes away, no ruling on a belief is expected, and the Works fail with what was
+  heard. If the group ends here, they fail with that error.
 * In every other case a timer of one lease ends the wait. For example, the coordinator may be
   waiting for members to come back.
 """
@@ -101,9 +102,12 @@ class Hearsay:
     def review(self) -> None:
         """Fail the held Works whose lost rank is known now, or all of them if no ruling will
         come."""
-        is_expected = self._party.endpoint.owner.expects_ruling()
+        owner = self._party.endpoint.owner
         for work, (verdict, error, where) in list(self._held.items()):
             ruled = self._ruled(verdict, where)
+            # A rank that says for a fact that this one is lost has it from the coordinator. If the
+            # coordinator has removed this rank, it is away from here until it says so.
+            is_expected = owner.expects_ruling(later=verdict.reason == LOST)
             if ruled is not None or not is_expected:
                 del self._held[work]
                 work.fail(ruled or error)

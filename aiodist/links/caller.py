@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from aiodist.links.greeting import Greeting, Identity
+from aiodist.links.greeting import LOST_CALLER, Greeting, Identity
 from aiodist.links.peer import SHORT_LIFE, Peer, PeerHome
 from aiodist.transports.base import Link, Receiver
 from aiodist.transports.sockets import exhaustion
@@ -57,7 +57,7 @@ class Caller:
             if why and not peer.broken and not peer.is_linked:
                 # A rank that aborts tells the coordinator why before it stops listening. That
                 # reason says more, and cancels this.
-                await self._endpoint.owner.caught_up(peer.rank)
+                await self._endpoint.owner.caught_up()
         finally:
             # If this was cancelled, `dialing` may already be another call.
             if peer.dialing is asyncio.current_task():
@@ -88,6 +88,9 @@ class Caller:
                 if answer is None:
                     return ""
                 if answer.is_final or refused == len(pauses):
+                    if answer.why.startswith(LOST_CALLER):
+                        # If the coordinator has removed this rank, its word ends this call.
+                        await self._endpoint.owner.caught_up(self._endpoint.lease)
                     return f"it refuses connections ({answer.why})"
             if self._loop.time() > began + SHORT_LIFE:
                 refused = 0  # the connection lasted, so one of the two was just busy for too long

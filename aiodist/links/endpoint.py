@@ -249,7 +249,8 @@ class Endpoint:
     #
     # No wait for a link is endless. If something is to be sent without a link, `Caller` works on
     # it, and ends with a link or with `cut`. A system that accepts no connection has some seconds,
-    # and one that breaks them has some attempts. Only the answer of a process has no limit here,
+    # and one that breaks them has some attempts. If a peer says that it has lost this rank, the
+    # coordinator has a lease to say so, too. Only the answer of a process has no limit here,
     # because it may be busy. The silence of its host breaks the connection, the end of the process
     # is noticed, or its lease ends and the coordinator says so.
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 
 from aiodist.errors import ProtocolError
-from aiodist.links.greeting import Claim, Greeter, Identity, Nonces
+from aiodist.links.greeting import LOST_CALLER, Claim, Greeter, Identity, Nonces
 from aiodist.links.peer import Peer, PeerHome
 from aiodist.transports.base import Link
 from aiodist.transports.sparing import Sparing
@@ -95,11 +95,7 @@ class PeerEntrance:
         peer = self._peers[rank]
         # A rank that leaves still accepts a link on which it has data to send.
         if rank in endpoint.lost or (endpoint.closing and peer.dialing is None):
-            why = (
-                "it is leaving"
-                if endpoint.closing
-                else f"it has lost this rank: {endpoint.lost[rank]}"
-            )
+            why = "it is leaving" if endpoint.closing else LOST_CALLER + endpoint.lost[rank]
             greeter.link.send(pack_fields(kinds.FAREWELL, b"", why[:1000]), urgent=True)
             greeter.link.close()
             return

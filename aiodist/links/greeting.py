@@ -20,6 +20,9 @@ from aiodist.wire.proof import NONCE_BYTES, Role, check_proof, make_proof, mark_
 
 log = logging.getLogger("aiodist.endpoint")
 
+LOST_CALLER = "it has lost this rank: "
+"""How the reason of a refusal begins if the coordinator may have removed the caller."""
+
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds for each of the two frames by which a caller shows which member it is."""
 

@@ -18,13 +18,18 @@ class EndpointOwner:
     def exhausted(self, error: OSError) -> None:
         """Hear that a link cannot be made, because this process has no files left."""
 
-    def expects_ruling(self) -> bool:
-        """Tell whether there is a coordinator to rule which rank is lost if a link breaks."""
+    def expects_ruling(self, *, later: bool = False) -> bool:
+        """Tell whether there is a coordinator to rule which rank is lost if a link breaks.
+
+        `later`: one that is away counts, too, because it may come back.
+        """
         return False
 
-    async def caught_up(self, root: int) -> None:
-        """Wait until the coordinator, if there is one that answers, has said what it knows of a
-        peer."""
+    async def caught_up(self, seconds: float = 0.0) -> None:
+        """Wait until the coordinator, if there is one that answers, has said which ranks are gone.
+
+        Wait at most `seconds` for one that is away.
+        """
 
     def ask(
         self, roots: Sequence[int], tell: Callable[[dict[int, str]], None], seconds: float

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import logging
 import os
 import sys
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from aiodist.control.client import ControlClient
 from aiodist.control.events import ControlEvent, CoordinatorBack, CoordinatorGone
 from aiodist.control.store import Store
-from aiodist.errors import CollectiveTimeoutError, GroupClosedError, in_words
+from aiodist.errors import AiodistError, CollectiveTimeoutError, GroupClosedError, in_words
 from aiodist.links.endpoint import FAREWELL_TIMEOUT, Endpoint
 from aiodist.links.owner import EndpointOwner
 from aiodist.rank.context import Context
@@ -242,13 +243,15 @@ class RankActor(EndpointOwner):
         if self._leaving is None and self.control.is_open and root in {*self.roots, *self._guests}:
             self.control.tell(Unreachable(self.people[root].id, reason[:MAX_TEXT], ended))
 
-    def expects_ruling(self) -> bool:
-        return self._leaving is None and self.control.is_open and not self.control.is_away
+    def expects_ruling(self, *, later: bool = False) -> bool:
+        is_there = self.control.is_open and (later or not self.control.is_away)
+        return self._leaving is None and is_there
 
-    async def caught_up(self, root: int) -> None:
-        # Any answer comes behind what the coordinator has said before.
-        if self.expects_ruling():
-            await self._seen([root], 0.0)
+    async def caught_up(self, seconds: float = 0.0) -> None:
+        if self.expects_ruling(later=seconds > 0.0):
+            # Any answer comes behind what the coordinator has said before.
+            with contextlib.suppress(AiodistError, TimeoutError):
+                await self.control.request(SeenRequest((), 0.0), seconds or ANSWER_TIMEOUT)
 
     def ask(
         self, roots: Sequence[int], tell: Callable[[dict[int, str]], None], seconds: float

@@ -251,6 +251,13 @@ FAULTS = (
         _unit("links/test_greeting.py"),
     ),
     DesignFault(
+        "a rank that was removed names the peer that refuses it",
+        "aiodist/links/caller.py",
+        "                    if answer.why.startswith(LOST_CALLER):",
+        "                    if False:",
+        ("tests/simulation/test_who_is_lost.py",),
+    ),
+    DesignFault(
         "a connection takes over though frames were lost between the two",
         "aiodist/links/peer.py",
         " and old.can_go_on(theirs.came)",

@@ -90,6 +90,47 @@ def test_without_a_ruling_it_is_what_was_heard(how: str) -> None:
     assert seconds < 3.1 if how == "away" else 10.9 < seconds < 11.1
 
 
+@pytest.mark.parametrize("seconds", [0.0, 3.0, 60.0])
+def test_a_rank_that_was_removed_hears_it_from_the_coordinator(seconds: float) -> None:
+    """Its peers refuse it, or say that it is lost. It waits for the coordinator, which is away from
+    here alone for so many `seconds`, but no longer than a lease."""
+    said = set()
+    for seed in range(8):
+        conditions = Conditions(delay=(20e-6, 2e-3), loss=0.0)
+        simulation = Simulation(3, seed=seed, conditions=conditions, lease=8.0, op_timeout=60.0)
+
+        async def main(
+            group: aiodist.Group, simulation: Simulation = simulation
+        ) -> tuple[aiodist.AiodistError, float]:
+            await group.all_to_all([0, 1, 2])
+            await group.barrier()
+            await asyncio.sleep(0.1)  # all are through
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            if group.rank == 0:
+                network, ways = simulation.network, (simulation.nodes[0], simulation.coordinator)
+                network.break_links(*ways)
+                network.partition(ways[:1], ways[1:])
+                network.later_by(seconds, network.heal)
+            with pytest.raises(aiodist.AiodistError) as caught:
+                while True:
+                    await group.all_reduce(np.ones(3))
+            took = loop.time() - began
+            await asyncio.sleep(10.0)  # a rank that leaves would be named rightly
+            return caught.value, took
+
+        (error, took), *others = simulation.run(main)
+        assert [other.ranks for other, _ in others] == [(0,), (0,)]
+        if seconds < 8.0:
+            assert isinstance(error, aiodist.GroupClosedError), error
+            assert seconds < took < seconds + 0.1
+        else:
+            assert isinstance(error, aiodist.PeerLostError)
+            assert 8.0 < took < 8.1
+            said.update(text for text in ("refuses", "has lost the") if text in str(error))
+    assert seconds < 8.0 or said == {"refuses", "has lost the"}
+
+
 @pytest.mark.parametrize("end", ["cancel", "revoke", "close"])
 def test_what_waits_for_a_ruling_ends_with_its_work_and_group(end: str) -> None:
     conditions = Conditions(delay=(20e-6, 2e-3), loss=0.0)

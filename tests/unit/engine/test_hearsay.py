@@ -25,9 +25,12 @@ class Group:
 
     def __init__(self, lost: dict[int, str], verdict: Verdict = BELIEF) -> None:
         self.lost = lost
-        self.expects = True
+        self.expects, self.is_away = True, False
         endpoint = SimpleNamespace(
-            owner=SimpleNamespace(expects_ruling=lambda: self.expects), lease=60.0
+            owner=SimpleNamespace(
+                expects_ruling=lambda later: self.expects or (later and self.is_away)
+            ),
+            lease=60.0,
         )
         loop = asyncio.get_running_loop()
         party: Any = SimpleNamespace(rank=2, loop=loop, endpoint=endpoint, lost=lambda: self.lost)
@@ -86,6 +89,9 @@ async def test_who_is_said_to_be_lost_itself_hears_of_it_from_the_coordinator(re
     group.hearsay.review()
     assert group.named == {1: "rank 1 is lost: it was silent"}
     group = Group({}, accusation)
-    group.expects = False
+    group.expects, group.is_away = False, True
+    group.hearsay.review()
+    assert group.work.done() == (reason == BELIEVED)  # a fact is the word of the coordinator
+    group.is_away = False
     group.hearsay.review()
     assert group.named == {1: "rank 1 has lost the connection to this rank"}

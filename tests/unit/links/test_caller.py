@@ -19,12 +19,12 @@ class Owner(EndpointOwner):
     def __init__(self, home: Home, reason: str = "") -> None:
         self.home = home
         self.reason = reason
-        self.asked: list[int] = []
+        self.asked: list[float] = []
 
-    async def caught_up(self, root: int) -> None:
-        self.asked.append(root)
+    async def caught_up(self, seconds: float = 0.0) -> None:
+        self.asked.append(seconds)
         if self.reason:
-            self.home.lose(root, self.reason)
+            self.home.lose(self.home.peer.rank, self.reason)
         await asyncio.sleep(0)
 
 
@@ -70,7 +70,7 @@ async def test_the_reason_of_an_abort_counts_more_than_a_refused_connection() ->
 async def test_without_another_reason_it_is_not_reachable() -> None:
     home = Home()
     await home.call()
-    assert home.owner.asked == [1]
+    assert home.owner.asked == [0.0]
     assert home.lost == {1: "not reachable: refused"}
 
 
