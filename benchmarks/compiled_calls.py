@@ -37,6 +37,7 @@ MESSAGES = {
 """Around the ring of all ranks, one message after the other from rank 0 to rank 1, and one task for
 each other rank, which asks rank 0 for it."""
 METRICS = {
+    "a dict there and back": lambda group, x, tag: there_and_back(group, metrics()),
     "all_gather of numbers": lambda group, x, tag: group.all_gather(metrics(), tag=tag),
     "and of a string": lambda group, x, tag: group.all_gather(
         metrics() | {"at": f"{next(STEPS):8}"}, tag=tag
@@ -59,6 +60,16 @@ def one_way(group: Group, x: Any) -> Awaitable[Any]:
     if group.rank == 0:
         return group.send(x, 1)
     return group.recv(src=0, out=x) if group.rank == 1 else nothing()
+
+
+async def there_and_back(group: Group, value: Any) -> None:
+    """Send `value` from rank 0 to rank 1, and what rank 1 has back. The other ranks do nothing."""
+    if group.rank == 0:
+        await group.send(value, 1)
+        await group.recv(src=1)
+    elif group.rank == 1:
+        await group.recv(src=0)
+        await group.send(value, 0)
 
 
 async def a_task_each(group: Group, x: Any) -> None:

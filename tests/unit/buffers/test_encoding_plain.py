@@ -1,0 +1,119 @@
+"""Plain values by the compiled part, against the Python code: the same bytes, the same values, and
+nothing read that is not sound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiodist import compiled
+from aiodist.buffers import encoding, tokens, values
+from aiodist.errors import ProtocolError
+
+pytestmark = pytest.mark.skipif(
+    compiled.core is None, reason=f"no compiled part: {compiled.reason}"
+)
+
+WORDS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**66), 2**66),
+    st.integers(-200, 200),
+    st.floats(),
+    st.text(max_size=40),
+    st.binary(max_size=40),
+    st.sampled_from(["x" * 255, "x" * 256, "x" * 65536, "ü" * 20, "\udcff", b"x" * 256, 1j]),
+)
+KEYS = st.recursive(
+    WORDS.filter(lambda word: word != 1j), lambda keys: st.tuples(keys, keys), max_leaves=4
+)
+VALUES = st.recursive(
+    WORDS,
+    lambda items: st.one_of(
+        st.lists(items, max_size=6),
+        st.lists(items, max_size=6).map(tuple),
+        st.dictionaries(KEYS, items, max_size=4),
+    ),
+    max_leaves=80,
+)
+
+
+def by_python(value: Any) -> bytes:
+    encoder = encoding._Encoder(False, None)
+    encoder.put(value, "value", 0)
+    return tokens.pack(encoder.tokens)
+
+
+def read_by_python(meta: bytes) -> Any:
+    return values._Reader(tokens.unpack(meta)).read()
+
+
+@given(VALUES)
+def test_it_writes_and_reads_what_python_does(value: Any) -> None:
+    assert compiled.core is not None
+    meta = by_python(value)
+    written = compiled.core.write_value(value)
+    assert written is None or written == meta
+    read = compiled.core.read_value(meta)
+    assert read is NotImplemented or repr(read) == repr(read_by_python(meta))
+
+
+@given(VALUES, st.lists(st.tuples(st.sampled_from("cid"), st.integers(0), st.integers(0, 255))))
+def test_it_reads_nothing_that_is_not_sound(value: Any, changes: list[Any]) -> None:
+    """Bytes are changed, inserted and deleted."""
+    assert compiled.core is not None
+    meta = bytearray(by_python(value))
+    for how, where, byte in changes[:4]:
+        at = where % (len(meta) + 1)
+        if how == "i":
+            meta.insert(at, byte)
+        elif at < len(meta):
+            meta[at : at + 1] = b"" if how == "d" else bytes([byte])
+    read = compiled.core.read_value(bytes(meta))
+    if read is not NotImplemented:
+        assert repr(read) == repr(read_by_python(bytes(meta)))
+
+
+@pytest.mark.parametrize(
+    ("value", "is_plain"),
+    [
+        ([None, True, 1, 0.5, "a", b"b", (1, [2])], True),
+        ({"a": 1, 2: {}, (1, "b"): [], None: 0}, True),
+        ([0] * 63, True),
+        ([0] * 64, False),  # one token more than `tokens.FEW`
+        (2**63, False),
+        ("\udcff", False),
+        (1j, False),
+        ({(1, (2,)): {1: 2}}, True),
+        (type("Text", (str,), {})("a"), False),
+        ([[object()]], False),
+    ],
+)
+def test_what_is_plain(value: Any, is_plain: bool) -> None:
+    assert compiled.core is not None
+    assert (compiled.core.write_value(value) is not None) is is_plain
+
+
+@pytest.mark.parametrize("depth", [tokens.MAX_DEPTH, tokens.MAX_DEPTH + 1])
+@pytest.mark.parametrize("kind", [tokens.LIST, tokens.TUPLE])
+def test_how_deep_it_reads(depth: int, kind: int) -> None:
+    assert compiled.core is not None
+    meta = tokens.pack([*[tokens.container(kind, 1)] * depth, "x"])
+    read = compiled.core.read_value(meta)
+    if depth > tokens.MAX_DEPTH:
+        assert read is NotImplemented
+        with pytest.raises(ProtocolError, match="levels deep"):
+            read_by_python(meta)
+    else:
+        assert repr(read) == repr(read_by_python(meta))
+
+
+def test_a_container_that_claims_too_much_gets_no_memory() -> None:
+    assert compiled.core is not None
+    for kind in (tokens.LIST, tokens.TUPLE, tokens.DICT):
+        assert compiled.core.read_value(tokens.pack([tokens.container(kind, 2**32 - 1)])) is (
+            NotImplemented
+        )
