@@ -22,7 +22,7 @@ from aiodist.channels.manifest import Writing
 from aiodist.channels.memory import VersionMemory
 from aiodist.channels.participant import PATIENCE, ChannelRole, Participant, check_options
 from aiodist.channels.ration import Ration
-from aiodist.channels.store import BEAT, GONE
+from aiodist.channels.store import BEAT, GONE, SIGNS
 from aiodist.channels.trees import unwrapped
 from aiodist.errors import AiodistError, CollectiveTimeoutError, JoinError
 from aiodist.transports.surroundings import chooser_on
@@ -176,7 +176,12 @@ class Publisher:
             await self._participant.store.delete(directory.PUBLISHED)
         except JoinError:
             # Publishers of other parts that are just entering have not yet said that they publish.
-            await asyncio.sleep(GONE)
+            with self._participant.store.awaiting(
+                f"others are in the channel, and only after {GONE:g} s it is sure that they are"
+                " subscribers: end them first, publish to a channel of another name, or give a"
+                " longer timeout"
+            ):
+                await asyncio.sleep(GONE)
             await self._participant.store.delete(directory.PUBLISHED)
 
     @property
@@ -388,7 +393,11 @@ class Publisher:
             rivals = directory.rivals(seats, me)
             if enters and not rivals and participant.store.is_restarted:
                 enters = False
-                await asyncio.sleep(GONE)  # the old publisher may not have come back yet
+                with participant.store.awaiting(
+                    "the coordinator was restarted, and a publisher from before may come back"
+                    f" within {GONE:g} s: give a longer timeout"
+                ):
+                    await asyncio.sleep(GONE)
                 continue
             if not rivals and me in seats:
                 return
@@ -397,8 +406,14 @@ class Publisher:
             if not alive:
                 if await self._sit(rivals):
                     return
-            elif self._own() or await participant.store.lives(alive[0].id):
-                raise JoinError(self._taken(alive[0]))
+                continue
+            with participant.store.awaiting(
+                "another publisher may be alive, and it takes about"
+                f" {SIGNS * BEAT:g} s to hear whether it is: end it first, use another name, or"
+                " give a longer timeout"
+            ):
+                if self._own() or await participant.store.lives(alive[0].id):
+                    raise JoinError(self._taken(alive[0]))
 
     def _seat(self) -> Seat:
         place = self._participant.store.place

@@ -10,8 +10,8 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -79,6 +79,7 @@ class ChannelStore:
         self._tasks = tasks
         timeouts.check_timeout(options.get("timeout"))
         self._timeout: float = options.get("timeout") or 30.0  # seconds for joining
+        self._awaited = "the coordinator went away, or had no time"  # for `entering`
         self._group: Group | None = None
         self._opening = asyncio.Lock()
         self._is_lost = False  # the coordinator was restarted without a state file
@@ -123,9 +124,18 @@ class ChannelStore:
             if isinstance(error, AiodistError):
                 raise
             raise JoinTimeoutError(
-                f"the coordinator went away while the channel {self._channel!r} was entered, or had"
-                f" no time: waited {self._timeout:g} s"
+                f"the channel {self._channel!r} was not entered within {self._timeout:g} s:"
+                f" {self._awaited}"
             ) from None
+
+    @contextmanager
+    def awaiting(self, what: str) -> Iterator[None]:
+        """Wait for something else than the coordinator: `entering` says so if its time is over."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._awaited = what
+            raise
 
     async def close(self) -> None:
         """Leave, and withdraw the sign of life."""

@@ -104,6 +104,44 @@ def test_another_publisher_is_refused_after_a_restart_of_the_coordinator(durable
     stage.play({0: publish(), 1: second()})
 
 
+@pytest.mark.parametrize(
+    ("takes", "options", "says"),
+    [
+        ("publisher", {}, "another publisher may be alive, and it takes about 4 s to hear"),
+        ("subscriber", {"restart": True}, "only after 3.5 s it is sure that they are subscribers"),
+    ],
+)
+def test_a_publisher_that_has_no_time_says_for_what(takes, options, says):
+    stage = Stage(2)
+
+    async def first():
+        async with getattr(stage, takes)():
+            await stage.done.wait()
+
+    async def second():
+        await asyncio.sleep(0.5)
+        with pytest.raises(aiodist.JoinTimeoutError, match=f"not entered within 2 s: .*{says}"):
+            async with stage.publisher(timeout=2, **options):
+                pass
+        stage.done.set()
+
+    stage.play({0: first(), 1: second()})
+
+
+def test_a_publisher_that_has_no_time_after_a_restart_of_the_coordinator_says_so():
+    stage = Stage(1, durable=True)
+
+    async def main():
+        async with stage.subscriber():
+            stage.sim.restart_coordinator(0.5)
+            await asyncio.sleep(5)
+            with pytest.raises(aiodist.JoinTimeoutError, match="the coordinator was restarted, an"):
+                async with stage.publisher(timeout=2):
+                    pass
+
+    stage.play({0: main()})
+
+
 def test_the_place_of_a_publisher_that_was_killed_is_free_at_once():
     """The coordinator knows that the publisher's connection broke, so the next publisher does not
     wait until the last sign of life of the old one is over."""
