@@ -254,7 +254,8 @@ class Averager:
             TypeError: a leaf is no float array.
             ValueError: a weight below 0, values that are not finite, or an unknown part.
             RuntimeError: another call for this part is under way, or there was no ``async with``.
-            MismatchError: shapes or dtypes are not those of the other members.
+            MismatchError: keys, containers, shapes or dtypes are not those of the other members,
+                or of earlier rounds of this part, because a part always has the same.
             StaleError: more than `max_stale` rounds were missed, or the last ones were decided
                 again without this member. Each call raises it until this member has taken a
                 state (`state`), or has left and entered the averager again.
@@ -454,9 +455,9 @@ class Averager:
                 self._connection.say(wire.AverageWantState(wanted=False))
         if not done.done():
             raise CollectiveTimeoutError(
-                f"no state came within {seconds:g} s: no member has published one, or the"
-                " coordinator is away or silent: call publish_state on a member that is up to date,"
-                " or go on without a state",
+                f"no state came within {seconds:g} s: no member has published one, its function"
+                " failed (see the log of that member), or the coordinator is away or silent. Call"
+                " publish_state on a member that is up to date, or go on without a state",
                 group=self._connection.averager,
                 op="state",
             )

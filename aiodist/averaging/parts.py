@@ -166,9 +166,9 @@ class MemberPart:
     def offer(self, call: AverageCall, after: wire.Reached | None) -> None:
         """Offer the contribution of a call to the round after `after`."""
         call.after = after
-        text = str(call.form)[:1000]
+        form = call.form
         self.ways.say(
-            wire.AverageOffer(self.name, call.number, after, call.weight, call.form.digest, text)
+            wire.AverageOffer(self.name, call.number, after, call.weight, form.digest, form.text)
         )
 
     def give_up(self, call: AverageCall) -> asyncio.Future[Message]:

@@ -20,11 +20,11 @@ from aiodist.buffers.tokens import MAX_DEPTH, TOO_DEEP
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 """The dtypes that can be averaged."""
 
-SHOWN = 6
-"""The number of arrays that a text about a tree shows."""
+SHOWN = 900
+"""The number of characters of a tree that a text about it shows."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class _VectorLeaf:
     """An array of a tree: what it was, and where its elements are in the vector `vector`."""
 
@@ -35,10 +35,14 @@ class _VectorLeaf:
     start: int
     stop: int
 
+    def __repr__(self) -> str:
+        return shown(self.name, self.shape)
+
 
 class TreeForm:
     """The structure, shapes and dtypes of a tree. `digest` is equal for trees that can be averaged
-    with each other. `names`: the dtypes of the vectors, and `sizes`: their lengths."""
+    with each other, and `text` shows them, so that trees of different digests have different texts.
+    `names`: the dtypes of the vectors, and `sizes`: their lengths."""
 
     def __init__(self, tree: Any, *, coded: bool) -> None:
         """`coded`: all dtypes but float64 share one vector of float32, for a codec. Raises
@@ -48,17 +52,14 @@ class TreeForm:
         self.sizes: list[int] = []
         self.leaves: list[_VectorLeaf] = []
         self.arrays: list[arrays.UserArray] = []  # those of `tree`, until they are copied
-        self._shape = self._take(tree, "value", 0)
+        self._tree = self._take(tree, "value", 0)
         if not self.leaves:
             raise ValueError("value: a tree without arrays has nothing to average")
-        said = [(one.name, one.shape) for one in self.leaves]
-        words = repr((self._shape, said, coded))
-        self.digest = hashlib.blake2b(words.encode(), digest_size=16).digest()
-
-    def __str__(self) -> str:
-        texts = [shown(one.name, one.shape) for one in self.leaves[:SHOWN]]
-        more = len(self.leaves) - SHOWN
-        return ", ".join(texts) + (f" and {more} more arrays" if more > 0 else "")
+        text = repr(self._tree)
+        self.digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        count, digest = len(self.leaves), self.digest.hex()[:8]
+        more = f"… ({count} arrays of {sum(self.sizes)} values, digest {digest})"
+        self.text = text if len(text) <= SHOWN else text[:SHOWN] + more
 
     @property
     def nbytes(self) -> int:
@@ -89,7 +90,7 @@ class TreeForm:
             )
         return self._add(array)
 
-    def _add(self, array: arrays.UserArray) -> int:
+    def _add(self, array: arrays.UserArray) -> _VectorLeaf:
         name = "float32" if self.coded and array.name != "float64" else array.name
         if name not in self.names:
             self.names.append(name)
@@ -97,9 +98,10 @@ class TreeForm:
         vector = self.names.index(name)
         start = self.sizes[vector]
         self.sizes[vector] = stop = start + array.base.size
-        self.leaves.append(_VectorLeaf(array.kind, array.name, array.shape, vector, start, stop))
+        leaf = _VectorLeaf(array.kind, array.name, array.shape, vector, start, stop)
+        self.leaves.append(leaf)
         self.arrays.append(array)
-        return len(self.leaves) - 1
+        return leaf
 
     def copy(self) -> list[Flat]:
         """The elements of the tree, in new vectors. To be called once."""
@@ -117,15 +119,15 @@ class TreeForm:
 
     def tree(self, vectors: Sequence[Flat]) -> Any:
         """A tree of new arrays, of the dtypes and kinds of the tree that this was made of."""
-        return self._build(self._shape, vectors)
+        return self._build(self._tree, vectors)
 
-    def _build(self, shape: Any, vectors: Sequence[Flat]) -> Any:
-        if isinstance(shape, dict):
-            return {key: self._build(one, vectors) for key, one in shape.items()}
-        if isinstance(shape, (list, tuple)):
-            kind = list if isinstance(shape, list) else tuple
-            return kind(self._build(one, vectors) for one in shape)
-        leaf = self.leaves[shape]
+    def _build(self, tree: Any, vectors: Sequence[Flat]) -> Any:
+        if isinstance(tree, dict):
+            return {key: self._build(one, vectors) for key, one in tree.items()}
+        if isinstance(tree, (list, tuple)):
+            kind = list if isinstance(tree, list) else tuple
+            return kind(self._build(one, vectors) for one in tree)
+        leaf: _VectorLeaf = tree
         found = vectors[leaf.vector][leaf.start : leaf.stop]
         made = arrays.empty(leaf.kind, leaf.name, leaf.shape, "value")
         flat, staged = made.stage()

@@ -66,6 +66,11 @@ from aiodist.wire.averaging import (
 from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import Failed, Failure, MemberInfo, Message
 
+EXCERPT = 240
+"""The most characters of a tree that an error shows, and `CONTEXT` of these are before the first
+difference."""
+CONTEXT = 60
+
 
 class Averaging:
     def __init__(self, seating: Seating) -> None:
@@ -194,9 +199,12 @@ class Averaging:
         rounds = room.rounds(offer.part)
         part = rounds.part
         if rounds.form != offer.form and not rounds.takes_any_form:
+            theirs, mine = _apart(rounds.text, offer.text)
             text = (
-                f"the values of part {offer.part!r} are {rounds.text}, but this member gives"
-                f" {offer.text}"
+                f"the values of part {offer.part!r} of the averager {room.name!r} are {theirs}, but"
+                f" this member gives {mine}. All members must give the same keys, containers,"
+                " shapes and dtypes in all rounds of a part: give these, or use a part or an"
+                " averager of another name"
             )
             self._tell(room, who, AverageRefused(offer.part, offer.call, text[:MAX_TEXT]))
             return
@@ -477,6 +485,13 @@ class Averaging:
     def status(self) -> list[dict[str, Any]]:
         """Describe each averager in plain data: see `Room.status`."""
         return [room.status() for room in self._rooms.values()]
+
+
+def _apart(one: str, other: str) -> list[str]:
+    """Excerpts of two texts, which begin shortly before the first difference."""
+    differs = (at for at, (x, y) in enumerate(zip(one, other, strict=False)) if x != y)
+    begin = max(next(differs, min(len(one), len(other))) - CONTEXT, 0)
+    return ["…" * bool(begin) + text[begin : begin + EXCERPT] for text in (one, other)]
 
 
 def _reopened(room: Room, name: str) -> AveragerRecorded:

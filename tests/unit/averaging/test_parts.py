@@ -39,7 +39,7 @@ def part_that_carries() -> MemberPart:
 
 
 def call_of(part: MemberPart, number: int) -> AverageCall:
-    form: Any = SimpleNamespace(digest=b"", names=["float32"])
+    form: Any = SimpleNamespace(digest=b"", text="", names=["float32"])
     included = part.left_over()
     done = asyncio.get_running_loop().create_future()
     call = AverageCall(number, form, [np.full(1, number, np.float32)], 1.0, done, included)

@@ -63,6 +63,16 @@ def test_other_shapes_dtypes_and_structures_have_other_digests(other: Any) -> No
     )
 
 
+def test_a_text_shows_what_the_digest_is_of() -> None:
+    assert TreeForm(TREE, coded=False).text == (
+        "{'deep': [float64[2], (float16[], float32[0])], 'w': float32[2,3]}"
+    )
+    long = [np.ones(1, np.float32)] * 10_000
+    one, other = (TreeForm([*long, last], coded=False).text for last in (np.ones(2), long[:1]))
+    assert one != other
+    assert max(len(one), len(other)) < 1000
+
+
 @pytest.mark.parametrize(
     ("tree", "text"),
     [

@@ -84,6 +84,19 @@ def test_values_of_another_form_fail_for_that_member_alone(members: Members) -> 
     assert isinstance(decision, a.AverageDecision)
 
 
+@pytest.mark.parametrize("shared", [0, 500])
+def test_a_refusal_shows_where_forms_differ(members: Members, shared: int) -> None:
+    members.enter(1, 2)
+    same = "x" * shared
+    members.offer(1, text=f"{same}{{'a': float32[3]}}" + "y" * 400)
+    [refused] = members.offer(2, form=b"g", text=f"{same}{{'b': float32[3]}}" + "y" * 400)
+    assert "of the averager 'outer'" in refused.text
+    assert "x{'a': float32[3]}" in refused.text.replace("are {", "are x{")
+    assert "x{'b': float32[3]}" in refused.text.replace("gives {", "gives x{")
+    assert "in all rounds of a part" in refused.text
+    assert len(refused.text) < 1000
+
+
 def test_a_wrong_first_call_that_is_over_is_forgotten(members: Members) -> None:
     members.enter(1, 2)
     members.offer(1, form=b"g", text="float32[4]")
