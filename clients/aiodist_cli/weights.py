@@ -16,6 +16,7 @@ from rich.table import Table
 
 from aiodist.channels.publisher import publisher
 from aiodist.channels.subscriber import subscriber
+from aiodist.control.client import ControlClient
 from aiodist.environment import token_in
 from aiodist.errors import AiodistError
 from aiodist.transports.certificates import contexts_in
@@ -240,9 +241,11 @@ def forget(
     """
 
     async def run() -> None:
-        async with publisher(
-            channel, address=address, restart=True, timeout=timeout, **_options(address)
-        ):
+        options = _options(address)
+        # A publisher would wait for a coordinator that is not there.
+        client = await ControlClient.open(address, timeout=timeout, retry=False, **options)
+        client.close()
+        async with publisher(channel, address=address, restart=True, timeout=timeout, **options):
             pass
 
     _run("forget", run(), address, (tls_ca, tls_cert, tls_key))

@@ -6,10 +6,12 @@ import asyncio
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 import aiodist
+from aiodist.launching.spawn import free_port
 from aiodist_cli import weights
 from aiodist_cli.main import app
 
@@ -34,6 +36,15 @@ async def test_forget() -> None:
             code, text = await forget()
             assert code == 1
             assert "has another publisher" in " ".join(text.replace("│", " ").split())
+
+
+def test_forget_does_not_wait_for_a_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the other commands that ask it."""
+    monkeypatch.setattr(weights, "publisher", None)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    result = CliRunner().invoke(app(), ["weights", "forget", "policy", address])
+    assert result.exit_code == 1
+    assert "no coordinator answered" in " ".join(result.output.replace("│", " ").split())
 
 
 async def test_list_asks_the_coordinator() -> None:
