@@ -76,8 +76,10 @@ def publisher(
                 version, tree = await weights.latest()
                 await group.barrier()
     """
-    if not 1 <= keep <= MOST_RELEASES:
+    if type(keep) is not int or not 1 <= keep <= MOST_RELEASES:
         raise ValueError(f"keep is 1 to {MOST_RELEASES} versions, not {keep!r}")
+    if deltas is not None and type(deltas) is not bool:
+        raise TypeError(f"deltas is True, False or None, not {deltas!r}")
     check_options("publisher", options)
     share, shares = _checked(part)
     participant = Participant(channel, address, patience, options)

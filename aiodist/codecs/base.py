@@ -77,6 +77,20 @@ class Codec(ABC):
         )
 
 
+def checked_feedback(error_feedback: Any) -> bool:
+    """Return it. Raises ValueError if it is no bool."""
+    if not isinstance(error_feedback, bool):
+        raise ValueError(f"error_feedback={error_feedback!r}: expected True or False")
+    return error_feedback
+
+
+def checked_count(count: int) -> int:
+    """Return it. Raises ValueError if it is no number of values."""
+    if count < 0:
+        raise ValueError(f"count={count!r}: expected 0 or more values")
+    return count
+
+
 def codec_of(value: Any, said: str = "codec") -> Codec:
     """Return `value`, a `Codec` or an object with the same methods and attributes, as a codec whose
     answers are checked.

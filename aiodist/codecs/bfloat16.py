@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from aiodist.buffers.kernels import round_to_bfloat16
-from aiodist.codecs.base import Bytes, Codec, Floats
+from aiodist.codecs.base import Bytes, Codec, Floats, checked_count, checked_feedback
 
 _AT_ONCE: Final = 1 << 14
 """Values that are coded at once: what is computed on the way stays in the cache."""
@@ -22,10 +22,10 @@ class bf16(Codec):
 
     def __init__(self, *, error_feedback: bool = False) -> None:
         self.name = "bf16()"
-        self.error_feedback = error_feedback
+        self.error_feedback = checked_feedback(error_feedback)
 
     def nbytes(self, count: int) -> int:
-        return 2 * count
+        return 2 * checked_count(count)
 
     def encode(self, values: Floats, out: Bytes) -> int:
         coded = out[: 2 * values.size].view("<u2")

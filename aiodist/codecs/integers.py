@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aiodist.codecs.base import Bytes, Codec, Floats
+from aiodist.codecs.base import Bytes, Codec, Floats, checked_count, checked_feedback
 
 _AT_ONCE: Final = 1 << 15
 """Values that are coded at once: what is computed on the way stays in the cache."""
@@ -33,7 +33,7 @@ class _Integers(Codec):
         if isinstance(block, bool) or not isinstance(block, int) or not 1 <= block <= _AT_ONCE:
             raise ValueError(f"block={block!r}: expected an integer from 1 to {_AT_ONCE}")
         self.name = f"{type(self).__name__}(block={block})"
-        self.error_feedback = error_feedback
+        self.error_feedback = checked_feedback(error_feedback)
         self.block = block
         most = np.finfo(np.float32).max / np.float32(self._levels)
         self._largest_scale = np.nextafter(most, np.float32(0))
@@ -51,7 +51,7 @@ class _Integers(Codec):
         """Write uint8[rows, width] to float32[rows, columns]."""
 
     def nbytes(self, count: int) -> int:
-        rows, rest = divmod(count, self.block)
+        rows, rest = divmod(checked_count(count), self.block)
         size = rows * (4 + self._width(self.block))
         return size + 4 + self._width(rest) if rest else size
 

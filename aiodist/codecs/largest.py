@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aiodist.codecs.base import Bytes, Codec, Floats
+from aiodist.codecs.base import Bytes, Codec, Floats, checked_count, checked_feedback
 
 _AT_ONCE: Final = 1 << 15
 """Values that are looked at at once: what is computed on the way stays in the cache."""
@@ -32,7 +32,7 @@ class topk(Codec):
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             raise ValueError(f"share={share!r}: expected a number above 0, at most 1")
         self.name = f"topk(share={float(share)!r})"
-        self.error_feedback = error_feedback
+        self.error_feedback = checked_feedback(error_feedback)
         self.share = float(share)
         self._members = 1
 
@@ -46,7 +46,7 @@ class topk(Codec):
         return min(count, self._members * max(1, int(count * self.share)))
 
     def nbytes(self, count: int) -> int:
-        if count > _MOST:
+        if checked_count(count) > _MOST:
             raise ValueError(f"topk codes at most {_MOST} values, not {count}: code them in parts")
         return min(8 * self._kept(count), 4 * count)
 

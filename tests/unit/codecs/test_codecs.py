@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -179,6 +181,14 @@ def test_blocks_that_are_none(block: object) -> None:
 def test_shares_that_are_none(share: object) -> None:
     with pytest.raises(ValueError, match="expected a number above 0, at most 1"):
         topk(share)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [bf16, int8, int4, topk])
+def test_arguments_that_are_none(kind: Any) -> None:
+    with pytest.raises(ValueError, match="error_feedback='x': expected True or False"):
+        kind(error_feedback="x")
+    with pytest.raises(ValueError, match="count=-1: expected 0 or more values"):
+        kind().nbytes(-1)
 
 
 def test_names_hold_what_changes_the_bytes() -> None:
