@@ -9,7 +9,7 @@ that does not want it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -35,8 +35,13 @@ class _PartWords(NamedTuple):
     shape: tuple[int, ...]
     box: Box
 
+    @property
+    def whole(self) -> str:
+        """The array that it is a part of."""
+        return f"{self.dtype}{list(self.shape)}"
+
     def __str__(self) -> str:
-        return f"{resharding.text(self.box)} of {self.dtype}{list(self.shape)}"
+        return f"{resharding.text(self.box)} of {self.whole}"
 
 
 _NO_NOTES: Mapping[int, str] = MappingProxyType({})
@@ -158,12 +163,18 @@ def _alike(place: Place, where: str, holds: _Parts, wants: _Parts) -> _PartWords
     """Return what all ranks say about an array. Raises MismatchError if they differ."""
     told = [parts[where] for parts in (*holds, *wants) if where in parts]
     if any((one.dtype, one.shape) != (told[0].dtype, told[0].shape) for one in told):
-        raise _mismatch(place, where, holds, wants)
+        # Without boxes, which differ as a rule: only what is wrong is marked then.
+        raise _mismatch(place, where, holds, wants, shown=lambda part: part.whole)
     return told[0]
 
 
 def _mismatch(
-    place: Place, where: str, holds: _Parts, wants: _Parts, notes: Mapping[int, str] = _NO_NOTES
+    place: Place,
+    where: str,
+    holds: _Parts,
+    wants: _Parts,
+    notes: Mapping[int, str] = _NO_NOTES,
+    shown: Callable[[_PartWords], str] = str,
 ) -> Exception:
     """Return an error with what all ranks said about the array at `where`.
 
@@ -173,7 +184,7 @@ def _mismatch(
     calls = {}
     for rank, (held, wanted) in enumerate(zip(holds, wants, strict=True)):
         has, asks = (
-            f"{name}{where}={parts[where]}" if where in parts else f"no {name}{where}"
+            f"{name}{where}={shown(parts[where])}" if where in parts else f"no {name}{where}"
             for name, parts in (("x", held), ("out", wanted))
         )
         calls[rank] = f"{notes.get(rank, '')}reshard({has}, {asks})"
