@@ -23,6 +23,7 @@ from aiodist.threads.engine import Engine
 from aiodist.threads.loop import at_once
 from aiodist_torch import forms
 from aiodist_torch import operations as ops
+from aiodist_torch.callbacks import Caller, Turn, here, tagged
 from aiodist_torch.calls import call
 from aiodist_torch.devices import backends_of, group_beside
 from aiodist_torch.profiling import recording
@@ -70,6 +71,7 @@ class Methods(_Base):
         self._batch: list[TorchWork] | None = None
         self._beside: dict[str, Any] = {}  # the backends of other devices, by the type of device
         self._sequence = 0  # how many operations were called
+        self._program = Caller()  # calls the collectives outside of callbacks
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the deadline of later operations that have none of their own."""
@@ -84,13 +86,16 @@ class Methods(_Base):
         start: Callable[..., ops.Works],
         *args: Any,
         waits: bool = False,
+        turn: Turn | None = None,
     ) -> TorchWork:
-        """Start operations. `waits`: the caller is going to wait for them at once."""
+        """Start operations. `waits`: the caller is going to wait for them at once. `turn`: that of
+        the collective."""
         # The call is bound here, and the engine makes it: now if no other thread is in its loop,
         # else a moment later in another thread. aiodist checks the arguments there, so a wrong
         # argument is an error of the work in both cases.
         self._sequence += 1
-        work = TorchWork(self._engine, self._group, partial(start, self._group, *args), results)
+        group = self._group if turn is None else tagged(self._group, turn[0].tag)
+        work = TorchWork(self._engine, self._group, partial(start, group, *args), results, turn)
         if self._batch is not None:
             self._batch.append(work)
         submit = self._engine.submit
@@ -106,7 +111,10 @@ class Methods(_Base):
         given: float = opts.timeout.total_seconds()
         seconds = given if given > 0 else self._seconds
         start = partial(ops.or_forgo, start)
-        return self._go(results, start, *args, seconds, waits=not opts.asyncOp)
+        return self._go(results, start, *args, seconds, waits=not opts.asyncOp, turn=self._turn())
+
+    def _turn(self) -> Turn:
+        return (here.caller or self._program).turn(self._group)
 
     def forgo(self, error: Exception, x: Tensor | None) -> None:
         """Use up the turn of a collective of `x` that was not called because of `error`.
@@ -119,7 +127,8 @@ class Methods(_Base):
         # others fail with the reason.
         if x is None or backends_of(self).get(x.device.type, "aiodist") == "aiodist":
             self._sequence += 1
-            self._engine.submit(partial(self._group._forgo, error))
+            tag = self._turn()[0].tag
+            self._engine.submit(partial(self._group._forgo, error, tag))
 
     # -- collectives ------------------------------------------------------------------------------
 
@@ -135,7 +144,8 @@ class Methods(_Base):
     def average_coded(self, x: Tensor, codec: Codec, tag: str) -> TorchWork:
         """Average one tensor in place, by a codec between hosts. torch has no such call: see
         `aiodist_torch.codec_hook`."""
-        return self._go([x], ops.average_coded, x, codec, tag, self._seconds)
+        turn = self._turn()
+        return self._go([x], ops.average_coded, x, codec, tag, self._seconds, turn=turn)
 
     @call()
     def allreduce_coalesced(
@@ -377,7 +387,8 @@ class Methods(_Base):
         # The operations of a batch have started one by one. Holding them back would gain nothing,
         # because links send what is queued together. torch only wants one work for all.
         batch, self._batch = self._batch or [], None
-        return self._go([x for work in batch for x in work.tensors], together, batch)
+        turn = next((work.turn for work in batch if work.turn is not None), None)
+        return self._go([x for work in batch for x in work.tensors], together, batch, turn=turn)
 
     # -- other devices ----------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from aiodist import (
 )
 from aiodist.threads.engine import Engine
 from aiodist_torch import completions
+from aiodist_torch.callbacks import Turn, name_future
 from aiodist_torch.errors import as_torch, failures, without_frames
 from aiodist_torch.untraced import untraced
 
@@ -43,17 +44,23 @@ _futures = threading.Lock()
 class TorchWork(dist.Work):
     """One call of torch: one operation of aiodist, or several that end together.
 
-    `tensors` hold the results. Safe to use from any thread.
+    `tensors` hold the results. `turn` is that of a collective. Safe to use from any thread.
     """
 
     def __init__(
-        self, engine: Engine, group: aiodist.Group, start: Start, tensors: list[torch.Tensor]
+        self,
+        engine: Engine,
+        group: aiodist.Group,
+        start: Start,
+        tensors: list[torch.Tensor],
+        turn: Turn | None = None,
     ) -> None:
         super().__init__()
         self._engine = engine
         self._group = group
         self._start = start
         self.tensors = tensors
+        self.turn = turn
         # The operations of aiodist that it consists of.
         self._works: Sequence[asyncio.Future[Any]] = ()
         self._left = 0  # operations that are not done
@@ -236,6 +243,11 @@ class TorchWork(dist.Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """Return the future of the list of result tensors. Its callbacks may communicate.
 
+        Collectives of a callback match those of the same callback on the other ranks, also in
+        chains as ``then(a).then(b)``. So all ranks attach the same callbacks in the same order. The
+        callbacks of messages, of `torch.futures.collect_all` and of futures that you make yourself
+        have no such match. If they communicate, let one end before you call the next collective.
+
         If torch's own code in C++ asks for float16 tensors, the operation has ended when this
         returns. The FP16_COMPRESS hook takes only a future of a list made in C++, and those that
         can be made here have a value already.
@@ -256,6 +268,8 @@ class TorchWork(dist.Work):
             root: torch.futures.Future[Any] = torch.futures.Future()
             self._root = root
             self._future = future = root.then(self._give)
+            if self.turn is not None:
+                name_future(future, self._group, self.turn)
             done = self._done
         if done:
             _complete(root)

@@ -1,0 +1,138 @@
+"""How collectives of callbacks are matched.
+
+A callback of a future runs when its operation ends, in a thread of its own, or at once if the
+operation has ended already. So its collectives have no place in the order of the program, because
+that place would differ from rank to rank. They have a tag instead, made of what all ranks know:
+which collective the future belongs to, and the number of the callback among those of that future.
+A future that `then` returns belongs to its callback in the same way, and so do works that a
+callback starts.
+
+torch makes the futures that `then` returns in C++, and only such a future shows an error to C++. A
+subclass is not possible for that reason, so `then` and `add_done_callback` of all futures are
+replaced. Some futures have no name, such as those of `torch.futures.collect_all`. Their callbacks
+belong to the program or the callback that attached them, and call collectives in its order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from hashlib import blake2b
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from aiodist import Group
+from aiodist_torch.untraced import untraced
+
+Callback = Callable[[Any], Any]
+
+
+class Caller:
+    """Calls collectives in an order that is the same on all ranks: the program, or a callback.
+
+    `tag` is that of all its collectives. The program has none.
+    """
+
+    def __init__(self, tag: str | None = None) -> None:
+        self.tag = tag
+        # By group, because a rank need not be in all groups.
+        self._turns: defaultdict[Group, itertools.count[int]] = defaultdict(itertools.count)
+
+    def turn(self, group: Group) -> Turn:
+        """Return the turn of a collective of `group` that is called now."""
+        return self, next(self._turns[group])
+
+
+Turn = tuple[Caller, int]
+"""A caller, and the number of the collective among those that it has called in the group."""
+
+
+class _Here(threading.local):
+    caller: Caller | None = None  # the callback that this thread runs; None: it is the program
+
+
+here = _Here()
+
+
+class _Futures:
+    """The callbacks of one future that has a name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._numbers = itertools.count()
+
+    def another(self) -> Caller:
+        """Return the caller for the callback that is attached now."""
+        # A digest, because callbacks of callbacks would have longer and longer tags.
+        text = f"{self._name} {next(self._numbers)}"
+        return Caller(f"callback {blake2b(text.encode(), digest_size=16).hexdigest()}")
+
+
+_named: WeakKeyDictionary[Any, _Futures] = WeakKeyDictionary()
+
+
+def name_future(future: Any, group: Group, turn: Turn) -> None:
+    """Give `future` the name of its collective of `group`."""
+    caller, number = turn
+    # Groups of other coordinators may have the same names, but not the same members.
+    members, context = group.members[0].id, group._context.id.hex()
+    _named[future] = _Futures(f"{caller.tag} {members} {context} {number}")
+
+
+def tagged(group: Group, tag: str | None) -> Any:
+    """Return `group`, whose collectives have `tag` if they are given no other."""
+    return group if tag is None else _Tagged(group, tag)
+
+
+class _Tagged:
+    def __init__(self, group: Group, tag: str) -> None:
+        self._group = group
+        self._tag = tag
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._group, name)
+        return partial(found, tag=self._tag) if callable(found) else found
+
+
+_then, _add_done_callback = torch._C.Future.then, torch._C.Future.add_done_callback
+
+
+@untraced
+class _Replaced:
+    def then(self, callback: Callback) -> Any:
+        caller = _caller_of(self)
+        future: Any = _then(self, _running(caller, callback))  # type: ignore[arg-type]
+        if self in _named and caller is not None:
+            _named[future] = _Futures(f"{caller.tag}")
+        return future
+
+    def add_done_callback(self, callback: Callback) -> None:
+        _add_done_callback(self, _running(_caller_of(self), callback))  # type: ignore[arg-type]
+
+
+def _caller_of(future: Any) -> Caller | None:
+    """Return what calls the collectives of the callback that is attached to `future` now."""
+    named = _named.get(future)
+    return here.caller if named is None else named.another()
+
+
+def _running(caller: Caller | None, callback: Callback) -> Callback:
+    def run(future: Any) -> Any:
+        before, here.caller = here.caller, caller
+        try:
+            return callback(future)
+        finally:
+            here.caller = before
+
+    return run
+
+
+torch._C.Future.then = _Replaced.then  # type: ignore[assignment, method-assign]
+torch._C.Future.add_done_callback = (  # type: ignore[method-assign]
+    _Replaced.add_done_callback  # type: ignore[assignment]
+)
