@@ -3933,6 +3933,7 @@ static int begin(PyObject *module) {
         Py_XDECREF(type);
         if (failed) return -1;
     }
+    if (PyModule_AddIntConstant(module, "LEAVES", LEAVES) < 0) return -1;
     return PyModule_AddIntConstant(module, "LAYOUT", LAYOUT);
 }
 

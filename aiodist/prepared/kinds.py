@@ -13,7 +13,7 @@ from aiodist.buffers.packed_numbers import NUMBERS, packed
 from aiodist.collectives.forms import said
 from aiodist.types import ReduceOp
 
-WIDE = 64
+WIDE = 1024
 """The most items of a container that `kind_of` looks at."""
 DEEP = 4
 """The most levels of nested containers that `kind_of` looks at."""

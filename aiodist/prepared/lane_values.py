@@ -56,7 +56,7 @@ from aiodist.prepared.taking import (
     in_order,
     kept,
 )
-from aiodist.prepared.tapes import ALL_SHOWN, is_tape, tape_of_values
+from aiodist.prepared.tapes import ALL_SHOWN, MOST_LEAVES, is_tape, tape_of_values
 from aiodist.shared_memory.lane import Lane
 from aiodist.shared_memory.posts import CHEAP_COPY
 
@@ -296,7 +296,8 @@ class ValueRecipe(Recipe):
             expected_take = takes[all_found]
             # A tape that these functions kept would keep them, too, until the collector comes.
             tape: Any = self.at_once.get(area)
-            if expected_take is not None and is_tape(tape) and not self._fills_tree(found):
+            is_small = len(call.flats) <= MOST_LEAVES
+            if is_small and expected_take and is_tape(tape) and not self._fills_tree(found):
                 tape.expects(expected, *self._compiled(found, call, expected_take))
             return True
 
@@ -346,7 +347,7 @@ class ValueRecipe(Recipe):
 
         self._collects[area] = collect
         made: Any = tape_of_values(self, phase, lane, area, run, show, take)
-        if is_tape(made):
+        if is_tape(made) and len(gaps) <= MOST_LEAVES:
             order = template.order or range(len(gaps))
             made.shows(template, [*own.fixed, *((own.data[at].memory, order[at]) for at in shows)])
         return cast("Callable[[Given], int]", made)

@@ -39,6 +39,8 @@ Run = Callable[[Any], int]
 """Runs a phase in an area, and returns how many steps are done: see `executor.all_at_once`."""
 
 
+MOST_LEAVES: int = 0 if core is None else core.LEAVES
+"""The most arrays and numbers of a call, its places among them, that the compiled part knows."""
 MOST_RANKS = 16
 """The most ranks whose arrays the compiled part reduces in one step."""
 

@@ -480,3 +480,44 @@ def test_too_large_is_refused(run, groups, everyone):
             assert await everyone(ranks, lambda g: g.all_gather(g.rank)) == [[0, 1]] * 2
 
     run(main())
+
+
+@pytest.mark.parametrize("transport", ["shm"])
+@pytest.mark.parametrize("tag", [None, "a"])
+@pytest.mark.parametrize("count", [32, 33, 65, 300])
+def test_many_arrays_and_numbers(run, groups, everyone, count, tag):
+    """In one value, around the most that the compiled part knows."""
+
+    def arrays(rank):
+        return [np.full(3, float(rank + at)) for at in range(count)]
+
+    def numbers(rank):
+        return {f"of {at}": rank + at / 7 for at in range(count)}
+
+    async def main():
+        async with groups(2) as ranks:
+            while not all(group._context.express for group in ranks):
+                await everyone(ranks, lambda g: g.barrier())
+            for _ in range(4):  # the first ones are not prepared
+                for results in await everyone(
+                    ranks, lambda g: g.all_gather(numbers(g.rank), tag=tag)
+                ):
+                    assert results == [numbers(0), numbers(1)]
+                for results in await everyone(
+                    ranks, lambda g: g.all_gather(arrays(g.rank), tag=tag)
+                ):
+                    assert_same(results, [arrays(0), arrays(1)])
+                x = {0: arrays(5)}
+                for result in await everyone(
+                    ranks, lambda g, x=x: g.broadcast(x.get(g.rank), tag=tag)
+                ):
+                    assert_same(result, arrays(5))
+                places = [arrays(7), arrays(0)]
+                await everyone(ranks, lambda g, to=places: g.broadcast(to[g.rank], tag=tag))
+                assert_same(places, [arrays(7), arrays(7)])
+                for result in await everyone(
+                    ranks, lambda g: g.all_reduce(arrays(g.rank), tag=tag)
+                ):
+                    assert_same(result, [a + b for a, b in zip(arrays(0), arrays(1), strict=True)])
+
+    run(main())
