@@ -12,13 +12,13 @@ from over_links import OVER_SOCKETS
 
 import aiodist
 from aiodist.operations import collectives
-from aiodist.prepared import link_express
+from aiodist.prepared import kinds, link_express
 from aiodist.prepared.link_express import LinkExpress
 
 pytestmark = OVER_SOCKETS
 
 TREE = {"a": np.arange(3.0), "b": [1, "two", None]}
-WIDE = ["a word"] * 100
+WIDE = ["a word"] * (kinds.WIDE + 1)
 """Wider than the values that are prepared by what they are."""
 
 

@@ -19,6 +19,7 @@ from aiodist import (
     PeerLostError,
     ReduceOp,
 )
+from aiodist.prepared import kinds
 from aiodist.prepared.multihost_express import MultihostExpress
 
 pytestmark = [pytest.mark.strength(2), pytest.mark.usefixtures("no_turn_is_due")]
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.strength(2), pytest.mark.usefixtures("no_turn_is_due")
 LAYOUTS = ["abab", "abbb", "aabbbc"]
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
-WIDE = ["a word"] * 100
+WIDE = ["a word"] * (kinds.WIDE + 1)
 """Wider than the values that are prepared by what they are."""
 
 
