@@ -482,7 +482,6 @@ def test_too_large_is_refused(run, groups, everyone):
     run(main())
 
 
-@pytest.mark.parametrize("transport", ["shm"])
 @pytest.mark.parametrize("tag", [None, "a"])
 @pytest.mark.parametrize("count", [32, 33, 65, 300])
 def test_many_arrays_and_numbers(run, groups, everyone, count, tag):
@@ -496,9 +495,7 @@ def test_many_arrays_and_numbers(run, groups, everyone, count, tag):
 
     async def main():
         async with groups(2) as ranks:
-            while not all(group._context.express for group in ranks):
-                await everyone(ranks, lambda g: g.barrier())
-            for _ in range(4):  # the first ones are not prepared
+            for _ in range(8):  # the first ones are not prepared
                 for results in await everyone(
                     ranks, lambda g: g.all_gather(numbers(g.rank), tag=tag)
                 ):
