@@ -534,9 +534,10 @@ static PyObject *write_value(PyObject *self, PyObject *value) {
     return made;
 }
 
+// `owed`: values that open containers claim, and that are still to come.
 typedef struct {
     const unsigned char *at, *end;
-    long long tokens;
+    long long tokens, owed;
 } Reading;
 
 static PyObject *get_value(Reading *from, int depth, int is_key);
@@ -545,9 +546,10 @@ static PyObject *get_value(Reading *from, int depth, int is_key);
 static PyObject *get_container(Reading *from, int kind, int depth, int is_key) {
     const uint64_t count = from->at[0] | from->at[1] << 8 | from->at[2] << 16 | (uint64_t)from->at[3] << 24;
     from->at += 4;
-    // Each item takes a byte or more, so a false number makes nothing large.
-    if (depth >= DEEPEST || (is_key && kind != TUPLE_OF) || count > (uint64_t)(from->end - from->at))
-        return NULL;
+    from->owed += kind == DICT_OF ? 2 * (long long)count : (long long)count;
+    // Each value takes a byte or more. So all containers together are no larger than the metadata,
+    // whatever numbers they claim.
+    if (depth >= DEEPEST || (is_key && kind != TUPLE_OF) || from->owed > from->end - from->at) return NULL;
     PyObject *made = kind == LIST_OF    ? PyList_New((Py_ssize_t)count)
                      : kind == TUPLE_OF ? PyTuple_New((Py_ssize_t)count)
                                         : PyDict_New();
@@ -575,6 +577,7 @@ static PyObject *get_value(Reading *from, int depth, int is_key) {
     if (from->at >= from->end) return NULL;
     const unsigned char code = *from->at++;
     from->tokens++;
+    from->owed--;
     if (code < 0x80 || code >= 0xe0) return PyLong_FromLong((signed char)code);
     if (code == 0xc0) return Py_NewRef(Py_None);
     if (code == 0xc2 || code == 0xc3) return PyBool_FromLong(code & 1);
@@ -620,9 +623,10 @@ static PyObject *get_value(Reading *from, int depth, int is_key) {
 static PyObject *read_value(PyObject *self, PyObject *meta) {
     Py_buffer view;
     if (PyObject_GetBuffer(meta, &view, PyBUF_SIMPLE) < 0) return NULL;
-    Reading from = {view.buf, (const unsigned char *)view.buf + view.len, 0};
+    Reading from = {view.buf, (const unsigned char *)view.buf + view.len, 0, 1};
     PyObject *count = get_value(&from, DEEPEST, 0), *made = NULL;
     from.tokens = 0;
+    from.owed = 1;
     if (count && PyLong_CheckExact(count)) made = get_value(&from, 0, 0);
     if (made && (from.at != from.end || PyLong_AsLongLong(count) != from.tokens)) Py_CLEAR(made);
     Py_XDECREF(count);

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aiodist.buffers import tensors
-from aiodist.buffers.packed_numbers import NUMBERS
+from aiodist.buffers.packed_numbers import NUMBERS, packed
 
 WORDS = frozenset({type(None), bool, int, float, complex, str, bytes})
 """The types that values may contain besides arrays."""
@@ -47,7 +47,8 @@ def word(x: object) -> Part:
 def described(value: Any, *, is_place: bool = False) -> Part | None:
     """Describe a value, or a place for the result.
 
-    None if it contains anything but words, arrays in the byte order of this machine, and tensors.
+    None if it contains anything but words, arrays in the byte order of this machine, and tensors,
+    or an int of more than 64 bits, because smaller ones lie elsewhere.
     """
     cls = type(value)
     if cls is np.ndarray:
@@ -55,7 +56,7 @@ def described(value: Any, *, is_place: bool = False) -> Part | None:
     if cls is tensors.plain_type():
         return A_TENSOR, value, None, is_place
     if cls in NUMBERS and not is_place:
-        return A_NUMBER, cls, None, False
+        return None if packed(value) is None else (A_NUMBER, cls, None, False)
     if cls in WORDS:
         return None if is_place else word(value)
     if cls not in (dict, list, tuple):

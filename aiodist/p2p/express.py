@@ -153,6 +153,7 @@ class PlainForm(MessageForm):
     def __init__(self, context: bytes, length: int) -> None:
         super().__init__(context, Spec("numpy", "uint8", (length,), length))
         self.meta, self.nbytes, self.text = b"", length, b""
+        self.plain = "", (), 0  # it is like no array
 
     def __missing__(self, tag: MessageTag) -> Wrapping:
         tag, length = as_tag(tag), self.nbytes
@@ -282,6 +283,10 @@ class P2PExpress:
                 return None
             value = _new(form.spec)
             is_plain = type(form) is PlainForm
+            # A stream hands on what is behind a message before this code could look at it, and a
+            # message that is not plain must not come after that.
+            if is_plain and link.rings is None:
+                return None
         else:
             due = self._form(self._due, out)
             if due is None:

@@ -296,9 +296,10 @@ class ValueRecipe(Recipe):
             expected_take = takes[all_found]
             # A tape that these functions kept would keep them, too, until the collector comes.
             tape: Any = self.at_once.get(area)
-            is_small = len(call.flats) <= MOST_LEAVES
-            if is_small and expected_take and is_tape(tape) and not self._fills_tree(found):
-                tape.expects(expected, *self._compiled(found, call, expected_take))
+            if expected_take is not None and is_tape(tape) and not self._fills_tree(found):
+                moves, *rest = self._compiled(found, call, expected_take)
+                if len(gaps) + len(moves) <= MOST_LEAVES:
+                    tape.expects(expected, moves, *rest)
             return True
 
         def collect(call: Given) -> bool | None:

@@ -3,6 +3,7 @@ nothing read that is not sound."""
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -109,6 +110,20 @@ def test_how_deep_it_reads(depth: int, kind: int) -> None:
             read_by_python(meta)
     else:
         assert repr(read) == repr(read_by_python(meta))
+
+
+def test_containers_within_each_other_claim_no_more_than_there_is() -> None:
+    assert compiled.core is not None
+    for kind in (tokens.LIST, tokens.TUPLE):
+        claimed = 40_000
+        meta = tokens.pack([*[tokens.container(kind, claimed)] * 90, *[None] * 50_000])
+        tracemalloc.start()
+        try:
+            assert compiled.core.read_value(meta) is NotImplemented
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert most < 3 * 8 * claimed
 
 
 def test_a_container_that_claims_too_much_gets_no_memory() -> None:
