@@ -23,7 +23,7 @@ from aiodist.threads.engine import Engine
 from aiodist.threads.loop import at_once
 from aiodist_torch import forms
 from aiodist_torch import operations as ops
-from aiodist_torch.callbacks import Caller, Turn, here, tagged
+from aiodist_torch.callbacks import Caller, Turn, tagged, turn_of
 from aiodist_torch.calls import call
 from aiodist_torch.devices import backends_of, group_beside
 from aiodist_torch.profiling import recording
@@ -114,7 +114,7 @@ class Methods(_Base):
         return self._go(results, start, *args, seconds, waits=not opts.asyncOp, turn=self._turn())
 
     def _turn(self) -> Turn:
-        return (here.caller or self._program).turn(self._group)
+        return turn_of(self._group, self._program)
 
     def forgo(self, error: Exception, x: Tensor | None) -> None:
         """Use up the turn of a collective of `x` that was not called because of `error`.

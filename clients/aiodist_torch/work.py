@@ -244,9 +244,10 @@ class TorchWork(dist.Work):
         """Return the future of the list of result tensors. Its callbacks may communicate.
 
         Collectives of a callback match those of the same callback on the other ranks, also in
-        chains as ``then(a).then(b)``. So all ranks attach the same callbacks in the same order. The
-        callbacks of messages, of `torch.futures.collect_all` and of futures that you make yourself
-        have no such match. If they communicate, let one end before you call the next collective.
+        chains as ``then(a).then(b)``. So all ranks attach the same callbacks by the same methods in
+        the same order. There is no such match if a callback calls a group that has other members,
+        and in callbacks of messages, of `torch.futures.collect_all` and of futures that you make
+        yourself. Of those, let one end before you call the next collective of that group.
 
         If torch's own code in C++ asks for float16 tensors, the operation has ended when this
         returns. The FP16_COMPRESS hook takes only a future of a list made in C++, and those that
