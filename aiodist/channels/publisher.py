@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
+import numpy as np
+
 from aiodist import timeouts
 from aiodist.buffers.encoding import encode
 from aiodist.channels import directory, receipts, serving
@@ -76,9 +78,11 @@ def publisher(
                 version, tree = await weights.latest()
                 await group.barrier()
     """
-    if type(keep) is not int or not 1 <= keep <= MOST_RELEASES:
+    if isinstance(keep, bool) or not isinstance(keep, int | np.integer):
+        raise TypeError(f"keep is a number of versions, an int, not {keep!r}")
+    if not 1 <= keep <= MOST_RELEASES:
         raise ValueError(f"keep is 1 to {MOST_RELEASES} versions, not {keep!r}")
-    if deltas is not None and type(deltas) is not bool:
+    if not isinstance(deltas, bool | np.bool_ | None):
         raise TypeError(f"deltas is True, False or None, not {deltas!r}")
     check_options("publisher", options)
     share, shares = _checked(part)

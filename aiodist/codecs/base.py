@@ -79,16 +79,16 @@ class Codec(ABC):
 
 def checked_feedback(error_feedback: Any) -> bool:
     """Return it. Raises ValueError if it is no bool."""
-    if not isinstance(error_feedback, bool):
+    if not isinstance(error_feedback, bool | np.bool_):
         raise ValueError(f"error_feedback={error_feedback!r}: expected True or False")
-    return error_feedback
+    return bool(error_feedback)
 
 
 def checked_count(count: int) -> int:
-    """Return it. Raises ValueError if it is no number of values."""
-    if count < 0:
+    """Return it. Raises TypeError if it is no integer, and ValueError if it is below 0."""
+    if operator.index(count) < 0:
         raise ValueError(f"count={count!r}: expected 0 or more values")
-    return count
+    return operator.index(count)
 
 
 def codec_of(value: Any, said: str = "codec") -> Codec:

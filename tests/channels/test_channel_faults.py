@@ -433,7 +433,7 @@ async def test_use_before_it_was_entered():
     ("options", "error", "text"),
     [
         ({"keep": 0}, ValueError, "keep is 1 to 64 versions, not 0"),
-        ({"keep": "2"}, ValueError, "keep is 1 to 64 versions, not '2'"),
+        ({"keep": "2"}, TypeError, "keep is a number of versions, an int, not '2'"),
         ({"deltas": "yes"}, TypeError, "deltas is True, False or None, not 'yes'"),
         ({"patience": 0}, ValueError, "patience is more than 0 seconds"),
         ({"patience": math.nan}, ValueError, "patience is more than 0 seconds"),

@@ -216,6 +216,30 @@ def test_callbacks_attached_before_and_after_the_end_match(ranks: Ranks) -> None
 
 
 @pytest.mark.usefixtures("soon_gone")
+def test_a_callback_may_call_a_group_with_other_members(ranks: Ranks) -> None:
+    """As a hierarchical hook does. A callback that only logs may be on one rank."""
+
+    def body(group: ProcessGroup) -> float:
+        rank, x = group.rank(), torch.ones(1)
+        halves = [group.split_group(half) for half in ([0, 1], [2, 3])]
+        half = halves[rank // 2]
+        assert half is not None
+        for _ in range(2):
+            future: torch.futures.Future[Any] = half.allreduce([x]).get_future()
+            if rank == 0:
+                future.add_done_callback(lambda _: None)
+            future.then(lambda _: group.allreduce([x]).wait()).wait()
+            inner = group.allreduce([x]).get_future().then(lambda _: half.allreduce([x]).wait())
+            inner.wait()
+        with pytest.raises(TypeError):
+            future.then(None)  # type: ignore[arg-type]
+        half.shutdown()
+        return float(x)
+
+    assert ranks(4, body) == [(2 * 4 * 4 * 2) ** 2] * 4
+
+
+@pytest.mark.usefixtures("soon_gone")
 def test_futures_of_a_program_run_callbacks_as_they_were_attached(ranks: Ranks) -> None:
     """Also if one rank completes the future within a callback, and the other has done so before."""
 
