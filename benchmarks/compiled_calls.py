@@ -36,8 +36,16 @@ MESSAGES = {
 }
 """Around the ring of all ranks, one message after the other from rank 0 to rank 1, and one task for
 each other rank, which asks rank 0 for it."""
-METRICS = {
+ARRAYS = {f"layer {number}": np.ones(100, np.float32) for number in range(100)}
+VALUES = {
     "a dict there and back": lambda group, x, tag: there_and_back(group, metrics()),
+    "all_reduce of 100 arrays": lambda group, x, tag: group.all_reduce([*ARRAYS.values()]),
+    "broadcast of 100 arrays": lambda group, x, tag: group.broadcast(
+        ARRAYS if group.rank == 0 else None
+    ),
+}
+"""Calls with dicts and lists, of one size."""
+METRICS = {
     "all_gather of numbers": lambda group, x, tag: group.all_gather(metrics(), tag=tag),
     "and of a string": lambda group, x, tag: group.all_gather(
         metrics() | {"at": f"{next(STEPS):8}"}, tag=tag
@@ -91,14 +99,14 @@ async def nothing() -> None:
 def cases() -> list[Case]:
     """The calls, with their tags and the bytes of their arrays."""
     each = [(op, tag, nbytes) for op, tag in CASES for nbytes in SIZES]
-    return [*each, *((op, None, 8) for op in METRICS)]
+    return [*each, *((op, None, 8) for op in (*VALUES, *METRICS))]
 
 
 async def measured(group: Group) -> dict[Case, list[float]]:
     """Seconds of each call on this rank."""
     found: dict[Case, list[float]] = {}
     for op, tag, nbytes in cases():
-        call, x = {**CALLS, **MESSAGES, **METRICS}[op], np.ones(nbytes // 8)
+        call, x = {**CALLS, **MESSAGES, **VALUES, **METRICS}[op], np.ones(nbytes // 8)
         times = found[op, tag, nbytes] = []
         await group.barrier()
         for number in range(SIZES[nbytes] + 20):
