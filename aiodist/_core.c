@@ -425,9 +425,10 @@ DIFFER(differ_8, uint64_t)
 #define DEEPEST 100    // the most containers within containers, as in aiodist.buffers.tokens
 enum { LIST_OF, TUPLE_OF, DICT_OF, CONTAINERS };
 
+// `most`: a value of more bytes is too large.
 typedef struct {
     unsigned char *data;
-    Py_ssize_t length, room;
+    Py_ssize_t length, room, most;
     int tokens;
 } Written;
 
@@ -465,7 +466,7 @@ static int put_word(Written *to, int code, uint64_t word, int nbytes) {
 
 static int put_text(Written *to, const char *text, Py_ssize_t length, int is_bytes) {
     const int code = is_bytes ? 0xc4 : 0xd9, size = length < 1 << 8 ? 0 : length < 1 << 16 ? 1 : 2;
-    if (length > UINT32_MAX) return 0;
+    if (length > UINT32_MAX || length > to->most - to->length) return 0;
     const int is_short = !is_bytes && length < 32;
     const int failed = is_short ? put_word(to, 0xa0 | (int)length, 0, 0)
                                 : put_word(to, code + size, (uint64_t)length, 1 << size);
@@ -520,10 +521,12 @@ static int put_value(Written *to, PyObject *value, int is_key) {
     return done;
 }
 
-static PyObject *write_value(PyObject *self, PyObject *value) {
-    Written to = {0};
-    PyObject *made = NULL;
+static PyObject *write_value(PyObject *self, PyObject *args) {
+    Written to = {.most = PY_SSIZE_T_MAX};
+    PyObject *value, *made = NULL;
+    if (!PyArg_ParseTuple(args, "O|n:write_value", &value, &to.most)) return NULL;
     int done = put_word(&to, 0, 0, 0) < 0 ? -1 : put_value(&to, value, 0);  // the first byte: their number
+    if (done > 0 && to.length > to.most) done = 0;
     if (done > 0) {
         to.data[0] = (unsigned char)to.tokens;
         made = PyBytes_FromStringAndSize((char *)to.data, to.length);
@@ -3886,9 +3889,9 @@ static PyObject *copy_shared(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
-    {"write_value", write_value, METH_O,
-     "write_value(value)\n--\n\nReturn the metadata of a plain value: None, bool, int, float, str, bytes,"
-     " list, tuple, dict. None: it is not plain, or large."},
+    {"write_value", write_value, METH_VARARGS,
+     "write_value(value, most)\n--\n\nReturn the metadata of a plain value: None, bool, int, float, str,"
+     " bytes, list, tuple, dict. None: it is not plain, has many items, or takes more bytes."},
     {"read_value", read_value, METH_O,
      "read_value(meta)\n--\n\nReturn the plain value of this metadata. NotImplemented: it is not plain,"
      " or not sound."},

@@ -228,7 +228,7 @@ class P2PExpress:
         if form is not None:
             data = arrays.window(x, form.spec.nbytes)
         else:
-            meta = None if core is None else core.write_value(x)
+            meta = None if core is None else core.write_value(x, self._most)
             if meta is None or (form := self._plain_form(len(meta))) is None:
                 return None
             data = memoryview(meta)

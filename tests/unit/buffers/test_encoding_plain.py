@@ -58,6 +58,9 @@ def test_it_writes_and_reads_what_python_does(value: Any) -> None:
     meta = by_python(value)
     written = compiled.core.write_value(value)
     assert written is None or written == meta
+    for most in (len(meta) - 1, len(meta)):
+        limited = compiled.core.write_value(value, most)
+        assert limited == (None if most < len(meta) else written)
     read = compiled.core.read_value(meta)
     assert read is NotImplemented or repr(read) == repr(read_by_python(meta))
 
