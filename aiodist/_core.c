@@ -755,13 +755,13 @@ static PyObject *differ(PyObject *self, PyObject *args) {
 
 enum { IS_DUE, WATCH, FOLLOWS, ROUSE, SEEN, ADD, FINISH, SET_RESULT, TAPES, TELL, FIND, WAKE,
        DTYPE, IS_NEG, STORAGE, DATA_PTR, NBYTES_OF, CLASS, RUNNING, ALL_REDUCE, PART, SEND, RECV,
-       TRACE_HOOK, IN_VAIN, STAY_AWAKE, TAKE_NEXT, WAKE_PEER, BELL, TIMER, LEAVE_TO_CALL,
+       TRACE_HOOK, IN_VAIN, STAY_AWAKE, WAKE_PEER, BELL, TIMER, LEAVE_TO_CALL,
        SHOWS_ANY, NAMES };
 static const char *const names[] = {"is_due", "watch", "follows", "rouse", "seen", "add", "finish",
                                     "set_result", "tapes", "tell", "_find", "wake", "dtype",
                                     "is_neg", "untyped_storage", "data_ptr", "nbytes", "__class__",
                                     "__asyncio_running_event_loop__", "all_reduce", "part", "send",
-                                    "recv", "trace", "in_vain", "_stay_awake", "take_next",
+                                    "recv", "trace", "in_vain", "_stay_awake",
                                     "_wake_peer", "_bell", "_timer", "leave_to_call",
                                     "shows_any"};
 
@@ -3630,10 +3630,7 @@ static PyObject *receive_known(Messages *messages, PyObject *src, PyObject *tag,
             if (!taken) taken = take_credit(messages, line, have);
             if (taken < 0) goto end;
             if (taken) continue;
-            PyObject *done = PyObject_CallMethodNoArgs(line->link, names[TAKE_NEXT]);
-            Py_XDECREF(done);
-            if (!done) goto end;
-            continue;
+            goto end;  // the Python code may know it
         }
         // The Python code may make us forget this kind.
         PyObject *finish = Py_NewRef(kind->finish);

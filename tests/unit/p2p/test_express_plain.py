@@ -129,6 +129,16 @@ async def test_what_is_not_plain_is_not_overtaken(transport: str) -> None:
             await asyncio.gather(*sends)
 
 
+async def test_values_take_turns_with_arrays(transport: str) -> None:
+    """The compiled part knows the arrays, and leaves the values to the Python code."""
+    async with pair(transport) as (a, b):
+        for _ in range(4):
+            assert ((await there(a, b, np.ones(3)))[0] == 1).all()
+        found = [await there(a, b, x) for _ in range(3) for x in (np.zeros(3), 7)]
+        assert [value for value, _ in found[1::2]] == [7] * 3
+        assert transport != "shm" or all(is_prepared for _, is_prepared in found[2:])
+
+
 async def test_values_keep_their_order(transport: str) -> None:
     async with pair(transport) as (a, b):
         assert (await there(a, b, 0))[0] == 0
