@@ -3065,7 +3065,7 @@ static int is_clear(const Line *line) {
            !is_set(line, PEER_ENDED) && !is_set(line, COMES_AGAIN);
 }
 
-// Read what Python has made of a kind of message and a tag: see `aiodist.p2p.express.Wrapping`.
+// Read what Python has made of a kind of message and a tag: see `aiodist.p2p.message_forms.Wrapping`.
 static int read_envelope(PyObject *tag, PyObject *found, Envelope *envelope) {
     if (!PyTuple_Check(found) || PyTuple_GET_SIZE(found) != 7) return 0;
     PyObject *head = PyTuple_GET_ITEM(found, 0), *end = PyTuple_GET_ITEM(found, 5);

@@ -15,9 +15,10 @@ import aiodist
 from aiodist import compiled
 from aiodist.errors import MessageTooLargeError, MismatchError, PeerLostError, ProtocolError
 from aiodist.p2p.credit import COST, EAGER, WINDOW
-from aiodist.p2p.express import Credits, P2PExpress
+from aiodist.p2p.express import P2PExpress
 from aiodist.p2p.frames import CREDIT
 from aiodist.p2p.frames import EAGER as EAGER_FRAME
+from aiodist.p2p.message_forms import Credits
 from aiodist.p2p.sender import Sender
 from aiodist.transports import polling as progress
 from aiodist.transports.shm_link import ShmLink
