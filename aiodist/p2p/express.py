@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
@@ -197,6 +198,8 @@ class P2PExpress:
         work: Work[Any] = Work.begin(self._loop, "recv", expected, None, form.shown)
         progress = self._progress
         look: Callable[[Any, Any], bool | None] = link.look_for
+        if is_plain:
+            look = partial(_look_alone, link)
         what: Any = head
         if form.is_pushed:
             sid = receiver.next_pushed(src)
@@ -220,7 +223,7 @@ class P2PExpress:
                 if self._held:
                     self._wire.let_all_go()
                 found = progress.look(link, look, what, into, crowded=self.crowded)
-            if found or (found is None and not (form.is_pushed and what.there)):
+            if found or is_plain or (found is None and not (form.is_pushed and what.there)):
                 break
         if not found:
             self.in_vain = found is None
@@ -499,6 +502,20 @@ def _plain(tag: Any) -> MessageTag:
     """Return a tag as it is sent, checked when it is packed if it is an int or str itself."""
     # True equals 1, but is not a tag, and `as_tag` refuses it.
     return tag if type(tag) is int or type(tag) is str else as_tag(tag)
+
+
+def _look_alone(link: FramedLink, head: bytes, into: memoryview) -> bool | None:
+    """Do what `FramedLink.look_for` does with a link in shared memory, but leave there what else
+    comes.
+
+    A receive is posted before that is read, because a frame behind it may end the group.
+    """
+    rings = link.rings
+    assert rings is not None
+    with suppress(ProtocolError):  # the link finds it again
+        if rings.has_news() and not rings.goes_on_with(head):
+            return False
+    return link.look_for(head, into)
 
 
 def _new(spec: Spec) -> Any:

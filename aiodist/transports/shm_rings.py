@@ -254,6 +254,12 @@ class Rings(CoreRings):
         """Tell whether there are unread bytes, or the peer's words make no sense."""
         return self._peer[_WRITTEN] != self.read
 
+    def goes_on_with(self, start: bytes) -> bool:
+        """Tell whether the unread bytes begin with these. Raises ProtocolError."""
+        have = self.available()
+        at = (self.read - self.origin) % self.size
+        return have >= len(start) and self.incoming[at : at + len(start)].tobytes() == start
+
     def available(self) -> int:
         """Return how many bytes can be read now."""
         self._seen = self._peer[_WRITTEN]

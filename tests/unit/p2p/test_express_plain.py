@@ -129,6 +129,15 @@ async def test_what_is_not_plain_is_not_overtaken(transport: str) -> None:
             await asyncio.gather(*sends)
 
 
+async def test_a_message_that_is_there_before_the_group_ends_is_received(transport: str) -> None:
+    async with pair(transport) as (a, b):
+        for _ in range(3):
+            assert (await there(a, b, "hello"))[0] == "hello"
+        a.send(5, 1)
+        a.revoke()
+        assert await b.recv(src=0) == 5
+
+
 async def test_values_take_turns_with_arrays(transport: str) -> None:
     """The compiled part knows the arrays, and leaves the values to the Python code."""
     async with pair(transport) as (a, b):
