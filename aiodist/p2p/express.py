@@ -470,6 +470,8 @@ class P2PExpress:
 
     def _learn(self, meta: bytes) -> MessageForm | None:
         """Return the form of a message that came with this metadata."""
+        if core is not None and core.read_value(meta) is not NotImplemented:
+            return _keep(self._came, meta, self._plain_form(len(meta)))
         try:
             specs = values.parse(meta).specs if meta else []
         except ProtocolError:  # it failed its receive, and says nothing about the next message
@@ -477,8 +479,6 @@ class P2PExpress:
         form = self._make(specs[0]) if len(specs) == 1 and specs[0].kind != "device" else None
         if form is not None and form.meta != meta:
             form = None  # a tree of values
-        if core is not None and core.read_value(meta) is not NotImplemented:
-            form = self._plain_form(len(meta))
         return _keep(self._came, meta, form)
 
     def _plain_form(self, length: int) -> MessageForm | None:

@@ -45,7 +45,7 @@ class Wrapping(NamedTuple):
 class MessageForm(dict[MessageTag, Wrapping]):
     """What is the same in all messages of one dtype and shape, by tag."""
 
-    __slots__ = ("is_pushed", "meta", "nbytes", "plain", "spec", "start", "text")
+    __slots__ = ("described", "is_pushed", "meta", "nbytes", "plain", "spec", "start", "text")
 
     def __init__(self, context: bytes, spec: Spec) -> None:
         self.start = (kinds.P2P, context)
@@ -53,13 +53,14 @@ class MessageForm(dict[MessageTag, Wrapping]):
         self.plain = spec[1:]  # for any kind of array
         self.text = arrays.shown(spec.name, spec.shape).encode()
         self.meta = tokens.pack([tokens.array(spec.kind, spec.name, spec.shape)])
-        self.nbytes = len(self.meta) + spec.nbytes
+        self.described = len(self.meta)  # bytes of metadata
+        self.nbytes = self.described + spec.nbytes
         self.is_pushed = self.nbytes > EAGER
 
     @property
     def shown(self) -> int:
         """The bytes of arrays, as the `nbytes` of Works say them."""
-        return self.spec.nbytes if self.meta else 0
+        return self.nbytes - self.described
 
     def __missing__(self, tag: MessageTag) -> Wrapping:
         tag = as_tag(tag)
@@ -70,7 +71,7 @@ class MessageForm(dict[MessageTag, Wrapping]):
             ids = [at for at, (a, b) in enumerate(zip(head + end, other, strict=True)) if a != b]
         else:
             price, end, ids = cost(tag, self.nbytes), b"", []
-            header = pack_fields(*self.start, wire.EAGER, tag, False, len(self.meta))
+            header = pack_fields(*self.start, wire.EAGER, tag, False, self.described)
             head = prefix(header, self.nbytes) + self.meta
         if len(self) >= MOST_TAGS:
             self.clear()
@@ -96,17 +97,10 @@ class PlainForm(MessageForm):
 
     def __init__(self, context: bytes, length: int) -> None:
         super().__init__(context, Spec("numpy", "uint8", (length,), length))
-        self.meta, self.nbytes, self.text = b"", length, b""
+        self.meta = self.text = b""
+        self.nbytes = self.described = length
+        self.is_pushed = False
         self.plain = "", (), 0  # it is like no array
-
-    def __missing__(self, tag: MessageTag) -> Wrapping:
-        tag, length = as_tag(tag), self.nbytes
-        if len(self) >= MOST_TAGS:
-            self.clear()
-        header = pack_fields(*self.start, wire.EAGER, tag, False, length)
-        head, price = prefix(header, length), cost(tag, length)
-        found = self[tag] = Wrapping(head, price, length, length, self.text)
-        return found
 
 
 class Credits(dict[MessageTag, bytes]):

@@ -29,7 +29,7 @@ SIZES = [0, 1, 5, 1000, 20_000, 60_000, 200_000]
 @dataclass(frozen=True)
 class Step:
     """One collective of the program, the same on all ranks. `canceller` gives it up (or nobody).
-    Who is in `on_device` gives an array on a device. Reductions that are `listed` get a list of
+    Ranks in `on_device` give an array on a device. Reductions that are `listed` get a list of
     arrays."""
 
     number: int

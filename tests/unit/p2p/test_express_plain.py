@@ -15,6 +15,7 @@ from aiodist import compiled
 from aiodist.buffers.encoding import encode
 from aiodist.errors import ProtocolError
 from aiodist.p2p import frames
+from aiodist.p2p.credit import EAGER
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
 
@@ -127,6 +128,20 @@ async def test_what_is_not_plain_is_not_overtaken(transport: str) -> None:
             sends = [a.send(x, 1) for x in ("\ud800", "second", "third")]
             assert [await b.recv(src=0) for _ in range(3)] == ["\ud800", "second", "third"]
             await asyncio.gather(*sends)
+
+
+async def test_values_of_nearly_the_most_bytes(transport: str) -> None:
+    """Also if arrays of that size may be pushed."""
+    async with pair(transport) as (a, b):
+        for length in (20_000, *range(EAGER - 40, EAGER + 8)):
+            x = np.ones(length) if length == 20_000 else "x" * length
+            for _ in range(3):
+                received = b.recv(src=0)
+                await asyncio.sleep(0)  # it says that it waits
+                sent = a.send(x, 1)
+                value = await received
+                assert (value == x).all() if isinstance(x, np.ndarray) else value == x
+                await sent
 
 
 async def test_a_message_that_is_there_before_the_group_ends_is_received(transport: str) -> None:
