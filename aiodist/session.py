@@ -125,8 +125,7 @@ def connect(
             of Slurm, Open MPI, MPICH and Kubernetes (docs/launchers.md). Rank 0 then serves the
             coordinator, unless there is one: only at what the address names on its host. With a
             token it listens on all interfaces; for AIODIST_ADDRESS only if that means a loopback
-            address on its host. No rank serves a ``tls://`` address: run ``aiodist coordinator``
-            with ``--tls-cert``.
+            address on its host. Only ``aiodist coordinator --tls-cert`` serves ``tls://``.
         group: the name of the group (None: "world").
         rank: the rank to ask for (None: one is assigned).
         size: how many ranks make a fixed group complete.

@@ -120,21 +120,22 @@ class _Tagged:
         return partial(found, tag=self._tag) if callable(found) else found
 
 
-_then, _add_done_callback = torch._C.Future.then, torch._C.Future.add_done_callback
+_core: Any = torch._C
+_then, _add_done_callback = _core.Future.then, _core.Future.add_done_callback
 
 
 @untraced
 class _Replaced:
-    def then(self, callback: Callback) -> Any:
+    def then(self: Any, callback: Callback) -> Any:
         caller = _caller_of(self, "then")
-        future: Any = _then(self, _running(caller, callback))  # type: ignore[arg-type]
+        future = _then(self, _running(caller, callback))
         if self in _named and caller is not None:
             _named[future] = _Futures(f"{caller.tag}", caller.known_to)
         return future
 
-    def add_done_callback(self, callback: Callback) -> None:
+    def add_done_callback(self: Any, callback: Callback) -> None:
         caller = _caller_of(self, "add_done_callback")
-        _add_done_callback(self, _running(caller, callback))  # type: ignore[arg-type]
+        _add_done_callback(self, _running(caller, callback))
 
 
 def _caller_of(future: Any, method: str) -> Caller | None:
@@ -157,7 +158,4 @@ def _running(caller: Caller | None, callback: Callback) -> Callback:
     return run
 
 
-torch._C.Future.then = _Replaced.then  # type: ignore[assignment, method-assign]
-torch._C.Future.add_done_callback = (  # type: ignore[method-assign]
-    _Replaced.add_done_callback  # type: ignore[assignment]
-)
+_core.Future.then, _core.Future.add_done_callback = _Replaced.then, _Replaced.add_done_callback

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from alike import same
 
 import aiodist
 from aiodist import Group
@@ -67,18 +68,6 @@ def made(of: Form, number: int) -> Any:
     if kind == "dict":
         return {f"key {at}": item for at, item in enumerate(items)}
     return items if kind == "list" else tuple(items)
-
-
-def same(a: Any, b: Any) -> bool:
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, np.ndarray):
-        return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b)
 
 
 OPS = [

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from alike import same
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -23,22 +24,6 @@ from aiodist.buffers.reductions import Operand, split_slots
 from aiodist.buffers.values import describe, fill, parse
 from aiodist.errors import MessageTooLargeError, ProtocolError
 from aiodist.types import ReduceOp
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equal in type, structure and every bit of every array."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, np.ndarray):
-        return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
-    if isinstance(a, dict):
-        pairs = zip(a.items(), b.items(), strict=True)
-        return len(a) == len(b) and all(same(k, q) and same(v, w) for (k, v), (q, w) in pairs)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, (float, complex)):
-        return repr(a) == repr(b)
-    return bool(a == b) or (np.isnat(a) and np.isnat(b))
 
 
 def send(value: Any, out: Any = None, **options: Any) -> Any:
