@@ -423,13 +423,16 @@ DIFFER(differ_8, uint64_t)
 
 #define FEW_TOKENS 64  // as in aiodist.buffers.tokens
 #define DEEPEST 100    // the most containers within containers, as in aiodist.buffers.tokens
+#define COUNT_ROOM 5   // bytes of the largest number of tokens
 enum { LIST_OF, TUPLE_OF, DICT_OF, CONTAINERS };
 
-// `most`: a value of more bytes is too large.
+// `most`: a value of more bytes is too large. `is_tight`: it has more tokens than a few, so ints take as
+// few bytes as they can.
 typedef struct {
     unsigned char *data;
     Py_ssize_t length, room, most;
-    int tokens;
+    long long tokens;
+    int is_tight;
 } Written;
 
 // A place for so many more bytes, or NULL with an error.
@@ -466,7 +469,7 @@ static int put_word(Written *to, int code, uint64_t word, int nbytes) {
 
 static int put_text(Written *to, const char *text, Py_ssize_t length, int is_bytes) {
     const int code = is_bytes ? 0xc4 : 0xd9, size = length < 1 << 8 ? 0 : length < 1 << 16 ? 1 : 2;
-    if (length > UINT32_MAX || length > to->most - to->length) return 0;
+    if (length > UINT32_MAX || length > to->most) return 0;
     const int is_short = !is_bytes && length < 32;
     const int failed = is_short ? put_word(to, 0xa0 | (int)length, 0, 0)
                                 : put_word(to, code + size, (uint64_t)length, 1 << size);
@@ -476,16 +479,30 @@ static int put_text(Written *to, const char *text, Py_ssize_t length, int is_byt
     return 1;
 }
 
+// An int in as few bytes as it can take.
+static int put_tight(Written *to, long long number) {
+    const uint64_t word = (uint64_t)number;
+    if (number >= -32 && number < 128) return put_word(to, (unsigned char)number, 0, 0);
+    if (number > 0) {
+        const int size = word < 1 << 8 ? 0 : word < 1 << 16 ? 1 : word <= UINT32_MAX ? 2 : 3;
+        return put_word(to, 0xcc + size, word, 1 << size);
+    }
+    const int size = number >= INT8_MIN ? 0 : number >= INT16_MIN ? 1 : number >= INT32_MIN ? 2 : 3;
+    return put_word(to, 0xd0 + size, word, 1 << size);
+}
+
 // 1: the value is written. 0: it is not plain, or too large. -1: an error. Keys hold no list or dict.
-static int put_value(Written *to, PyObject *value, int is_key) {
+static int put_value(Written *to, PyObject *value, int depth, int is_key) {
     PyTypeObject *const type = Py_TYPE(value);
-    if (++to->tokens > FEW_TOKENS) return 0;
+    if (++to->tokens > (to->is_tight ? UINT32_MAX : FEW_TOKENS)) return 0;
+    if (to->is_tight && to->length > to->most) return 0;
     if (value == Py_None) return put_word(to, 0xc0, 0, 0);
     if (type == &PyBool_Type) return put_word(to, value == Py_True ? 0xc3 : 0xc2, 0, 0);
     if (type == &PyLong_Type) {
         int overflow;
         const long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
-        return overflow ? 0 : put_word(to, 0xd3, (uint64_t)number, 8);
+        if (overflow) return 0;
+        return to->is_tight ? put_tight(to, number) : put_word(to, 0xd3, (uint64_t)number, 8);
     }
     if (type == &PyFloat_Type) {
         const double number = PyFloat_AS_DOUBLE(value);
@@ -504,35 +521,53 @@ static int put_value(Written *to, PyObject *value, int is_key) {
     const int kind = type == &PyTuple_Type ? TUPLE_OF : type == &PyList_Type ? LIST_OF : DICT_OF;
     if (kind == DICT_OF ? type != &PyDict_Type || is_key : kind == LIST_OF && is_key) return 0;
     const Py_ssize_t count = PyObject_Size(value);
-    if (count < 0 || count > FEW_TOKENS) return count < 0 ? -1 : 0;
+    if (count < 0 || count > UINT32_MAX || depth >= DEEPEST) return count < 0 ? -1 : 0;
     unsigned char *at = more_bytes(to, 6);
     if (!at) return -1;
-    const unsigned char head[6] = {0xd6, (unsigned char)kind, (unsigned char)count};
-    memcpy(at, head, sizeof head);
+    at[0] = 0xd6;
+    at[1] = (unsigned char)kind;
+    for (int k = 0; k < 4; k++) at[2 + k] = (unsigned char)(count >> 8 * k);
     int done = 1;
     if (kind == DICT_OF) {
         PyObject *key, *item;
         Py_ssize_t position = 0;
         while (done > 0 && PyDict_Next(value, &position, &key, &item))
-            if ((done = put_value(to, key, 1)) > 0) done = put_value(to, item, 0);
+            if ((done = put_value(to, key, depth + 1, 1)) > 0) done = put_value(to, item, depth + 1, 0);
     }
     for (Py_ssize_t k = 0; kind != DICT_OF && done > 0 && k < count; k++)
-        done = put_value(to, PySequence_Fast_GET_ITEM(value, k), is_key);
+        done = put_value(to, PySequence_Fast_GET_ITEM(value, k), depth + 1, is_key);
     return done;
 }
 
+// Write the value behind room for the number of its tokens, which is written last.
+static int put_all(Written *to, PyObject *value, int is_tight) {
+    to->length = to->tokens = 0;
+    to->is_tight = is_tight;
+    if (!more_bytes(to, COUNT_ROOM)) return -1;
+    return put_value(to, value, 0, 0);
+}
+
 static PyObject *write_value(PyObject *self, PyObject *args) {
-    Written to = {.most = PY_SSIZE_T_MAX};
+    Py_ssize_t most = PY_SSIZE_T_MAX - COUNT_ROOM;
     PyObject *value, *made = NULL;
-    if (!PyArg_ParseTuple(args, "O|n:write_value", &value, &to.most)) return NULL;
-    int done = put_word(&to, 0, 0, 0) < 0 ? -1 : put_value(&to, value, 0);  // the first byte: their number
-    if (done > 0 && to.length > to.most) done = 0;
+    if (!PyArg_ParseTuple(args, "O|n:write_value", &value, &most)) return NULL;
+    if (most > PY_SSIZE_T_MAX - COUNT_ROOM) most = PY_SSIZE_T_MAX - COUNT_ROOM;
+    Written to = {.most = most + COUNT_ROOM};
+    int done = put_all(&to, value, 0);
+    if (!done && to.tokens > FEW_TOKENS) done = put_all(&to, value, 1);
     if (done > 0) {
-        to.data[0] = (unsigned char)to.tokens;
-        made = PyBytes_FromStringAndSize((char *)to.data, to.length);
-    } else if (!done) {
-        made = Py_NewRef(Py_None);
+        Written count = {.most = COUNT_ROOM};
+        const Py_ssize_t before = put_tight(&count, to.tokens) < 0 ? -1 : COUNT_ROOM - count.length;
+        if (before < 0)
+            done = -1;
+        else if (to.length - before > most)
+            done = 0;
+        else
+            memcpy(to.data + before, count.data, (size_t)count.length);
+        PyMem_Free(count.data);
+        if (done > 0) made = PyBytes_FromStringAndSize((char *)to.data + before, to.length - before);
     }
+    if (!done) made = Py_NewRef(Py_None);
     PyMem_Free(to.data);
     return made;
 }

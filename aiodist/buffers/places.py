@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from aiodist.buffers import overlaps
 from aiodist.buffers.arrays import UserArray, view
 from aiodist.buffers.encoding import Encoded
-from aiodist.buffers.tokens import MAX_DEPTH, TOO_DEEP
+from aiodist.buffers.tokens import MAX_DEPTH, NO_ARRAYS, TOO_DEEP
 
 Memory = NDArray[Any]
 
@@ -35,7 +35,13 @@ def leaves_of(value: Any, depth: int = 0) -> list[Any]:
     if isinstance(value, (list, tuple)):
         if depth > MAX_DEPTH:
             raise ValueError(TOO_DEEP)
-        return [leaf for item in value for leaf in leaves_of(item, depth + 1)]
+        found: list[Any] = []
+        for item in value:
+            if type(item) in NO_ARRAYS:  # without a call for each, because there may be thousands
+                found += () if item is None else (item,)
+            else:
+                found += leaves_of(item, depth + 1)
+        return found
     return [] if value is None else [value]
 
 
@@ -118,6 +124,8 @@ def _arrays(place: Any) -> list[UserArray]:
     elsewhere."""
     found: list[UserArray] = []
     for leaf in leaves_of(place):
+        if type(leaf) in NO_ARRAYS:
+            continue
         try:
             array = view(leaf, "out")
         except (TypeError, ValueError):

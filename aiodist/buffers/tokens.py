@@ -39,6 +39,9 @@ TOO_DEEP: Final = f"the value is nested over {MAX_DEPTH} levels deep: does it co
 PLAIN: Final = frozenset({type(None), bool, float, str, bytes})
 """Types of values that are tokens as they are. Ints of 64 bits are, too."""
 
+NO_ARRAYS: Final = PLAIN | {int, complex}
+"""Types of leaves that hold no array. Most leaves that are not arrays are of these types."""
+
 LIST, TUPLE, DICT, ARRAY, SCALAR, BIG_INT, COMPLEX, PICKLE = range(8)
 """Extension types. LIST, TUPLE and DICT hold the number of items, as 4 bytes."""
 

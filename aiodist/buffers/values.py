@@ -22,7 +22,7 @@ from aiodist.buffers.encoding import byte_view
 from aiodist.buffers.foreign import Taker, Target
 from aiodist.buffers.packed_numbers import NUMBERS, fits
 from aiodist.buffers.paths import Path, Where
-from aiodist.buffers.tokens import MAX_DEPTH, PLAIN, Spec
+from aiodist.buffers.tokens import MAX_DEPTH, NO_ARRAYS, PLAIN, Spec
 from aiodist.compiled import core
 from aiodist.errors import MessageTooLargeError, ProtocolError
 
@@ -74,12 +74,12 @@ class Incoming:
 
     __slots__ = (
         "_allow_pickle",
-        "_is_plain",
         "_out",
         "_staged",
         "_tree",
         "buffers",
         "foreign",
+        "is_plain",
         "nbytes",
         "specs",
         "targets",
@@ -89,7 +89,7 @@ class Incoming:
         self, tree: Any, specs: list[Spec], allow_pickle: bool, *, is_plain: bool = False
     ) -> None:
         self._tree = tree  # the value, with a `_Leaf` for each array and a `_Pickled` for a pickle
-        self._is_plain = is_plain  # whether it is known to have neither
+        self.is_plain = is_plain  # whether it has neither
         self.specs = specs  # dtype and shape of each array
         self.nbytes = sum([spec.nbytes for spec in specs])
         self._allow_pickle = allow_pickle
@@ -128,7 +128,7 @@ class Incoming:
         Raises TypeError or ValueError, naming the place in `name`, if something does not fit. The
         Incoming is then unchanged and may be allocated again.
         """
-        if self._is_plain and out is None:
+        if self.is_plain and out is None:
             return
         # Everything is checked before this object changes, so that the caller may try again with
         # another `out` after an error in the last array of a tree.
@@ -162,11 +162,14 @@ class Incoming:
         self.buffers = [byte_view(target) for target, _ in staged if target.nbytes]
 
     def finish(self, numbers: Sequence[Any] = ()) -> Any:
-        """Return the value, because all bytes are in `buffers`. `numbers`: see `build`.
+        """Return the value, because all bytes are in `buffers`. Call it once. `numbers`: see
+        `build`.
 
         With `out`, this is `out` itself if it is an array or if the value holds only arrays.
         Otherwise it is the value that came, with the arrays of `out` in it.
         """
+        if self.is_plain and self._out is None and not numbers:
+            return self._tree
         for array, staged in zip(self.targets, self._staged, strict=True):
             array.commit(staged)
         if self._out is not None and _only_arrays(self._tree):
@@ -185,7 +188,7 @@ class Incoming:
 
     def anew(self) -> Incoming:
         """Return the same, not allocated yet."""
-        return Incoming(self._tree, self.specs, self._allow_pickle, is_plain=self._is_plain)
+        return Incoming(self._tree, self.specs, self._allow_pickle, is_plain=self.is_plain)
 
     def outline(self) -> Any:
         """Return the `outline` of the value, with dtype and shape of each array."""
@@ -202,6 +205,8 @@ class Incoming:
     @property
     def has_pickles(self) -> bool:
         """Whether an object came as a pickle."""
+        if self.is_plain:
+            return False
         leaves = _walk(self._tree, None, "value")
         return any(isinstance(leaf, _Pickled) for _, leaf, _ in leaves)
 
@@ -270,17 +275,24 @@ def _only_arrays(tree: Any) -> bool:
 # leaves by dtype. For a leaf that is not an array, `out` may not have an array, or a tree that may
 # have arrays. These would look as if they had been written. A pickle may be such a tree itself.
 def _walk(tree: Any, out: Any, where: Where) -> Iterator[tuple[Where, Any, Any]]:
-    """Yield (place, leaf, item of `out` there) of each leaf. `out` None: nothing is matched."""
+    """Yield (place, leaf, item of `out` there) of each leaf, without pairs that hold no array.
+
+    `out` None: nothing is matched.
+    """
     if isinstance(tree, dict):
         if out is not None and (not isinstance(out, dict) or out.keys() != tree.keys()):
             raise _misfit(tree, out, where)
         for key, item in tree.items():
-            yield from _walk(item, None if out is None else out[key], Path(where, key))
+            place = None if out is None else out[key]
+            if type(item) not in NO_ARRAYS or type(place) not in NO_ARRAYS:
+                yield from _walk(item, place, Path(where, key))
     elif isinstance(tree, (list, tuple)):
         if out is not None and (not isinstance(out, (list, tuple)) or len(out) != len(tree)):
             raise _misfit(tree, out, where)
         for index, item in enumerate(tree):
-            yield from _walk(item, None if out is None else out[index], Path(where, index))
+            place = None if out is None else out[index]
+            if type(item) not in NO_ARRAYS or type(place) not in NO_ARRAYS:
+                yield from _walk(item, place, Path(where, index))
     else:
         is_word = not isinstance(tree, (_Leaf, _Pickled))
         if is_word and isinstance(out, (dict, list, tuple)):
@@ -320,7 +332,9 @@ def parse(
         incoming = Incoming(_Leaf(0, array), [array], allow_pickle)
     else:
         reader = _Reader(tokens.unpack(meta))
-        incoming = Incoming(reader.read(), reader.specs, allow_pickle)
+        tree, specs = reader.read(), reader.specs
+        is_plain = not (specs or reader.has_pickles)
+        incoming = Incoming(tree, specs, allow_pickle, is_plain=is_plain)
     if incoming.nbytes > max_bytes:
         raise MessageTooLargeError(_too_large(incoming.nbytes, "arrays", max_bytes))
     return incoming
@@ -354,6 +368,7 @@ class _Reader:
     def __init__(self, stream: list[Any]) -> None:
         self._stream = iter(stream)
         self.specs: list[Spec] = []
+        self.has_pickles = False
 
     def read(self) -> Any:
         tree = self._value(0)
@@ -385,6 +400,7 @@ class _Reader:
         if code == tokens.SCALAR:
             return tokens.read_scalar(data)
         if code == tokens.PICKLE:
+            self.has_pickles = True
             return _Pickled(data)
         raise ProtocolError(f"an extension of unknown type {code} in the metadata")
 

@@ -26,6 +26,7 @@ from aiodist.buffers.tokens import Spec
 from aiodist.buffers.values import Incoming, parse
 from aiodist.collectives import fitting
 from aiodist.collectives.offers import Offer, unpack
+from aiodist.compiled import core
 from aiodist.phases import berths
 from aiodist.shared_memory.posts import CHEAP_COPY
 
@@ -47,6 +48,7 @@ class Template(NamedTuple):
             of one kind.
         order: Which number or array goes into each gap, in the order of the call. (): the first
             goes into the first.
+        places: The offset of the metadata of each value.
     """
 
     length: int
@@ -57,6 +59,7 @@ class Template(NamedTuple):
     given: bytes = fitting.NOTHING
     is_apart: bool = False
     order: tuple[int, ...] = ()
+    places: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, blob: bytes, gaps: Sequence[tuple[int, Spec]], *more: Any) -> Template:
@@ -127,6 +130,7 @@ def template_of(blob: bytes, count: int, src: int, *, moves: bool = False) -> Te
     gaps: list[tuple[int, Spec]] = []
     metas: list[bytes] = []
     order: list[int] = []
+    places: list[int] = []
     is_apart = False
     for offer in offers:
         if not isinstance(offer.meta, bytes):
@@ -151,6 +155,7 @@ def template_of(blob: bytes, count: int, src: int, *, moves: bool = False) -> Te
         numbers = [leaf for leaf in leaves if type(leaf) is tokens.Number]
         gaps += [(first + number.at, _number(number.kind)) for number in numbers]
         metas.append(_without(offer.meta, numbers))
+        places.append(first)
         by_gap = sorted(enumerate(leaves), key=lambda leaf: type(leaf[1]) is Spec)
         order += [len(order) + number for number, _ in by_gap]
         # The data is the fourth field from the end. The fields behind it are small numbers.
@@ -161,7 +166,8 @@ def template_of(blob: bytes, count: int, src: int, *, moves: bool = False) -> Te
             start += spec.nbytes
     given = fitting.given(metas) if offers else fitting.NOTHING
     in_order = () if order == [*range(len(order))] else tuple(order)
-    return Template.of(blob, gaps, tuple(metas), want, given, is_apart, in_order)
+    seen = tuple(metas), want, given, is_apart, in_order, tuple(places)
+    return Template.of(blob, gaps, *seen)
 
 
 @cache
@@ -189,14 +195,18 @@ class Reading:
     def __init__(self, template: Template, area: memoryview) -> None:
         self.fixed = [(area[at : at + len(part)], part) for at, part in template.fixed if part]
         data = [_Data(spec, area[at : at + spec.nbytes]) for at, spec in template.gaps]
-        self._has(template, data)
+        metas = zip(template.places, template.metas, strict=False)
+        self._has(template, data, [area[at : at + len(meta)] for at, meta in metas])
 
-    def _has(self, template: Template, data: Sequence[Data]) -> None:
-        """Set the `data`, and build the values from it."""
+    def _has(
+        self, template: Template, data: Sequence[Data], metas: Sequence[memoryview] = ()
+    ) -> None:
+        """Set the `data`, and build the values from it, or from `metas`, their metadata in memory
+        that does not move."""
         self.data = data
         self.values: list[Data | Tree] = []  # the values that are offered
         first = 0
-        for meta in () if template.is_apart else template.metas:
+        for number, meta in enumerate(() if template.is_apart else template.metas):
             value = parse(meta)
             if value.array is not None:
                 self.values.append(data[first])
@@ -204,7 +214,8 @@ class Reading:
                 continue
             middle = first + value.take_out_numbers()
             stop = middle + len(value.specs)
-            self.values.append(Tree(value, data[first:middle], data[middle:stop]))
+            whole = metas[number] if metas and value.is_plain else None
+            self.values.append(Tree(value, data[first:middle], data[middle:stop], whole))
             first = stop
         self.want = template.want
         self.given = template.given
@@ -353,15 +364,26 @@ def _made(spec: Spec, flat: NDArray[Any]) -> object:
 class Tree:
     """A value in an area that is not exactly one array."""
 
-    __slots__ = ("_arrays", "_numbers", "_value")
+    __slots__ = ("_arrays", "_numbers", "_value", "_whole")
 
-    def __init__(self, value: Incoming, numbers: Sequence[Data], arrays: Sequence[Data]) -> None:
+    def __init__(
+        self,
+        value: Incoming,
+        numbers: Sequence[Data],
+        arrays: Sequence[Data],
+        whole: memoryview | None = None,
+    ) -> None:
         self._value = value
+        self._whole = whole  # all of it, if the compiled part may read it there
         self._numbers = numbers
         self._arrays = arrays
 
     def copy(self) -> object:
         """Return the value with arrays of its own."""
+        if core is not None and self._whole is not None:
+            read = core.read_value(self._whole)
+            if read is not NotImplemented:
+                return cast(object, read)
         return self._value.build(
             [data.copy() for data in self._arrays], [data.copy() for data in self._numbers]
         )

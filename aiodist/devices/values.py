@@ -20,7 +20,7 @@ from aiodist.buffers.encoding import byte_view
 from aiodist.buffers.foreign import Target
 from aiodist.buffers.paths import Where
 from aiodist.buffers.places import leaves_of
-from aiodist.buffers.tokens import Spec
+from aiodist.buffers.tokens import NO_ARRAYS, Spec
 from aiodist.devices import device_of
 from aiodist.devices.base import Device
 from aiodist.devices.handles import Found
@@ -49,7 +49,7 @@ def device_among(*values: Any) -> Device | None:
     among: Device | None = None
     for value in values:
         for leaf in () if value is None else leaves_of(value):
-            device = device_of(leaf)
+            device = None if type(leaf) in NO_ARRAYS else device_of(leaf)
             if device is None:
                 continue
             if among is not None and among is not device:

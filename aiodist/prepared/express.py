@@ -74,6 +74,7 @@ from aiodist.engine.operation import Program, Running
 from aiodist.engine.phase import Phase
 from aiodist.links.endpoint import Endpoint
 from aiodist.phases.base import Call, Place
+from aiodist.prepared import plain
 from aiodist.prepared.kinds import kind_of
 from aiodist.shared_memory.board import ON_DEVICE, digest_of
 from aiodist.transports.surroundings import is_virtual
@@ -90,6 +91,12 @@ A_STEP = 500
 """Bytes of a step and its views. Plans for small arrays have four."""
 FORMS = 4
 """The most forms of one operation, because each is tried in turn."""
+SEEN = 512
+"""Of so many kinds of calls with values it is kept how often they came. Values may look different
+in each call, so the first one is not learnt."""
+PLAIN_BEFORE = 8
+"""So many calls with plain values of one kind come before one is learnt, because that takes as long
+as some 20 calls."""
 AGAIN = 64
 """A recipe whose form was dropped gets a new one after so many calls."""
 
@@ -177,6 +184,8 @@ class Express(ABC, Generic[G, R]):
         # None: calls of this kind are not prepared
         self._recipes: dict[tuple[Any, ...], R | None] = {}
         self._forms: dict[str, list[tuple[R, Form]]] = {}  # the latest ones of each operation
+        # Kinds of calls that were not learnt yet, and how many more calls are not.
+        self._seen: dict[tuple[Any, ...], int] = {}
         self._weight = 0  # bytes of all recipes
         self._caller: Any = None  # the compiled part, if there is one
 
@@ -330,21 +339,57 @@ class Express(ABC, Generic[G, R]):
         flats: list[Flat] = []
         words: list[Any] = []
         key = kind_of(op, args, flats, words)
-        if key is None:
-            return None
-        try:
-            recipe = self._recipes[key]
-        except KeyError:
-            self._keep(key, self._learn_other(op, make, args))
-            work = self.start(op, make, args, seconds, tag)
-            return None if work is None else work.for_user(self._records.unseen)
-        if recipe is None:
-            return None
-        laid = recipe.lay_out(args, flats, words)
-        if laid is None:
-            return None
-        self._learn_form(recipe, args)
-        return self._run(recipe, *laid, seconds, tag)
+        recipe, is_new, laid = None, False, None
+        if key is not None:
+            try:
+                recipe = self._recipes[key]
+            except KeyError:
+                is_new = op not in plain.OPS or args[0] is None or self._seen.get(key) == 1
+                if is_new:
+                    self._seen.pop(key, None)
+                    recipe = self._learn_other(op, make, args)
+                    self._keep(key, recipe)
+            laid = None if recipe is None else recipe.lay_out(args, flats, words)
+        if recipe is not None and laid is not None:
+            self._learn_form(recipe, args)
+        else:
+            recipe, is_new = self._plain_for(op, make, args)
+            laid = None if recipe is None else recipe.lay_out(args, [], [])
+            if key is not None and key not in self._recipes:
+                self._has_seen(key, 1 if laid is None else PLAIN_BEFORE)
+            if recipe is None or laid is None:
+                return None
+        work = self._run(recipe, *laid, seconds, tag)
+        return work.for_user(self._records.unseen) if is_new and work is not None else work
+
+    def _has_seen(self, key: tuple[Any, ...], before: int) -> None:
+        """Count down to the call that is learnt, `before` calls after the first one."""
+        if key not in self._seen and len(self._seen) == SEEN:
+            del self._seen[next(iter(self._seen))]
+        self._seen[key] = max(1, self._seen.get(key, before + 1) - 1)
+
+    def _plain_for(
+        self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
+    ) -> tuple[R | None, bool]:
+        """Return the recipe for plain values of any form, and whether it is new.
+
+        None: this is no such call.
+        """
+        if op not in plain.OPS or not plain.may_be_plain(args[0]):
+            return None, False
+        for each in args[1:]:
+            if each is not None and type(each) is not int:
+                return None, False  # it may have a place for the result
+        key = op, "plain", *args[1:]
+        if key in self._recipes:
+            return self._recipes[key], False
+        recipe = self._learn_plain(op, make, args)
+        self._keep(key, recipe)
+        return recipe, True
+
+    def _learn_plain(self, op: str, make: Callable[..., Call], args: tuple[Any, ...]) -> R | None:
+        """Make the recipe of `op` for plain values of any form. None: there is none."""
+        return None
 
     def _lay_out(self, recipe: R, args: tuple[Any, ...]) -> tuple[Any, Any] | None:
         """Lay out a call that the compiled part has found, because it has to wait."""

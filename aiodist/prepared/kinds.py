@@ -10,6 +10,7 @@ from aiodist.buffers import arrays
 from aiodist.buffers.arrays import Flat
 from aiodist.buffers.descriptions import WORDS
 from aiodist.buffers.packed_numbers import NUMBERS, packed
+from aiodist.buffers.tokens import FEW
 from aiodist.collectives.forms import said
 from aiodist.types import ReduceOp
 
@@ -62,6 +63,8 @@ def _kind(x: Any, flats: list[Flat], words: list[Any] | None, depth: int = 0) ->
             return None
         if cls not in NUMBERS:
             words.append(said(x))
+        elif len(flats) >= FEW:
+            return None  # no template has so many numbers
         elif (number := packed(x)) is not None:
             flats.append(np.frombuffer(number, np.uint8))
         else:

@@ -344,3 +344,8 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         if found is None and (op in lane_reductions.OPS or op == "scan"):
             return lane_reductions.learn(context, op, make, args)
         return found
+
+    def _learn_plain(
+        self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
+    ) -> lane_values.ValueRecipe | None:
+        return lane_values.learn(lane_values.PlainRecipe, self._context, op, make, args)

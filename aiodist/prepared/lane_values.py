@@ -41,6 +41,7 @@ from aiodist.engine.phase import Phase
 from aiodist.phases import lanes
 from aiodist.phases.base import Call, Part
 from aiodist.phases.memories import Blobs
+from aiodist.prepared import plain
 from aiodist.prepared.exchanged import Exchanged, exchanged_by
 from aiodist.prepared.express import ExpressGroup, Flat, Recipe, written
 from aiodist.prepared.taking import (
@@ -95,7 +96,7 @@ def learn(
     phase = cast(Phase, next(program))
     program.close()
     exchanged = exchanged._replace(moves=exchanged.given is not None and op in recipe.moves)
-    own = _own(exchanged, phase, context.rank)
+    own = _EMPTY if recipe.is_plain else _own(exchanged, phase, context.rank)
     return None if own is None else recipe(context, call, phase, make, exchanged, own)
 
 
@@ -112,6 +113,8 @@ class ValueRecipe(Recipe):
     """A recipe of ranks that share memory, for values of known shapes."""
 
     on_lane = True
+    is_plain = False
+    """Whether it is for all plain values, of any form: see `PlainRecipe`."""
     moves = frozenset({"broadcast", "all_gather", "all_to_all"})
     """The operations on arrays whose data may travel apart, into arrays of the user."""
 
@@ -271,22 +274,22 @@ class ValueRecipe(Recipe):
         ]
         found: list[Reading] = [own] * self._context.size
         takes: dict[tuple[Reading, ...], Take | None] = {}  # by the blobs of all ranks
-        _, _, shown, taken, _ = phase.prepared
-        shown, taken = shown * phase.itemsize, taken * phase.itemsize
-        moved = lane.moved
-        steps = len(phase.prepared.plan.steps)
+        all_areas = areas_of(lane, area)
         # What the others showed the last time, without the data, and what makes the result of it.
         expected, expected_take = [_NEVER], cast("Take | None", None)
 
         def find(call: Given) -> bool:
             nonlocal expected, expected_take
+            are_newest = True
             for peer, readings in known:
                 for reading in readings:
                     if reading.is_there():
                         found[peer] = reading
+                        are_newest = are_newest and reading is readings[0]
                         break
                 else:
                     return False
+            self._hit = self._hit or are_newest
             all_found = tuple(found)
             if all_found not in takes:
                 if len(takes) == MOST_TAKES:
@@ -306,13 +309,10 @@ class ValueRecipe(Recipe):
             for view, part in expected:
                 if view.tobytes() != part:
                     if not find(call):
-                        return False
+                        return self.is_plainly_read(all_areas, call)
                     break
-            self._hit = give(expected_take, call)
-            if not self._hit and self.may_move(found, call):
-                self._hit = True
-                return None
-            return self._hit
+            made = give(expected_take, call)
+            return None if not made and self.may_move(found, call) else made
 
         def show(call: Given) -> int:
             if call.own is not template:
@@ -326,6 +326,23 @@ class ValueRecipe(Recipe):
                 for at in shows:
                     copy_in(gaps[at], shown_flats[at])
             return True
+
+        made: Any = self.bound(phase, lane, area, show, collect)
+        if is_tape(made) and len(gaps) <= MOST_LEAVES:
+            order = template.order or range(len(gaps))
+            made.shows(template, [*own.fixed, *((own.data[at].memory, order[at]) for at in shows)])
+        return cast("Callable[[Given], int]", made)
+
+    def bound(
+        self, phase: Phase, lane: Lane, area: int, show: Callable[[Given], int], collect: Collect
+    ) -> Callable[[Given], int]:
+        """Return the function that does a call in `area`: `show`, wait for the others, `collect`.
+
+        `show` returns 0 if it cannot, else True.
+        """
+        _, _, shown, taken, _ = phase.prepared
+        shown, taken = shown * phase.itemsize, taken * phase.itemsize
+        moved, steps = lane.moved, len(phase.prepared.plan.steps)
 
         def take(call: Given) -> int:
             made = collect(call)
@@ -347,11 +364,29 @@ class ValueRecipe(Recipe):
             return ALL
 
         self._collects[area] = collect
-        made: Any = tape_of_values(self, phase, lane, area, run, show, take)
-        if is_tape(made) and len(gaps) <= MOST_LEAVES:
-            order = template.order or range(len(gaps))
-            made.shows(template, [*own.fixed, *((own.data[at].memory, order[at]) for at in shows)])
-        return cast("Callable[[Given], int]", made)
+        return tape_of_values(self, phase, lane, area, run, show, take)
+
+    def is_plainly_read(self, blobs: Sequence[bytes | memoryview], call: Given) -> bool:
+        """Make the result of plain values, if nothing is to be learnt from them. False: that was
+        not done."""
+        if not self._later or not self.read_plainly(blobs, call):
+            return False
+        self._later -= 1
+        return True
+
+    def read_plainly(self, blobs: Sequence[bytes | memoryview], call: Given) -> bool:
+        """Make the result of plain values. False: a rank shows anything else."""
+        exchanged = self._exchanged
+        if exchanged.number is not None or self._own.want:
+            return False
+        values = plain.read(exchanged, blobs, self._context.max_message_bytes)
+        if values is None:
+            return False
+        if exchanged.listed and exchanged.takes:
+            call.result.append(values)
+        else:
+            call.result.append(values[0] if values else call.place)
+        return True
 
     def _compiled(
         self, found: Sequence[Reading], call: Given, take: Take
@@ -533,12 +568,16 @@ class ValueRecipe(Recipe):
         at = self._exchanged.given
         if at is not None and result is given.args[at]:
             result = given.place  # the kept arguments may have a copy of this list
-        blobs = cast(Blobs, phase.memory).blobs
+        self._learn_from(cast(Blobs, phase.memory).blobs)
+        return result
+
+    def _learn_from(self, blobs: Sequence[bytes]) -> None:
+        """Learn the templates of what all ranks have shown."""
         if self._are_known(blobs):
-            return result
+            return
         if self._later:
             self._later -= 1
-            return result
+            return
         self._misses = 0 if self._hit else self._misses + 1
         self._hit = False
         if self._misses >= KNOWN:
@@ -549,7 +588,6 @@ class ValueRecipe(Recipe):
                 others = [each for each in self._known[peer] if each != template]
                 self._known[peer] = [template, *others][:KNOWN]
         self._learnt()
-        return result
 
     def _are_known(self, blobs: Sequence[bytes]) -> bool:
         """Say whether each other rank shows what it showed last, but for the data."""
@@ -572,6 +610,60 @@ class ValueRecipe(Recipe):
         self._collects.clear()
 
 
+class PlainRecipe(ValueRecipe):
+    """A recipe of plain values of any form: see `plain`. It has no template."""
+
+    is_plain = True
+    __slots__ = ()
+
+    def lay_out(
+        self, args: tuple[Any, ...], flats: Sequence[Flat] = (), words: Sequence[Any] = ()
+    ) -> tuple[Any, Any] | None:
+        values = self._offered(args[0])
+        shown = None if values is None else plain.shown(values)
+        if shown is None:
+            return None
+        result: list[Any] = []
+        place = args[0] if self.op == "broadcast" else None
+        return result, Given(args, (), result, self._own, place, shown)
+
+    def _offered(self, value: Any) -> Sequence[Any] | None:
+        """Return the values that this rank shows. None: the ordinary way has to look at `value`."""
+        count = self._exchanged.counts[self._context.rank]
+        if not count:
+            return () if value is None else None  # a place may hold arrays
+        if self.op not in plain.SLOTS:
+            return (value,)
+        return value if type(value) in (list, tuple) and len(value) == count else None
+
+    def _bound(self, phase: Phase, lane: Lane, area: int) -> Callable[[Given], int]:
+        areas = areas_of(lane, area)
+        own = areas[self._context.rank]
+
+        def show(call: Given) -> int:
+            shown = cast(bytes, call.shown)
+            own[: len(shown)] = shown
+            return True
+
+        return self.bound(phase, lane, area, show, partial(self.read_plainly, areas))
+
+    def form(self, args: tuple[Any, ...]) -> Form | None:
+        return None
+
+    def known(self, args: tuple[Any, ...]) -> KnownCall | None:
+        return None
+
+    def _learn_from(self, blobs: Sequence[bytes]) -> None:
+        """Do nothing, because the next values have another form."""
+
+
+def areas_of(lane: Lane, area: int) -> list[memoryview]:
+    """Return that area of all ranks, by rank."""
+    return [lane.board.area(rank, area) for rank in range(1 + len(lane.others))]
+
+
+_EMPTY = Template.of(b"", ())
+"""The template of a rank that shows nothing."""
 _NEVER = memoryview(b""), b"?"
 """A pair that no blob matches."""
 

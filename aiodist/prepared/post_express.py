@@ -72,7 +72,12 @@ from aiodist.prepared.posted import (
     is_shown,
 )
 from aiodist.prepared.posted_slots import slots_in_one_go
-from aiodist.prepared.posted_values import PostedValues, taking_in_one_go
+from aiodist.prepared.posted_values import (
+    PlainPost,
+    PostedPlain,
+    PostedValues,
+    taking_in_one_go,
+)
 from aiodist.prepared.tapes import tape_of_posts
 from aiodist.schedules import direct_exchange
 from aiodist.shared_memory.berths import Berths
@@ -187,6 +192,12 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         small = self._learn_small(op, make, args)
         return small or berthed.learn(self._context, self.berths, op, make, args)
 
+    def _learn_plain(
+        self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
+    ) -> PostedPlain | None:
+        with Shows(self._context):
+            return lane_values.learn(PostedPlain, self._context, op, make, args)
+
     def _learn_small(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
     ) -> PostRecipe | None:
@@ -266,6 +277,8 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         ):
             if type(what) is BerthRecipe:
                 what = BerthedCall(what, seq, given)
+            elif type(what) is PostedPlain:
+                what = PlainPost(what, self._context.rank, self._context.size, given)
             return self._post(what, x, given, seconds, tag, seq)
         work: Work[Any] = Work.begin(self._loop, what.op, tag, seq, what.nbytes)
         try:

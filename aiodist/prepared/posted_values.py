@@ -11,13 +11,14 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+from aiodist.buffers.descriptions import KnownCall
 from aiodist.collectives.templates import MovingTemplate
 from aiodist.engine.executor import Executor
 from aiodist.engine.phase import Phase
 from aiodist.links.moved import Moved
 from aiodist.phases.memories import Blobs
 from aiodist.prepared.express import ExpressGroup
-from aiodist.prepared.lane_values import MOST_TAKES, ValueRecipe
+from aiodist.prepared.lane_values import MOST_TAKES, PlainRecipe, ValueRecipe
 from aiodist.prepared.posted import Begin, ByTag, Data, InOneGo, Otherwise, Posted, Shows
 from aiodist.prepared.taking import Given, Take, give
 from aiodist.schedules.plan import OUT, Span
@@ -75,7 +76,7 @@ class PostedValues(ValueRecipe, Posted):
         self.in_one_go: InOneGo | None = None
         self._learnt()
 
-    def known(self, args: tuple[Any, ...]) -> None:
+    def known(self, args: tuple[Any, ...]) -> KnownCall | None:
         return None  # posts lie elsewhere each time
 
     def _shows(self, args: tuple[Any, ...], words: list[Any]) -> bool:
@@ -130,7 +131,8 @@ class PostedValues(ValueRecipe, Posted):
                         break
             else:
                 self.release()
-                return self.begun(x, given)
+                is_made = self.is_plainly_read(values, given)
+                return x.pop() if is_made else self.begun(x, given)
         made = give(self.taking(found), given)
         self.release()  # else windows would keep the values alive, even those that did not fit
         return x.pop() if made else self.begun(x, given)
@@ -157,6 +159,45 @@ class PostedValues(ValueRecipe, Posted):
         cast(Blobs, phase.memory).read((own,), memoryview(self.shown(given)).cast("B"))
         done = self._context.size - 1  # all its frames are sent
         return Otherwise(Executor(phase, None, done=done), self._rest(program, phase, given))
+
+
+class PostedPlain(PlainRecipe, PostedValues):
+    """A recipe of plain values of any form that are posted."""
+
+    __slots__ = ()
+
+
+class PlainPost(Posted):
+    """One call of a `PostedPlain`, whose posts have another length each time."""
+
+    __slots__ = ("_recipe", "_shown", "call", "lengths", "nbytes", "op")
+
+    def __init__(self, recipe: PostedPlain, rank: int, size: int, given: Given) -> None:
+        self._recipe = recipe
+        self._shown = recipe.shown(given)
+        self.op, self.call, self.nbytes = recipe.op, recipe.call, recipe.nbytes
+        self.lengths = [-1] * size
+        self.lengths[rank] = len(self._shown)
+
+    def shown(self, given: Given) -> Data:
+        return self._shown
+
+    def prefixes(self, tag: object, number: int) -> Sequence[bytes | None]:
+        before = prefixes(pack_fields(tag, self.call), len(self._shown))(number)
+        return [None if length < 0 else before for length in self.lengths]
+
+    def fits(self, nbytes: int) -> bool:
+        return True
+
+    def result(self, values: Sequence[Data], x: Any, given: Given) -> Any:
+        recipe = self._recipe
+        return x.pop() if recipe.read_plainly(values, given) else recipe.begun(x, given)
+
+    def begun(self, x: Any, given: Given) -> Otherwise:
+        return self._recipe.begun(x, given)
+
+    def keep(self, given: Given) -> Given:
+        return self._recipe.keep(given)
 
 
 def taking_in_one_go(

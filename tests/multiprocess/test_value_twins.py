@@ -1,7 +1,7 @@
 """Random programs of values between processes, with and without the compiled part.
 
 A value is a tree of arrays, numbers and words. Each kind of call is made several times with other
-numbers, because the first calls teach the later ones.
+numbers, because the first calls teach the later ones. Some parts have another form each time.
 """
 
 from __future__ import annotations
@@ -28,8 +28,12 @@ COUNTS = [0, 1, 2, 3, 5, 15, 16, 17, 31, 32, 33, 34, 63, 64, 65, 200]
 WORDS: list[Any] = [None, "x", "y" * 100, b"z", "", 2j]
 NUMBERS: list[Any] = [1, 0.5, True, 2**70, -(2**64)]
 
+CHANGING = ["tokens", "text", "rows", "keys", "scalar", "sometimes"]
+"""Parts whose form depends on the number."""
+
 Form = tuple[str, Any]
-"""What a value is: an array of a dtype and shape, a number, a word, or a container of forms."""
+"""What a value is: an array of a dtype and shape, a number, a word, a part whose form changes, or a
+container of forms."""
 
 
 def form(rng: random.Random, depth: int = 0) -> Form:
@@ -44,6 +48,8 @@ def form(rng: random.Random, depth: int = 0) -> Form:
         return "number", rng.choice(NUMBERS)
     if kind < 0.65:
         return "word", rng.choice(WORDS)
+    if kind < 0.75:
+        return rng.choice(CHANGING), rng.choice([1, 2, 3, 70, 300])
     some = [form(rng, depth + 1) for _ in range(3)]
     count = rng.choice(COUNTS[:5] if depth else COUNTS)
     return rng.choice(["list", "tuple", "dict"]), [rng.choice(some) for _ in range(count)]
@@ -64,10 +70,27 @@ def made(of: Form, number: int) -> Any:
         return bool(number % 2) if what is True else type(what)(what + number)
     if kind == "word":
         return what
+    if kind in CHANGING:
+        return changing(kind, number * 7 % what, number)
     items = [made(each, number + at) for at, each in enumerate(what)]
     if kind == "dict":
         return {f"key {at}": item for at, item in enumerate(items)}
     return items if kind == "list" else tuple(items)
+
+
+def changing(kind: str, count: int, number: int) -> Any:
+    match kind:
+        case "tokens":
+            return [number * 3**at % 2**63 * (-1) ** at for at in range(count)]
+        case "text":
+            return "ü" * count + str(number)
+        case "rows":
+            return np.arange(count) + number
+        case "keys":
+            return {at if at % 2 else (f"{at}", number): float(number) for at in range(count)}
+        case "scalar":
+            return np.float32(number)
+    return [None, 2**64 + number, 1j * number, "\udcff", -number, (number,)][number % 6]
 
 
 OPS = [
@@ -131,7 +154,7 @@ async def program(group: Group, seed: int, without: tuple[int, ...], steps: int)
     for step in range(steps):
         op, tag, root = rng.choice(OPS), rng.choice([None, None, "a"]), rng.randrange(group.size)
         of = rng.choice(forms) if rng.random() < 0.5 else form(rng)
-        for again in range(rng.choice([1, 3, 6])):
+        for again in range(rng.choice([1, 3, 6, 20])):
             await call(group, op, of, root, tag, step + again)
     return steps
 

@@ -20,4 +20,6 @@ def same(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, (float, complex)):
         return repr(a) == repr(b)
-    return bool(a == b) or (np.isnat(a) and np.isnat(b))
+    if isinstance(a, np.generic):
+        return a.tobytes() == b.tobytes()
+    return bool(a == b)

@@ -7,7 +7,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aiodist import compiled
@@ -54,6 +54,10 @@ def read_by_python(meta: bytes) -> Any:
 
 @given(VALUES)
 def test_it_writes_and_reads_what_python_does(value: Any) -> None:
+    it_writes_and_reads_what_python_does(value)
+
+
+def it_writes_and_reads_what_python_does(value: Any) -> None:
     assert compiled.core is not None
     meta = by_python(value)
     written = compiled.core.write_value(value)
@@ -63,6 +67,40 @@ def test_it_writes_and_reads_what_python_does(value: Any) -> None:
         assert limited == (None if most < len(meta) else written)
     read = compiled.core.read_value(meta)
     assert read is NotImplemented or repr(read) == repr(read_by_python(meta))
+
+
+@given(st.lists(st.one_of(st.integers(-(2**63), 2**63 - 1), WORDS), min_size=65, max_size=300))
+@example([0] * 64)
+@example([0] * 126)
+@example([0] * 127)
+@example([0] * 254)
+@example([0] * 255)
+@example([0] * 65534)
+@example([0] * 65535)
+@example(
+    [sign * (1 << bits) + more for bits in range(63) for sign in (1, -1) for more in (-1, 0, 1)]
+)
+def test_ints_of_large_values_take_few_bytes(value: list[Any]) -> None:
+    for each in (value, tuple(value), dict(enumerate(value)), [value[:10], {"a": value}]):
+        it_writes_and_reads_what_python_does(each)
+
+
+def test_how_deep_it_writes() -> None:
+    assert compiled.core is not None
+    for more in (0, 100):  # so that it has few tokens, or many
+        deep: Any = [0] * more
+        for _ in range(tokens.MAX_DEPTH - 1):
+            deep = [deep]
+        assert compiled.core.write_value(deep) == by_python(deep)
+        assert compiled.core.write_value([deep]) is None
+        for key, is_plain in (((1, ((2,),)), True), ((1, (((2,),),)), False)):
+            deep = [{key: 0}, *[0] * more]
+            for _ in range(tokens.MAX_DEPTH - 5):
+                deep = [deep]
+            assert (compiled.core.write_value(deep) is not None) is is_plain
+    endless: list[Any] = [0] * 100
+    endless.append(endless)
+    assert compiled.core.write_value(endless) is None
 
 
 @given(VALUES, st.lists(st.tuples(st.sampled_from("cid"), st.integers(0), st.integers(0, 255))))
@@ -87,7 +125,9 @@ def test_it_reads_nothing_that_is_not_sound(value: Any, changes: list[Any]) -> N
         ([None, True, 1, 0.5, "a", b"b", (1, [2])], True),
         ({"a": 1, 2: {}, (1, "b"): [], None: 0}, True),
         ([0] * 63, True),
-        ([0] * 64, False),  # one token more than `tokens.FEW`
+        ([0] * 64, True),  # one token more than `tokens.FEW`
+        ({n: {str(n): [n, -n, None]} for n in range(99)}, True),
+        ([[0] * 64, 2**63], False),
         (2**63, False),
         ("\udcff", False),
         (1j, False),

@@ -1,0 +1,107 @@
+"""Plain values: those without arrays, such as lists of tokens, whose form changes with each call.
+
+No template fits them, but they need none: their metadata is all of them. So each rank can show them
+and read them within the call. The bytes are those of the ordinary way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from aiodist.buffers.descriptions import WORDS
+from aiodist.buffers.encoding import encode
+from aiodist.buffers.values import parse
+from aiodist.collectives.offers import Offer
+from aiodist.collectives.templates import LENGTH
+from aiodist.compiled import core
+from aiodist.prepared.exchanged import Exchanged
+
+OPS = frozenset({"broadcast", "all_gather", "gather", "scatter", "all_to_all"})
+"""The operations on such values."""
+SLOTS = frozenset({"scatter", "all_to_all"})
+"""Those that take a list with one value for each rank."""
+MOST = 1 << 20
+"""The most bytes that a rank shows within a call."""
+_CONTAINERS = frozenset({list, tuple, dict})
+_BEHIND = [*Offer(b"", 0, b"")][1:]
+"""What follows the metadata in the offer of such a value."""
+
+
+def may_be_plain(value: Any) -> bool:
+    """Say whether `value` is of a type that may have no arrays in it."""
+    return type(value) in _CONTAINERS or type(value) in WORDS or isinstance(value, np.generic)
+
+
+def shown(values: Sequence[Any]) -> bytes | None:
+    """Return what a rank shows that offers these `values`, with its length before it.
+
+    None: there are arrays in them, or something that cannot travel, or they are large.
+    """
+    blob = b""
+    if values:
+        offers: list[Offer] = []
+        for value in values:
+            meta = None if core is None else core.write_value(value, MOST)
+            try:
+                if meta is None and _has_words_only(value):
+                    meta = encode(value).meta
+            except (TypeError, ValueError, RecursionError):
+                return None  # the ordinary way raises it again
+            if meta is None:
+                return None
+            offers.append(Offer(meta, 0, b""))
+        blob = msgpack.packb(offers)
+    return len(blob).to_bytes(LENGTH, "big") + blob if len(blob) <= MOST else None
+
+
+def read(exchanged: Exchanged, blobs: Sequence[bytes | memoryview], most: int) -> list[Any] | None:
+    """Return the values that a rank takes of what all ranks show, in the memory of `blobs`.
+
+    `most` is `max_message_bytes`. None: a rank shows anything else, perhaps what is not sound, or
+    wants something. Then the ordinary way has to look at it. All ranks decide the same, except if
+    the ordinary way raises an error on one of them.
+    """
+    rows: list[list[Any]] = []  # by rank, the offers
+    try:
+        for blob, count in zip(blobs, exchanged.counts, strict=True):
+            stop = LENGTH + int.from_bytes(blob[:LENGTH], "big")
+            if stop > len(blob) or (stop > LENGTH) != (count > 0):
+                return None
+            offers = msgpack.unpackb(blob[LENGTH:stop]) if count else []
+            if len(offers) != count:
+                return None
+            for offer in offers:
+                if offer[1:] != _BEHIND:
+                    return None
+            rows.append(offers)
+        values: list[Any] = []
+        for src, at in exchanged.takes:
+            value = _value(rows[src][at][0], most)
+            if value is NotImplemented:
+                return None
+            values.append(value)
+    except Exception:  # other ranks may show anything, so msgpack and the fields may raise anything
+        return None
+    return values
+
+
+def _value(meta: bytes, most: int) -> Any:
+    """Return the value of this metadata, or NotImplemented if there is more to it."""
+    value = NotImplemented if core is None or len(meta) > most else core.read_value(meta)
+    if value is not NotImplemented:
+        return value
+    incoming = parse(meta, max_bytes=most)
+    return incoming.finish() if incoming.is_plain else NotImplemented
+
+
+def _has_words_only(value: Any) -> bool:
+    kind = type(value)
+    if kind is dict:
+        value = value.values()
+    elif kind is not list and kind is not tuple:
+        return may_be_plain(value)
+    return all(map(_has_words_only, value))
