@@ -50,7 +50,7 @@
 #include <unistd.h>
 #endif
 
-#define LAYOUT 18      // aiodist.compiled refuses a build with another number
+#define LAYOUT 19      // aiodist.compiled refuses a build with another number
 #define BLOCK 1024     // elements in one step of the work, so that they stay in the first cache
 #define ALONE 32768    // from so many bytes on, other threads may run meanwhile
 
@@ -427,12 +427,14 @@ DIFFER(differ_8, uint64_t)
 enum { LIST_OF, TUPLE_OF, DICT_OF, CONTAINERS };
 
 // `most`: a value of more bytes is too large. `is_tight`: it has more tokens than a few, so ints take as
-// few bytes as they can.
+// few bytes as they can. `other`: what is written in place of a leaf of another type (see
+// `encoding._Encoder.leaf`); NULL: nothing is.
 typedef struct {
     unsigned char *data;
     Py_ssize_t length, room, most;
     long long tokens;
     int is_tight;
+    PyObject *other;
 } Written;
 
 // A place for so many more bytes, or NULL with an error.
@@ -491,6 +493,57 @@ static int put_tight(Written *to, long long number) {
     return put_word(to, 0xd0 + size, word, 1 << size);
 }
 
+static int put_value(Written *to, PyObject *value, int depth, int is_key);
+
+// A leaf of another type, by what Python makes of it: a bytearray with its token, or another object.
+static int put_other(Written *to, PyObject *value, int depth, int is_key) {
+    PyObject *const other = to->other;
+    if (!other || is_key) return 0;
+    PyObject *made = PyObject_CallOneArg(other, value);
+    if (!made) return -1;
+    int done = 1;
+    if (PyByteArray_CheckExact(made)) {
+        const Py_ssize_t length = PyByteArray_GET_SIZE(made);
+        unsigned char *at = more_bytes(to, length);
+        if (at)
+            memcpy(at, PyByteArray_AS_STRING(made), (size_t)length);
+        else
+            done = -1;
+    } else {
+        to->tokens--;
+        to->other = NULL;  // so that it cannot go on for ever: what it holds is asked for again
+        if (Py_TYPE(made) == &PyDict_Type || Py_TYPE(made) == &PyList_Type || Py_TYPE(made) == &PyTuple_Type)
+            to->other = other;
+        done = put_value(to, made, depth, is_key);
+        to->other = other;
+    }
+    Py_DECREF(made);
+    return done;
+}
+
+static int put_items(Written *to, PyObject *value, int kind, Py_ssize_t count, int depth, int is_key) {
+    int done = 1;
+    Py_ssize_t k = 0;
+    if (kind == DICT_OF) {
+        PyObject *key, *item;
+        Py_ssize_t position = 0;
+        for (; done > 0 && PyDict_Next(value, &position, &key, &item); k++) {
+            // `other` may run any code, even code that changes the dict.
+            Py_INCREF(key);
+            Py_INCREF(item);
+            if ((done = put_value(to, key, depth, 1)) > 0) done = put_value(to, item, depth, 0);
+            Py_DECREF(key);
+            Py_DECREF(item);
+        }
+    }
+    for (; kind != DICT_OF && done > 0 && k < count && k < PySequence_Fast_GET_SIZE(value); k++) {
+        PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(value, k));
+        done = put_value(to, item, depth, is_key);
+        Py_DECREF(item);
+    }
+    return done > 0 && k != count ? 0 : done;
+}
+
 // 1: the value is written. 0: it is not plain, or too large. -1: an error. Keys hold no list or dict.
 static int put_value(Written *to, PyObject *value, int depth, int is_key) {
     PyTypeObject *const type = Py_TYPE(value);
@@ -501,7 +554,7 @@ static int put_value(Written *to, PyObject *value, int depth, int is_key) {
     if (type == &PyLong_Type) {
         int overflow;
         const long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
-        if (overflow) return 0;
+        if (overflow) return put_other(to, value, depth, is_key);
         return to->is_tight ? put_tight(to, number) : put_word(to, 0xd3, (uint64_t)number, 8);
     }
     if (type == &PyFloat_Type) {
@@ -515,11 +568,12 @@ static int put_value(Written *to, PyObject *value, int depth, int is_key) {
         const char *text = PyUnicode_AsUTF8AndSize(value, &length);
         if (text) return put_text(to, text, length, 0);
         PyErr_Clear();  // a lone surrogate
-        return 0;
+        return put_other(to, value, depth, is_key);
     }
     if (type == &PyBytes_Type) return put_text(to, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value), 1);
     const int kind = type == &PyTuple_Type ? TUPLE_OF : type == &PyList_Type ? LIST_OF : DICT_OF;
-    if (kind == DICT_OF ? type != &PyDict_Type || is_key : kind == LIST_OF && is_key) return 0;
+    if (kind == DICT_OF && type != &PyDict_Type) return put_other(to, value, depth, is_key);
+    if (is_key && kind != TUPLE_OF) return 0;
     const Py_ssize_t count = PyObject_Size(value);
     if (count < 0 || count > UINT32_MAX || depth >= DEEPEST) return count < 0 ? -1 : 0;
     unsigned char *at = more_bytes(to, 6);
@@ -527,40 +581,47 @@ static int put_value(Written *to, PyObject *value, int depth, int is_key) {
     at[0] = 0xd6;
     at[1] = (unsigned char)kind;
     for (int k = 0; k < 4; k++) at[2 + k] = (unsigned char)(count >> 8 * k);
-    int done = 1;
-    if (kind == DICT_OF) {
-        PyObject *key, *item;
-        Py_ssize_t position = 0;
-        while (done > 0 && PyDict_Next(value, &position, &key, &item))
-            if ((done = put_value(to, key, depth + 1, 1)) > 0) done = put_value(to, item, depth + 1, 0);
+    return put_items(to, value, kind, count, depth + 1, is_key);
+}
+
+// Count the tokens of a value, until there are more than a few. 0: they cannot be counted, because
+// there are containers of other types.
+static int count_tokens(PyObject *value, int count, int depth) {
+    PyTypeObject *const type = Py_TYPE(value);
+    const int is_dict = type == &PyDict_Type;
+    if (++count > FEW_TOKENS || depth > DEEPEST) return count;
+    if (!is_dict && type != &PyList_Type && type != &PyTuple_Type) {
+        if (!PyDict_Check(value) && !PyList_Check(value) && !PyTuple_Check(value)) return count;
+        // A list of another type may have more items than it shows here, but these are enough or not.
+        const Py_ssize_t items = PyDict_Check(value) ? 2 * PyDict_GET_SIZE(value) : Py_SIZE(value);
+        return items > FEW_TOKENS ? FEW_TOKENS + 1 : 0;
     }
-    for (Py_ssize_t k = 0; kind != DICT_OF && done > 0 && k < count; k++)
-        done = put_value(to, PySequence_Fast_GET_ITEM(value, k), depth + 1, is_key);
-    return done;
+    PyObject *key, *item;
+    Py_ssize_t position = 0;
+    while (is_dict && count && count <= FEW_TOKENS && PyDict_Next(value, &position, &key, &item)) {
+        count = count_tokens(key, count, depth + 1);
+        if (count) count = count_tokens(item, count, depth + 1);
+    }
+    for (Py_ssize_t k = 0; !is_dict && count && count <= FEW_TOKENS && k < PySequence_Fast_GET_SIZE(value); k++)
+        count = count_tokens(PySequence_Fast_GET_ITEM(value, k), count, depth + 1);
+    return count;
 }
 
 // Write the value behind room for the number of its tokens, which is written last.
-static int put_all(Written *to, PyObject *value, int is_tight) {
-    to->length = to->tokens = 0;
-    to->is_tight = is_tight;
-    if (!more_bytes(to, COUNT_ROOM)) return -1;
-    return put_value(to, value, 0, 0);
-}
-
 static PyObject *write_value(PyObject *self, PyObject *args) {
     Py_ssize_t most = PY_SSIZE_T_MAX - COUNT_ROOM;
-    PyObject *value, *made = NULL;
-    if (!PyArg_ParseTuple(args, "O|n:write_value", &value, &most)) return NULL;
+    PyObject *value, *other = NULL, *made = NULL;
+    if (!PyArg_ParseTuple(args, "O|nO:write_value", &value, &most, &other)) return NULL;
     if (most > PY_SSIZE_T_MAX - COUNT_ROOM) most = PY_SSIZE_T_MAX - COUNT_ROOM;
-    Written to = {.most = most + COUNT_ROOM};
-    int done = put_all(&to, value, 0);
-    if (!done && to.tokens > FEW_TOKENS) done = put_all(&to, value, 1);
+    const int counted = count_tokens(value, 0, 0);
+    Written to = {.most = most + COUNT_ROOM, .other = other, .is_tight = counted > FEW_TOKENS};
+    int done = !counted ? 0 : more_bytes(&to, COUNT_ROOM) ? put_value(&to, value, 0, 0) : -1;
     if (done > 0) {
         Written count = {.most = COUNT_ROOM};
         const Py_ssize_t before = put_tight(&count, to.tokens) < 0 ? -1 : COUNT_ROOM - count.length;
         if (before < 0)
             done = -1;
-        else if (to.length - before > most)
+        else if (to.length - before > most || to.is_tight != (to.tokens > FEW_TOKENS))
             done = 0;
         else
             memcpy(to.data + before, count.data, (size_t)count.length);
@@ -573,9 +634,11 @@ static PyObject *write_value(PyObject *self, PyObject *args) {
 }
 
 // `owed`: values that open containers claim, and that are still to come.
+// `other`: what reads extensions of other types (see `values._Reader.extension`); NULL: nothing does.
 typedef struct {
     const unsigned char *at, *end;
     long long tokens, owed;
+    PyObject *other;
 } Reading;
 
 static PyObject *get_value(Reading *from, int depth, int is_key);
@@ -620,7 +683,8 @@ static PyObject *get_value(Reading *from, int depth, int is_key) {
     if (code == 0xc0) return Py_NewRef(Py_None);
     if (code == 0xc2 || code == 0xc3) return PyBool_FromLong(code & 1);
     int width = 0;       // bytes of a number, or of a length
-    Py_ssize_t data = 0;  // bytes of a text
+    Py_ssize_t data = 0;  // bytes of a text, or of an extension
+    const int is_extension = (code >= 0xc7 && code <= 0xc9) || (code >= 0xd4 && code <= 0xd8);
     const int is_text = code < 0xc0 || (code >= 0xd9 && code <= 0xdb), is_bytes = code >= 0xc4 && code <= 0xc6;
     if (code < 0xc0) {
         if (code < 0xa0) return NULL;
@@ -631,16 +695,25 @@ static PyObject *get_value(Reading *from, int depth, int is_key) {
         width = 1 << (code & 3);
     } else if (code == 0xcb) {
         width = 8;
-    } else if (code == 0xd6) {
-        width = 1;  // the kind of a container
-        data = 4;
+    } else if (is_extension) {
+        width = code < 0xd4 ? 1 << (code - 0xc7) : 0;
+        data = code < 0xd4 ? 0 : 1 << (code - 0xd4);
     } else {
         return NULL;
     }
     if (from->end - from->at < width + data) return NULL;
     const uint64_t word = big_endian(from->at, width);
     from->at += width;
-    if (code == 0xd6) return word < CONTAINERS ? get_container(from, (int)word, depth, is_key) : NULL;
+    if (is_extension) {
+        if (width) data = (Py_ssize_t)word;
+        if (from->end - from->at < 1 + data) return NULL;
+        const int kind = (signed char)*from->at++;
+        if (kind >= 0 && kind < CONTAINERS)
+            return data == 4 ? get_container(from, kind, depth, is_key) : NULL;
+        from->at += data;
+        if (!from->other || is_key) return NULL;
+        return PyObject_CallFunction(from->other, "iy#", kind, (const char *)from->at - data, data);
+    }
     if (is_text || is_bytes) {
         if (width) data = (Py_ssize_t)word;
         if (from->end - from->at < data) return NULL;
@@ -658,10 +731,12 @@ static PyObject *get_value(Reading *from, int depth, int is_key) {
     return PyLong_FromLongLong((long long)(word << unused) >> unused);
 }
 
-static PyObject *read_value(PyObject *self, PyObject *meta) {
+static PyObject *read_value(PyObject *self, PyObject *args) {
     Py_buffer view;
-    if (PyObject_GetBuffer(meta, &view, PyBUF_SIMPLE) < 0) return NULL;
-    Reading from = {view.buf, (const unsigned char *)view.buf + view.len, 0, 1};
+    Reading from = {.owed = 1};
+    if (!PyArg_ParseTuple(args, "y*|O:read_value", &view, &from.other)) return NULL;
+    from.at = view.buf;
+    from.end = from.at + view.len;
     PyObject *count = get_value(&from, DEEPEST, 0), *made = NULL;
     from.tokens = 0;
     from.owed = 1;
@@ -3922,11 +3997,12 @@ static PyObject *copy_shared(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"write_value", write_value, METH_VARARGS,
-     "write_value(value, most)\n--\n\nReturn the metadata of a plain value: None, bool, int, float, str,"
-     " bytes, list, tuple, dict. None: it is not plain, has many items, or takes more bytes."},
-    {"read_value", read_value, METH_O,
-     "read_value(meta)\n--\n\nReturn the plain value of this metadata. NotImplemented: it is not plain,"
-     " or not sound."},
+     "write_value(value, most=..., other=None)\n--\n\nReturn the metadata of a plain value: None, bool, int,"
+     " float, str, bytes, list, tuple, dict. None: it is not plain, or takes more bytes. `other` makes"
+     " a token or a plain object of any other leaf."},
+    {"read_value", read_value, METH_VARARGS,
+     "read_value(meta, other=None)\n--\n\nReturn the plain value of this metadata. NotImplemented: it is not"
+     " plain, or not sound. `other` reads its other extensions."},
     {"copy_to_shared", copy_shared, METH_VARARGS,
      "copy_to_shared(into, data, streaming=False)\n--\n\nCopy bytes to memory that another process"
      " reads, with streaming stores or what is faster."},

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ from aiodist.buffers import arrays, tokens
 from aiodist.buffers.arrays import Flat, view
 from aiodist.buffers.dtypes import carrier
 from aiodist.buffers.foreign import Giver
+from aiodist.buffers.packed_numbers import fits
 from aiodist.buffers.paths import Path, Where
 from aiodist.buffers.tokens import MAX_DEPTH, PLAIN, Spec
 from aiodist.compiled import core
@@ -114,8 +116,14 @@ def encode(
         if found is not None:
             meta, specs = found
             return Encoded(meta, [byte_view(flat)] if flat.nbytes else [], specs)
-    elif core is not None and (plain := core.write_value(value)) is not None:
-        return Encoded(plain, [], ())
+    elif core is not None:
+        encoder = _Encoder(allow_pickle, foreign)
+        try:
+            written = core.write_value(value, sys.maxsize, encoder.leaf)
+        except Exception:
+            written = None  # the walk below raises it again, and names the place
+        if written is not None:
+            return Encoded(written, encoder.buffers, tuple(encoder.specs), encoder.gaps)
     encoder = _Encoder(allow_pickle, foreign)
     encoder.put(value, "value", 0)
     meta, specs = tokens.pack(encoder.tokens), tuple(encoder.specs)
@@ -157,6 +165,31 @@ class _Encoder:
                 self.tokens.append(plain)
             else:
                 self._pickle(value, where)
+
+    def leaf(self, value: Any) -> Any:
+        """Return the token of a leaf of a type that the compiled part does not know.
+
+        It is a bytearray, or an object of another type that travels in place of the leaf.
+        """
+        if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.nbytes <= 8:
+            self.tokens.append(tokens.scalar(value.dtype.name, value.tobytes()))
+        elif not self._array(value, "value"):
+            if isinstance(value, dict):
+                return dict(value.items())
+            if isinstance(value, list):
+                return list(value)
+            if isinstance(value, tuple) and not hasattr(value, "_fields"):
+                return tuple(value)
+            if isinstance(value, tuple):
+                self._named_tuple(value, "value")
+            elif (plain := _plain(value)) is not None:
+                self.tokens.append(plain)
+            else:
+                self._pickle(value, "value")
+        token = self.tokens.pop()
+        if type(token) is int and fits(token):
+            return token
+        return bytearray(tokens.pack_one(token))
 
     def _array(self, value: Any, where: Where) -> bool:
         if isinstance(value, (str, bytes, list, tuple, dict)):  # np.str_ is a str

@@ -70,9 +70,7 @@ class Spec(NamedTuple):
 
 def pack(tokens: list[Any]) -> bytes:
     """Return the metadata of these tokens."""
-    # Names of files may hold bytes that are not UTF-8, which Python shows as lone surrogates. They
-    # travel as they are.
-    packer: Any = msgpack.Packer(unicode_errors="surrogatepass", autoreset=False)
+    packer = _packer(autoreset=False)
     packer.pack(len(tokens))
     if len(tokens) > FEW:
         for token in tokens:
@@ -86,6 +84,18 @@ def pack(tokens: list[Any]) -> bytes:
         else:
             packer.pack(token)
     return bytes(made + packer.bytes())
+
+
+def pack_one(token: Any) -> bytes:
+    """Return the bytes of one token that is no int."""
+    return cast(bytes, _packer().pack(token))
+
+
+def _packer(**options: bool) -> Any:
+    # Names of files may hold bytes that are not UTF-8, which Python shows as lone surrogates. They
+    # travel as they are.
+    packer: Any = msgpack.Packer
+    return packer(unicode_errors="surrogatepass", **options)
 
 
 class Number(NamedTuple):

@@ -32,6 +32,8 @@ _SHORT: Final = 128
 shorter. Longer metadata describes a tree, which hardly ever repeats."""
 _KEPT: Final = 1024
 """How many are kept."""
+_EXTENSIONS: Final = frozenset((*range(0xC7, 0xCA), *range(0xD4, 0xD9)))
+"""The first bytes of the tokens of arrays, among others."""
 
 
 class _Leaf:
@@ -324,17 +326,15 @@ def parse(
     """
     if len(meta) > max_bytes:
         raise MessageTooLargeError(_too_large(len(meta), "metadata", max_bytes))
-    plain = NotImplemented if core is None else core.read_value(meta)
-    if plain is not NotImplemented:
-        return Incoming(plain, [], allow_pickle, is_plain=True)
-    array = _array_in(bytes(meta)) if len(meta) <= _SHORT else None
+    is_one = 2 <= len(meta) <= _SHORT and meta[0] == 1 and meta[1] in _EXTENSIONS
+    array = _array_in(bytes(meta)) if is_one else None
     if array is not None:
         incoming = Incoming(_Leaf(0, array), [array], allow_pickle)
     else:
-        reader = _Reader(tokens.unpack(meta))
-        tree, specs = reader.read(), reader.specs
-        is_plain = not (specs or reader.has_pickles)
-        incoming = Incoming(tree, specs, allow_pickle, is_plain=is_plain)
+        reader = _Reader()
+        tree = reader.read(meta)
+        is_plain = not (reader.specs or reader.has_pickles)
+        incoming = Incoming(tree, reader.specs, allow_pickle, is_plain=is_plain)
     if incoming.nbytes > max_bytes:
         raise MessageTooLargeError(_too_large(incoming.nbytes, "arrays", max_bytes))
     return incoming
@@ -345,8 +345,8 @@ def parse(
 @lru_cache(maxsize=_KEPT)
 def _array_in(meta: bytes) -> Spec | None:
     """Return the array that a value is, by its metadata; None if it is anything else."""
-    reader = _Reader(tokens.unpack(meta))
-    return reader.specs[0] if isinstance(reader.read(), _Leaf) else None
+    reader = _Reader()
+    return reader.specs[0] if isinstance(reader.read(meta), _Leaf) else None
 
 
 def _too_large(nbytes: int, what: str, max_bytes: int) -> str:
@@ -365,12 +365,23 @@ class _Reader:
     pickle stays bytes.
     """
 
-    def __init__(self, stream: list[Any]) -> None:
-        self._stream = iter(stream)
+    def __init__(self) -> None:
+        self._stream: Iterator[Any] = iter(())
         self.specs: list[Spec] = []
         self.has_pickles = False
 
-    def read(self) -> Any:
+    def read(self, meta: bytes | memoryview) -> Any:
+        """Return the tree. Call it once. Raises ProtocolError."""
+        if core is not None:
+            tree = core.read_value(meta, self.extension)
+            if tree is not NotImplemented:
+                return tree
+            self.specs, self.has_pickles = [], False
+        return self.read_tokens(tokens.unpack(meta))
+
+    def read_tokens(self, stream: list[Any]) -> Any:
+        """Return the tree of these tokens."""
+        self._stream = iter(stream)
         tree = self._value(0)
         if next(self._stream, _END) is not _END:
             raise ProtocolError("the metadata holds more than one value")
@@ -385,14 +396,18 @@ class _Reader:
             what = "nothing" if token is _END else f"a {kind.__name__}"
             raise ProtocolError(f"expected a value in the metadata, got {what}")
         code, data = token
-        if code == tokens.ARRAY:
-            leaf = _Leaf(len(self.specs), tokens.read_array(data))
-            self.specs.append(leaf.spec)
-            return leaf
         if code in (tokens.LIST, tokens.TUPLE, tokens.DICT):
             if depth >= MAX_DEPTH:
                 raise ProtocolError(f"a value nested over {MAX_DEPTH} levels deep")
             return self._container(code, tokens.read_count(data), depth + 1)
+        return self.extension(code, data)
+
+    def extension(self, code: int, data: bytes) -> Any:
+        """Return the leaf that this extension is."""
+        if code == tokens.ARRAY:
+            leaf = _Leaf(len(self.specs), tokens.read_array(data))
+            self.specs.append(leaf.spec)
+            return leaf
         if code == tokens.BIG_INT:
             return int.from_bytes(data, "little", signed=True)
         if code == tokens.COMPLEX:
