@@ -27,13 +27,18 @@ from aiodist.errors import (
     in_words,
 )
 from aiodist.trace import Scope, bound
-from aiodist.work import Unseen, Work
+from aiodist.work import SENDS, Unseen, Work
 
 KEPT = 500
 """How many operations of a rank are kept."""
 
-MESSAGES = frozenset({"send", "ssend", "recv", "probe"})
-"""Point-to-point operations. All others are collectives."""
+MESSAGES = SENDS | {"recv", "probe"}
+"""Point-to-point operations."""
+
+OF_WINDOWS = frozenset({"get", "put", "accumulate"})
+"""Calls of a window, which name another rank, too. All other operations are collectives."""
+
+_TO = SENDS | {"put", "accumulate"}
 
 TELLING = (PeerLostError, CollectiveTimeoutError, MismatchError, ProtocolError)
 """Errors that write the flight recorder, because users want to know what came before."""
@@ -67,9 +72,10 @@ class Entry(NamedTuple):
     @property
     def name(self) -> str:
         """The name for people: "all_reduce tag 'loss' #57", "send tag 0 to rank 3"."""
-        if self.op in MESSAGES:
+        if self.op in MESSAGES | OF_WINDOWS:
+            tag = f" tag {self.tag!r}" if self.op in MESSAGES else ""
             whom = "any rank" if self.peer is None else f"rank {self.peer}"
-            return f"{self.op} tag {self.tag!r} {'to' if self.op == 'send' else 'from'} {whom}"
+            return f"{self.op}{tag} {'to' if self.op in _TO else 'from'} {whom}"
         return name_of(self.op, self.tag, self.seq)
 
 

@@ -23,6 +23,9 @@ T = TypeVar("T")
 RECEIVES = frozenset({"recv", "sendrecv"})
 """The operations that take a message."""
 
+SENDS = frozenset({"send", "ssend"})
+"""The operations that give one."""
+
 _OWN = f"{Path(__file__).parent}/"
 
 
@@ -228,7 +231,7 @@ class Work(asyncio.Future[T], Generic[T]):
             self._end("failed", error)
             self.set_exception(error)
             if isinstance(error, GroupClosedError) or (
-                self.op == "send" and isinstance(error, (PeerLostError, GroupRevokedError))
+                self.op in SENDS and isinstance(error, (PeerLostError, GroupRevokedError))
             ):
                 # A program need not look, because it has left the group itself, or hears of a lost
                 # rank in other ways. This is no look of the program, so it is done by the base.

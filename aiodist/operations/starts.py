@@ -18,7 +18,7 @@ from aiodist.phases import base
 from aiodist.rank.context import Context
 from aiodist.transports.surroundings import running_loop
 from aiodist.types import Tag, hints, unexpected
-from aiodist.work import Unseen, UnseenWork, Work
+from aiodist.work import SENDS, Unseen, UnseenWork, Work
 
 STACK_TO_ABORT = 100
 """How many levels of the stack a call gets beyond the recursion limit, to abort its group."""
@@ -166,8 +166,7 @@ class OperationStarts(ABC):
         work = deadlines.arm_message(context, context.p2p, work, timeout, default, missing)
         unseen = context.records.unseen
         # The program need not look at a send: its message arrives, or its failure is reported.
-        is_send = work.op in ("send", "ssend")
-        return work.after_turn(unseen) if is_send else work.for_user(unseen)
+        return work.after_turn(unseen) if work.op in SENDS else work.for_user(unseen)
 
     def _misused(self, op: str, unknown: dict[str, Any]) -> TypeError:
         """Return the error of a call with unknown arguments."""

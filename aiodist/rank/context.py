@@ -41,7 +41,7 @@ from aiodist.transports.polling import cores
 from aiodist.transports.second_thread import SECOND_THREAD
 from aiodist.types import Tag
 from aiodist.wire import kinds
-from aiodist.work import Work
+from aiodist.work import SENDS, Work
 
 
 def _nobody(rank: int) -> None:
@@ -255,7 +255,7 @@ class Context(Party):
         Receives and probes are left out, because they may never be done, and so are aiodist's own
         works.
         """
-        sends = [work for work in self.p2p.pending if work.op in ("send", "ssend")]
+        sends = [work for work in self.p2p.pending if work.op in SENDS]
         return self.calls.pending + sends
 
     def rank_lost(self, root: int, reason: str) -> None:

@@ -23,6 +23,7 @@ from aiodist.wire.channels import channel_of
 from aiodist.wire.limits import MAX_WAITS
 from aiodist.wire.messages import Message, StoreWait
 from aiodist.wire.recovery import Vote
+from aiodist.work import SENDS
 
 log = logging.getLogger("aiodist.group")
 
@@ -187,7 +188,7 @@ def _has_deadline(one: Pending) -> bool:
     """Receives and probes have none."""
     if one.op is not None:
         return one.op.timer is not None
-    return one.work.op in ("send", "ssend") or one.work in one.context.requests
+    return one.work.op in SENDS or one.work in one.context.requests
 
 
 def _request_text(message: Message | None) -> str:

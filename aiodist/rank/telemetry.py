@@ -16,6 +16,7 @@ from aiodist.rank.actor import RankActor
 from aiodist.recorder import MESSAGES, Add, AtOnce, Entry, Record, Recorder
 from aiodist.transports.surroundings import tell_time_exactly
 from aiodist.wire.counts import SECONDS
+from aiodist.work import SENDS
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Histogram, MeterProvider
@@ -160,7 +161,7 @@ def _span(tracer: Tracer, entry: Entry, attributes: dict[str, Any], now: float) 
     attributes |= {f"aiodist.{name}": value for name, value in more.items() if value is not None}
     kind = SpanKind.INTERNAL
     if entry.op in MESSAGES:
-        kind = SpanKind.PRODUCER if entry.op in ("send", "ssend") else SpanKind.CONSUMER
+        kind = SpanKind.PRODUCER if entry.op in SENDS else SpanKind.CONSUMER
     began = time.time_ns() - int((now - entry.started) * 1e9)
     span = tracer.start_span(entry.op, kind=kind, attributes=attributes, start_time=began)
     if entry.state == "failed":

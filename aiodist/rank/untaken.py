@@ -8,7 +8,7 @@ from typing import Any
 from aiodist.errors import AiodistError, CollectiveTimeoutError, PeerLostError
 from aiodist.rank.context import Context
 from aiodist.recorder import name_of
-from aiodist.work import Work
+from aiodist.work import SENDS, Work
 
 MOST_NAMED = 4
 """How many sends the text describes."""
@@ -27,7 +27,7 @@ def error_of(
     texts = []
     for work, context in waited.items():
         error = work.error
-        if work.op not in ("send", "ssend"):
+        if work.op not in SENDS:
             continue
         if isinstance(error, CollectiveTimeoutError):
             timed_out, ranks = True, error.missing

@@ -27,7 +27,7 @@ from aiodist.testing.history import NOT_DUE
 from aiodist.testing.scenario import Scenario
 from aiodist.testing.simulation import Simulation
 from aiodist.testing.steps import Array
-from aiodist.work import Work
+from aiodist.work import SENDS, Work
 
 SENTINEL = -0x5EED
 SLACK = 0.05
@@ -109,7 +109,7 @@ class Judge:
             if entry.process in deaths or entry.ended is None or entry.end != "failed":
                 continue
             # the history does not have the receiver of a send
-            if entry.op in NOT_DUE or entry.op == "send":
+            if entry.op in NOT_DUE or entry.op in SENDS:
                 continue
             for host, died in deaths.items():
                 noticed = max(entry.started, died) + self.scenario.lease + NOTICE

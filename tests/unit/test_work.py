@@ -595,3 +595,21 @@ def test_a_late_forgotten_await_that_has_to_wait_is_told(run, tag):
 
     (one,) = run(main())
     assert line_of(one) == "groups[0].all_reduce(np.ones(3), tag=tag)"
+
+
+@pytest.mark.parametrize("op", ["send", "ssend"])
+def test_a_send_to_a_lost_rank_need_not_be_looked_at(run, op):
+    """A program hears of the loss in other ways, whichever of the two it has called."""
+
+    async def main():
+        said = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: said.append(context))
+        work = begin(op)
+        work.fail(aiodist.PeerLostError("rank 1 is lost", ranks=[1]))
+        del work
+        gc.collect()
+        loop.set_exception_handler(None)
+        assert not said
+
+    run(main())
