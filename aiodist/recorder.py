@@ -159,8 +159,14 @@ class Record:
             observer.ended(self)
         self.context = None  # it may hold objects of the program
 
+    def numbered(self, seq: int) -> None:
+        """Note the number of an operation that has ended before it got one."""
+        if self.ended is not None:
+            op, tag, _, *rest = self.ended
+            self.ended = (op, tag, seq, *rest)
+
     def carries(self, arrays: Sequence[object]) -> None:
-        """Note the arrays of a message. Their texts are dtype and shape."""
+        """Note the arrays of a message or of a window. Their texts are dtype and shape."""
         self.arrays = arrays[:FEW]
 
     def entry(self, now: float) -> Entry:

@@ -38,6 +38,8 @@ class WorkRecord(Protocol):
 
     def end(self, state: str, error: BaseException | None = None) -> None: ...
 
+    def numbered(self, seq: int) -> None: ...
+
 
 class Work(asyncio.Future[T], Generic[T]):
     """An operation that has started: an `asyncio.Future` of its result.

@@ -272,6 +272,8 @@ class Calls:
         seq = operation.work.seq if has_number else self.tags.take(tag)
         assert seq is not None
         operation.seq = operation.work.seq = seq
+        if operation.done and operation.work.record is not None:
+            operation.work.record.numbered(seq)
         if operation.work.trace is not None:
             operation.work.trace("entered", operation.work, None)
         key = (tag, seq)
