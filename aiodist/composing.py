@@ -36,8 +36,11 @@ def together(
     works: Sequence[Work[Any]],
     result: Callable[[Work[T]], T],
     why: Callable[[BaseException], BaseException] = lambda error: error,
+    begun: Callable[[Work[T]], object] = lambda whole: None,
 ) -> Work[T]:
     """Return a Work that is done when all of `works` are. `result` makes its result.
+
+    `begun` gets the new Work before it can be done. The call began with the first of `works`.
 
     If one of `works` fails, the new Work fails with that error, or with a better one that `why`
     returns. If `result` raises, it fails with that. The other Works are withdrawn.
@@ -67,6 +70,8 @@ def together(
                 whole.fail(wrong)
 
     whole: Work[T] = Work.begin(loop, op, tag, None, works[0].nbytes, withdraw)
+    whole._started = works[0]._started
+    begun(whole)
     for work in works:
         if work.done():
             check(work)

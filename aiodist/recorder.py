@@ -15,6 +15,7 @@ import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
@@ -151,10 +152,8 @@ class Record:
         self._work = None  # it may hold an array
         self.state = state
         if error is not None:
-            self._recorder.failures[type(error)] += 1
             self.error = in_words(error).partition("\n")[0][:MOST_TEXT]
-            if isinstance(error, TELLING):
-                self._recorder.failed(error)
+            self._recorder.note(error)
         for observer in self._recorder.observers:
             observer.ended(self)
         self.context = None  # it may hold objects of the program
@@ -197,6 +196,9 @@ class Recorder:
 
     def __init__(self) -> None:
         self.failed: Callable[[BaseException], None] = lambda error: None
+        self.is_own = False
+        """Whether these operations are aiodist's own. If one of them fails, aiodist handles that,
+        so it does not count as a failure."""
         self._ring: deque[AtOnce | Record] = deque(maxlen=KEPT)
         self.add: Add = self._ring.append
         self.observers: tuple[Observer, ...] = ()
@@ -209,6 +211,13 @@ class Recorder:
         """The ranks of each group, by its id. Known only with `keep`."""
         self.all: WeakSet[Records] = WeakSet()
         """The records of all groups."""
+
+    def note(self, error: BaseException) -> None:
+        """Note that an operation has failed."""
+        if not self.is_own:
+            self.failures[type(error)] += 1
+            if isinstance(error, TELLING):
+                self.failed(error)
 
     def observe(self, observer: Observer) -> None:
         """Tell `observer` of all operations that end from now on."""
@@ -233,7 +242,7 @@ class Recorder:
         for observer in self.observers:
             self.add = observer.after(self.add)
         for records in self.all:
-            records.add = self.add
+            records.pass_on()
 
     def entries(
         self, now: float, pending: Iterable[Work[Any]] = (), most: int = KEPT
@@ -282,7 +291,7 @@ class Recorder:
             # Make no entries, because callers may ask often.
             if where == scope and state != "waits" and ended is not None:
                 op, tag, seq = ended[:3]
-                if op not in MESSAGES:
+                if op not in MESSAGES | OF_WINDOWS:
                     return f"{name_of(op, tag, seq)} {state}"
         return "nothing yet" if len(self._ring) < KEPT else f"none of the last {KEPT} operations"
 
@@ -297,6 +306,7 @@ class Records:
         self.where: Where = scope.group, scope.epoch, scope.rank, scope.size, scope.id
         self.trace = bound(scope)  # hears of each operation; None without a hook
         self.add = recorder.add  # see `Recorder`
+        self.hides_messages = False  # see `hide_messages`
         # The Works that wait without a record of their own, and what was called: see `waits`.
         self.waiting: Callable[[], Sequence[tuple[Work[Any], bytes]]] = tuple
         self._recorder = recorder
@@ -307,6 +317,9 @@ class Records:
 
     def begin(self, work: Work[Any], call: bytes = b"", peer: int | None = None) -> None:
         """Note that `work` has started. It tells its end itself."""
+        if self.hides_messages and work.op in MESSAGES:
+            self.started(work)
+            return
         work.record = record = Record(self._recorder, self.scope, work, call, peer)
         self._recorder._ring.append(record)
         if self.trace is not None:
@@ -327,6 +340,19 @@ class Records:
             work.trace = self.trace
             self.trace("start", work, None)
 
+    def hide_messages(self) -> None:
+        """Record no messages of this group from now on, because the program has not called them.
+
+        A window carries out its calls by messages, and records the calls.
+        """
+        self.hides_messages = True
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """Let `add` do what that of the recorder does now."""
+        add = self._recorder.add
+        self.add = partial(_add_calls, add) if self.hides_messages else add
+
     def planned(self, call: bytes, plan: str) -> None:
         """Note that `plan` is the algorithm of `call` whenever that is done within its call."""
         recorder = self._recorder
@@ -336,6 +362,11 @@ class Records:
     def last(self) -> str:
         """Describe the last collective of this group that ended. Safe to call from any thread."""
         return self._recorder.last(self.scope)
+
+
+def _add_calls(add: Add, one: AtOnce) -> None:
+    if one[1] not in MESSAGES:
+        add(one)
 
 
 def name_of(op: str, tag: Any, seq: int | None) -> str:

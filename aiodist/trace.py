@@ -15,6 +15,7 @@ point              when
 =================  ==========================================================================
 
 An all_reduce that is done within its call has only "start" and "before_complete", both at its end.
+A call of a window has "start" when its request is under way.
 A group reports to the hook that was installed when it was made, for as long as it lives. A hook
 runs inside the engine, so it must be quick and must not call the group. An exception of it at
 "phase" fails the operation on all ranks. At other points it must not raise.

@@ -20,6 +20,7 @@ OPS = frozenset(
         *("all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "broadcast", "barrier"),
         *("all_gather", "gather", "scatter", "all_to_all", "share", "reshard"),
         *("send", "ssend", "recv", "probe", "subgroup", "split", "dup", "expose"),
+        *("get", "put", "accumulate", "fence"),
     ]
 )
 """The operations that have totals of their own."""

@@ -62,7 +62,6 @@ import asyncio
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from weakref import WeakSet
 
 from aiodist.buffers.encoding import encode
 from aiodist.buffers.places import check_tree
@@ -106,9 +105,6 @@ class PointToPoint:
         self._closed: AiodistError | None = None  # what every call raises; None: the group is open
         # Operations that are not done, in the order of their calls.
         self._pending: dict[Work[Any], Sending | PendingReceive] = {}
-        # Works that no call of the program waits for, such as those by which a window serves.
-        # Reports of what a rank waits for leave them out.
-        self.own: WeakSet[Work[Any]] = WeakSet()
         self._gone: set[int] = set()  # ranks whose frames are ignored
         self._acknowledged: set[int] = set()  # lost ranks that receives go on without
         # The short way (`express`) uses these parts, too. This one sends frames to all ranks.

@@ -67,7 +67,7 @@ def exchanged_by(op: str, rank: int, size: int, args: tuple[Any, ...]) -> Exchan
         case "all_to_all" if size <= MANY:
             takes = [(src, rank) for src in everyone]
             return Exchanged([size] * size, takes, True, given, everyone)
-        case "barrier":
+        case "barrier" | "fence":
             return Exchanged([0] * size)
         case "all_reduce" | "reduce" if type(args[0]) in numbers.KINDS and given is None:
             takes = first if op == "all_reduce" or rank == args[1] else []

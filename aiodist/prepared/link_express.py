@@ -48,6 +48,7 @@ SHARE_FIRST = {
     "scatter": True,
     "all_to_all": False,
     "barrier": True,
+    "fence": True,
 }
 """The collectives whose programs begin with small blobs of all ranks (`phases.base.share`).
 

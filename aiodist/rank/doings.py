@@ -92,8 +92,8 @@ def pending_in(context: Context) -> Iterator[Pending]:
     for op in context.calls.deferred:
         # A tag that is not free may count anew.
         yield Pending(op.work, context, op, next(upcoming) if op.tag is None else None)
-    for work in context.p2p.pending:
-        if work not in context.p2p.own:
+    if not context.records.hides_messages:
+        for work in context.p2p.pending:
             yield Pending(work, context)
     for work in context.requests:
         yield Pending(work, context)

@@ -26,6 +26,8 @@ from aiodist.membership.group import ranks_text
 from aiodist.rank import whereabouts
 from aiodist.rank.actor import RankActor
 from aiodist.recorder import Entry, name_of
+from aiodist.wire.averaging import averager_of
+from aiodist.wire.channels import channel_of
 from aiodist.work import Work
 
 log = logging.getLogger("aiodist.flight_recorder")
@@ -61,7 +63,8 @@ def enable(where: str | os.PathLike[str] = "stderr", *, on_signal: bool = True) 
     """Dump the last operations after errors, and when SIGUSR1 arrives (with `on_signal`).
 
     The errors are PeerLostError, CollectiveTimeoutError, MismatchError and ProtocolError of an
-    operation, at most every 10 seconds for each rank. `where` is a directory or "stderr". In a
+    operation, at most every 10 seconds for each rank. Errors inside a channel or an averager do not
+    count, because these expect others to leave. `where` is a directory or "stderr". In a
     directory each rank writes one file "GROUP-rankR-pidP.txt" with its newest dump. On stderr an
     error shows the last 20 operations, and the signal shows all.
 
@@ -115,6 +118,9 @@ def dump(file: TextIO | None = None) -> None:
 def watch(actor: RankActor) -> None:
     """Make `actor`, which has joined a group, part of dumps. For the engine."""
     _actors.add(actor)
+    recorder, group = actor.endpoint.recorder, actor.view.group
+    # These expect others to leave, and take what is missing from someone else.
+    recorder.is_own = bool(channel_of(group) or averager_of(group))
     if not _settings.decided:
         _settings.decided = True
         _enable_by_environment(os.environ.get(VARIABLE, ""))
@@ -129,7 +135,7 @@ def watch(actor: RankActor) -> None:
         last = owner.loop.time()
         _write(owner, f"{type(error).__name__}: {error}")
 
-    actor.endpoint.recorder.failed = failed
+    recorder.failed = failed
 
 
 def _enable_by_environment(where: str) -> None:
@@ -233,7 +239,11 @@ def _line(
 
 def _pending(actor: RankActor) -> list[Work[Any]]:
     with contextlib.suppress(RuntimeError):  # the loop may go on meanwhile, in its own thread
-        return [work for one in actor.contexts for work in [*one.pending, *one.p2p.pending]]
+        return [
+            work
+            for one in actor.contexts
+            for work in [*one.pending, *one.p2p.pending, *one.requests]
+        ]
     return []
 
 

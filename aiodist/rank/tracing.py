@@ -180,7 +180,7 @@ class Tracer:
 
     def _pending(self) -> Iterator[Work[Any]]:
         for context in self._actor.contexts:
-            yield from [*context.calls.pending, *context.p2p.pending]
+            yield from [*context.calls.pending, *context.p2p.pending, *context.requests]
 
 
 def _row(one: Entry) -> tuple[Any, ...]:

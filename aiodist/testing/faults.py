@@ -8,15 +8,15 @@ from typing import Any, Literal, get_args
 
 from aiodist.coordinator.totals import OPS
 from aiodist.phases.base import as_rank
+from aiodist.recorder import MESSAGES, OF_WINDOWS
 from aiodist.trace import Scope
 
 Point = Literal["start", "entered", "phase", "before_complete", "failed", "cancelled"]
 Named = Literal["kill", "unplug", "cancel", "stop", "block"]
 Action = Callable[[Any], None] | BaseException | Named
 
-_MESSAGES = frozenset({"send", "ssend", "recv", "probe"})
 _OF_COLLECTIVES = frozenset({"entered", "phase"})
-"""Points that messages do not reach."""
+"""Points that messages and calls of a window do not reach."""
 _TRACED_AS = {
     "isend": "send",
     "issend": "ssend",
@@ -119,7 +119,7 @@ def _check(op: str, point: str, action: object) -> None:
         hint = f": its operation is {_TRACED_AS[op]!r}" if op in _TRACED_AS else ""
         raise ValueError(f"op is one of {_listed(OPS)}, not {op!r}{hint}")
     points = get_args(Point)
-    if op in _MESSAGES:
+    if op in MESSAGES | OF_WINDOWS:
         points = tuple(one for one in points if one not in _OF_COLLECTIVES)
     if point not in points:
         article = "an" if op[0] in "aei" else "a"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aiodist.buffers.arrays import UserArray, check_same, view, writable
+from aiodist.buffers.arrays import UserArray, check_same, shown, view, writable
 from aiodist.buffers.dtypes import CARRIERS, carrier
 from aiodist.buffers.kernels import Kernel
 from aiodist.phases.base import as_int
@@ -60,6 +60,9 @@ class Exposed(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return shown(self.name, self.shape)
 
     def part(self, where: Any) -> tuple[list[Any], tuple[int, ...]]:
         """Return an index in the form that travels, and the shape of the part that it means.

@@ -38,12 +38,12 @@ from aiodist.errors import (
     in_words,
 )
 from aiodist.operations import Operations
-from aiodist.phases.base import Call, Place, as_rank
+from aiodist.phases.base import Call, Place, as_rank, barrier
 from aiodist.signatures import Given, Index, WindowSignatures, typed
 from aiodist.transports.sparing import Sparing
 from aiodist.types import SUM, Op
 from aiodist.windows.places import Exposed, Request, accumulate, index_of, memory_of
-from aiodist.work import T, Unseen, Work
+from aiodist.work import Unseen, Work
 
 log = logging.getLogger("aiodist.group")
 
@@ -84,6 +84,7 @@ class Window:
         self._fences = 0  # how often `fence` was called
         self._pending = group._context.requests  # those of this rank that are not done
         self._sparing = Sparing(log)  # limits warnings about malformed requests
+        group._context.records.hide_messages()  # reports show the calls of the program instead
         loop = asyncio.get_running_loop()
         self._serving = [
             loop.create_task(self._serve(rank), name=f"aiodist window of rank {rank}")
@@ -107,7 +108,7 @@ class Window:
         plain, shape = exposed.part(where)
         if out is not None:
             exposed.check_out(out, shape)
-        return self._ask("get", rank, plain, None, "", out, timeout)
+        return self._ask("get", rank, plain, shape, None, "", out, timeout)
 
     def put(
         self, rank: int, where: Index, value: Given, *, timeout: float | None = None
@@ -115,7 +116,8 @@ class Window:
         """Set ``x[where] = value`` at `rank`. Raises as `get` does."""
         exposed = self._of(rank)
         plain, shape = exposed.part(where)
-        return self._ask("put", rank, plain, exposed.value(value, shape), "", None, timeout)
+        given = exposed.value(value, shape)
+        return self._ask("put", rank, plain, shape, given, "", None, timeout)
 
     def accumulate(
         self, rank: int, where: Index, value: Given, op: Op = SUM, *, timeout: float | None = None
@@ -128,7 +130,7 @@ class Window:
         exposed = self._of(rank)
         plain, shape = exposed.part(where)
         name, given = exposed.operator(op), exposed.value(value, shape)
-        return self._ask("accumulate", rank, plain, given, name, None, timeout)
+        return self._ask("accumulate", rank, plain, shape, given, name, None, timeout)
 
     @started
     async def fence(self, *, timeout: float | None = None) -> None:
@@ -149,7 +151,7 @@ class Window:
             except BaseException as error:
                 self._group._forgo(error, tag)  # else the others would wait for the barrier in vain
                 raise
-        await self._group.barrier(tag=tag, timeout=timeout)
+        await self._group._start("fence", tag, timeout, _fence)
         for work in pending:
             if not work.cancelled():
                 work.result()
@@ -195,24 +197,35 @@ class Window:
         return exposed
 
     def _ask(
-        self, op: str, rank: int, where: list[Any], value: Any, name: str, out: Any,
-        timeout: float | None,
+        self, op: str, rank: int, where: list[Any], shape: tuple[int, ...], value: Any, name: str,
+        out: Any, timeout: float | None,
     ) -> Work[Any]:  # fmt: skip
-        group = self._group
+        group, exposed = self._group, self._exposed[rank]
+        assert exposed is not None
         self._number += 1
         number = self._number
         request = (op, number, where, value, name)
         seconds = group._context.op_timeout if timeout is None else timeout
-        # Reports of what this rank waits for show the call of the program, and not its messages.
-        sending = self._own(group.send(request, rank, tag=REQUESTS, timeout=seconds))
-        answer = self._own(group.recv(src=rank, tag=number, out=out, timeout=seconds))
+        sending = group.send(request, rank, tag=REQUESTS, timeout=seconds)
+        answer = group.recv(src=rank, tag=number, out=out, timeout=seconds)
+
+        def begun(whole: Work[Any]) -> None:
+            group._context.records.begin(whole, peer=rank)
+            assert whole.record is not None
+            whole.record.carries([exposed._replace(shape=shape)])
+
+        def result(whole: Work[Any]) -> Any:
+            whole.nbytes = whole.nbytes or answer.nbytes
+            return self._given(rank, op, answer.result())
+
         work: Work[Any] = together(
             answer.get_loop(),
             op,
             None,
             (sending, answer),
-            lambda _: self._given(rank, op, answer.result()),
+            result,
             partial(self._why, rank, op, number),
+            begun,
         )
         answer.add_done_callback(partial(self._leave, rank, number, sending))
         self._pending[work] = rank
@@ -234,7 +247,7 @@ class Window:
         MismatchError and the text stays queued. Here we read it.
         """
         if isinstance(error, MismatchError) and not self._group.closed:
-            instead = self._own(self._group.recv(src=rank, tag=number))
+            instead = self._group.recv(src=rank, tag=number)
             instead.add_done_callback(_heard)
             try:
                 self._given(rank, op, instead.result() if instead.done() else None)
@@ -244,11 +257,6 @@ class Window:
             error.op, error.tag = op, None
         return error
 
-    def _own(self, work: Work[T]) -> Work[T]:
-        """Note that no call of the program waits for `work`."""
-        self._group._context.p2p.own.add(work)
-        return work
-
     def _leave(
         self, rank: int, number: int, sending: Work[None], answer: asyncio.Future[Any]
     ) -> None:
@@ -257,13 +265,13 @@ class Window:
         asked = sending.done() and not sending.cancelled() and sending.exception() is None
         if came or not asked or self._group.closed or rank in self._group._context.lost():
             return
-        self._own(self._group.recv(src=rank, tag=number)).add_done_callback(_heard)
+        self._group.recv(src=rank, tag=number).add_done_callback(_heard)
 
     async def _serve(self, origin: int) -> None:
         """Carry out the requests of `origin` until that rank or this window is gone."""
         while True:
             try:
-                message = await self._own(self._group.recv(src=origin, tag=REQUESTS))
+                message = await self._group.recv(src=origin, tag=REQUESTS)
                 try:
                     request = Request.read(message)
                 except ValueError as error:
@@ -272,8 +280,7 @@ class Window:
                     continue
                 # There is no await in here, so no other request sees it half done.
                 answer = self._carried_out(request)
-                sending = self._group.send(answer, origin, tag=request.number, timeout=math.inf)
-                await self._own(sending)
+                await self._group.send(answer, origin, tag=request.number, timeout=math.inf)
             except (MessageTooLargeError, ProtocolError):
                 continue  # the message was dropped, and its sender was told
             except (GroupBrokenError, GroupClosedError):
@@ -313,6 +320,10 @@ class Window:
                 raise ValueError(f"windows have no {op!r}")
         owned.commit(None)
         return None
+
+
+def _fence(place: Place) -> Call:
+    return barrier(place)._replace(op="fence", text="fence()")
 
 
 def _heard(work: asyncio.Future[Any]) -> None:

@@ -362,11 +362,14 @@ everything through, as those of a rank that is not what it should be."""
         (lambda w: w.get(0, 50, out=np.zeros(())), "IndexError: index 50 is out of bounds"),
         (lambda w: w.put(0, ..., np.ones(100)), "ValueError: could not broadcast"),
         (lambda w: w.accumulate(0, ..., np.ones(100)), "ValueError: .* broadcast"),
-        (lambda w: w._ask("steal", 0, [0], None, "", None, None), "ValueError: windows have no"),
-        (lambda w: w._ask("get", 0, [[0] * 9], None, "", None, None), "TypeError: .*'list'"),
-        (lambda w: w._ask("get", 0, None, None, "", None, None), "TypeError: .*NoneType"),
-        (lambda w: w._ask("put", 0, [0], "much", "", None, None), "ValueError: .*'much'"),
-        (lambda w: w._ask("accumulate", 0, [0], 1.0, "WORSE", None, None), "Error: .*WORSE"),
+        (
+            lambda w: w._ask("steal", 0, [0], (), None, "", None, None),
+            "ValueError: windows have no",
+        ),
+        (lambda w: w._ask("get", 0, [[0] * 9], (), None, "", None, None), "TypeError: .*'list'"),
+        (lambda w: w._ask("get", 0, None, (), None, "", None, None), "TypeError: .*NoneType"),
+        (lambda w: w._ask("put", 0, [0], (), "much", "", None, None), "ValueError: .*'much'"),
+        (lambda w: w._ask("accumulate", 0, [0], (), 1.0, "WORSE", None, None), "Error: .*WORSE"),
     ],
 )
 @pytest.mark.sample(19)

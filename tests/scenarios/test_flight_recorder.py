@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,6 +116,93 @@ def test_a_signal_shows_everything_also_where_the_loop_is_blocked(run, capfd) ->
         assert f"  barrier tag {number} #0  barrier()  not heard of: rank 1\n" in err
     assert "its event loop is at scenarios/test_flight_recorder.py:" in err
     assert seen == [signal.SIGUSR1]  # the handler that was there before
+
+
+@pytest.fixture(params=["inproc", "shm", "tcp"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def _calls(group: aiodist.Group) -> list[tuple[str, str]]:
+    """What the recorder of this rank has, without the times."""
+    recorder = group._actor.endpoint.recorder
+    return [(entry.name, entry.call) for entry in recorder.entries(group._actor.loop.time())]
+
+
+def test_a_window_that_others_close_first_is_no_failure(run, transport: str) -> None:
+    async def main() -> None:
+        async with aiodist.local(2, transports=transport) as ranks:
+            one, two = await asyncio.gather(*[group.expose(np.zeros(4)) for group in ranks])
+            await asyncio.gather(one.fence(), two.close())
+            await asyncio.wait(one._serving[1:])  # it has heard that the window is closed
+            for group in ranks:
+                assert not group._actor.endpoint.recorder.failures
+            await one._end()
+
+    run(main())
+
+
+def test_the_calls_of_a_window_are_recorded_and_its_messages_are_not(run, transport: str) -> None:
+    async def main() -> None:
+        async with aiodist.local(2, transports=transport) as ranks:
+            one, two = await asyncio.gather(*[group.expose(np.zeros(4)) for group in ranks])
+            for _ in range(3):  # later ones may be done within the call
+                await one.put(1, slice(3), 1.0)
+                await one.accumulate(1, 0, 1.0)
+                assert (await one.get(1)).tolist() == [2, 1, 1, 0]
+            await asyncio.gather(one.fence(), two.fence())
+            [(expose, _), *calls, fence] = _calls(ranks[0])
+            asked = ("put to rank 1", "float64[3]"), ("accumulate to rank 1", "float64[]")
+            assert expose == "expose #0"
+            assert calls == [*asked, ("get from rank 1", "float64[4]")] * 3
+            assert fence == ("fence tag 1 #0", "fence()")
+            assert [name for name, _ in _calls(ranks[1])] == ["expose #0", "fence tag 1 #0"]
+            for task in two._serving:
+                task.cancel()
+            get = one.get(1)
+            out = io.StringIO()
+            flight_recorder.dump(out)
+            assert "waits      get from rank 1" in out.getvalue()
+            get.cancel()
+            await asyncio.gather(one.close(), two.close())
+
+    run(main())
+
+
+def test_a_subscriber_that_leaves_is_no_failure(run, tmp_path: Path) -> None:
+    async def main() -> None:
+        flight_recorder.enable(tmp_path, on_signal=False)
+        where: dict[str, Any] = {"address": "inproc://flight", "transports": "inproc"}
+        async with (
+            aiodist.Coordinator(where["address"]),
+            aiodist.publisher("weights", **where) as out,
+            aiodist.subscriber("weights", **where) as weights,
+        ):
+            await out.publish({"w": np.ones(1000)}, version=1)
+            await weights.latest()
+
+    run(main())
+    assert not [path.read_text() for path in tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("tag", [None, "refused"])
+def test_a_call_that_one_rank_refuses_has_its_number_on_all(run, transport: str, tag) -> None:
+    async def main() -> None:
+        async with aiodist.local(2, transports=transport) as ranks:
+            for number in range(3):
+                works = []
+                for group in ranks:
+                    try:
+                        works.append(group.all_reduce("x" if group.rank else 3, tag=tag))
+                    except TypeError:
+                        assert group.rank == 1
+                with pytest.raises(aiodist.CollectiveAbortedError):
+                    await works[0]
+                names = [name for name, _ in _calls(ranks[0])]
+                assert names == [name for name, _ in _calls(ranks[1])]
+                assert names[-1].endswith(f" #{number}")
+
+    run(main())
 
 
 def test_by_the_environment(run, tmp_path: Path, monkeypatch) -> None:

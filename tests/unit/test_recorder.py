@@ -114,6 +114,13 @@ def test_only_telling_errors_are_reported(clock: Clock) -> None:
         work.fail(error)
         work.exception()
     assert seen == errors[2:]
+    recorder.is_own = True
+    work = begin(clock, recorder)
+    work.fail(errors[-1])
+    work.exception()
+    assert seen == errors[2:]
+    assert recorder.failures.total() == len(errors)
+    assert entries(recorder, clock)[-1].error == "ProtocolError: x"
 
 
 def test_results_are_not_kept_alive(clock: Clock) -> None:
@@ -159,19 +166,23 @@ def test_more_is_kept_for_a_trace_and_shown_to_that_alone(clock: Clock) -> None:
     assert {(one.seconds, one.plans) for one in everything} == {(0.5, ("tree",))}
 
 
+class Counts:
+    """An observer."""
+
+    heard = 0
+
+    def after(self, add: Any) -> Any:
+        def added(one: AtOnce) -> None:
+            add(one)
+            self.heard += 1
+
+        return added
+
+    def ended(self, record: Any) -> None:
+        self.heard += 1
+
+
 def test_who_observes_hears_of_all_whether_or_not_more_is_kept(clock: Clock) -> None:
-    class Counts:
-        heard = 0
-
-        def after(self, add: Any) -> Any:
-            def added(one: AtOnce) -> None:
-                add(one)
-                self.heard += 1
-
-            return added
-
-        def ended(self, record: Any) -> None: ...
-
     recorder, counts = Recorder(), Counts()
     records = Records(recorder, WORLD)
     recorder.observe(counts)
@@ -194,6 +205,50 @@ def test_messages_say_with_whom(clock: Clock) -> None:
         "recv tag 't' from rank 3",
         "send tag 0 to rank 1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        ("send", "send tag 't' to rank 1"),
+        ("ssend", "ssend tag 't' to rank 1"),
+        ("recv", "recv tag 't' from rank 1"),
+        ("probe", "probe tag 't' from rank 1"),
+        ("put", "put to rank 1"),
+        ("accumulate", "accumulate to rank 1"),
+        ("get", "get from rank 1"),
+    ],
+)
+def test_the_name_of_a_call_that_names_a_rank(clock: Clock, op: str, name: str) -> None:
+    recorder = Recorder()
+    recorder.add(at_once(clock, op, "t", None, peer=1))
+    assert entries(recorder, clock)[0].name == name
+    assert recorder.last(WORLD) == "nothing yet"  # it is no collective
+
+
+@pytest.mark.parametrize("observed_first", [False, True])
+def test_messages_of_a_window_are_hidden_from_all(clock: Clock, observed_first: bool) -> None:
+    recorder, counts = Recorder(), Counts()
+    recorder.failed = pytest.fail
+    records, others = Records(recorder, WORLD), Records(recorder, OTHER)
+    steps = [records.hide_messages, lambda: recorder.observe(counts)]
+    for step in reversed(steps) if observed_first else steps:
+        step()
+    for op in ("send", "recv", "barrier", "get"):
+        records.add(at_once(clock, op))
+        others.add(at_once(clock, op, scope=OTHER))
+        work: Work[Any] = Work.begin(cast(Any, clock), op)
+        records.begin(work)
+        if op in ("send", "recv"):
+            work.fail(aiodist.PeerLostError("x", ranks=[1]))
+            work.exception()
+        else:
+            work.finish(None)
+    found = entries(recorder, clock)
+    assert [one.op for one in found if one.scope == OTHER] == ["send", "recv", "barrier", "get"]
+    assert [one.op for one in found if one.scope == WORLD] == ["barrier"] * 2 + ["get"] * 2
+    assert counts.heard == len(found)
+    assert not recorder.failures
 
 
 def test_the_last_collective_of_a_group(clock: Clock) -> None:

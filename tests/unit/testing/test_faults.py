@@ -48,10 +48,11 @@ def test_functions_are_called_and_exceptions_raised() -> None:
     ("arguments", "text"),
     [
         (("all_reduce", "bogus"), "an all_reduce comes to .*'entered', .* not to 'bogus'"),
-        (("nonsense", "start"), "op is one of 'all_gather', .* not 'nonsense'$"),
+        (("nonsense", "start"), "op is one of 'accumulate', .* not 'nonsense'$"),
         (("isend", "start"), "not 'isend': its operation is 'send'"),
         (("send", "entered"), "a send comes to the points .* not to 'entered'"),
         (("recv", "phase", RuntimeError()), "a recv comes to the points .* not to 'phase'"),
+        (("get", "phase"), "a get comes to the points .* not to 'phase'"),
         (("barrier", "start", "explode"), "action is 'block', .* not 'explode'"),
         (("barrier", "start", None), "an exception or a function, not None"),
         (("barrier", "start", ["kill"]), r"an exception or a function, not \['kill'\]"),
