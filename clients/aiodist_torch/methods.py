@@ -26,6 +26,7 @@ from aiodist_torch import operations as ops
 from aiodist_torch.callbacks import Caller, Turn, tagged, turn_of
 from aiodist_torch.calls import call
 from aiodist_torch.devices import backends_of, group_beside
+from aiodist_torch.inflight import InFlightWork, allowed
 from aiodist_torch.profiling import recording
 from aiodist_torch.untraced import untraced
 from aiodist_torch.work import TorchWork
@@ -95,13 +96,17 @@ class Methods(_Base):
         # argument is an error of the work in both cases.
         self._sequence += 1
         group = self._group if turn is None else tagged(self._group, turn[0].tag)
-        work = TorchWork(self._engine, self._group, partial(start, group, *args), results, turn)
+        in_flight = allowed() and self._batch is None  # a batch ends in one work for all tensors
+        make = InFlightWork if in_flight else TorchWork
+        work = make(self._engine, self._group, partial(start, group, *args), results, turn)
         if self._batch is not None:
             self._batch.append(work)
         submit = self._engine.submit
         if profiler._is_profiler_enabled:
             submit = recording(submit, work, waits and self._batch is None, start, args)
         submit(work.launch, later=work.close_gate, until=work.is_completed if waits else at_once)
+        if isinstance(work, InFlightWork):
+            work.register()
         return work
 
     def _collective(

@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import FrameType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
@@ -298,3 +300,21 @@ def _complete(root: torch.futures.Future[Any]) -> None:
         root.set_result(None)
     except Exception:
         log.exception("a callback chained to a future failed")
+
+
+# In ``DistributedDataParallel.join(divide_by_initial_world_size=False)``, the reducer waits in the
+# backward pass for a work of the forward pass. C++ has the only reference to it. That does not keep
+# the part in Python alive, without which `wait` of a work never returns. So Python keeps it, too.
+_core: Any = c10d.Reducer
+_set_forward_work = _core._set_forward_pass_work_handle
+_forward_works: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by reducer
+
+
+@untraced
+class _Replaced:
+    def set_forward_work(self: Any, work: Any, use_static_world_size: bool) -> None:
+        _forward_works[self] = work
+        _set_forward_work(self, work, use_static_world_size)
+
+
+_core._set_forward_pass_work_handle = _Replaced.set_forward_work

@@ -42,6 +42,10 @@ def test_compiled_functions(job: Start) -> None:
     assert job("compiled.py", 2).finish(quiet=False) == ["compiled\n"] * 2
 
 
+def test_works_that_torch_keeps(job: Start) -> None:
+    assert job("kept.py", 2).finish(quiet=False) == ["kept\n"] * 2
+
+
 @pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_a_killed_rank(job: Start, victim: int) -> None:
     """The others hear of it by its links, not by its lease; what that takes is printed."""
