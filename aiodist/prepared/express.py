@@ -55,7 +55,8 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +67,7 @@ from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import DtypeGroup
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.forms import Form
-from aiodist.collectives.reductions import all_reduce_where, goes_on_berths
+from aiodist.collectives.reductions import all_reduce_where, goes_on_berths, reduce_where
 from aiodist.compiled import core
 from aiodist.engine import tags
 from aiodist.engine.calls import Calls
@@ -74,7 +75,9 @@ from aiodist.engine.operation import Program, Running
 from aiodist.engine.phase import Phase
 from aiodist.links.endpoint import Endpoint
 from aiodist.phases.base import Call, Place
+from aiodist.phases.memories import Blobs
 from aiodist.prepared import plain
+from aiodist.prepared.joined import JoinedCalls, learn
 from aiodist.prepared.kinds import kind_of
 from aiodist.shared_memory.board import ON_DEVICE, digest_of
 from aiodist.transports.surroundings import is_virtual
@@ -105,8 +108,8 @@ class Recipe:
     """What calls of one collective with one kind of array have in common."""
 
     __slots__ = (
-        "call", "digest", "finish", "keeps", "nbytes", "op", "phase", "returns", "tapes",
-        "unformed", "vector", "weight",
+        "call", "digest", "finish", "joined", "keeps", "nbytes", "op", "phase", "returns",
+        "tapes", "unformed", "vector", "weight",
     )  # fmt: skip
 
     def __init__(self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object) -> None:
@@ -123,6 +126,7 @@ class Recipe:
         self.weight = phase.prepared.weight
         self.keeps = keeps  # keeps this object alive, because recipes are found by its id
         self.returns = True  # whether this rank has a result
+        self.joined: JoinedCalls | None = None  # joins the arrays of a call
         # What the compiled part runs, for calls with even and with odd numbers.
         self.tapes: tuple[Any, Any] = (None, None)
         self.unformed = 0  # so many calls are laid out before one becomes a form; 0: never
@@ -147,7 +151,15 @@ class Recipe:
 
         None: the ordinary way has to do this call. `flats` and `words`: see `kind_of`.
         """
+        if self.joined is not None:
+            return self.joined.lay_out(args, flats, words)
         return args[0] if self.returns else None, flats[0]
+
+    def join(self, joined: JoinedCalls) -> None:
+        """Let each call join its arrays, and copy the result to its places."""
+        self.joined = joined
+        self.returns = joined.returns
+        self.finish = spread if joined.returns else None
 
     def release(self) -> None:
         """Let go of the memory of other ranks, because the group has ended."""
@@ -181,8 +193,8 @@ class Express(ABC, Generic[G, R]):
         self._progress = context.endpoint.progress  # says when the loop is due for a turn
         self._calls = context.calls  # the ordinary way
         self._records = context.calls.records  # gets a record of each call
-        # None: calls of this kind are not prepared
-        self._recipes: dict[tuple[Any, ...], R | None] = {}
+        # None: calls of this kind are not prepared. `JoinedCalls`: operations do them.
+        self._recipes: dict[tuple[Any, ...], R | JoinedCalls | None] = {}
         self._forms: dict[str, list[tuple[R, Form]]] = {}  # the latest ones of each operation
         # Kinds of calls that were not learnt yet, and how many more calls are not.
         self._seen: dict[tuple[Any, ...], int] = {}
@@ -254,7 +266,7 @@ class Express(ABC, Generic[G, R]):
         if work is not None:
             recipe = self._recipes.get((id(op), x.dtype, x.shape))
             part = described(x, is_place=True)
-            if recipe is not None and recipe.tapes[0] is not None and part is not None:
+            if isinstance(recipe, Recipe) and recipe.tapes[0] is not None and part is not None:
                 self._caller.know(
                     "all_reduce", recipe, [part, word(op)], 0, False, None, recipe.finish
                 )
@@ -290,7 +302,7 @@ class Express(ABC, Generic[G, R]):
                 return None
             recipe, is_new = self._learn(x, op), True
             self._keep(key, recipe)
-        if recipe is None or (flat := flat_of(recipe, x)) is None:
+        if not isinstance(recipe, Recipe) or (flat := flat_of(recipe, x)) is None:
             return None
         work = self._run(recipe, x, flat, seconds, tag)
         return work.for_user(self._records.unseen) if is_new and work is not None else work
@@ -350,16 +362,20 @@ class Express(ABC, Generic[G, R]):
                     recipe = self._learn_other(op, make, args)
                     self._keep(key, recipe)
             laid = None if recipe is None else recipe.lay_out(args, flats, words)
-        if recipe is not None and laid is not None:
-            self._learn_form(recipe, args)
-        else:
+        if recipe is None or laid is None:
             recipe, is_new = self._plain_for(op, make, args)
             laid = None if recipe is None else recipe.lay_out(args, [], [])
             if key is not None and key not in self._recipes:
                 self._has_seen(key, 1 if laid is None else PLAIN_BEFORE)
             if recipe is None or laid is None:
                 return None
+        elif isinstance(recipe, JoinedCalls):
+            return self._launch(recipe, make, args, *laid, seconds, tag)
+        else:
+            self._learn_form(recipe, args)
         work = self._run(recipe, *laid, seconds, tag)
+        if work is None and recipe.joined is not None:
+            return self._launch(recipe.joined, make, args, *laid, seconds, tag)
         return work.for_user(self._records.unseen) if is_new and work is not None else work
 
     def _has_seen(self, key: tuple[Any, ...], before: int) -> None:
@@ -382,7 +398,7 @@ class Express(ABC, Generic[G, R]):
                 return None, False  # it may have a place for the result
         key = op, "plain", *args[1:]
         if key in self._recipes:
-            return self._recipes[key], False
+            return cast("R | None", self._recipes[key]), False
         recipe = self._learn_plain(op, make, args)
         self._keep(key, recipe)
         return recipe, True
@@ -390,6 +406,31 @@ class Express(ABC, Generic[G, R]):
     def _learn_plain(self, op: str, make: Callable[..., Call], args: tuple[Any, ...]) -> R | None:
         """Make the recipe of `op` for plain values of any form. None: there is none."""
         return None
+
+    def _launch(
+        self,
+        joined: JoinedCalls,
+        make: Callable[..., Call],
+        args: tuple[Any, ...],
+        x: Any,
+        flat: Flat,
+        seconds: float,
+        tag: object,
+    ) -> Work[Any]:
+        """Start a call the ordinary way, but with its arrays joined."""
+        one = make(self._context, joined.array(flat), *args[1:-1], None)
+
+        def program(on_lane: bool) -> Program:
+            yield from one.start(on_lane)
+            return None if x is None else spread(x)
+
+        call = one._replace(text=joined.text, start=program)
+        work = self.begin(call, args, seconds, tag)
+        if work is None:
+            work = self._calls.launch(
+                call.op, call.text, program, tag=tag, timeout=seconds, nbytes=call.nbytes
+            )
+        return work.for_user(self._records.unseen)
 
     def _lay_out(self, recipe: R, args: tuple[Any, ...]) -> tuple[Any, Any] | None:
         """Lay out a call that the compiled part has found, because it has to wait."""
@@ -418,9 +459,29 @@ class Express(ABC, Generic[G, R]):
             for dropped, _ in others[FORMS - 1 :]:
                 dropped.unformed = AGAIN
 
-    def _learn_other(self, op: str, make: Callable[..., Call], args: tuple[Any, ...]) -> R | None:
+    def _learn_other(
+        self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
+    ) -> R | JoinedCalls | None:
         """Make the recipe of the collective `op` for arguments like these."""
         return None
+
+    def _learn_joined(
+        self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
+    ) -> R | JoinedCalls | None:
+        """Prepare a reduction that joins its arrays. `JoinedCalls`: operations do such calls."""
+        joined = learn(self._context, op, make, args)
+        if joined is None:
+            return None
+        if op in ("all_reduce", "reduce"):
+            where = all_reduce_where if op == "all_reduce" else partial(reduce_where, dst=args[1])
+            group = joined.group()
+            phase = next(where(self._context, [group], self._on_lane))
+            if isinstance(phase, Phase) and type(phase.memory) is not Blobs:
+                recipe = self._prepare(op, joined.text.encode(), phase, group.x, args[-2])
+                if recipe is not None:
+                    recipe.join(joined)
+                    return recipe
+        return joined if joined.are_small else None
 
     def begin(
         self, call: Call, args: tuple[Any, ...], seconds: float, tag: object = None
@@ -446,13 +507,13 @@ class Express(ABC, Generic[G, R]):
         """Say whether any program may run code of the user: pickles, or hooks."""
         return self._context.allow_pickle or self._records.trace is not None
 
-    def _keep(self, key: tuple[Any, ...], recipe: R | None) -> None:
+    def _keep(self, key: tuple[Any, ...], recipe: R | JoinedCalls | None) -> None:
         # The key has the id of an operator. A recipe keeps its operator alive, so no other one gets
         # this id. If another operator gets the id of a None, its calls take the ordinary way, which
         # is correct.
         self._recipes[key] = recipe
         self._weight += _weight(key, recipe)
-        if recipe is not None:
+        if isinstance(recipe, Recipe):
             self._records.planned(recipe.call, recipe.phase.prepared.plan.name)
         while self._weight > KEPT and len(self._recipes) > 1:
             oldest = next(iter(self._recipes))
@@ -468,7 +529,7 @@ class Express(ABC, Generic[G, R]):
         # Tapes and recipes refer to each other. Break these cycles here, because otherwise the
         # memory that they look at stays mapped until the garbage collector runs.
         for recipe in self._recipes.values():
-            if recipe is not None:
+            if isinstance(recipe, Recipe):
                 recipe.tapes = (None, None)
                 recipe.release()
         self._recipes.clear()
@@ -574,7 +635,8 @@ def failing(error: Exception) -> Program:
     raise error
 
 
-def _weight(key: tuple[Any, ...], recipe: Recipe | None) -> int:
+def _weight(key: tuple[Any, ...], recipe: Recipe | JoinedCalls | None) -> int:
     """Return the bytes of a recipe and of its key."""
     kinds = sum([len(kind) for kind in key if type(kind) is tuple])
-    return A_STEP * (1 + kinds) if recipe is None else A_RECIPE + A_STEP * (recipe.weight + kinds)
+    steps = A_RECIPE + A_STEP * recipe.weight if isinstance(recipe, Recipe) else A_STEP
+    return steps + A_STEP * kinds

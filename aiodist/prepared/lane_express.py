@@ -35,6 +35,7 @@ from aiodist.prepared.express import (
     rest_of,
     returning,
 )
+from aiodist.prepared.joined import JoinedCalls
 from aiodist.prepared.lane_reductions import LaneRecipe
 from aiodist.prepared.tapes import ALL_SHOWN, is_tape, tape_of
 from aiodist.shared_memory.board import LEAST_IN_ROUND, digest_of
@@ -338,8 +339,10 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
 
     def _learn_other(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
-    ) -> LaneRecipe | lane_values.ValueRecipe | None:
+    ) -> LaneRecipe | lane_values.ValueRecipe | JoinedCalls | None:
         context = self._context
+        if op == "exscan":
+            return self._learn_joined(op, make, args)
         found = lane_values.learn(lane_values.ValueRecipe, context, op, make, args)
         if found is None and (op in lane_reductions.OPS or op == "scan"):
             return lane_reductions.learn(context, op, make, args)

@@ -9,14 +9,11 @@ back.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from aiodist.buffers import arrays, overlaps
 from aiodist.buffers.descriptions import KnownCall, described, word
-from aiodist.buffers.dtypes import carrier
-from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import DtypeGroup, split_slots
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.forms import Form, placing
@@ -25,11 +22,11 @@ from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase
 from aiodist.phases import pulls
 from aiodist.phases.base import Call
-from aiodist.prepared.express import ExpressGroup, Flat, Recipe, rest_of, spread, written
+from aiodist.prepared.express import ExpressGroup, Flat, Recipe, rest_of, written
+from aiodist.prepared.joined import SMALL_LISTS, JoinedCalls, Makes, given_by, slots_of
 from aiodist.schedules.selection import EAGER_LIMIT
 from aiodist.shared_memory.board import LEAST_IN_ROUND
 from aiodist.shared_memory.lane import Lane
-from aiodist.types import ReduceOp
 
 OPS = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 ONE_ROUND = 2
@@ -37,21 +34,12 @@ ONE_ROUND = 2
 
 These are the plans for up to 1.5 MiB, or 4 MiB if there are more ranks than cores.
 """
-SMALL_LISTS = 2 * 1024 * 1024
-"""The most bytes of a list of arrays that is prepared.
-
-Its arrays are copied to be joined, which takes too long for larger ones.
-"""
-
-
-Makes = Callable[[], tuple[Any, Flat]]
-"""Makes an array, and returns it with its memory."""
 
 
 class LaneRecipe(Recipe):
     """A recipe of ranks that share memory."""
 
-    __slots__ = ("_apart", "at_once", "fused", "given", "inputs", "makes", "out", "parts")
+    __slots__ = ("at_once", "fused", "given", "inputs", "makes", "out")
 
     def __init__(
         self,
@@ -80,26 +68,17 @@ class LaneRecipe(Recipe):
         self.given: int | None = 0  # the argument for the result; None: none
         self.inputs = 1  # how many arrays are the input
         self.unformed = 1
-        self.parts = False  # whether the result is copied to several arrays
-        self._apart = overlaps.Apart()  # checks whether they share memory
 
     def lay_out(
         self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
     ) -> tuple[Any, Any] | None:
-        inputs = flats[: self.inputs]
-        # A list with `out` is reduced in a copy, because its arrays must not change.
-        joins = self.inputs > 1 or (self.parts and len(flats) > 1)
-        flat = np.concatenate(inputs) if joins else inputs[0]
+        if self.joined is not None:
+            return self.joined.lay_out(args, flats, words)
+        flat = np.concatenate(flats[: self.inputs]) if self.inputs > 1 else flats[0]
         if self.makes is not None:
             value, out = self.makes()
             return value, (flat, out)
         result: Any = None if self.given is None else args[self.given]
-        if self.parts:
-            places = flats[self.inputs :] or inputs
-            # If two places share memory, the ordinary way refuses the call.
-            if not self._apart.are(result, places):
-                return None
-            return (result, flat, places), flat
         if self.out is None:
             return result, flat
         out = flats[-1]
@@ -185,59 +164,6 @@ class LaneRecipe(Recipe):
         return (yield from rest_of(self, x))
 
 
-class Slots(NamedTuple):
-    """Arrays that are reduced together.
-
-    `bounds` says where each begins and ends. `makes` makes an array like that of this rank.
-    `keeps`: see `Recipe`.
-    """
-
-    kernel: Kernel
-    bounds: list[int]
-    makes: Makes
-    keeps: object
-
-
-def slots_of(context: ExpressGroup, call: Call, xs: Any, op: Any) -> Slots | None:
-    """Return the slots of a reduce_scatter. None: it cannot be prepared."""
-    may_join = call.nbytes <= SMALL_LISTS or not isinstance(xs, (list, tuple))
-    return _joined(split_slots(xs, context.size), context.rank, op, may_join)
-
-
-def _joined(parts: list[Any], own: int, op: Any, may_join: bool) -> Slots | None:
-    if not parts:  # the ordinary way reduces an empty list
-        return None
-    views = [arrays.view(part, "xs") for part in parts]
-    mine = views[own]
-    if not may_join or mine is None or not isinstance(op, ReduceOp):
-        return None
-    bounds = [0]
-    for view in views:
-        if view is None or not (view.is_flat and view.base.size and view.name == mine.name):
-            return None
-        bounds.append(bounds[-1] + view.base.size)
-    return Slots(Kernel.of(op, mine.name), bounds, _maker(mine), op)
-
-
-def _maker(like: arrays.UserArray) -> Makes:
-    """Return a function that makes arrays like `like`."""
-    kind, name, shape = like.kind, like.name, like.shape
-    if kind != "torch":  # numpy needs one call
-        dtype, is_flat = carrier(name), len(shape) == 1
-
-        def new() -> tuple[Any, Flat]:
-            made = np.empty(shape, dtype)
-            return made, made if is_flat else made.reshape(-1)
-
-        return new
-
-    def empty() -> tuple[Any, Flat]:
-        made = arrays.empty(kind, name, shape, "xs")
-        return made.value, made.read()
-
-    return empty
-
-
 def learn(
     context: ExpressGroup, op: str, make: Callable[..., Call], args: tuple[Any, ...]
 ) -> LaneRecipe | None:
@@ -262,12 +188,13 @@ def _learn(
 ) -> tuple[LaneRecipe, DtypeGroup] | None:
     x, *more, how, out = args
     listed, scatters = isinstance(x, (list, tuple)), op == "reduce_scatter"
-    may_join = call.nbytes <= SMALL_LISTS or not listed
+    if listed and call.nbytes > SMALL_LISTS:
+        return None
     parts = split_slots(x, context.size) if scatters else [*x] if listed else [x]
-    slots = _joined(parts, context.rank if scatters else 0, how, may_join)
+    slots = slots_of(parts, context.rank if scatters else 0, how)
     if slots is None:
         return None
-    kernel, bounds, makes, keeps = slots
+    kernel, bounds, _, keeps = slots
     start, stop = bounds[context.rank : context.rank + 2] if scatters else (0, bounds[-1])
     vector = result = Vector.of(np.empty(bounds[-1], kernel.dtype))
     if scatters or (out is not None and not listed):
@@ -290,12 +217,11 @@ def _learn(
         op, call.text.encode(), phase, vector, keeps, None if result is vector else result
     )
     recipe.inputs = len(parts) if listed else 1
+    recipe.given = given_by(op, context.rank, args)
     if scatters and out is None:
-        recipe.makes = makes
-    elif op == "reduce" and context.rank != more[0]:
-        recipe.given = None
-    else:
-        recipe.given = 0 if out is None else len(args) - 1
-        recipe.parts = listed and not scatters
-        recipe.finish = spread if recipe.parts else written
+        recipe.makes = slots.maker()
+    elif listed and not scatters:
+        recipe.join(JoinedCalls(call, slots, recipe.given))
+    elif recipe.given is not None:
+        recipe.finish = written
     return recipe, group

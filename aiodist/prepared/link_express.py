@@ -29,6 +29,7 @@ from aiodist.prepared.express import (
     rest_of,
     returning,
 )
+from aiodist.prepared.joined import JoinedCalls
 from aiodist.prepared.link_frames import Frames, LinkGroup, is_free
 from aiodist.prepared.link_moves import MovingCall
 from aiodist.prepared.link_values import ARENA, LinkValues
@@ -259,12 +260,13 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
 
     def _learn_other(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
-    ) -> LinkValues | None:
-        recipe = None
-        if self._context.size > 1:
-            recipe = lane_values.learn(LinkValues, self._context, op, make, args)
-        if recipe is not None:
-            recipe.arena = self._arena
+    ) -> LinkRecipe | LinkValues | JoinedCalls | None:
+        if self._context.size == 1:
+            return None
+        recipe = lane_values.learn(LinkValues, self._context, op, make, args)
+        if recipe is None:
+            return self._learn_joined(op, make, args)
+        recipe.arena = self._arena
         return recipe
 
     # Broadcast, gather, barrier and the like first share small blobs. If values are small, that is

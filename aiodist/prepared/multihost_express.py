@@ -32,6 +32,7 @@ from aiodist.prepared.express import (
     rest_of,
     returning,
 )
+from aiodist.prepared.joined import JoinedCalls
 from aiodist.prepared.link_express import Known, KnownCalls, learning
 from aiodist.prepared.link_frames import LendingFrames, LinkGroup, is_free
 from aiodist.prepared.multihost_values import MultihostValues
@@ -83,8 +84,9 @@ class MultihostExpress(Express[LinkGroup, MultihostRecipe | MultihostValues]):
 
     def _learn_other(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
-    ) -> MultihostValues | None:
-        return lane_values.learn(MultihostValues, self._context, op, make, args)
+    ) -> MultihostRecipe | MultihostValues | JoinedCalls | None:
+        found = lane_values.learn(MultihostValues, self._context, op, make, args)
+        return self._learn_joined(op, make, args) if found is None else found
 
     def _may_enter(self) -> bool:
         """Say whether nothing is under way here."""

@@ -46,7 +46,6 @@ from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import DtypeGroup
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.exchange import ROOM_IN_MEMORY
-from aiodist.collectives.reductions import all_reduce_where
 from aiodist.engine.early import key_of
 from aiodist.engine.operation import Operation
 from aiodist.engine.phase import Phase
@@ -57,6 +56,7 @@ from aiodist.phases.memories import SmallReductions
 from aiodist.prepared import berthed, lane_reductions, lane_values, posted_slots
 from aiodist.prepared.berthed import BerthedCall, BerthRecipe
 from aiodist.prepared.express import Express, ExpressGroup, before, failing, returning
+from aiodist.prepared.joined import JoinedCalls
 from aiodist.prepared.lane_reductions import LaneRecipe
 from aiodist.prepared.posted import (
     Data,
@@ -64,7 +64,6 @@ from aiodist.prepared.posted import (
     Otherwise,
     Posted,
     PostedCall,
-    PostedElsewhere,
     PostedProgram,
     PostRecipe,
     Shows,
@@ -181,16 +180,18 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
 
     def _learn_other(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
-    ) -> PostRecipe | PostedValues | BerthRecipe | None:
+    ) -> PostRecipe | PostedValues | BerthRecipe | JoinedCalls | None:
         with Shows(self._context):
             found = lane_values.learn(PostedValues, self._context, op, make, args)
         if found is not None:
             self._fuse(found, taking_in_one_go)
             return found
         if op not in lane_reductions.OPS:
-            return None
+            return self._learn_joined(op, make, args)
         small = self._learn_small(op, make, args)
-        return small or berthed.learn(self._context, self.berths, op, make, args)
+        if isinstance(small, PostRecipe):
+            return small
+        return berthed.learn(self._context, self.berths, op, make, args) or small
 
     def _learn_plain(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
@@ -200,13 +201,16 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
 
     def _learn_small(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
-    ) -> PostRecipe | None:
+    ) -> PostRecipe | PostedValues | BerthRecipe | JoinedCalls | None:
         try:
             call = make(self._context, *args)
             if op != "reduce_scatter":
                 if op == "reduce" and args[-1] is None and type(args[0]) not in (list, tuple):
                     return self._learn_reduce(call, *args)
-                return self._learn_rest(call, make, args)
+                rest = self._learn_joined(op, make, args)
+                if isinstance(rest, PostRecipe):
+                    self._fuse(rest, in_one_go, rest.compiled)
+                return rest
             slots = posted_slots.learn(self._context, call, make, *args)
         except (TypeError, ValueError, OverflowError):
             return None  # the ordinary way raises it again
@@ -224,28 +228,6 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             recipe.finish = None  # no result, and no array was written
         if recipe.in_one_go is not None:
             self._fuse(recipe, in_one_go, recipe.compiled)
-        return recipe
-
-    def _learn_rest(
-        self, call: Call, make: Callable[..., Call], args: tuple[Any, ...]
-    ) -> PostRecipe | None:
-        """Make the recipe of a reduction of several arrays, or into another array."""
-        found = lane_reductions.learn_of(self._context, call.op, make, args)
-        if found is None:
-            return None
-        how, group = found
-        phases = list(all_reduce_where(self._context, [group], self._on_lane))
-        if len(phases) != 1 or not isinstance(phase := phases[0], Phase):
-            return None
-        if phase.prepared.plan.name != direct_exchange.ALL_REDUCE:
-            return None
-        kernel = group.kernel
-        assert isinstance(kernel, Kernel)
-        text = call.text.encode()
-        recipe = PostedElsewhere(
-            call.op, text, phase, group.x, how.keeps, kernel, given=how.given, inputs=how.inputs
-        )
-        self._fuse(recipe, in_one_go, recipe.compiled)
         return recipe
 
     # -- calls ------------------------------------------------------------------------------------

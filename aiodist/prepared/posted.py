@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 
-from aiodist.buffers import overlaps
 from aiodist.buffers.kernels import Kernel, quietly
 from aiodist.buffers.vector import Vector
 from aiodist.engine.early import Key
@@ -36,7 +35,6 @@ from aiodist.prepared.express import (
     before,
     rest_of,
     returning,
-    spread,
 )
 from aiodist.schedules import direct_exchange
 from aiodist.schedules.plan import OUT, Copy, Span
@@ -193,6 +191,9 @@ class PostRecipe(Recipe, Posted):
         self.reduce(arrays, given)
         return x if self.finish is None else self.finish(x)
 
+    def made(self, x: Any) -> Any:
+        return x if x is None or self.joined is None else x[0]  # `finish` has copied it there
+
     def release(self) -> None:
         self.in_one_go = None
 
@@ -219,40 +220,6 @@ class PostRecipe(Recipe, Posted):
         memory.copy(first)
         phase = Phase(self.phase.prepared, memory)
         return Otherwise(Executor(phase, None, done=self._size), rest_of(self, x))
-
-
-class PostedElsewhere(PostRecipe):
-    """A recipe of a posted reduction of several arrays, or whose result goes to other arrays.
-
-    The input is copied and reduced in the copy. The result goes to its places at the end.
-    """
-
-    __slots__ = ("_apart", "_given", "_inputs")
-
-    def __init__(self, *args: Any, given: int | None, inputs: int) -> None:
-        """`given` is the number of the argument that is the result, if this rank has one. The first
-        `inputs` arrays are the input."""
-        super().__init__(*args)
-        self._given, self._inputs = given, inputs
-        self._apart = overlaps.Apart()  # checks whether the places share memory
-        self.returns = given is not None
-        self.finish = spread if self.returns else None
-
-    def lay_out(
-        self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
-    ) -> tuple[Any, Any] | None:
-        inputs = flats[: self._inputs]
-        flat = np.concatenate(inputs)
-        if self._given is None:
-            return None, flat
-        result, places = args[self._given], flats[self._inputs :] or inputs
-        # If two places share memory, the ordinary way refuses the call.
-        if isinstance(result, (list, tuple)) and not self._apart.are(result, places):
-            return None
-        return (result, flat, places), flat
-
-    def made(self, x: Any) -> Any:
-        return None if x is None else x[0]  # `finish` has copied it there
 
 
 def in_one_go(

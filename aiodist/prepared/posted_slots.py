@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from aiodist.buffers.reductions import split_slots
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.forms import Form, placing
 from aiodist.collectives.reductions import LEAD, shown_by, shows_slots
@@ -20,7 +21,7 @@ from aiodist.engine.phase import Phase
 from aiodist.links.moved import Moved
 from aiodist.phases.base import Call
 from aiodist.prepared.express import ExpressGroup, Flat, written
-from aiodist.prepared.lane_reductions import Slots, slots_of
+from aiodist.prepared.joined import Slots, slots_of
 from aiodist.prepared.posted import (
     Begin,
     Data,
@@ -61,7 +62,7 @@ class PostedSlots(PostRecipe):
         self._plain = slots.kernel.plain(stop - start)
         self._context = context
         self._make = make  # makes the call again, for the ordinary way
-        self._makes = slots.makes
+        self._makes = slots.maker()
         self.unformed = 1
         self._own = slice(*own)
         self._shown = slice(*shown_by(self._rank, slots.bounds))
@@ -145,7 +146,7 @@ def learn(
     context: ExpressGroup, call: Call, make: Callable[..., Call], xs: Any, op: Any, out: Any
 ) -> PostedSlots | None:
     """Make the recipe of a reduce_scatter. None: it is not posted."""
-    slots = slots_of(context, call, xs, op)
+    slots = slots_of(split_slots(xs, context.size), context.rank, op)
     if slots is None or not shows_slots(context, slots.kernel, slots.bounds):
         return None
     program = call.start(False)
