@@ -25,11 +25,11 @@ layouts = pytest.mark.parametrize("layout", ["ab", "abc", "aabb", "abbca"])
 
 
 def start(name, group, op, xs, outs):
-    out = None if outs is None else outs[group.rank]
+    x, out = xs[group.rank], None if outs is None else outs[group.rank]
     if name == "reduce":
         dst = group.size - 1
-        return group.reduce(xs[group.rank], dst, op, out=out if group.rank == dst else None)
-    return getattr(group, name)(xs[group.rank], op, out=out)
+        return group.reduce(x, dst, op, out=out if group.rank == dst else None)
+    return getattr(group, name)(x, op, out=out)
 
 
 def memory(lists):
@@ -56,13 +56,17 @@ async def test_the_same_as_the_ordinary_way(on_hosts, layout, name, seed):
             length = chance.choice([1, 7, 300, 3_000])
             shapes = [(chance.randint(1, length),) for _ in range(chance.randint(1, 40))]
             shapes[0] = (1, *shapes[0])
-            has_out = chance.random() < 0.5
+            has_out, is_one = chance.random() < 0.5, chance.random() < 0.2
             for turn in range(6):
                 given, places = values(shapes, dtype), values(shapes, dtype) if has_out else None
                 found = []
                 for is_ordinary in (True, False):
                     xs = [[x.copy() for x in arrays] for arrays in given]
                     outs = places and [[x.copy() for x in arrays] for arrays in places]
+                    shown, into = (
+                        [arrays[0] for arrays in lists] if lists and is_one else lists
+                        for lists in (xs, outs)
+                    )
                     for group, its_own in zip(ranks, express, strict=True):
                         held_back = is_ordinary or (turn > 2 and chance.random() < 0.3)
                         group._context.express = None if held_back else its_own
@@ -72,13 +76,13 @@ async def test_the_same_as_the_ordinary_way(on_hosts, layout, name, seed):
                             await asyncio.sleep(0)
                         if turn % 2:
                             more.append(ranks[rank].all_reduce(np.ones(3)))
-                        works.append((rank, start(name, ranks[rank], op, xs, outs)))
+                        works.append((rank, start(name, ranks[rank], op, shown, into)))
                     for rank, work in works:
                         result = await work
                         if name == "reduce" and rank != size - 1:
                             assert result is None
                         else:
-                            assert result is (xs if outs is None else outs)[rank]
+                            assert result is (shown if into is None else into)[rank]
                     await asyncio.gather(*more)
                     found.append((memory(xs), memory(outs)))
                 assert found[0] == found[1]
