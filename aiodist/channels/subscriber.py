@@ -303,7 +303,11 @@ class Subscriber:
 
     async def changed(self, version: int, *, since: int) -> set[str]:
         """The names, as `stream` gives them, of the arrays of a version that have other bytes than
-        in the version `since`. Returns when the version is here. Raises what `stream` does."""
+        in the version `since`. Returns when the version is here.
+
+        Call it before `latest` gives that version. After that, older versions are forgotten, and
+        all arrays count as changed. Raises what `stream` does.
+        """
         async with aclosing(self._leaves(version, as_int(since, SINCE))) as leaves:
             return {leaf.name async for _, leaf, is_changed in leaves if is_changed}
 
