@@ -26,7 +26,7 @@ they have no meaning, and are part of the text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 
@@ -213,6 +213,21 @@ class GroupClosedError(AiodistError):
 
 class CoordinatorLostError(AiodistError):
     """The coordinator is gone for good, so membership can no longer change."""
+
+
+def despite_errors(*steps: Callable[[], object]) -> None:
+    """Call all of `steps`, even if some of them raise. Raises the first error then.
+
+    This is for the end of a group, because an interrupt may have left any part of it half done.
+    """
+    errors: list[Exception] = []
+    for step in steps:
+        try:
+            step()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:

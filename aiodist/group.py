@@ -19,6 +19,7 @@ from aiodist.errors import (
     CollectiveTimeoutError,
     GroupClosedError,
     GroupRevokedError,
+    despite_errors,
     in_words,
 )
 from aiodist.operations import Operations
@@ -547,9 +548,11 @@ class Group(Operations):
             works.mute()
         reason = failures.sayable(reason)
         error = self._context.error(GroupClosedError, f"the group was aborted: {reason}")
-        self._context.close(error, abort=True)
-        if self._context is self._actor.context:
-            self._actor.abort(reason)
+        is_whole = self._context is self._actor.context
+        despite_errors(
+            partial(self._context.close, error, abort=True),
+            *((partial(self._actor.abort, reason),) if is_whole else ()),
+        )
 
     async def __aenter__(self) -> Group:
         if self._line.keeper is not None:

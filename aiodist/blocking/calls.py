@@ -10,24 +10,29 @@ program that catches it may reuse its arrays. So we first withdraw the operation
 between two callbacks, and only then raise. The other ranks see a cancelled Work. A second Ctrl-C
 does not wait for that. If the interrupted thread was doing the loop's work, nothing is known about
 the state of the loop, so all of its groups are aborted (see `aiodist.threads.loop`).
+
+**No message is lost.** If a message has come for an interrupted receive, it goes back to its queue.
+If it cannot, all groups are aborted. `BlockingWork.wait` makes no call after it has begun to hand
+over a result, because an exception of a signal handler comes only after a call (see `Loop._stay`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import os
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from functools import partial, wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
-from aiodist.errors import GroupClosedError
-from aiodist.threads.engine import Engine, Resident, engine_of, forked
+from aiodist.errors import GroupClosedError, in_words
+from aiodist.threads.engine import LOOK, Engine, Resident, engine_of, forked
 from aiodist.threads.loop import Until, at_once
+from aiodist.threads.outcome import Outcome
 from aiodist.timeouts import check_wait
-from aiodist.work import Work
+from aiodist.work import RECEIVES, Work
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -36,10 +41,6 @@ R = TypeVar("R")
 LONGEST = threading.TIMEOUT_MAX
 """Seconds of a wait without a deadline."""
 
-LOOK = 1.0
-"""Seconds between two looks at the loop during a wait. Nothing tells a thread that it was closed.
-"""
-
 
 class Home:
     """The loop of a group, as other threads see it: a loop that some thread runs by itself."""
@@ -47,6 +48,7 @@ class Home:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._pid = os.getpid()
+        self._groups: weakref.WeakSet[Resident] = weakref.WeakSet()
 
     @staticmethod
     def of(loop: asyncio.AbstractEventLoop) -> Home:
@@ -56,6 +58,17 @@ class Home:
 
     def adopt(self, group: Resident) -> None:
         """Hear that threads use a group that lives there."""
+        self._groups.add(group)
+
+    def upset(self, error: BaseException) -> None:
+        """On the loop: abort the groups, because a call was lost by `error`."""
+        for group in list(self._groups):
+            group.abort(f"{in_words(error)} lost a message")
+
+    @property
+    def disorders(self) -> int:
+        """How often an interrupt has left the loop in the middle of its work."""
+        return 0
 
     def submit(self, call: Callable[[], None], until: Until = at_once) -> None:
         """Make `call` on the loop, now or soon, after the earlier calls of this thread.
@@ -70,19 +83,26 @@ class Home:
                 raise
             raise _closed() from None
 
-    def wait(self, until: Callable[[float], bool], seconds: float = LONGEST) -> None:
+    def wait(
+        self, until: Callable[[float], bool], disorders: int, seconds: float = LONGEST
+    ) -> None:
         """Wait until `until(seconds)` is true, which waits that long itself, or until `seconds` are
         over.
 
-        Raises GroupClosedError if the loop is closed meanwhile.
+        Raises GroupClosedError if the loop is closed meanwhile, or if there were more than
+        `disorders`.
         """
         end = time.monotonic() + seconds
         while not until(max(0.0, min(LOOK, end - time.monotonic()))):
+            failure = self._failure(disorders)
             # Look again after that, because it may have become true just before the loop ended.
-            if self._loop.is_closed() and not until(0.0):
-                raise _closed()
+            if failure is not None and not until(0.0):
+                raise failure
             if time.monotonic() >= end:
                 return
+
+    def _failure(self, disorders: int) -> GroupClosedError | None:
+        return _closed() if self._loop.is_closed() else None
 
     def help(self, until: Until, seconds: float) -> None:
         """Do some of the loop's work if that helps `until` to become true.
@@ -112,6 +132,16 @@ class OwnLoop(Home):
     def adopt(self, group: Resident) -> None:
         # On the loop, because an interrupt there goes through all groups.
         self._engine.submit(lambda: self._engine.adopt(group))
+
+    def upset(self, error: BaseException) -> None:
+        self._engine.loop.mend(error)
+
+    @property
+    def disorders(self) -> int:
+        return self._engine.loop.disorders
+
+    def _failure(self, disorders: int) -> GroupClosedError | None:
+        return super()._failure(disorders) or self._engine.failure(disorders)
 
     def submit(self, call: Callable[[], None], until: Until = at_once) -> None:
         self._engine.submit(call, until=until)
@@ -164,8 +194,9 @@ class BlockingWork(Generic[T]):
         _check_thread()
         self._home = home
         self._call = call
-        self._outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._made = threading.Event()  # the call was made
+        self._disorders = home.disorders  # before the call, which an interrupt may lose
+        self._outcome: Outcome[T] = Outcome()
+        self._made: Outcome[None] | None = None  # for a thread that waits only for the call
         # what the call returned, unless that is a plain value
         self._work: asyncio.Future[T] | None = None
         self._is_seen = False  # the program has asked for its end
@@ -181,29 +212,34 @@ class BlockingWork(Generic[T]):
         if it is pending and an event loop runs in this thread.
         """
         check_wait(timeout)
-        done = self._outcome.done
-        self._see()
-        if not done():
+        outcome = self._outcome
+        if not outcome.is_there:
             _check_thread()
-        limit = LONGEST if timeout is None else min(timeout, LONGEST)
-        begun = time.monotonic()
         try:
-            if not done():
-                self._home.help(done, limit)
-                self._home.wait(self._ends_within, limit - (time.monotonic() - begun))
-        except BaseException:
-            self._give_up()
+            self._see()
+            if not outcome.is_there:
+                limit = LONGEST if timeout is None else min(timeout, LONGEST)
+                begun = time.monotonic()
+                self._home.help(outcome.done, limit)
+                limit -= time.monotonic() - begun
+                self._home.wait(outcome.wait, self._disorders, limit)
+        except BaseException as error:
+            self._give_up(error)
             raise
-        if not done():
+        if not outcome.is_there:
             raise TimeoutError(f"not done within {timeout} s: it goes on")
-        return self._outcome.result()
+        # Without a call from here on, see the module.
+        outcome.is_taken = True
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.result
 
     result = wait
     """The same under the name of `concurrent.futures.Future`."""
 
     def done(self) -> bool:
         """Tell whether it has ended, well or not. Never waits."""
-        return self._outcome.done()
+        return self._outcome.is_there
 
     def cancel(self) -> bool:
         """Withdraw it. When this returns, its arrays are not touched any more.
@@ -215,17 +251,7 @@ class BlockingWork(Generic[T]):
         if self.done():
             return False
         _check_thread()
-        withdrawn: list[bool] = []
-        heard = threading.Event()
-
-        def cancel() -> None:
-            # Calls are made in order, so that of the operation was made before this one.
-            withdrawn.append(self._work is not None and self._work.cancel())
-            heard.set()
-
-        self._home.submit(cancel, heard.is_set)
-        self._home.wait(heard.wait)
-        return withdrawn[0]
+        return self._on_loop(lambda: self._work is not None and self._work.cancel())
 
     @property
     def op(self) -> str:
@@ -261,13 +287,15 @@ class BlockingWork(Generic[T]):
         """Make the call. Raises what the call raises."""
         # An interrupt may come at any line here, also when the call is already on its way.
         try:
+            self._made = made = Outcome[None]()
             self._home.submit(self._make, self._outcome.done)
-            self._home.wait(self._made.wait)
-        except BaseException:
-            self._give_up()
+            self._home.wait(made.wait, self._disorders)
+        except BaseException as error:
+            self._give_up(error)
             raise
-        if self._work is None:
-            self._outcome.result()
+        if self._work is None and self._outcome.error is not None:
+            self._outcome.is_taken = True
+            raise self._outcome.error
         return self
 
     def run(self) -> T:
@@ -275,8 +303,8 @@ class BlockingWork(Generic[T]):
         try:
             self._home.submit(self._make, self._outcome.done)
             return self.wait()
-        except BaseException:
-            self._give_up()
+        except BaseException as error:
+            self._give_up(error)
             raise
 
     def _make(self) -> None:
@@ -284,23 +312,23 @@ class BlockingWork(Generic[T]):
         try:
             given = self._call()
             if not isinstance(given, asyncio.Future) and not asyncio.iscoroutine(given):
-                self._outcome.set_result(given)
+                self._outcome.succeed(given)
                 return
             self._work = work = cast("asyncio.Future[T]", asyncio.ensure_future(given))
             if work.done():
                 self._pass_on(work)
             else:
+                if isinstance(work, Work) and work.op in RECEIVES:
+                    work.take_back = None  # its message may go back
                 self._home.began()
                 work.add_done_callback(self._ended)
         except BaseException as error:
-            self._outcome.set_exception(error)
+            self._outcome.fail(error)
             if not isinstance(error, Exception):
                 raise  # the loop must know that it was interrupted
         finally:
-            self._made.set()
-
-    def _ends_within(self, seconds: float) -> bool:
-        return bool(concurrent.futures.wait((self._outcome,), seconds).done)
+            if self._made is not None:
+                self._made.succeed(None)
 
     def _ended(self, work: asyncio.Future[T]) -> None:
         self._home.ended()
@@ -308,13 +336,13 @@ class BlockingWork(Generic[T]):
 
     def _pass_on(self, work: asyncio.Future[T]) -> None:
         if work.cancelled():
-            self._outcome.set_exception(asyncio.CancelledError())
+            self._outcome.fail(asyncio.CancelledError())
         elif (error := work._exception) is not None:
-            self._outcome.set_exception(error)
+            self._outcome.fail(error)
             if self._is_seen:
                 work.exception()
         else:
-            self._outcome.set_result(work.result())
+            self._outcome.succeed(work.result())
 
     def _see(self) -> None:
         """Keep asyncio from reporting an error, because the program asks for it."""
@@ -324,12 +352,55 @@ class BlockingWork(Generic[T]):
         if self.done() and self._work is not None and not self._work.cancelled():
             self._work.exception()
 
-    def _give_up(self) -> None:
-        if not self.done():
+    def _give_up(self, error: BaseException) -> None:
+        """Leave nothing that goes on, and lose no message, because `error` ends the wait."""
+        if self._outcome.is_taken:
+            return  # `error` is its own
+
+        def undo() -> None:
             try:
-                self.cancel()
-            except (GroupClosedError, RuntimeError):
-                return  # there is no such loop any more, so nothing goes on there
+                if not self._undo():
+                    self._home.upset(error)
+            except Exception:  # an interrupt has left it half done
+                self._home.upset(error)
+
+        try:
+            self._on_loop(undo)
+        except (GroupClosedError, RuntimeError):
+            return  # there is no such loop any more, so nothing goes on there
+
+    def _undo(self) -> bool:
+        """On the loop: withdraw the operation, or give its message back. False: a message is
+        lost."""
+        work = self._work
+        if work is None or work.cancel() or work.cancelled() or self._outcome.is_taken:
+            return True
+        if not isinstance(work, Work) or work.op not in RECEIVES or work.error is not None:
+            return True
+        self._outcome.fail(asyncio.CancelledError())
+        if getattr(work, "take_back", None) is None:
+            return False
+        work.give_back()
+        return True
+
+    def _on_loop(self, call: Callable[[], R]) -> R:
+        """Return what `call` returns, which is made on the loop after the call of this Work."""
+        made: Outcome[R] = Outcome()
+        disorders = self._home.disorders
+
+        def make() -> None:
+            try:
+                made.succeed(call())
+            except BaseException as error:
+                made.fail(error)
+                if not isinstance(error, Exception):
+                    raise  # the loop must know that it was interrupted
+
+        self._home.submit(make, made.done)
+        self._home.wait(made.wait, disorders)
+        if made.error is not None:
+            raise made.error
+        return made.result
 
     def _as_work(self) -> Work[T]:
         return cast("Work[T]", self._work)

@@ -49,8 +49,8 @@ def _waiting(
 
     @wraps(operation)
     def method(self: BlockingGroup, /, *args: P.args, **options: P.kwargs) -> R:
-        result: R = self._run(partial(operation, self._group), *args, **options)
-        return result
+        call = partial(operation, self._group, *args, **options)
+        return BlockingWork[R](self._home, call).run()
 
     return method
 
@@ -264,15 +264,16 @@ class BlockingGroup:
     ) -> Iterator[tuple[Any, int, str | int]]:
         """``for value, source, tag in group.messages(tag=…)``: see `Group.messages`."""
         while True:
+            work = BlockingWork[Any](self._home, partial(self._group.recv, src=src, tag=tag))
             try:
-                work = self.irecv(src=src, tag=tag)
-                value = work.wait()
+                value = work.run()
             except GroupClosedError as error:
                 if error.in_order:
                     return
                 raise
-            assert work.source is not None
-            yield value, work.source, work.tag
+            # Without a call, because an interrupt after one would lose the message.
+            taken: Any = work._work
+            yield value, taken.source, taken.tag
 
     @typed(Signatures.empty)
     def empty(self, shape: int | Sequence[int], dtype: Any = None, *, like: Any = None) -> Any:

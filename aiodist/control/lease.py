@@ -144,13 +144,16 @@ class _Renewals:
         """Start without leases and without a thread."""
         # A new lock, because in a forked child a thread that does not exist there may hold the old
         # one.
-        self._changed = threading.Condition()
+        # Taken as itself, and not by the condition. An interrupt between two lines of the code of a
+        # condition would leave it taken, and no lease would be renewed any more.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._due: list[tuple[float, int, Lease]] = []  # a heap: when the next step of each is due
         self._runs = False
 
     def add(self, lease: Lease, seconds: float) -> None:
         """Schedule a step of `lease` in so many seconds, unless it is over."""
-        with self._changed:
+        with self._lock:
             if lease.is_over:
                 return
             if not self._runs:
@@ -163,7 +166,7 @@ class _Renewals:
 
     def drop(self, lease: Lease) -> None:
         """Drop all steps of `lease`."""
-        with self._changed:
+        with self._lock:
             self._due = [one for one in self._due if one[2] is not lease]
             heapq.heapify(self._due)
             self._changed.notify()
@@ -180,7 +183,7 @@ class _Renewals:
 
     def _next(self) -> Lease | None:
         """Wait until a step is due. Returns None if there are no leases."""
-        with self._changed:
+        with self._lock:
             while self._due:
                 seconds = self._due[0][0] - time.monotonic()
                 if seconds <= 0:

@@ -21,7 +21,7 @@ from aiodist.engine.executor import Executor
 from aiodist.engine.operation import Operation, Program, Start, refused
 from aiodist.engine.tags import SETUP_TAG, Sends, TagCounts
 from aiodist.engine.waiting_calls import WaitingCalls
-from aiodist.errors import AiodistError, CollectiveAbortedError
+from aiodist.errors import AiodistError, CollectiveAbortedError, despite_errors
 from aiodist.links.party import Party
 from aiodist.recorder import Records
 from aiodist.schedules.teams import Teams, spans_hosts
@@ -433,20 +433,24 @@ class Calls:
 
     def close(self, error: AiodistError, *, abort: bool) -> None:
         """Fail everything that is pending. With `abort`, tell the others."""
-        self.tags.disband()
-        self._thaw()
-        if self.posting is not None:
-            self.posting.end()
-        self.waiting.settle()
-        for op in list(self.ops.values()):
+
+        def end(op: Operation) -> None:
             if abort:
                 verdict = failures.Verdict("aborted", error.message, self.party.rank)
                 self.ends.give_up(op, verdict, copy.copy(error))
             else:
                 self.ends.withdraw(op)
                 op.work.fail(copy.copy(error))
-        self.ends.hearsay.close(error)
-        self.ends.relay.leave(abort=abort)
+
+        despite_errors(
+            self.tags.disband,
+            self._thaw,
+            *((self.posting.end,) if self.posting is not None else ()),
+            self.waiting.settle,
+            lambda: despite_errors(*(partial(end, op) for op in self.ops.values())),
+            partial(self.ends.hearsay.close, error),
+            partial(self.ends.relay.leave, abort=abort),
+        )
 
     def clear(self) -> None:
         """Release everything, because the group has ended here."""

@@ -352,5 +352,7 @@ class Endpoint:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        # A task may never end, because an interrupt can lose a callback of the loop.
+        ended = asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wait({ended}, timeout=FAREWELL_TIMEOUT)
         self._entrance.close()

@@ -61,13 +61,14 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from aiodist.buffers.encoding import encode
 from aiodist.buffers.places import check_tree
 from aiodist.devices.memory import DeviceMemory
 from aiodist.devices.values import Sources, device_among
-from aiodist.errors import AiodistError, PeerLostError
+from aiodist.errors import AiodistError, PeerLostError, despite_errors
 from aiodist.links.peer import InOrder
 from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import MAX_TAG, Key, MessageTag, Source, limits_for
@@ -327,19 +328,22 @@ class PointToPoint:
         if self._closed is not None:
             return
         self._closed = error
-        for peer in range(self._size):
-            self.sender.lose(peer)
-        for operation in self._pending.values():
-            if isinstance(operation, PendingReceive):
-                operation.let_go()
-        self.receiver.close()
-        self.wire.waiting.clear()
-        self.wire.held.clear()
         pending, self._pending = self._pending, {}
-        for work in pending:
+
+        def fail(work: Work[Any]) -> None:
             failure = copy.copy(error)
             failure.op, failure.tag = work.op, work.tag
             work.fail(failure)
+
+        receives = [one for one in pending.values() if isinstance(one, PendingReceive)]
+        despite_errors(
+            *(partial(self.sender.lose, peer) for peer in range(self._size)),
+            *(receive.let_go for receive in receives),
+            self.receiver.close,
+            self.wire.waiting.clear,
+            self.wire.held.clear,
+            *(partial(fail, work) for work in pending),
+        )
 
     # -- inside -----------------------------------------------------------------------------------
 

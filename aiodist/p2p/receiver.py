@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from aiodist.devices.memory import DeviceMemory
 from aiodist.devices.work import DeviceWork
-from aiodist.errors import AiodistError, ProtocolError
+from aiodist.errors import AiodistError, ProtocolError, despite_errors
 from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import Key, Limits, MessageTag, Source, cost, limits_for
 from aiodist.p2p.delivery import Delivery
@@ -220,11 +221,12 @@ class MessageReceiver:
         for waiting in self._waiting:
             for receiving in waiting:
                 waiting.remove(receiving)
-        for src in range(len(self._origins)):
-            self.lose(src)
-        self._flow.close()
-        self._mailbox.clear()
         self._delivery.is_closed = True
+        despite_errors(
+            *(partial(self.lose, src) for src in range(len(self._origins))),
+            self._flow.close,
+            self._mailbox.clear,
+        )
 
     # -- frames from senders ----------------------------------------------------------------------
 

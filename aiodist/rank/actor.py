@@ -15,12 +15,19 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from aiodist.control.client import ControlClient
 from aiodist.control.events import ControlEvent, CoordinatorBack, CoordinatorGone
 from aiodist.control.store import Store
-from aiodist.errors import AiodistError, CollectiveTimeoutError, GroupClosedError, in_words
+from aiodist.errors import (
+    AiodistError,
+    CollectiveTimeoutError,
+    GroupClosedError,
+    despite_errors,
+    in_words,
+)
 from aiodist.links.endpoint import FAREWELL_TIMEOUT, Endpoint
 from aiodist.links.owner import EndpointOwner
 from aiodist.rank.context import Context
@@ -406,12 +413,14 @@ class RankActor(EndpointOwner):
             self._hurries = True
             self.endpoint.hurry()
             return
-        self.endpoint.abort(reason)
-        self.ended = error or self._end_with(f"aborted: {reason}")
-        self._close_contexts(self.ended)
+        self.ended = ended = error or self._end_with(f"aborted: {reason}")
         self._leaving = self.loop.create_task(self._stop(reason), name="aiodist abort")
         self._leaving.add_done_callback(_stopped)  # not every caller of abort waits for it
-        self._tell_changed()
+        despite_errors(
+            partial(self.endpoint.abort, reason),
+            *(partial(context.close, ended) for context in self.contexts),
+            self._tell_changed,
+        )
 
     async def _stop(self, reason: str) -> None:
         # Peers first: they hear the reason from us, behind all that we had sent. Some connect to us

@@ -10,13 +10,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from aiodist.codecs.feedback import Residuals
 from aiodist.devices.memory import DeviceMemory
 from aiodist.engine.calls import Calls
 from aiodist.engine.operation import Operation
-from aiodist.errors import AiodistError, GroupClosedError, GroupRevokedError, ProtocolError
+from aiodist.errors import (
+    AiodistError,
+    GroupClosedError,
+    GroupRevokedError,
+    ProtocolError,
+    despite_errors,
+)
 from aiodist.links.endpoint import Endpoint
 from aiodist.links.party import Party
 from aiodist.p2p.express import P2PExpress
@@ -313,20 +320,18 @@ class Context(Party):
             return
         if self._setup is not None:
             self._setup.cancel()
-        self.calls.close(error, abort=abort)
-        self.device_memory.close()  # it may send a last frame
         # This count belongs to the whole membership, so it outlives the context.
         self.endpoint.traffic.called += self.calls.called
-        self.end(error)
-        self.heap.close()
-        if self.express is not None:
-            self.express.close()
+        express = self.express
         self.express = self.post_express = None
-        self.calls.clear()
-        self.p2p.close(error)
-        if abort:
-            self.endpoint.remove(self, error.message)
-        else:
-            self.endpoint.remove(self)
-        if self.on_end is not None:
-            self.on_end()
+        despite_errors(
+            partial(self.calls.close, error, abort=abort),
+            self.device_memory.close,  # it may send a last frame
+            partial(self.end, error),
+            self.heap.close,
+            *((express.close,) if express is not None else ()),
+            self.calls.clear,
+            partial(self.p2p.close, error),
+            partial(self.endpoint.remove, self, *((error.message,) if abort else ())),
+            *((self.on_end,) if self.on_end is not None else ()),
+        )

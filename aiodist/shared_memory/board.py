@@ -140,7 +140,6 @@ _TEXT: Final = 1024  # in bytes; and 1024 bytes further, by parity: the call in 
 _TEXT_ROOM: Final = 1016
 
 _fence = threading.Lock()
-_acquire, _release = _fence.acquire, _fence.release
 
 
 AN_OPERATION: Final = 1 << 24
@@ -420,8 +419,8 @@ class Board(CoreNaps):
         if how != self._slept:
             self._slept = own[_HOW] = how
         own[SLEEP] = self._nap
-        _acquire()
-        _release()
+        with _fence:  # see `fence`
+            pass
 
     def awake(self) -> None:
         """Take the request back: this rank need not be woken."""
@@ -450,8 +449,8 @@ class Board(CoreNaps):
         is ended once.
         """
         self.own[STAMP] = stamp
-        _acquire()
-        _release()
+        with _fence:  # see `fence`
+            pass
         return self.rouse(stamp)
 
     def rouse(self, stamp: int) -> list[int]:
@@ -550,5 +549,5 @@ def fence() -> None:
 
     Taking a lock does that, because its instruction waits for the writes of its core.
     """
-    _acquire()
-    _release()
+    with _fence:  # an interrupt between two calls would leave it taken
+        pass

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -26,8 +28,12 @@ from typing import Any, Protocol, TypeVar
 
 from aiodist.errors import GroupClosedError, in_words
 from aiodist.threads.loop import Loop, Until, at_once
+from aiodist.threads.outcome import Outcome, interrupted
 
 T = TypeVar("T")
+
+LOOK = 1.0
+"""Seconds between two looks at the loop during a wait. Nothing tells a thread that it has ended."""
 
 EXIT_PATIENCE = 10.0
 """Seconds that an exiting process waits until it has left its groups in good order."""
@@ -56,6 +62,12 @@ def _nothing() -> None:
     """Do nothing."""
 
 
+def _ended() -> GroupClosedError:
+    return GroupClosedError(
+        "the thread that runs the groups of this process has ended by an error, which was printed"
+    )
+
+
 def forked() -> GroupClosedError:
     """Return the error of a call in a forked child for what its parent made."""
     return GroupClosedError(
@@ -68,11 +80,13 @@ class Engine:
     """The thread, its loop, and the way in for other threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # its holder may be in the loop
+        self._lock = threading.RLock()  # its holder may be in the loop
         # calls that other threads want made in the loop
         self._queue: deque[Callable[[], None]] = deque()
         self.loop = Loop(self._lock, self._abort_all)
         """The loop of all groups. Only the holder of the lock may touch it."""
+        self.is_over = False
+        """Whether its thread has ended, so that nothing goes on."""
         # Aborted if the engine fails, and closed when the process exits.
         self._groups: weakref.WeakSet[Resident] = weakref.WeakSet()
         self.is_inherited = False
@@ -85,8 +99,16 @@ class Engine:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        with self._lock:
-            self.loop.run_forever()
+        try:
+            with self._lock:
+                while True:
+                    try:
+                        self.loop.run_forever()
+                    except (KeyboardInterrupt, SystemExit) as error:
+                        # A callback may have raised it, such as an operator of the program.
+                        self.loop.call_soon(self.loop.mend, error)
+        finally:
+            self.is_over = True
 
     def submit(
         self,
@@ -101,29 +123,33 @@ class Engine:
         `until` is true, and the loop's own thread does the rest. If it cannot be made now, `later`
         is called first.
 
-        Raises GroupClosedError in a forked child.
+        Raises GroupClosedError in a forked child, and if the engine's thread has ended.
         """
-        if self.is_inherited:
-            raise forked()
-        # Another thread is in the loop. We do not wait for the lock, because its callbacks may take
+        self._check()
+        if asyncio._get_running_loop() is not None:
+            until = at_once  # tasks of two loops do not mix in one thread
+
+        def make() -> None:
+            # The queue may hold calls of this thread, from when it found the lock taken. They come
+            # first, because collectives are matched by the order of calls.
+            if self._queue:
+                self._drain()
+            call()
+
+        # If another thread is in the loop, we do not wait for it, because its callbacks may take
         # long; a call in the queue takes nothing. `later` comes first, because a call in the queue
         # may be made, and be over, in another thread at once.
-        if not self._lock.acquire(blocking=False):
+        if not self.loop.visit(make, until):
             later()
             # In the context of this thread, because another thread will make the call.
             self._queue.append(partial(copy_context().run, call))
             self.loop.call_soon_threadsafe(self._drain)
-            return
-        if asyncio._get_running_loop() is not None:
-            until = at_once  # tasks of two loops do not mix in one thread
-        try:
-            # The queue may hold calls of this thread, from when it found the lock taken. They come
-            # first, because collectives are matched by the order of calls.
-            if self._queue:
-                self.loop.visit(self._drain)
-            self.loop.visit(call, until)
-        finally:
-            self._lock.release()
+
+    def _check(self) -> None:
+        if self.is_inherited:
+            raise forked()
+        if self.is_over:
+            raise _ended()
 
     def _drain(self) -> None:
         while self._queue:
@@ -133,23 +159,32 @@ class Engine:
         """Do the loop's work until `until`, for at most `seconds`, unless another thread does it.
 
         Raises KeyboardInterrupt. If that came in the middle of a callback, all groups are aborted.
-        Raises GroupClosedError in a forked child.
+        Raises GroupClosedError in a forked child, and if the engine's thread has ended.
         """
-        if self.is_inherited:
-            raise forked()
-        if asyncio._get_running_loop() is not None:
-            return
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
-            if not self.loop.waiting.has_driver:
-                self.loop.drive(until, seconds)
-        finally:
-            self._lock.release()
+        self._check()
+        if asyncio._get_running_loop() is None:
+            self.loop.drive(until, seconds)
 
-    def _abort_all(self, error: BaseException) -> None:
+    def _abort_all(self, error: BaseException | None) -> None:
+        """End all groups, because `error` came in the middle of a callback. On the loop."""
+        why = "an interrupt" if error is None else in_words(error)
         for group in list(self._groups):
-            group.abort(f"{in_words(error)} in the midst of an operation")
+            try:
+                group.abort(f"{why} in the midst of an operation")
+            except Exception:  # we do not know what it has left
+                log.exception("a group could not be aborted in good order")
+        # The callback may have been the one that makes queued calls.
+        self.loop.call_soon_threadsafe(self._drain)
+
+    def failure(self, disorders: int) -> GroupClosedError | None:
+        """Return why a thread need not wait any more. None: what it waits for may still come.
+
+        `disorders`: what `loop.disorders` was before it began.
+        """
+        if self.is_over:
+            return _ended()
+        # The call that it waits for may have been lost.
+        return interrupted() if self.loop.disorders != disorders else None
 
     def adopt(self, group: Resident) -> None:
         """Take in a group that lives on the loop."""
@@ -166,25 +201,49 @@ class Engine:
     def wait_for(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run a coroutine on the loop, and wait at most `timeout` seconds for its result.
 
-        Raises GroupClosedError in a forked child.
+        Raises GroupClosedError in a forked child, and if the engine's thread ends.
         """
-        if self.is_inherited:
-            coroutine.close()
-            raise forked()
+        outcome: Outcome[T] = Outcome()
+        tasks: list[asyncio.Task[None]] = []
 
-        async def run() -> T:
+        async def run() -> None:
             self.began()
             try:
-                return await coroutine
+                outcome.succeed(await coroutine)
+            except BaseException as error:
+                outcome.fail(error)
+                if not isinstance(error, Exception):
+                    raise
             finally:
                 self.ended()
 
-        future = asyncio.run_coroutine_threadsafe(run(), self.loop)
+        def start() -> None:
+            tasks.append(self.loop.create_task(run()))
+
+        def cancel() -> None:
+            for task in tasks:
+                task.cancel()
+
         try:
-            return future.result(timeout)
-        except BaseException:
-            future.cancel()  # no effect unless the wait itself was interrupted
+            self._check()
+        except GroupClosedError:
+            coroutine.close()
             raise
+        disorders = self.loop.disorders
+        try:
+            self.loop.call_soon_threadsafe(start)
+            end = math.inf if timeout is None else time.monotonic() + timeout
+            while not outcome.wait(max(0.0, min(LOOK, end - time.monotonic()))):
+                if (failure := self.failure(disorders)) is not None:
+                    raise failure
+                if time.monotonic() >= end:
+                    raise TimeoutError
+        except BaseException:
+            self.loop.call_soon_threadsafe(cancel)
+            raise
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.result
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -215,7 +274,7 @@ class Engine:
         try:
             # The second limit is for an engine that an interrupt has left in disorder.
             self.wait_for(end(), EXIT_PATIENCE + 1)
-        except TimeoutError:
+        except (TimeoutError, GroupClosedError):
             log.debug("the groups were not left in good order within %g s", EXIT_PATIENCE)
 
     def inherit(self) -> None:
@@ -237,9 +296,10 @@ def engine() -> Engine:
     """Return the engine of this process, started when first needed."""
     with _making:
         if not _here:
-            _here.append(Engine())
+            made = Engine()
             # Unlike atexit's, these functions run in children of multiprocessing, too.
-            processes.Finalize(None, _here[0].end, exitpriority=100)
+            processes.Finalize(None, made.end, exitpriority=100)
+            _here.append(made)
         return _here[0]
 
 

@@ -13,8 +13,13 @@ thread drives already, the caller waits to be told.
 
 **It is safe**, because everything on the loop is touched under the lock only. The selector takes
 the lock back after each wait, and drops events of files whose registration has changed meanwhile.
-An exception that interrupts a callback aborts all groups: that is Ctrl-C in a main thread that
-drives.
+
+**An interrupt does no harm that stays.** An exception that a signal handler raises, such as
+KeyboardInterrupt, may come after any call of the main thread. While a driver waits for events,
+nothing is half done, and the exception is just passed on. At any other moment of a visit, the state
+of the loop is unknown, so all groups are aborted. `Selector.visit` tells the two apart. A visitor
+resets it as the last thing, so the next thread that takes the lock finds out if it did not, and
+aborts the groups then. `Loop.stay` explains why the lock is always released.
 
 **There is always a thread that watches.** The loop's own thread stands by for 2 ms after a visitor,
 and only if nothing is pending but what the driver waits for. A visitor that comes more often than
@@ -34,7 +39,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
-from typing import TYPE_CHECKING, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Protocol, TypeVarTuple
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
@@ -42,6 +47,14 @@ if TYPE_CHECKING:
 Ts = TypeVarTuple("Ts")
 Until = Callable[[], bool]
 Events = list[tuple[selectors.SelectorKey, int]]
+
+
+class Lock(Protocol):
+    """A `threading.RLock`: only its owner can release it."""
+
+    def acquire(self, blocking: bool = ...) -> bool: ...
+    def release(self) -> None: ...
+
 
 STANDBY = 0.002
 """Seconds for which the loop's own thread stands by after a visitor that waited for a result.
@@ -63,42 +76,50 @@ def at_once() -> bool:
 
 
 class Visit:
-    """One stay of a visitor. `until` is what it waits for, if it drives."""
+    """One stay of a visitor, which wants `until` to become true.
 
-    __slots__ = ("is_known", "is_waiting", "limit", "until")
+    `limit`: how long it may wait for events, on the clock; 0: it does not drive.
+    """
 
-    def __init__(self, until: Until | None = None, limit: float = 0.0) -> None:
+    __slots__ = ("is_known", "limit", "until")
+
+    def __init__(self, until: Until, limit: float = 0.0) -> None:
         self.until = until
         self.limit = limit
         self.is_known = False  # the loop's own thread has been told
-        self.is_waiting = False
-
-
-_CALLER = Visit()
 
 
 class Selector(selectors.DefaultSelector):
     """A selector that releases `lock` while it waits. Only `call` may be used without that lock.
 
-    `write` makes a thread that waits for events return.
+    `write` makes a thread that waits for events return. `mend` is called if a visitor has left in
+    the middle of something.
     """
 
-    def __init__(self, lock: threading.Lock, write: Callable[[], None]) -> None:
+    def __init__(
+        self, lock: Lock, write: Callable[[], None], mend: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__()
         self.visit: Visit | None = None
-        """The visit of the thread that holds the lock; None if that is the loop's own."""
+        """The visit of the thread that holds the lock; None if that is the loop's own.
+
+        If a thread takes the lock and finds one, an interrupt has ended that visit half-way.
+        """
+        self.driver: Visit | None = None
+        """The visit of the driver, from before it releases the lock until it has it back."""
         self.timers: list[asyncio.TimerHandle] = []
         """Timers that visitors have made since the loop's own thread last looked."""
         self.pending = 0
         """How many operations wait for events."""
         self._lock = lock
         self._write = write
+        self._mend = mend
         self._is_woken = False  # a byte was written since a thread last came back from waiting
         self._is_idle = False  # the loop's own thread waits, because it has nothing to do
         self._stands_by = False  # it waits to be called, and not for events
-        # Set to end the standby of the loop's own thread.
-        self._called = threading.Event()
-        self._driver: Until | None = None  # what the driver waits for, while it waits for events
+        # Released to end the standby of the loop's own thread. Not an Event: see `outcome`.
+        self._called = threading.Lock()
+        self._called.acquire()
         self._registered = 0  # how often a file was registered so far
         self._numbers: dict[int, int] = {}  # the number of that registration, by file descriptor
         self._last_visit = -STANDBY  # when a thread of the program last worked in the loop
@@ -139,12 +160,13 @@ class Selector(selectors.DefaultSelector):
         finally:
             self._lock.acquire()
             self._is_idle = self._stands_by = self._is_woken = False
-            self._called.clear()
+            self._called.acquire(False)
+        if self.visit is not None:
+            self._mend()
         return self._still_watched(events, registered)
 
     def _select_for(self, visit: Visit, timeout: float | None) -> Events:
-        until = visit.until
-        if until is None:
+        if not visit.limit:
             return super().select(0)
         left = max(0.0, visit.limit - _now())
         timeout = left if timeout is None else min(timeout, left)
@@ -155,23 +177,25 @@ class Selector(selectors.DefaultSelector):
         if not visit.is_known and self._is_idle and not self._stands_by and self.pending <= 1:
             visit.is_known = True
             self.wake()  # it will stand by from then on
-        self._driver, self.visit, visit.is_waiting = until, None, True
         registered = self._registered
+        # An exception may come in these lines, with or without the lock. `Loop.stay` releases the
+        # lock if this thread has it. Until `driver` is reset, nothing is half done.
+        self.driver = visit
+        self.visit = None
         self._lock.release()
-        try:
-            events = super().select(timeout)
-            visit.is_waiting = False
-        finally:
-            self._lock.acquire()
-            self._driver, self.visit, self._is_woken = None, visit, False
+        events = super().select(timeout)
+        self._lock.acquire()
+        self.visit = visit
+        self.driver = None
+        self._is_woken = False
         return self._still_watched(events, registered)
 
     def _stand_by(self) -> None:
-        while not self._called.wait(STANDBY) and _now() - self._last_visit < STANDBY:
+        while not self._called.acquire(True, STANDBY) and _now() - self._last_visit < STANDBY:
             pass  # a visitor that comes that often gives the loop its turns
 
     def _is_driven(self) -> bool:
-        if self._driver is not None:
+        if self.driver is not None:
             return self.pending <= 1  # else more is pending than what the driver waits for
         return self.pending == 0 and _now() - self._last_visit < STANDBY
 
@@ -206,20 +230,16 @@ class Selector(selectors.DefaultSelector):
     # -- which thread waits, and which goes on
     # ------------------------------------------------------
 
-    @property
-    def has_driver(self) -> bool:
-        """Whether a visitor waits for events."""
-        return self._driver is not None
-
     def wake(self) -> None:
         """Make a thread return from waiting for events, to look for work."""
         if not self._is_woken:
+            self._write()  # first, because an interrupt may come before the next line
             self._is_woken = True
-            self._write()
 
     def tell_driver(self) -> None:
         """Wake the driver if its result has come. Call this before you release the lock."""
-        if self._driver is not None and self._driver():
+        driver = self.driver  # which ends its wait without the lock if it is interrupted
+        if driver is not None and driver.until():
             self.wake()
 
     def leave(self, *, is_ready: bool, has_result: bool) -> None:
@@ -247,8 +267,11 @@ class Selector(selectors.DefaultSelector):
 
         A driver needs no call, because it looks for work before it leaves.
         """
-        if self._stands_by and self._driver is None:
-            self._called.set()
+        if self._stands_by and self.driver is None:
+            try:  # noqa: SIM105 an interrupt may come before `suppress` is entered
+                self._called.release()
+            except RuntimeError:  # it was called already
+                pass
 
 
 if TYPE_CHECKING:
@@ -266,14 +289,17 @@ else:
 
 
 class Loop(_Base):
-    """The event loop. `visit` and `drive` are for threads that hold the lock.
+    """The event loop. Other threads come in by `visit` and `drive`.
 
-    `upset` is called if an exception has ended a callback half-way, as KeyboardInterrupt can in the
-    main thread. The state that the callback has left is then unknown.
+    `upset` is called if an exception has ended a visit half-way. The state that it has left is then
+    unknown. It gets None if the exception is not known.
     """
 
-    def __init__(self, lock: threading.Lock, upset: Callable[[BaseException], None]) -> None:
-        self.waiting = Selector(lock, self._write_to_self)
+    def __init__(self, lock: Lock, upset: Callable[[BaseException | None], None]) -> None:
+        self.waiting = Selector(lock, self._write_to_self, self.mend)
+        self.disorders = 0
+        """How often a visit has ended half-way."""
+        self._lock = lock
         self._upset = upset
         self._next_look = 0.0  # when visitors look at events and the clock next
         super().__init__(self.waiting)
@@ -293,26 +319,32 @@ class Loop(_Base):
             self.waiting.timers.append(timer)
         return timer
 
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        # Code that an interrupt leaves half done may fail in its `finally`. Then only that error
+        # gets here.
+        cause = context.get("exception")
+        while cause is not None and not isinstance(cause, KeyboardInterrupt):
+            cause = cause.__context__
+        if cause is not None:
+            self.mend(cause)
+        super().call_exception_handler(context)
+
     def _write_to_self(self) -> None:
         super()._write_to_self()
         self.waiting.call()
 
-    def visit(self, call: Callable[[], None], until: Until = at_once) -> None:
+    def visit(self, call: Callable[[], None], until: Until = at_once) -> bool:
         """Make a call, and run what becomes ready until `until` is true.
 
-        The loop's own thread runs the rest.
+        The loop's own thread runs the rest. Returns False if another thread is in the loop.
         """
-        outer = self._enter(_CALLER)
-        waits = until is not at_once
-        try:
+
+        def work() -> None:
             call()
-            if waits:
+            if until is not at_once:
                 self._go_on(until)
-        except BaseException as error:
-            self._upset(error)
-            raise
-        finally:
-            self._leave(outer, has_result=waits and until())
+
+        return self._stay(Visit(until), work)
 
     def _go_on(self, until: Until) -> None:
         if self._ready:
@@ -337,30 +369,66 @@ class Loop(_Base):
     def drive(self, until: Until, seconds: float) -> None:
         """Wait for events and run their callbacks until `until`, for at most `seconds`.
 
-        Ends after `LONGEST_DRIVE` in any case. It waits without the lock and without the GIL.
+        Ends after `LONGEST_DRIVE` in any case, and at once if another thread is in the loop or
+        drives. It waits without the lock and without the GIL.
         """
         visit = Visit(until, _now() + min(seconds, LONGEST_DRIVE))
-        outer = self._enter(visit)
-        try:
-            while not until() and _now() < visit.limit:
-                self._run_once()
-        except BaseException as error:
-            # While the thread waits for events nothing is half done, so Ctrl-C is just passed on.
-            # In the middle of a callback, a frame may be half sent. We cannot know, so all groups
-            # end here, and through that on the other ranks.
-            if not visit.is_waiting:
-                self._upset(error)
-            raise
-        finally:
-            self._leave(outer, has_result=until())
 
-    def _enter(self, visit: Visit) -> asyncio.AbstractEventLoop | None:
+        def work() -> None:
+            if self.waiting.driver is None:
+                while not until() and _now() < visit.limit:
+                    self._run_once()
+
+        self._stay(visit, work)
+
+    # An exception of a signal handler comes after a call, at the first line of a Python function,
+    # or at the end of a turn of a loop. So it never comes between the `finally` of a ``try`` and
+    # the return of the first call in there, if that is a function of C. That is why both functions
+    # below are always called: one that releases the lock, if this thread has it, and one that gives
+    # the thread back the loop that it had.
+    #
+    # `RLock.release` raises if the lock is another thread's. So it need not be known whether the
+    # exception came before or after this thread took it. A visitor never takes it twice, because
+    # the thread counts as one of the loop even before it has the lock.
+    def _stay(self, visit: Visit, work: Callable[[], None]) -> bool:
+        """Do `work` as a visitor. Returns False if another thread is in the loop."""
         outer = asyncio._get_running_loop()
-        asyncio._set_running_loop(self)
-        self.waiting.visit = visit
-        return outer
+        if outer is self:
+            return False
+        waiting = self.waiting
+        try:
+            asyncio._set_running_loop(self)
+            try:
+                if not self._lock.acquire(False):
+                    return False
+                if waiting.visit is not None:
+                    self.mend()
+                waiting.visit = visit
+                try:
+                    work()
+                    until = visit.until
+                    waiting.leave(
+                        is_ready=bool(self._ready), has_result=until is not at_once and until()
+                    )
+                    waiting.visit = None  # last: now nothing is half done
+                except BaseException as error:
+                    if waiting.driver is visit:
+                        waiting.driver = None
+                        self._write_to_self()  # this thread may have made timers
+                    else:
+                        self.mend(error)
+                    raise
+            finally:
+                try:  # noqa: SIM105 see above
+                    self._lock.release()
+                except RuntimeError:
+                    pass
+        finally:
+            asyncio._set_running_loop(outer)
+        return True
 
-    def _leave(self, outer: asyncio.AbstractEventLoop | None, *, has_result: bool) -> None:
-        self.waiting.visit = None
-        asyncio._set_running_loop(outer)
-        self.waiting.leave(is_ready=bool(self._ready), has_result=has_result)
+    def mend(self, error: BaseException | None = None) -> None:
+        """Go on after a visit that has ended half-way. For the holder of the lock."""
+        self.disorders += 1
+        self._upset(error)
+        self.waiting.visit = None  # last, because this may be interrupted, too

@@ -29,7 +29,9 @@ class _Job:
         self._taken = 0
         self._helping = False  # the second thread has taken one
         self._failed: BaseException | None = None
-        self._over = threading.Event()  # set when it takes no more
+        # Released when it takes no more. Not an Event, because an interrupt would break that.
+        self._over = threading.Lock()
+        self._over.acquire()
 
     def do(self, most: int) -> None:
         """Do at most `most` steps, in the calling thread."""
@@ -46,7 +48,7 @@ class _Job:
                 self._step(number)
         except BaseException as error:  # raised in the calling thread
             self._failed = error
-        self._over.set()
+        self._over.release()
 
     def _take(self, *, helps: bool = False) -> int | None:
         with self._lock:
@@ -64,7 +66,8 @@ class _Job:
         with self._lock:
             self._steps = self._taken
         if self._helping:
-            self._over.wait()
+            with self._over:
+                pass
         if self._failed is not None:
             raise self._failed
         return self._steps
@@ -90,6 +93,16 @@ class SecondThread:
         some may have been left out then.
         """
         job = _Job(step, steps)
+        try:
+            self._begin(job)
+            job.do(mine)
+            return job.finish()
+        except BaseException:
+            # Also if an interrupt came in `finish`, because the memory is the caller's after this.
+            job.finish()
+            raise
+
+    def _begin(self, job: _Job) -> None:
         with self._lock:
             if not self._runs:
                 # A thread may be impossible if the process or the system is at its limit. Then this
@@ -99,11 +112,6 @@ class SecondThread:
                     self._runs = True
             if self._runs:
                 self._jobs.put(job)
-        try:
-            job.do(mine)
-        finally:
-            done = job.finish()
-        return done
 
     def _serve(self) -> None:
         while True:

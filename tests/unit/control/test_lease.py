@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from interrupts import Interrupt
 
 from aiodist.control import lease as leases
 from aiodist.control.lease import PATIENCE, Lease
@@ -197,3 +200,18 @@ def test_a_thread_that_was_not_to_be_had_is_tried_for_again(
     assert not stepped.is_set()
     renewals.add(one, 0.0)
     assert stepped.wait(30)
+
+
+def test_an_interrupt_leaves_the_lock_to_the_thread(desk: Desk) -> None:
+    renewals = leases._Renewals()
+    renewals._runs = True  # no thread is needed here
+    for number in itertools.count():
+        interrupt = Interrupt(("lease.py", "threading.py"), number)
+        with contextlib.suppress(KeyboardInterrupt):
+            interrupt.of(lambda: renewals.drop(desk.lease))
+        other = threading.Thread(target=renewals.drop, args=(desk.lease,), daemon=True)
+        other.start()
+        other.join(30)
+        assert not other.is_alive()
+        if not interrupt.came:
+            return

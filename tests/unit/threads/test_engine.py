@@ -40,10 +40,18 @@ def settled() -> None:
     engine().wait_for(asyncio.sleep(0))
 
 
+def is_busy() -> bool:
+    """Whether another thread has the engine's lock."""
+    if engine()._lock.acquire(blocking=False):
+        engine()._lock.release()
+        return False
+    return True
+
+
 def calm() -> None:
     """Return when the engine waits for events."""
     settled()
-    while not (engine().loop.waiting._is_idle and not engine()._lock.locked()):
+    while not engine().loop.waiting._is_idle or is_busy():
         threading.Event().wait(0.001)
 
 
@@ -244,7 +252,7 @@ def when_driven(write: int) -> threading.Thread:
     """A thread that writes a byte as soon as somebody drives."""
 
     def main() -> None:
-        while not engine().loop.waiting.has_driver:
+        while engine().loop.waiting.driver is None:
             threading.Event().wait(0.001)
         os.write(write, b"x")
 
@@ -304,7 +312,7 @@ def test_a_driver_hears_of_what_others_bring_about() -> None:
 
         def main(bring: Callable[[], None] = result.bring) -> None:
             # Who drives has the lock until it waits, and would find the call in the queue.
-            while not engine().loop.waiting.has_driver or engine()._lock.locked():
+            while engine().loop.waiting.driver is None or is_busy():
                 threading.Event().wait(0.001)
             engine().submit(bring)
 
@@ -325,7 +333,7 @@ def test_one_drives_and_the_others_wait() -> None:
     others: list[bool] = []
 
     def main() -> None:
-        while not engine().loop.waiting.has_driver:
+        while engine().loop.waiting.driver is None:
             threading.Event().wait(0.001)
         engine().drive(result, 10)
         others.append(result())
@@ -379,3 +387,63 @@ def test_an_interrupt_in_the_midst_of_work_aborts_all_groups() -> None:
     told = "KeyboardInterrupt in the midst of an operation"
     assert [group.aborted for group in groups] == [told, told]
     settled()
+
+
+class Group:
+    """A group that is told to end."""
+
+    def __init__(self) -> None:
+        self.aborted = threading.Event()
+        self.closed = False
+
+    def abort(self, reason: str) -> None:
+        self.aborted.set()
+
+    async def close(self) -> None: ...
+
+
+def exits() -> None:
+    raise SystemExit
+
+
+def fails_by_an_interrupt() -> None:
+    try:
+        raise KeyboardInterrupt
+    finally:
+        raise KeyError("half done")
+
+
+@pytest.mark.parametrize("callback", [exits, fails_by_an_interrupt])
+def test_the_engine_goes_on_after_a_callback_that_ends_half_way(
+    callback: Callable[[], None],
+) -> None:
+    group = Group()
+    engine().adopt(group)
+    engine().loop.call_soon_threadsafe(callback)
+    assert group.aborted.wait(10)
+    settled()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_calls_of_an_engine_that_has_ended_raise() -> None:
+    mine = Engine()
+
+    def fail() -> None:
+        raise ValueError("a fault of the loop itself")
+
+    async def break_the_loop() -> None:
+        mine.loop._run_once = fail  # type: ignore[method-assign]
+        await asyncio.sleep(0)
+
+    def calls() -> Iterator[Callable[[], object]]:
+        yield lambda: mine.wait_for(break_the_loop())  # the thread ends meanwhile
+        yield lambda: mine.wait_for(asyncio.sleep(0))
+        yield lambda: mine.submit(lambda: None)
+        yield lambda: mine.drive(Result(), 10)
+
+    for call in calls():
+        with pytest.raises(aiodist.GroupClosedError, match="has ended by an error"):
+            call()
+    mine.end()
+    mine._thread.join()
+    mine.loop.close()

@@ -51,7 +51,7 @@ class Files:
 def watching(turn: Callable[[Any, Files], object]) -> Iterator[tuple[Selector, Files]]:
     """A selector that watches the first of the files; `turn` is what another thread does while it
     waits."""
-    lock = threading.Lock()
+    lock = threading.RLock()
     files = Files()
     with lock:
         selector: Any = Selector(lock, lambda: None)

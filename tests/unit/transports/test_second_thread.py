@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from typing import Any
 
 import pytest
+from interrupts import Interrupt
 
 from aiodist.transports import second_thread
 from aiodist.transports.second_thread import SecondThread, _Job
@@ -153,3 +155,26 @@ def test_a_forked_copy_has_a_thread_of_its_own() -> None:
     assert os.read(reading, 100) == b"x1x1"
     os.close(reading)
     os.close(writing)
+
+
+def test_no_step_is_under_way_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(second_thread, "IDLE", WAIT)  # the thread is there all the while
+    helper = SecondThread()
+    for number in itertools.count():
+        helper.run(lambda _: None, 1, 1)
+        last = threading.Event()
+        done: list[int] = []
+        interrupt = Interrupt(("second_thread.py",), number)
+        try:
+            interrupt.of(lambda step=done.append: helper.run(step, 10_000, 3))  # type: ignore[misc]
+            after = len(done)
+        except KeyboardInterrupt:
+            after = len(done)
+        # It comes to this job when it has left the one before.
+        helper._jobs.put(_Job(lambda _, last=last: last.set(), 1))  # type: ignore[misc]
+        assert last.wait(WAIT)
+        assert len(done) == after
+        if not interrupt.came:
+            break
+    monkeypatch.undo()
+    helper.run(lambda _: None, 1, 1)
