@@ -30,7 +30,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 from aiodist.errors import GroupClosedError, in_words
 from aiodist.threads.engine import LOOK, Engine, Resident, engine_of, forked
 from aiodist.threads.loop import Until, at_once
-from aiodist.threads.outcome import Outcome
+from aiodist.threads.outcome import LoopOutcome
 from aiodist.timeouts import check_wait
 from aiodist.work import RECEIVES, Work
 
@@ -195,8 +195,8 @@ class BlockingWork(Generic[T]):
         self._home = home
         self._call = call
         self._disorders = home.disorders  # before the call, which an interrupt may lose
-        self._outcome: Outcome[T] = Outcome()
-        self._made: Outcome[None] | None = None  # for a thread that waits only for the call
+        self._outcome: LoopOutcome[T] = LoopOutcome()
+        self._made: LoopOutcome[None] | None = None  # for a thread that waits only for the call
         # what the call returned, unless that is a plain value
         self._work: asyncio.Future[T] | None = None
         self._is_seen = False  # the program has asked for its end
@@ -287,7 +287,7 @@ class BlockingWork(Generic[T]):
         """Make the call. Raises what the call raises."""
         # An interrupt may come at any line here, also when the call is already on its way.
         try:
-            self._made = made = Outcome[None]()
+            self._made = made = LoopOutcome[None]()
             self._home.submit(self._make, self._outcome.done)
             self._home.wait(made.wait, self._disorders)
         except BaseException as error:
@@ -385,7 +385,7 @@ class BlockingWork(Generic[T]):
 
     def _on_loop(self, call: Callable[[], R]) -> R:
         """Return what `call` returns, which is made on the loop after the call of this Work."""
-        made: Outcome[R] = Outcome()
+        made: LoopOutcome[R] = LoopOutcome()
         disorders = self._home.disorders
 
         def make() -> None:

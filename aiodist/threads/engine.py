@@ -28,7 +28,7 @@ from typing import Any, Protocol, TypeVar
 
 from aiodist.errors import GroupClosedError, in_words
 from aiodist.threads.loop import Loop, Until, at_once
-from aiodist.threads.outcome import Outcome, interrupted
+from aiodist.threads.outcome import LoopOutcome, interrupted
 
 T = TypeVar("T")
 
@@ -196,14 +196,15 @@ class Engine:
 
     def ended(self) -> None:
         """Count off an operation that `began`."""
-        self.loop.waiting.pending -= 1
+        waiting = self.loop.waiting
+        waiting.pending = max(0, waiting.pending - 1)  # it may have begun before a disorder
 
     def wait_for(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run a coroutine on the loop, and wait at most `timeout` seconds for its result.
 
         Raises GroupClosedError in a forked child, and if the engine's thread ends.
         """
-        outcome: Outcome[T] = Outcome()
+        outcome: LoopOutcome[T] = LoopOutcome()
         tasks: list[asyncio.Task[None]] = []
 
         async def run() -> None:

@@ -430,5 +430,6 @@ class Loop(_Base):
     def mend(self, error: BaseException | None = None) -> None:
         """Go on after a visit that has ended half-way. For the holder of the lock."""
         self.disorders += 1
+        self.waiting.pending = 0  # the end of some may be lost
         self._upset(error)
         self.waiting.visit = None  # last, because this may be interrupted, too

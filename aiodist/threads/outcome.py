@@ -21,7 +21,7 @@ from aiodist.errors import GroupClosedError
 T = TypeVar("T")
 
 
-class Outcome(Generic[T]):
+class LoopOutcome(Generic[T]):
     """What the loop sets once, and any thread may wait for."""
 
     __slots__ = ("_gate", "error", "is_taken", "is_there", "result")

@@ -224,8 +224,7 @@ class Machine:
 def machine_of(size: int, chooser: Any, *, fences: bool = True) -> Iterator[Machine]:
     machine = Machine(size, chooser, fences=fences)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(board_module, "_acquire", machine.fence)
-        patch.setattr(board_module, "_release", lambda: None)
+        patch.setattr(board_module, "_fence", _Fence(machine.fence))
         patch.setattr(board_module, "futex", machine)
         patch.setattr(posts_module, "futex", machine)
         for thread in machine.threads:
@@ -234,3 +233,15 @@ def machine_of(size: int, chooser: Any, *, fences: bool = True) -> Iterator[Mach
             yield machine
         finally:
             machine.stop()
+
+
+class _Fence:
+    """What a lock does for the board: it is a fence when it is taken."""
+
+    def __init__(self, fence: Callable[[], object]) -> None:
+        self._fence = fence
+
+    def __enter__(self) -> None:
+        self._fence()
+
+    def __exit__(self, *_: object) -> None: ...

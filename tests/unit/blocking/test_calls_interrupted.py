@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from interrupts import Interrupt
 
 import aiodist
 from aiodist import BlockingGroup, BlockingWork
+from aiodist.threads.engine import engine
 
 WATCHED = (
     *("blocking/calls.py", "blocking/group.py"),
@@ -106,6 +108,7 @@ def both(address: str) -> Iterator[Ranks]:
     made = Ranks(address)
     yield made
     made.close()
+    gc.collect()  # what was lost is told of here
 
 
 class Calls:
@@ -153,6 +156,7 @@ def at_every_place(both: Ranks, attempt: Callable[[Interrupt, int], None]) -> No
             for group in (both.one, both.two):
                 with pytest.raises(aiodist.GroupClosedError):
                     group.barrier()
+                engine().wait_for(group._group._actor.gone())
             both.join()
         if not interrupt.came:
             break
