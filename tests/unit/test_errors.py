@@ -125,3 +125,21 @@ def test_groups_may_be_nested_at_any_depth() -> None:
     for _ in range(5000):
         error = ExceptionGroup("one", [error])
     assert errors.in_words(error) == "ValueError: no"
+
+
+def test_all_steps_are_taken_despite_errors() -> None:
+    taken: list[str] = []
+
+    def step(name: str, error: Exception | None = None) -> None:
+        taken.append(name)
+        if error is not None:
+            raise error
+
+    first = KeyError("first")
+    with pytest.raises(KeyError) as raised:
+        errors.despite_errors(
+            lambda: step("a", first), lambda: step("b", ValueError()), lambda: step("c")
+        )
+    assert raised.value is first
+    assert taken == ["a", "b", "c"]
+    errors.despite_errors(lambda: step("d"))

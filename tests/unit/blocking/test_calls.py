@@ -316,3 +316,19 @@ def test_a_fork_has_no_part_in_the_group(pair: Pair, what: str) -> None:
     os.waitpid(child, 0)
     pair[1].send("x", 0)
     assert pending.wait() == "x"
+
+
+def test_a_group_ends_even_if_a_part_of_it_is_half_done(
+    own: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def close(*_: object) -> None:
+        raise KeyError("half done")
+
+    one, two = own
+    monkeypatch.setattr(one._group._context.p2p.receiver, "close", close)
+    with pytest.raises(KeyError, match="half done"):
+        one.abort()
+    with pytest.raises(aiodist.GroupClosedError):
+        one.barrier()
+    with pytest.raises(aiodist.PeerLostError):
+        two.barrier()
