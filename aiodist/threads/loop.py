@@ -19,7 +19,7 @@ KeyboardInterrupt, may come after any call of the main thread. While a driver wa
 nothing is half done, and the exception is just passed on. At any other moment of a visit, the state
 of the loop is unknown, so all groups are aborted. `Selector.visit` tells the two apart. A visitor
 resets it as the last thing, so the next thread that takes the lock finds out if it did not, and
-aborts the groups then. `Loop.stay` explains why the lock is always released.
+aborts the groups then. `Loop._stay` explains why the lock is always released.
 
 **There is always a thread that watches.** The loop's own thread stands by for 2 ms after a visitor,
 and only if nothing is pending but what the driver waits for. A visitor that comes more often than
@@ -178,7 +178,7 @@ class Selector(selectors.DefaultSelector):
             visit.is_known = True
             self.wake()  # it will stand by from then on
         registered = self._registered
-        # An exception may come in these lines, with or without the lock. `Loop.stay` releases the
+        # An exception may come in these lines, with or without the lock. `Loop._stay` releases the
         # lock if this thread has it. Until `driver` is reset, nothing is half done.
         self.driver = visit
         self.visit = None
@@ -383,8 +383,8 @@ class Loop(_Base):
 
     # An exception of a signal handler comes after a call, at the first line of a Python function,
     # or at the end of a turn of a loop. So it never comes between the `finally` of a ``try`` and
-    # the return of the first call in there, if that is a function of C. That is why both functions
-    # below are always called: one that releases the lock, if this thread has it, and one that gives
+    # the return of the first call in there, if that is a function of C. That is why two functions
+    # below are always called. One releases the lock if this thread has it, and the other one gives
     # the thread back the loop that it had.
     #
     # `RLock.release` raises if the lock is another thread's. So it need not be known whether the
