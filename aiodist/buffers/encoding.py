@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgpack
@@ -117,13 +117,15 @@ def encode(
             meta, specs = found
             return Encoded(meta, [byte_view(flat)] if flat.nbytes else [], specs)
     elif core is not None:
-        encoder = _Encoder(allow_pickle, foreign)
+        # Foreign arrays are left to the walk below, because each may be taken out only once.
+        refuses = None if foreign is None else foreign.is_foreign
+        encoder = _Encoder(allow_pickle, None, refuses)
         try:
             written = core.write_value(value, sys.maxsize, encoder.leaf)
         except Exception:
-            written = None  # the walk below raises it again, and names the place
+            written = None  # the walk raises it again, and names the place
         if written is not None:
-            return Encoded(written, encoder.buffers, tuple(encoder.specs), encoder.gaps)
+            return Encoded(written, encoder.buffers, tuple(encoder.specs))
     encoder = _Encoder(allow_pickle, foreign)
     encoder.put(value, "value", 0)
     meta, specs = tokens.pack(encoder.tokens), tuple(encoder.specs)
@@ -137,11 +139,39 @@ def encode(
     return encoded
 
 
+def encode_plain(value: object, most: int) -> bytes | None:
+    """Make the metadata of a value without arrays.
+
+    None: it has arrays, or cannot travel, or the metadata has more than `most` bytes.
+    """
+    encoder = _Encoder(False, None, _is_array)
+    try:
+        if core is not None:
+            written: bytes | None = core.write_value(value, most, encoder.leaf)
+            return written
+        encoder.put(value, "value", 0)
+    except Exception:  # whatever is wrong, `encode` says it
+        return None
+    meta = tokens.pack(encoder.tokens)
+    return None if encoder.specs or len(meta) > most else meta
+
+
+def _is_array(leaf: object) -> bool:
+    return not isinstance(leaf, np.generic) and view(leaf, "value") is not None
+
+
 class _Encoder:
     """Walks over a value once, in preorder, and collects what `Encoded` holds."""
 
-    def __init__(self, allow_pickle: bool | None, foreign: Giver | None) -> None:
+    def __init__(
+        self,
+        allow_pickle: bool | None,
+        foreign: Giver | None,
+        refuses: Callable[[Any], bool] | None = None,
+    ) -> None:
         self.allow_pickle = allow_pickle  # whether other objects may travel, as pickles
+        self._refuses = refuses  # whether `leaf` raises TypeError for a leaf
+        self._packer: Any = None  # packs tokens for `leaf`
         self.foreign = foreign  # takes arrays that are on devices; None: there are none
         self.gaps: list[int] = []  # for each of those, how many buffers come before it
         self.tokens: list[Any] = []  # the tree, flat
@@ -171,6 +201,8 @@ class _Encoder:
 
         It is a bytearray, or an object of another type that travels in place of the leaf.
         """
+        if self._refuses is not None and self._refuses(value):
+            raise TypeError("this leaf is not for the compiled part")
         if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.nbytes <= 8:
             self.tokens.append(tokens.scalar(value.dtype.name, value.tobytes()))
         elif not self._array(value, "value"):
@@ -189,7 +221,9 @@ class _Encoder:
         token = self.tokens.pop()
         if type(token) is int and fits(token):
             return token
-        return bytearray(tokens.pack_one(token))
+        if self._packer is None:
+            self._packer = tokens.packer()
+        return bytearray(self._packer.pack(token))
 
     def _array(self, value: Any, where: Where) -> bool:
         if isinstance(value, (str, bytes, list, tuple, dict)):  # np.str_ is a str

@@ -39,6 +39,10 @@ class Target(Protocol):
 class Giver(Protocol):
     """Takes foreign arrays out of a value that is encoded."""
 
+    def is_foreign(self, value: Any) -> bool:
+        """Tell whether it is for `give`, without taking it."""
+        ...
+
     def give(self, value: Any, where: Where) -> tuple[str, tuple[int, ...]] | None:
         """Return dtype and shape of an array that travels in another way; None for anything else.
 

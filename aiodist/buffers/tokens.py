@@ -70,32 +70,28 @@ class Spec(NamedTuple):
 
 def pack(tokens: list[Any]) -> bytes:
     """Return the metadata of these tokens."""
-    packer = _packer(autoreset=False)
-    packer.pack(len(tokens))
+    packed_so_far = packer(autoreset=False)
+    packed_so_far.pack(len(tokens))
     if len(tokens) > FEW:
         for token in tokens:
-            packer.pack(token)
-        return bytes(packer.bytes())
+            packed_so_far.pack(token)
+        return bytes(packed_so_far.bytes())
     made = bytearray()
     for token in tokens:
         if type(token) is int and fits(token):
-            made += packer.bytes() + CODES[int] + cast(bytes, packed(token))
-            packer.reset()
+            made += packed_so_far.bytes() + CODES[int] + cast(bytes, packed(token))
+            packed_so_far.reset()
         else:
-            packer.pack(token)
-    return bytes(made + packer.bytes())
+            packed_so_far.pack(token)
+    return bytes(made + packed_so_far.bytes())
 
 
-def pack_one(token: Any) -> bytes:
-    """Return the bytes of one token that is no int."""
-    return cast(bytes, _packer().pack(token))
-
-
-def _packer(**options: bool) -> Any:
+def packer(**options: bool) -> Any:
+    """Return what packs tokens one by one."""
     # Names of files may hold bytes that are not UTF-8, which Python shows as lone surrogates. They
     # travel as they are.
-    packer: Any = msgpack.Packer
-    return packer(unicode_errors="surrogatepass", **options)
+    made: Any = msgpack.Packer
+    return made(unicode_errors="surrogatepass", **options)
 
 
 class Number(NamedTuple):

@@ -88,6 +88,9 @@ class Sources:
         self.device_work: DeviceWork | None = None
         self.flats: list[Any] = []
 
+    def is_foreign(self, value: Any) -> bool:
+        return device_of(value) is not None
+
     def give(self, value: Any, where: Where) -> tuple[str, tuple[int, ...]] | None:
         device = device_of(value)
         if device is None:

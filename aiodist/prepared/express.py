@@ -196,8 +196,8 @@ class Express(ABC, Generic[G, R]):
         # None: calls of this kind are not prepared. `JoinedCalls`: operations do them.
         self._recipes: dict[tuple[Any, ...], R | JoinedCalls | None] = {}
         self._forms: dict[str, list[tuple[R, Form]]] = {}  # the latest ones of each operation
-        # Kinds of calls that were not learnt yet, and how many more calls are not.
-        self._seen: dict[tuple[Any, ...], int] = {}
+        # By the hash of a kind that was not learnt yet: how many more calls are not.
+        self._seen: dict[int, int] = {}
         self._weight = 0  # bytes of all recipes
         self._caller: Any = None  # the compiled part, if there is one
 
@@ -356,9 +356,9 @@ class Express(ABC, Generic[G, R]):
             try:
                 recipe = self._recipes[key]
             except KeyError:
-                is_new = op not in plain.OPS or args[0] is None or self._seen.get(key) == 1
+                is_new = op not in plain.OPS or args[0] is None or self._seen.get(hash(key)) == 1
                 if is_new:
-                    self._seen.pop(key, None)
+                    self._seen.pop(hash(key), None)
                     recipe = self._learn_other(op, make, args)
                     self._keep(key, recipe)
             laid = None if recipe is None else recipe.lay_out(args, flats, words)
@@ -380,9 +380,10 @@ class Express(ABC, Generic[G, R]):
 
     def _has_seen(self, key: tuple[Any, ...], before: int) -> None:
         """Count down to the call that is learnt, `before` calls after the first one."""
-        if key not in self._seen and len(self._seen) == SEEN:
+        kind = hash(key)  # a key may be large
+        if kind not in self._seen and len(self._seen) == SEEN:
             del self._seen[next(iter(self._seen))]
-        self._seen[key] = max(1, self._seen.get(key, before + 1) - 1)
+        self._seen[kind] = max(1, self._seen.get(kind, before + 1) - 1)
 
     def _plain_for(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
@@ -534,6 +535,7 @@ class Express(ABC, Generic[G, R]):
                 recipe.release()
         self._recipes.clear()
         self._forms.clear()
+        self._seen.clear()
         if self._caller is not None:
             self._caller.forget()
             self._caller = None

@@ -13,7 +13,7 @@ import msgpack
 import numpy as np
 
 from aiodist.buffers.descriptions import WORDS
-from aiodist.buffers.encoding import encode
+from aiodist.buffers.encoding import encode_plain
 from aiodist.buffers.values import parse
 from aiodist.collectives.offers import Offer
 from aiodist.collectives.templates import LENGTH
@@ -45,12 +45,7 @@ def shown(values: Sequence[Any]) -> bytes | None:
     if values:
         offers: list[Offer] = []
         for value in values:
-            meta = None if core is None else core.write_value(value, MOST)
-            try:
-                if meta is None and _has_words_only(value):
-                    meta = encode(value).meta
-            except (TypeError, ValueError, RecursionError):
-                return None  # the ordinary way raises it again
+            meta = encode_plain(value, MOST)
             if meta is None:
                 return None
             offers.append(Offer(meta, 0, b""))
@@ -96,12 +91,3 @@ def _value(meta: bytes, most: int) -> Any:
         return value
     incoming = parse(meta, max_bytes=most)
     return incoming.finish() if incoming.is_plain else NotImplemented
-
-
-def _has_words_only(value: Any) -> bool:
-    kind = type(value)
-    if kind is dict:
-        value = value.values()
-    elif kind is not list and kind is not tuple:
-        return may_be_plain(value)
-    return all(map(_has_words_only, value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,39 @@ def test_it_goes_to_places_on_a_device(with_out: bool) -> None:
             assert after.array.tolist() == before.array.tolist()
     if with_out:
         assert [made[at] is out[at] for at in (0, 1, 2, 4)] == [True] * 4
+
+
+class Once(Device):
+    """Notes what it gives."""
+
+    def __init__(self) -> None:
+        self.given: list[There] = []
+
+    def give(self, value: Any, where: Where) -> tuple[str, tuple[int, ...]] | None:
+        found = super().give(value, where)
+        if found is not None:
+            self.given.append(value)
+        return found
+
+
+class Key(enum.IntEnum):
+    A = 1
+
+
+@pytest.mark.parametrize(
+    "key", ["a", Key.A, 2**63, "\udcff", type("Text", (str,), {})("b"), (1, 2)]
+)
+@pytest.mark.parametrize("many", [0, 100])
+def test_each_is_taken_out_once(key: Any, many: int) -> None:
+    """Else the data of one array would come in place of another."""
+    arrays = [There(np.ones(2)), There(np.ones(3))]
+    device = Once()
+    value = {"first": arrays[0], key: np.float32(1), "ints": [0] * many, "last": arrays[1]}
+    encoded = encode(value, foreign=device)
+    assert device.given == arrays
+    assert [spec.shape for spec in encoded.specs] == [(2,), (3,)]
+    with pytest.raises(TypeError, match="does not travel"):
+        encode([arrays[0], object()], foreign=device)
 
 
 def test_a_place_on_a_device_for_what_is_no_array() -> None:
