@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiodist.buffers import overlaps
-from aiodist.buffers.arrays import UserArray, view
+from aiodist.buffers.arrays import UserArray, check_writable, view
 from aiodist.buffers.encoding import Encoded
 from aiodist.buffers.tokens import MAX_DEPTH, NO_ARRAYS, TOO_DEEP
 
@@ -69,6 +69,16 @@ def check_tree(place: Any, name: str) -> None:
     """Raise ValueError if arrays of one tree share a part of their memory: see `check`."""
     if isinstance(place, (list, tuple, dict)):
         check([place], name)
+
+
+def check_out(out: Any) -> None:
+    """Raise as `check_tree` and `arrays.check_writable` do, unless a value can be written to
+    `out`."""
+    if type(out) is np.ndarray and out.flags.carray:
+        return
+    for array in _arrays(out):
+        check_writable(array, "out")
+    check_tree(out, "out")
 
 
 def meet(value: Any, place: Any) -> bool:

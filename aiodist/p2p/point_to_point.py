@@ -65,7 +65,7 @@ from functools import partial
 from typing import Any
 
 from aiodist.buffers.encoding import encode
-from aiodist.buffers.places import check_tree
+from aiodist.buffers.places import check_out
 from aiodist.devices.memory import DeviceMemory
 from aiodist.devices.values import Sources, device_among
 from aiodist.errors import AiodistError, PeerLostError, despite_errors
@@ -208,11 +208,11 @@ class PointToPoint:
         """
         if self._closed is not None:
             raise self._closed
+        check_out(out)
         device_work = None
         if self._device_memory is not None and out is not None:
             device = device_among(out)
             device_work = None if device is None else self._device_memory.begin(device)
-        check_tree(out, "out")
         work, source, key = self._wait("recv", src, tag)
         if is_part:
             work.take_back = None

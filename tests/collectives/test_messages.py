@@ -386,3 +386,18 @@ def test_who_is_lost_and_whether_it_is_revoked(run, groups):
             await asyncio.gather(*[group.close() for group in new])
 
     run(main())
+
+
+@pytest.mark.parametrize("name", ["recv", "irecv", "sendrecv"])
+def test_a_read_only_place_is_refused_at_the_call(run, groups, name):
+    async def main():
+        async with groups(2) as (one, two):
+            out = np.ones(3)
+            out.flags.writeable = False
+            args = ("aside", 1) if name == "sendrecv" else ()
+            with pytest.raises(ValueError, match="is read-only"):
+                getattr(two, name)(*args, src=0, tag=1, out=out)
+            await one.send("first", 1, tag=1)
+            assert await two.recv(src=0, tag=1) == "first"
+
+    run(main())
