@@ -72,10 +72,10 @@ def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
         yield from confirm(place, op, on_lane)
         return operand.finish()
 
-    gathers = goes_on_berths(place, operand.groups, False)
-    return _call(
-        place, "all_reduce", f"{op}, {operand.signature}", program, operand, gathers=gathers
-    )
+    posts = is_posted(place, operand.groups)
+    gathers = not posts and has_berths(place, operand.groups, False)
+    text = f"{op}, {operand.signature}"
+    return _call(place, "all_reduce", text, program, operand, gathers=gathers, settles=not posts)
 
 
 def all_reduce_where(place: Place, groups: Sequence[DtypeGroup], on_lane: bool) -> Part[None]:
@@ -105,10 +105,14 @@ def _over_links(
         return
     size, costs = place.size, place.costs
     sliceable = all(group.kernel.sliceable for group in groups)
-    if goes_whole(_nbytes(groups), size, sliceable, costs):
+    ordered = has_berths(place, groups, on_lane)
+    if ordered and not sliceable:
+        for group in groups:
+            yield _small(place, [group], direct_exchange.all_reduce)
+    elif goes_whole(_nbytes(groups), size, sliceable, costs):
         yield _small(place, groups)
     else:
-        chosen = [choose(_shape(group), size, *dst, costs) for group in groups]
+        chosen = [choose(_shape(group, ordered), size, *dst, costs) for group in groups]
         yield from _run(place, groups, chosen, on_lane)
 
 
@@ -153,7 +157,8 @@ def has_berths(
 ) -> bool:
     """Whether a reduction without a lane is large enough for berths, if all ranks have some.
 
-    `can` says whether there are plans for it on a lane.
+    Over links its plan is `ordered`, because nothing but time decides whether all have one. `can`
+    says whether there are plans for it on a lane.
     """
     if on_lane or not place.may_post:
         return False
@@ -184,9 +189,10 @@ def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
         yield from confirm(place, op, on_lane)
         return operand.finish() if here else None
 
-    gathers = goes_on_berths(place, operand.groups, False)
     text = f"{op}, dst={dst}, {operand.signature}"
-    return _call(place, "reduce", text, program, operand, gathers=gathers)
+    posts = is_posted(place, operand.groups)
+    gathers = not posts and has_berths(place, operand.groups, False)
+    return _call(place, "reduce", text, program, operand, gathers=gathers, settles=not posts)
 
 
 def place_at(place: Place, x: Any, dst: int, out: Any) -> Any:
@@ -240,7 +246,9 @@ def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
     text, groups = f"{op}, {operand.signature}", operand.groups
     posts = len(groups) == 1 and shows_slots(place, groups[0].kernel, groups[0].bounds)
     gathers = posts or has_berths(place, groups, False, lanes.can_slice)
-    call = _call(place, "reduce_scatter", text, program, operand, gathers=gathers)
+    call = _call(
+        place, "reduce_scatter", text, program, operand, gathers=gathers, settles=not posts
+    )
     return call._replace(place=_place_of(place, operand))
 
 
@@ -249,8 +257,8 @@ def reduce_scatter_where(place: Place, groups: Sequence[DtypeGroup], on_lane: bo
     if on_lane and groups and lanes.can_slice(place, groups):
         yield from lanes.reduce_scatter(place, groups)
         return
-    costs = place.costs
-    chosen = [choose_reduce_scatter(_shape(g), tuple(g.bounds), costs) for g in groups]
+    ordered, costs = has_berths(place, groups, on_lane, lanes.can_slice), place.costs
+    chosen = [choose_reduce_scatter(_shape(g, ordered), tuple(g.bounds), costs) for g in groups]
     yield from _run(place, groups, chosen, on_lane)
 
 
@@ -267,7 +275,8 @@ def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Ca
             yield from confirm(place, op, on_lane)
             return total
         groups = operand.groups
-        if has_berths(place, groups, on_lane, lanes.can_scan):
+        ordered = has_berths(place, groups, on_lane, lanes.can_scan)
+        if ordered:
             on_lane = yield from berths.meet(place)
         if on_lane and groups and lanes.can_scan(place, groups):
             yield from lanes.scan(place, groups, exclusive)
@@ -277,15 +286,16 @@ def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Ca
             _fold(groups, blobs[:stop])
         else:
             costs = place.costs
-            chosen = [choose_scan(_shape(group), place.size, exclusive, costs) for group in groups]
+            shapes = [_shape(group, ordered) for group in groups]
+            chosen = [choose_scan(shape, place.size, exclusive, costs) for shape in shapes]
             yield from _run(place, groups, chosen, on_lane)
         yield from confirm(place, op, on_lane)
         return operand.finish()
 
-    gathers = is_gathered(_nbytes(operand.groups), place.size)
-    gathers = gathers or has_berths(place, operand.groups, False, lanes.can_scan)
+    whole = is_gathered(_nbytes(operand.groups), place.size)
+    gathers = whole or has_berths(place, operand.groups, False, lanes.can_scan)
     text = f"{op}, {operand.signature}"
-    return _call(place, name, text, program, operand, gathers=gathers)
+    return _call(place, name, text, program, operand, gathers=gathers, settles=not whole)
 
 
 def name_of_scan(op: ReduceOp, exclusive: bool) -> str:
@@ -296,11 +306,25 @@ def name_of_scan(op: ReduceOp, exclusive: bool) -> str:
 
 
 def _call(
-    place: Place, op: str, arguments: str, start: Start, operand: Operand, *, gathers: bool = False
+    place: Place,
+    op: str,
+    arguments: str,
+    start: Start,
+    operand: Operand,
+    *,
+    gathers: bool,
+    settles: bool,
 ) -> Call:
-    """Make a call. `gathers`: it begins by sharing bytes if it has no lane."""
-    shares_first = place.may_post and (gathers or operand.kind in ("scalar", "scalars"))
-    return Call(op, f"{op}({arguments})", start, operand.nbytes, shares_first=shares_first)
+    """Make a call.
+
+    `gathers`: it begins by sharing bytes if it has no lane. `settles`: see `Call`. The bits do not
+    depend on the way if each rank gets all operands whole, and combines them in rank order, as on a
+    lane. That is true for numbers, for arrays that may be posted, and for a scan of gathered ones.
+    """
+    numbers = operand.kind in ("scalar", "scalars")
+    shares_first = place.may_post and (gathers or numbers)
+    text, settles = f"{op}({arguments})", settles and not numbers
+    return Call(op, text, start, operand.nbytes, shares_first=shares_first, settles=settles)
 
 
 def _place_of(place: Place, operand: Operand) -> int:
@@ -341,7 +365,7 @@ def _small(
     )
 
 
-def _shape(group: DtypeGroup) -> Shape:
+def _shape(group: DtypeGroup, ordered: bool) -> Shape:
     kernel = group.kernel
     return Shape(
         group.x.length,
@@ -349,6 +373,7 @@ def _shape(group: DtypeGroup) -> Shape:
         kernel.wire_dtype.itemsize,
         kernel.sliceable,
         kernel.op.commutative,
+        ordered,
     )
 
 

@@ -162,7 +162,8 @@ class Reduction:
             return self.result
 
         text = f"{self.name}({arguments}, {self.signature})"
-        return Call(self.name, text, self.transfer.guard(program), self.nbytes, ON_DEVICE)
+        start = self.transfer.guard(program)
+        return Call(self.name, text, start, self.nbytes, ON_DEVICE, settles=True)
 
     def _meet(self, on_lane: bool) -> Part[None]:
         own = self.transfer.words(MAX_PAYLOAD) or THROUGH_HOST

@@ -2,13 +2,15 @@
 
 Collectives of one tag are numbered in the order of their calls, so that frames can name them by tag
 and number. Frames of a collective that was not called here yet are kept (`arrivals`), and handed
-over once it has its number. A call waits for its number while the ranks agree on shared memory, or
-on forgetting the tag.
+over once it has its number. A call waits for its number while the ranks agree on forgetting its
+tag. While they agree on shared memory, calls without a tag are *held*, because it is not decided
+which of them have a lane. They have numbers, and may be given up, but do not start.
 """
 
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -41,10 +43,9 @@ frames."""
 
 
 class Setup(Protocol):
-    """Has the ranks of a host agree on shared memory. While it is `settling`, calls have to
-    wait."""
+    """Has the ranks of a host agree on shared memory. `over`: they have, or never will."""
 
-    settling: bool
+    over: bool
 
     def begin(self) -> None:
         """Begins, unless it has begun before."""
@@ -95,6 +96,9 @@ class Calls:
         """The pending collectives that have a number."""
         self.deferred: list[Operation] = []
         """The collectives that wait for a number, in the order of their calls."""
+        self.held_from: int | None = None
+        """Collectives without a tag are held from this number on. None: they are not."""
+        self._held: deque[Operation] = deque()  # in the order of their numbers; some have ended
         self.lane: Lane | None = None  # the shared memory, once the ranks have agreed on it
         # makes that memory at the first call; None: there is none to make
         self.setup: Setup | None = None
@@ -121,11 +125,15 @@ class Calls:
         timeout: float | None = None,
         nbytes: int = 0,
         place: int = 0,
+        settles: bool = False,
     ) -> Work[Any]:
-        """Start a collective. `call` says in words what all ranks must agree on."""
+        """Start a collective. `call` says in words what all ranks must agree on. `settles`: see
+        `aiodist.phases.base.Call`."""
         party = self.party
         if self.setup is not None and not isinstance(tag, bytes):  # not for aiodist's own
             self.setup.begin()
+            if settles and tag is None and not self.setup.over:
+                self.hold()
         lane = self.lane
         alone = tag is None and not spans_hosts(self.teams)
         if not alone or lane is None or self.tags.upcoming(None) < lane.first:
@@ -256,8 +264,6 @@ class Calls:
 
     def is_frozen(self, tag: object) -> bool:
         """Return whether a call with `tag` has to wait for its number."""
-        if tag is None:
-            return self.setup is not None and self.setup.settling
         # The tag may be free again while earlier calls still wait for COMMIT.
         if tag in self.tags.frozen:
             return True
@@ -280,8 +286,10 @@ class Calls:
         # List it before it gets its early frames. They may end it, and only a listed operation can
         # be ended (`Ends.failed`).
         self.ops[key] = operation
-        lane = self.lane
-        if lane is not None and tag is None and seq >= lane.first:
+        lane, is_held = self.lane, tag is None and self.held_from is not None
+        if is_held:
+            self._held.append(operation)
+        elif lane is not None and tag is None and seq >= lane.first:
             operation.lane = lane
         verdict, early = self.arrivals.take(key)
         if verdict is not None:
@@ -297,17 +305,43 @@ class Calls:
             return False
         if early is not None and not self.arrivals.replay(operation, early):
             return False
-        if operation.lane is None:
+        if operation.lane is None and not is_held:
             operation.start()
             return True
-        operation.lane.turns.add(operation)
-        if operation.lane.is_broken and not operation.done:
-            error = self.party.why_broken()
-            assert error is not None
-            self.failed(operation, error)
+        if operation.lane is not None:
+            operation.lane.turns.add(operation)
+            if operation.lane.is_broken and not operation.done:
+                error = self.party.why_broken()
+                assert error is not None
+                self.failed(operation, error)
         if not has_number:
             self.ends.review(operation)
         return False
+
+    def hold(self) -> int:
+        """Hold collectives without a tag from now on. Return the number of the first one that is
+        held, perhaps since an earlier call."""
+        if self.held_from is None:
+            self.held_from = self.tags.upcoming(None)
+        return self.held_from
+
+    def release(self) -> None:
+        """Start what was held, because it is decided whether there is a lane."""
+        lane = self.lane
+        # A call that comes meanwhile is held behind the others, because lanes need their order.
+        while self._held:
+            operation = self._held.popleft()
+            if lane is not None and operation.seq >= lane.first:
+                operation.lane = lane
+                if operation.done:
+                    lane.leave(operation, failed=True)  # the others must pass over it, too
+                else:
+                    lane.turns.add(operation)
+            elif not operation.done:
+                operation.start()
+                operation.advance()
+            self.ends.review(operation)
+        self.held_from = None
 
     def undefer(self) -> None:
         """Enter the operations whose tags are free again."""
@@ -374,11 +408,6 @@ class Calls:
         """Do what had to wait for the end of the round about tags."""
         self.arrivals.thaw()
         self.undefer()
-
-    @property
-    def setting_up(self) -> Operation | None:
-        """The pending collective by which ranks agree on shared memory, if there is one."""
-        return next((op for op in self.ops.values() if op.tag == SETUP_TAG), None)
 
     # -- what an operation asks for ---------------------------------------------------------------
 
@@ -460,6 +489,7 @@ class Calls:
         if self.lane is not None:
             self.lane.close()
             self.lane = None
+        self._held.clear()
         self.arrivals.clear()
         self.ends.relay.clear()
 

@@ -49,12 +49,6 @@ class Collectives(Protocol):
     @property
     def ends(self) -> Ending: ...
 
-    @property
-    def setting_up(self) -> Operation | None:
-        """The pending collective by which the ranks agree on shared memory. Others may wait for
-        it."""
-        ...
-
 
 class Failing(Protocol):
     """The pending sends and receives."""
@@ -84,9 +78,8 @@ def _ask(calls: Collectives, op: Operation, rest: float, seconds: float) -> None
         return
     # First of all, so that an error of a question does not cost the deadline.
     op.timer = calls.party.loop.call_later(rest, _expire, calls, op, seconds)
-    holder = _holder(calls, op)
-    if holder is not None:
-        inquire(calls, holder, rest)
+    if op.seq >= 0:
+        inquire(calls, op, rest)
 
 
 def inquire(calls: Collectives, op: Operation, seconds: float) -> None:
@@ -129,45 +122,28 @@ def _ask_coordinator(
 def _expire(calls: Collectives, op: Operation, seconds: float) -> None:
     if op.done:
         return
-    holder = _holder(calls, op)
-    late = missing(calls, op)
-    seen: dict[int, str] = {}
-    if holder is None:
-        text = f"its tag was not free within {seconds:g} s"
-    else:
-        seen = {rank: holder.seen[rank] for rank in late if rank in holder.seen}
-        name = name_of(holder.work.op, holder.tag, holder.seq)
-        text = failures.timeout_text(seconds, late, seen, name)
-        if holder is not op:
-            text = f"ranks of this host have not agreed on shared memory: {text}"
-    error = CollectiveTimeoutError(text, missing=late, last_seen=seen)
-    if op.seq >= 0:
-        calls.ends.failed(op, error)
-    else:
+    if op.seq < 0:
+        # Other ranks know a collective by its number, so they cannot be told about this one. It
+        # still gets a number in its turn, and `Calls._enter` tells them then.
+        error = CollectiveTimeoutError(f"its tag was not free within {seconds:g} s")
         op.close()
         calls.ends.locate(error, op)
         op.work.fail(error)
-
-
-def _holder(calls: Collectives, op: Operation) -> Operation | None:
-    """Return the operation that other ranks have not entered. That is `op`, or the one that it
-    waits for while it has no number. None: it waits for no operation."""
-    # Other ranks know a collective by its number, so they cannot be told about one without. It
-    # still gets a number in its turn, and `Calls._enter` tells them then.
-    if op.seq >= 0:
-        return op
-    return calls.setting_up if op.tag is None else None
+        return
+    late = missing(calls, op)
+    seen = {rank: op.seen[rank] for rank in late if rank in op.seen}
+    text = failures.timeout_text(seconds, late, seen, name_of(op.work.op, op.tag, op.seq))
+    calls.ends.failed(op, CollectiveTimeoutError(text, missing=late, last_seen=seen))
 
 
 def missing(calls: Collectives, op: Operation) -> list[int]:
-    """Return the other ranks that may not have entered `op`. If `op` has no number yet, return the
-    missing ranks of the operation that it waits for."""
-    holder = _holder(calls, op)
-    if holder is None:
+    """Return the other ranks that may not have entered `op`. If `op` has no number yet, it waits
+    for its tag, and for no rank."""
+    if op.seq < 0:
         return []
-    entered = holder.heard | {calls.party.rank}
-    if holder.lane is not None:
-        entered |= set(holder.lane.entered(holder.seq))
+    entered = op.heard | {calls.party.rank}
+    if op.lane is not None:
+        entered |= set(op.lane.entered(op.seq))
     return sorted(set(range(calls.party.size)) - entered)
 
 

@@ -109,6 +109,7 @@ class OperationStarts(ABC):
                 timeout=timeout,
                 nbytes=call.nbytes,
                 place=call.place,
+                settles=call.settles,
             ).for_user(context.records.unseen)
         except BaseException as error:
             self._broken_off(error)

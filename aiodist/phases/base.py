@@ -119,6 +119,9 @@ class Call(NamedTuple):
     shares_first: bool = False
     """Whether its first phase is a `share` that may be posted, and no function of the user runs
     before."""
+    settles: bool = False
+    """Whether the bits of its result may differ between a lane and links. Then a call without a
+    tag waits until the ranks have agreed on shared memory."""
 
 
 def share_over_links(place: Place, *, first: bool, of_one: bool = False) -> Prepared:

@@ -6,10 +6,11 @@ makes a segment and tells the others how to fetch it. In a second round, it says
 segments of its host. Memory is used only if every rank on every host has all that it needs.
 
 Collectives without a tag need a common first number. So each rank says in the second round how many
-of them it has called. It holds further ones back until it has all answers. From the highest of
-these numbers on, they run in shared memory. Collectives with a tag need no such number. A rank that
-shares memory may post at once, because the others read the post as soon as they share memory, too
-(`post_express`).
+of them it has started. It holds further ones back until it has all answers. From the highest of
+these numbers on, they run in shared memory. A reduction whose bits depend on the way is held even
+before (`aiodist.phases.base.Call`). No rank has started it then, so it runs in shared memory on all
+ranks. Collectives with a tag need no such number. A rank that shares memory may post at once,
+because the others read the post as soon as they share memory, too (`post_express`).
 
 A segment is a sealed memfd, whose descriptor travels by ``SCM_RIGHTS``. It has no name in a file
 system, so nothing is left behind, even if ranks are killed. If one rank cannot share memory, no
@@ -68,25 +69,23 @@ class Sharers(Place, Protocol):
 
 
 class LaneSetup:
-    """The set-up of one group. While `settling`, collectives without a tag wait for its end."""
+    """The set-up of one group. `over`: it is decided whether the ranks share memory."""
 
     def __init__(self, context: Sharers, sharing: Sharing) -> None:
-        self.settling = False
+        self.over = False
         self._sharing = sharing
         self._context = context
         self._mates = team_view(context.teams, context.rank).mates  # the other ranks of this host
         self._task: asyncio.Task[None] | None = None
-        self._over = False
 
     def begin(self) -> None:
         """Begin, unless it has begun before."""
-        if self._task is None and not self._over:
+        if self._task is None and not self.over:
             self._task = self._context.endpoint.spawn(self._run(), "aiodist shared memory")
 
     def cancel(self) -> None:
         """Stop, because the group ends."""
-        self._over = True
-        self.settling = False
+        self.over = True
         if self._task is not None:
             self._task.cancel()
 
@@ -98,12 +97,11 @@ class LaneSetup:
         except AiodistError as error:  # a rank was lost, or the group has ended
             log.debug("%s: no shared memory: %s", self._context.group, error)
         finally:
-            self._over = True
-            self.settling = False
+            self.over = True
             if self._context.ended is None:
                 if self._context.calls.lane is None:
                     self._context.use_links()
-                self._context.calls.undefer()
+                self._context.calls.release()
 
     async def _establish(self) -> Lane | None:
         context = self._context
@@ -111,12 +109,11 @@ class LaneSetup:
         try:
             words = await self._share(None if offer is None else offer.words)
             others, problem = await self._fetch(words, problem)
-            # From here on no call without a tag takes a number, until all answers are here. The
-            # lane begins with the highest number, so ours must still be the next one then.
-            self.settling = True
-            upcoming = context.calls.tags.upcoming(None)
+            # From here on no call without a tag starts, until all answers are here. The lane begins
+            # with the highest number, so ours must not have started by then.
+            first = context.calls.hold()
             crowded = len(self._mates) + 1 > cores()
-            answers = await self._share((not problem, upcoming, crowded))
+            answers = await self._share((not problem, first, crowded))
             # A rank that is alone on its host has no memory to show, so it gets a private area.
             memory = memoryview(bytearray(LANE)) if offer is None else offer.segment.memory
         finally:
@@ -141,7 +138,7 @@ class LaneSetup:
             context.loop,
             context.endpoint.progress,
             context.kick,
-            max(upcoming for _, upcoming, _ in answers),
+            max(first for _, first, _ in answers),
             context.endpoint.traffic.moved,
             size=context.size,
             crowded=any(crowded for *_, crowded in answers),
@@ -177,8 +174,7 @@ class LaneSetup:
         def program(_: bool) -> Program:
             return (yield from share(context, msgpack.packb(own), on_lane=False))
 
-        # This needs no deadline, because the calls that wait for it have theirs. They name the
-        # ranks that are missing here (`engine.deadlines`).
+        # This needs no deadline, because the calls that wait for it have theirs.
         blobs = await context.calls.launch(
             "shared memory", "shared memory()", program, tag=SETUP_TAG, timeout=math.inf
         )

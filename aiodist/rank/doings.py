@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import count
 from typing import Any, NamedTuple
 
 from aiodist.engine import deadlines
@@ -73,7 +72,7 @@ class RankDoings:
 class Pending(NamedTuple):
     """An operation that waits.
 
-    `op` is set for collectives. `seq` is its number, or the number that it will get.
+    `op` is set for collectives, and `seq` is its number.
     """
 
     work: Work[Any]
@@ -88,10 +87,8 @@ def pending_in(context: Context) -> Iterator[Pending]:
     for op in context.calls.ops.values():
         if op.tag != SETUP_TAG:
             yield Pending(op.work, context, op, op.seq)
-    upcoming = count(context.calls.tags.upcoming(None))
-    for op in context.calls.deferred:
-        # A tag that is not free may count anew.
-        yield Pending(op.work, context, op, next(upcoming) if op.tag is None else None)
+    for op in context.calls.deferred:  # without a number, because a tag may count anew
+        yield Pending(op.work, context, op)
     if not context.records.hides_messages:
         for work in context.p2p.pending:
             yield Pending(work, context)

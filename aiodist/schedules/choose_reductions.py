@@ -58,6 +58,9 @@ class Shape(NamedTuple):
     sliceable: bool = True
     """Whether the operator may be applied to slices."""
     commutative: bool = True
+    ordered: bool = False
+    """Whether only plans are considered that combine the operands one by one, in rank order, as
+    the plans in shared memory do."""
 
 
 @lru_cache(maxsize=1024)
@@ -90,8 +93,10 @@ def choose_all_reduce(x: Shape, size: int, costs: Costs = ONE_HOST_TCP) -> Choic
         return _whole(x, size, costs)
     # The distance between ranks is measured anew in each run. So the results must not depend on it.
     near = costs._replace(trip=0.0)
-    choices = [_direct(x, size, None, near), _halving(x, size, None, near)]
-    if x.commutative:
+    choices = [_direct(x, size, None, near)]
+    if not x.ordered:
+        choices.append(_halving(x, size, None, near))
+    if x.commutative and not x.ordered:
         # For large slices of few ranks the ring is first, because it has the fewest frames, and
         # data are still in the caches when they are reduced. It took 0.6 to 0.9 of the processor
         # time of a direct exchange, with 2 to 8 ranks on two cores.
@@ -112,7 +117,12 @@ def choose_reduce(x: Shape, size: int, root: int, costs: Costs = ONE_HOST_TCP) -
     see it whole, the plan is an all_reduce whose result only `root` keeps."""
     if not x.sliceable or size == 1:
         return _whole(x, size, costs)
-    return cheapest([_direct(x, size, root, costs), _halving(x, size, root, costs)], costs)
+    near = costs._replace(trip=0.0)  # as above
+    choices = [_direct(x, size, root, near)]
+    if not x.ordered:
+        choices.append(_halving(x, size, root, near))
+    chosen = cheapest(choices, near)
+    return chosen if chosen.partials else _direct(x, size, root, costs)
 
 
 @lru_cache(maxsize=1024)
@@ -139,7 +149,7 @@ def choose_reduce_scatter(x: Shape, bounds: tuple[int, ...], costs: Costs = ONE_
         whole = direct._replace(scratch=others * own)
         return Choice(reduce_scatter.whole, args, whole, before=before)
     choices = [Choice(reduce_scatter.direct, (bounds, segment, window), direct, before=before)]
-    if size > 1:
+    if size > 1 and not x.ordered:
         choices.append(_halving_slices(x, bounds, longest, costs))
         if x.commutative:
             choices.append(_ring_slices(x, bounds, longest, costs))
@@ -315,7 +325,7 @@ def choose_scan(x: Shape, size: int, exclusive: bool, costs: Costs = ONE_HOST_TC
     )
     chained = (x.length, segment, exclusive, not x.sliceable, window)
     choices = [Choice(chain.scan, chained, hops, partials=True, before=rounds)]
-    if scratch <= SCRATCH_LIMIT:
+    if scratch <= SCRATCH_LIMIT and not x.ordered:
         args = (x.length, segment, exclusive)
         choices.append(Choice(prefixes.scan, args, doubling, partials=True, before=rounds))
     return cheapest(choices, costs, RELAY_MARGIN)

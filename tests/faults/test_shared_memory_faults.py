@@ -48,7 +48,7 @@ async def main():
 async def settled(group):
     over = 0
     while not over:  # as often on all ranks
-        over = await group.all_reduce(int(group._context._setup._over), aiodist.ReduceOp.MIN)
+        over = await group.all_reduce(int(group._context._setup.over), aiodist.ReduceOp.MIN)
     assert group._context.lane is not None
 
 async def lost(group):

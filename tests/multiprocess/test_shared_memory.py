@@ -22,7 +22,7 @@ import aiodist
 async def settled(group):
     over = 0
     while not over:  # as often on all ranks
-        over = await group.all_reduce(int(group._context._setup._over), aiodist.ReduceOp.MIN)
+        over = await group.all_reduce(int(group._context._setup.over), aiodist.ReduceOp.MIN)
 
 def say(value):
     print(json.dumps(value), flush=True)

@@ -96,7 +96,7 @@ async def lane_is_there(group: Group) -> None:
     over = 0
     while not over:  # as often on all ranks
         setup = group._context._setup
-        over = await group.all_reduce(int(setup is None or setup._over), ReduceOp.MIN)
+        over = await group.all_reduce(int(setup is None or setup.over), ReduceOp.MIN)
 
 
 def equal(got: Values, due: Any) -> None:

@@ -410,3 +410,32 @@ def test_far_ranks_reduce_in_the_same_order(size: int, nbytes: int, commutative:
     assert apart.tally.scratch <= SCRATCH_LIMIT
     if not around:
         assert near.name == apart.name and near.args[-1] is False
+
+
+@pytest.mark.parametrize("size", [2, 3, 8, 16, 64])
+@pytest.mark.parametrize("itemsize", [4, 8])
+def test_far_ranks_take_the_same_plans_for_other_reductions(size: int, itemsize: int) -> None:
+    for length in [(1 << power) + more for power in range(8, 23) for more in (0, 5)]:
+        x = Shape(length, itemsize, itemsize)
+        bounds = tuple([length * rank // size for rank in range(size + 1)])
+        for choose in (
+            lambda prices, x=x: choose_reduce(x, size, 0, prices),
+            lambda prices, x=x, bounds=bounds: choose_reduce_scatter(x, bounds, prices),
+            lambda prices, x=x: choose_scan(x, size, False, prices),
+        ):
+            names = {choose(far(trip)).name for trip in (0.0, 0.002, 0.005, 0.1)}
+            assert len(names) == 1, (length, names)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8, 16])
+@pytest.mark.parametrize("nbytes", [128 * KIB, MIB, 64 * MIB])
+def test_plans_that_combine_one_by_one(size: int, nbytes: int) -> None:
+    x = array(nbytes)._replace(ordered=True)
+    bounds = tuple([x.length * rank // size for rank in range(size + 1)])
+    for prices in (NEAR, far(0.1)):
+        all_reduce = choose_all_reduce(x, size, prices)
+        assert all_reduce.name == "reduce_scatter_all_gather.all_reduce"
+        assert all_reduce.args[-1] is False  # not in the order of a ring
+        assert choose_reduce(x, size, 0, prices).name == "reduce.scatter_gather"
+        assert choose_reduce_scatter(x, bounds, prices).name == "reduce_scatter.direct"
+        assert choose_scan(x, size, True, prices).name == "chain.scan"
