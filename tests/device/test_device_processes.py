@@ -20,7 +20,7 @@ async def lane_is_there(group: aiodist.Group) -> bool:
     over = 0
     while not over:  # as often on all ranks
         setup = group._context._setup
-        over = await group.all_reduce(int(setup is None or setup._over), aiodist.ReduceOp.MIN)
+        over = await group.all_reduce(int(setup is None or setup.over), aiodist.ReduceOp.MIN)
     return group._context.lane is not None
 
 
