@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import sys
 import threading
 import time
 from collections import deque
@@ -73,6 +74,17 @@ _now = time.monotonic
 def at_once() -> bool:
     """The `Until` of a visitor that waits for nothing."""
     return True
+
+
+_OUTSIDE = "_came_outside_of_aiodist"
+"""The attribute of interrupts that came while their thread was not in the loop."""
+
+
+def _interrupt_in(error: BaseException | None) -> KeyboardInterrupt | None:
+    """Return the interrupt that `error` is, or was raised during."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error
 
 
 class Visit:
@@ -322,11 +334,13 @@ class Loop(_Base):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         # Code that an interrupt leaves half done may fail in its `finally`. Then only that error
         # gets here.
-        cause = context.get("exception")
-        while cause is not None and not isinstance(cause, KeyboardInterrupt):
-            cause = cause.__context__
-        if cause is not None:
-            self.mend(cause)
+        cause = _interrupt_in(context.get("exception"))
+        if cause is not None and not hasattr(cause, _OUTSIDE):
+            lock: Any = self._lock
+            if lock._is_owned():
+                self.mend(cause)
+            else:  # a Work was dropped elsewhere
+                self.call_soon_threadsafe(self.mend, cause)
         super().call_exception_handler(context)
 
     def _write_to_self(self) -> None:
@@ -396,6 +410,10 @@ class Loop(_Base):
         if outer is self:
             return False
         waiting = self.waiting
+        # If the program handles an interrupt now, errors in here carry it, though it did no harm.
+        handled = _interrupt_in(sys.exc_info()[1])
+        if handled is not None:
+            setattr(handled, _OUTSIDE, True)
         try:
             asyncio._set_running_loop(self)
             try:

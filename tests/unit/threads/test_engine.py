@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import threading
@@ -447,3 +448,42 @@ def test_calls_of_an_engine_that_has_ended_raise() -> None:
     mine.end()
     mine._thread.join()
     mine.loop.close()
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_an_interrupt_that_came_before_the_call_does_no_harm(is_inside: bool) -> None:
+    """Errors of operations that the program starts while it handles an interrupt carry it."""
+    one, reported = engine(), threading.Event()
+    disorders = one.loop.disorders
+    one.loop.set_exception_handler(lambda loop, context: reported.set())
+    failed: list[asyncio.Future[None]] = []
+
+    def fail() -> None:
+        work = one.loop.create_future()
+        try:
+            raise ValueError("an operator of the program")
+        except ValueError as error:
+            work.set_exception(error)
+        failed.append(work)
+
+    try:
+        raise KeyboardInterrupt  # as of input()
+    except KeyboardInterrupt:
+        one.submit(fail)
+    error = failed[0]._exception
+    assert error is not None
+    assert isinstance(error.__context__, KeyboardInterrupt)
+    del error
+
+    def drop() -> None:
+        failed.clear()
+        gc.collect()  # asyncio reports it
+
+    if is_inside:
+        one.submit(drop)
+    else:
+        drop()
+    assert reported.wait(10)
+    one.wait_for(asyncio.sleep(0))
+    one.loop.set_exception_handler(None)
+    assert one.loop.disorders == disorders
