@@ -161,8 +161,8 @@ class Record:
     def numbered(self, seq: int) -> None:
         """Note the number of an operation that has ended before it got one."""
         if self.ended is not None:
-            op, tag, _, *rest = self.ended
-            self.ended = (op, tag, seq, *rest)
+            op, tag, _, nbytes, started, ended, source = self.ended
+            self.ended = op, tag, seq, nbytes, started, ended, source
 
     def carries(self, arrays: Sequence[object]) -> None:
         """Note the arrays of a message or of a window. Their texts are dtype and shape."""
