@@ -96,7 +96,7 @@ def test_another_publisher_is_refused_after_a_restart_of_the_coordinator(durable
 
     async def second():
         await asyncio.sleep(1.1 + after)
-        with pytest.raises(aiodist.JoinError, match="has another publisher"):
+        with pytest.raises(aiodist.JoinError, match="has another publisher: end it first"):
             async with stage.publisher():
                 pass
         stage.done.set()

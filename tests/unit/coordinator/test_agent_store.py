@@ -1,9 +1,16 @@
-"""How calls of torchrun's store end with the process."""
+"""How calls of torchrun's store end: with the process, and if the store does not answer."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+
+import pytest
+
+from aiodist.coordinator.agent_store import AgentStore, Notice
+from aiodist.errors import JoinTimeoutError
+from aiodist.wire.address import Address
 
 PROGRAM = """
 import asyncio, atexit, threading
@@ -34,3 +41,18 @@ def test_the_end_of_the_process_waits_for_a_call_that_was_cancelled() -> None:
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=50
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "the call has returned\n", "")
+
+
+async def test_who_publishes_hears_that_the_store_does_not_answer() -> None:
+    over = threading.Event()
+
+    class Silent(AgentStore):
+        async def _open(self, timeout: float) -> None:
+            await self._call(over.wait)
+
+    store = Silent(Address("tcp", "127.0.0.1", 29500), "key")
+    try:
+        with pytest.raises(JoinTimeoutError, match=r"29500 did not answer within 0.01 s"):
+            await store.publish(Notice("tcp://127.0.0.1:1", "run"), 0.01)
+    finally:
+        over.set()
