@@ -37,6 +37,7 @@ from aiodist.prepared.express import (
 )
 from aiodist.prepared.joined import JoinedCalls
 from aiodist.prepared.lane_reductions import LaneRecipe
+from aiodist.prepared.plain_values import PlainRecipe
 from aiodist.prepared.tapes import ALL_SHOWN, is_tape, tape_of
 from aiodist.shared_memory.board import LEAST_IN_ROUND, digest_of
 from aiodist.shared_memory.lane import Lane
@@ -351,4 +352,4 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
     def _learn_plain(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
     ) -> lane_values.ValueRecipe | None:
-        return lane_values.learn(lane_values.PlainRecipe, self._context, op, make, args)
+        return lane_values.learn(PlainRecipe, self._context, op, make, args)

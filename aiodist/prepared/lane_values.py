@@ -96,25 +96,14 @@ def learn(
     phase = cast(Phase, next(program))
     program.close()
     exchanged = exchanged._replace(moves=exchanged.given is not None and op in recipe.moves)
-    own = _EMPTY if recipe.is_plain else _own(exchanged, phase, context.rank)
+    own = recipe.own_of(exchanged, phase, context.rank)
     return None if own is None else recipe(context, call, phase, make, exchanged, own)
-
-
-def _own(exchanged: Exchanged, phase: Phase, rank: int) -> Template | None:
-    """Return the template of what this `rank` shows in that phase.
-
-    None: the call does more than that, or the rank has to look at what it gets.
-    """
-    own = exchanged.template_of(cast(Blobs, phase.memory).blobs[rank], rank)
-    return None if own is None or own.want == fitting.LOOK else own
 
 
 class ValueRecipe(Recipe):
     """A recipe of ranks that share memory, for values of known shapes."""
 
     on_lane = True
-    is_plain = False
-    """Whether it is for all plain values, of any form: see `PlainRecipe`."""
     moves = frozenset({"broadcast", "all_gather", "all_to_all"})
     """The operations on arrays whose data may travel apart, into arrays of the user."""
 
@@ -152,6 +141,15 @@ class ValueRecipe(Recipe):
         self.fused = self._bound
         self.at_once: dict[int, Callable[[Any], int]] = {}  # functions that do a call, by area
         self._collects: dict[int, Collect] = {}  # their last part, by area
+
+    @staticmethod
+    def own_of(exchanged: Exchanged, phase: Phase, rank: int) -> Template | None:
+        """Return the template of what this `rank` shows in that phase.
+
+        None: the call does more than that, or the rank has to look at what it gets.
+        """
+        own = exchanged.template_of(cast(Blobs, phase.memory).blobs[rank], rank)
+        return None if own is None or own.want == fitting.LOOK else own
 
     def lay_out(
         self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
@@ -249,7 +247,7 @@ class ValueRecipe(Recipe):
                 self._other_words = words
                 return False
             program = self._make(self._context, *args).start(self.on_lane)
-            own = _own(self._exchanged, cast(Phase, next(program)), self._context.rank)
+            own = self.own_of(self._exchanged, cast(Phase, next(program)), self._context.rank)
             program.close()
             if own is None:
                 return False
@@ -610,60 +608,11 @@ class ValueRecipe(Recipe):
         self._collects.clear()
 
 
-class PlainRecipe(ValueRecipe):
-    """A recipe of plain values of any form: see `plain`. It has no template."""
-
-    is_plain = True
-    __slots__ = ()
-
-    def lay_out(
-        self, args: tuple[Any, ...], flats: Sequence[Flat] = (), words: Sequence[Any] = ()
-    ) -> tuple[Any, Any] | None:
-        values = self._offered(args[0])
-        shown = None if values is None else plain.shown(values)
-        if shown is None:
-            return None
-        result: list[Any] = []
-        place = args[0] if self.op == "broadcast" else None
-        return result, Given(args, (), result, self._own, place, shown)
-
-    def _offered(self, value: Any) -> Sequence[Any] | None:
-        """Return the values that this rank shows. None: the ordinary way has to look at `value`."""
-        count = self._exchanged.counts[self._context.rank]
-        if not count:
-            return () if value is None else None  # a place may hold arrays
-        if self.op not in plain.SLOTS:
-            return (value,)
-        return value if type(value) in (list, tuple) and len(value) == count else None
-
-    def _bound(self, phase: Phase, lane: Lane, area: int) -> Callable[[Given], int]:
-        areas = areas_of(lane, area)
-        own = areas[self._context.rank]
-
-        def show(call: Given) -> int:
-            shown = cast(bytes, call.shown)
-            own[: len(shown)] = shown
-            return True
-
-        return self.bound(phase, lane, area, show, partial(self.read_plainly, areas))
-
-    def form(self, args: tuple[Any, ...]) -> Form | None:
-        return None
-
-    def known(self, args: tuple[Any, ...]) -> KnownCall | None:
-        return None
-
-    def _learn_from(self, blobs: Sequence[bytes]) -> None:
-        """Do nothing, because the next values have another form."""
-
-
 def areas_of(lane: Lane, area: int) -> list[memoryview]:
     """Return that area of all ranks, by rank."""
     return [lane.board.area(rank, area) for rank in range(1 + len(lane.others))]
 
 
-_EMPTY = Template.of(b"", ())
-"""The template of a rank that shows nothing."""
 _NEVER = memoryview(b""), b"?"
 """A pair that no blob matches."""
 

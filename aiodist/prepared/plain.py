@@ -17,7 +17,6 @@ from aiodist.buffers.encoding import encode_plain
 from aiodist.buffers.values import parse
 from aiodist.collectives.offers import Offer
 from aiodist.collectives.templates import LENGTH
-from aiodist.compiled import core
 from aiodist.prepared.exchanged import Exchanged
 
 OPS = frozenset({"broadcast", "all_gather", "gather", "scatter", "all_to_all"})
@@ -75,19 +74,10 @@ def read(exchanged: Exchanged, blobs: Sequence[bytes | memoryview], most: int) -
             rows.append(offers)
         values: list[Any] = []
         for src, at in exchanged.takes:
-            value = _value(rows[src][at][0], most)
-            if value is NotImplemented:
+            value = parse(rows[src][at][0], max_bytes=most)
+            if not value.is_plain:
                 return None
-            values.append(value)
+            values.append(value.finish())
     except Exception:  # other ranks may show anything, so msgpack and the fields may raise anything
         return None
     return values
-
-
-def _value(meta: bytes, most: int) -> Any:
-    """Return the value of this metadata, or NotImplemented if there is more to it."""
-    value = NotImplemented if core is None or len(meta) > most else core.read_value(meta)
-    if value is not NotImplemented:
-        return value
-    incoming = parse(meta, max_bytes=most)
-    return incoming.finish() if incoming.is_plain else NotImplemented

@@ -58,6 +58,7 @@ from aiodist.prepared.berthed import BerthedCall, BerthRecipe
 from aiodist.prepared.express import Express, ExpressGroup, before, failing, returning
 from aiodist.prepared.joined import JoinedCalls
 from aiodist.prepared.lane_reductions import LaneRecipe
+from aiodist.prepared.plain_values import PlainPost, PostedPlain
 from aiodist.prepared.posted import (
     Data,
     InOneGo,
@@ -71,12 +72,7 @@ from aiodist.prepared.posted import (
     is_shown,
 )
 from aiodist.prepared.posted_slots import slots_in_one_go
-from aiodist.prepared.posted_values import (
-    PlainPost,
-    PostedPlain,
-    PostedValues,
-    taking_in_one_go,
-)
+from aiodist.prepared.posted_values import PostedValues, taking_in_one_go
 from aiodist.prepared.tapes import tape_of_posts
 from aiodist.schedules import direct_exchange
 from aiodist.shared_memory.berths import Berths

@@ -18,7 +18,7 @@ from aiodist.engine.phase import Phase
 from aiodist.links.moved import Moved
 from aiodist.phases.memories import Blobs
 from aiodist.prepared.express import ExpressGroup
-from aiodist.prepared.lane_values import MOST_TAKES, PlainRecipe, ValueRecipe
+from aiodist.prepared.lane_values import MOST_TAKES, ValueRecipe
 from aiodist.prepared.posted import Begin, ByTag, Data, InOneGo, Otherwise, Posted, Shows
 from aiodist.prepared.taking import Given, Take, give
 from aiodist.schedules.plan import OUT, Span
@@ -159,45 +159,6 @@ class PostedValues(ValueRecipe, Posted):
         cast(Blobs, phase.memory).read((own,), memoryview(self.shown(given)).cast("B"))
         done = self._context.size - 1  # all its frames are sent
         return Otherwise(Executor(phase, None, done=done), self._rest(program, phase, given))
-
-
-class PostedPlain(PlainRecipe, PostedValues):
-    """A recipe of plain values of any form that are posted."""
-
-    __slots__ = ()
-
-
-class PlainPost(Posted):
-    """One call of a `PostedPlain`, whose posts have another length each time."""
-
-    __slots__ = ("_recipe", "_shown", "call", "lengths", "nbytes", "op")
-
-    def __init__(self, recipe: PostedPlain, rank: int, size: int, given: Given) -> None:
-        self._recipe = recipe
-        self._shown = recipe.shown(given)
-        self.op, self.call, self.nbytes = recipe.op, recipe.call, recipe.nbytes
-        self.lengths = [-1] * size
-        self.lengths[rank] = len(self._shown)
-
-    def shown(self, given: Given) -> Data:
-        return self._shown
-
-    def prefixes(self, tag: object, number: int) -> Sequence[bytes | None]:
-        before = prefixes(pack_fields(tag, self.call), len(self._shown))(number)
-        return [None if length < 0 else before for length in self.lengths]
-
-    def fits(self, nbytes: int) -> bool:
-        return True
-
-    def result(self, values: Sequence[Data], x: Any, given: Given) -> Any:
-        recipe = self._recipe
-        return x.pop() if recipe.read_plainly(values, given) else recipe.begun(x, given)
-
-    def begun(self, x: Any, given: Given) -> Otherwise:
-        return self._recipe.begun(x, given)
-
-    def keep(self, given: Given) -> Given:
-        return self._recipe.keep(given)
 
 
 def taking_in_one_go(

@@ -1,4 +1,4 @@
-"""Reductions of lists between hosts: prepared calls join the arrays, and nobody can tell."""
+"""Reductions of lists between hosts: prepared calls join the arrays, and results stay the same."""
 
 from __future__ import annotations
 

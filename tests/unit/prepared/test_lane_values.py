@@ -11,7 +11,7 @@ from sharing import everyone, sharing
 import aiodist
 from aiodist import CollectiveAbortedError, MismatchError
 from aiodist.engine.executor import ALL
-from aiodist.prepared import lane_values
+from aiodist.prepared import express, lane_values
 from aiodist.prepared.express import PLAIN_BEFORE
 
 torch = pytest.importorskip("torch")
@@ -280,6 +280,27 @@ def test_numbers_are_no_kinds(run):
                 await everyone(ranks, lambda g, n=number: g.all_to_all([n, n]))
                 await everyone(ranks, lambda g, n=number: g.broadcast(n, 0))
             assert len(express._recipes) == before + 2 * 3  # for plain values, and for these
+
+    run(main())
+
+
+def test_few_kinds_that_came_once_are_kept_and_nothing_of_them(run, monkeypatch):
+    """Each call may look different, and keys of dicts may be long."""
+    monkeypatch.setattr(express, "SEEN", 4)
+
+    async def main():
+        async with sharing(2) as ranks:
+            ways = ranks[0]._context.express
+            recipes = len(ways._recipes)
+            for number in range(10):
+                tree = {f"{number}": np.full(2, number)}
+                for found in await everyone(ranks, lambda g, x=tree: g.all_gather(x)):
+                    assert all((each[f"{number}"] == number).all() for each in found)
+            assert [*map(type, ways._seen)] == [int] * 4
+            assert len(ways._recipes) == recipes + 1  # for all plain values
+            await everyone(ranks, lambda g: g.all_gather(tree))
+            assert len(ways._recipes) == recipes + 2
+        assert not ways._seen
 
     run(main())
 
