@@ -25,14 +25,14 @@ SLOTS = frozenset({"scatter", "all_to_all"})
 """Those that take a list with one value for each rank."""
 MOST = 1 << 20
 """The most bytes that a rank shows within a call."""
-_CONTAINERS = frozenset({list, tuple, dict})
+CONTAINERS = frozenset({list, tuple, dict})
 _BEHIND = [*Offer(b"", 0, b"")][1:]
 """What follows the metadata in the offer of such a value."""
 
 
 def may_be_plain(value: Any) -> bool:
     """Say whether `value` is of a type that may have no arrays in it."""
-    return type(value) in _CONTAINERS or type(value) in WORDS or isinstance(value, np.generic)
+    return type(value) in CONTAINERS or type(value) in WORDS or isinstance(value, np.generic)
 
 
 def shown(values: Sequence[Any]) -> bytes | None:

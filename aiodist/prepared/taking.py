@@ -14,6 +14,7 @@ from aiodist.collectives import fitting
 from aiodist.collectives.templates import Data, Reading, Template
 from aiodist.phases.memories import Blobs
 from aiodist.prepared.express import Flat, written
+from aiodist.prepared.plain import CONTAINERS
 from aiodist.schedules.plan import Copy
 
 
@@ -72,9 +73,13 @@ def fit(readings: Sequence[Reading], sources: Sequence[int]) -> bool:
 def kept(value: Any) -> Any:
     """Copy the lists and dicts in `value`, because the program may change them."""
     kind = type(value)
-    if kind is list or kind is tuple:
-        return kind(map(kept, value))
-    return {key: kept(each) for key, each in value.items()} if kind is dict else value
+    if kind not in CONTAINERS:
+        return value
+    if CONTAINERS.isdisjoint(map(type, value.values() if kind is dict else value)):
+        return kind(value)
+    if kind is dict:
+        return {key: kept(each) for key, each in value.items()}
+    return kind(map(kept, value))
 
 
 def give(take: Take | None, call: Given) -> bool:
