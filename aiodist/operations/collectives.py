@@ -67,7 +67,7 @@ class CollectiveOperations(OperationStarts):
         if running_loop() is not self._loop:
             self._enter()
         context = self._context
-        express = context.express if tag is None else context.post_express
+        express = context.express if tag is None else context.tagged_express
         if out is None and express is not None:
             # There is an express way, so the group has not ended.
             seconds = context.op_timeout if timeout is None else timeout

@@ -75,7 +75,7 @@ class OperationStarts(ABC):
         if tag is None:
             express = context.express
         else:
-            tag, express = as_tag(tag), context.post_express
+            tag, express = as_tag(tag), context.tagged_express
         seconds = context.op_timeout
         if timeout is not None:
             if timeouts.is_timeout(timeout):

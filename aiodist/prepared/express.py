@@ -1,8 +1,8 @@
 """Prepared collectives: a call like an earlier one is done within the call, if it need not wait.
 
 This module has what all of them have in common. Ranks that share memory use `lane_express`, or
-`post_express` for calls with a tag. Ranks that are joined by links use `link_express`, and groups
-that span hosts use `multihost_express`.
+`post_express` for calls with a tag. Groups that span hosts use `multihost_express`, or
+`link_express` for calls with a tag. Other groups use `link_express` for all calls.
 
 The first call of a kind takes the *ordinary way*: it is planned and launched as an `Operation`. It
 also makes a `Recipe`, which keeps all that is the same each time. That is the text that ranks
@@ -37,7 +37,7 @@ This is safe for these reasons:
   yields and polls look at memory alone. A later message finds the operation. If the call is done,
   the message has a number that was counted, and is dropped.
 * The number is taken once, by `_done` or by `take_over`. It is the same in both cases, because no
-  other call comes in between.
+  other call comes in between. Ranks cannot agree on forgetting the tag meanwhile (`is_free`).
 * Errors in the call (a kernel that raises, places that make no sense) make an operation that fails
   at once. So other ranks hear of it, the abort word is written, and the lane is left in the one way
   that exists.
@@ -552,7 +552,10 @@ class Express(ABC, Generic[G, R]):
 
     def _finish(self, work: Work[Any], op: str, call: bytes, nbytes: int, result: Any) -> None:
         """Finish `work`, a call of `op` that is done, with this result."""
-        self._calls.tags.pass_over(work.tag)
+        tags = self._calls.tags
+        tags.pass_over(work.tag)
+        if work.tag is not None and tags.many:
+            self._calls.forget_tags()
         ended = self._note(work, op, call, nbytes)
         if self._records.trace is not None:
             self._records.started(work)

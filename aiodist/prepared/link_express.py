@@ -205,18 +205,18 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
         tag: object = None,
     ) -> Work[Any] | None:
         context, calls = self._context, self._calls
-        if not is_free(context):
+        if not is_free(context, tag):
             return None
-        seq = calls.tags.upcoming(None)
-        if not recipe.frames.begin(seq):
+        key = tag, calls.tags.upcoming(tag)
+        if not recipe.frames.begin(key):
             return None
-        work: Work[Any] = Work.begin(self._loop, recipe.op, None, seq, recipe.nbytes)
+        work: Work[Any] = Work.begin(self._loop, recipe.op, *key, recipe.nbytes)
         moving = self._moving(work, recipe, flat, seconds)
         try:
             done, executor = recipe.begin(flat)
             # The call has read links, so something may have come for its number. It may be a
             # verdict. Then this rank must not return a result, even if the result is complete.
-            is_quiet = calls.arrivals.is_quiet((None, seq))
+            is_quiet = calls.arrivals.is_quiet(key)
             if done == ALL and is_quiet:
                 if moving is not None:
                     if moving.begin():
@@ -279,16 +279,16 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
         context, calls = self._context, self._calls
         if call.op not in SHARE_FIRST or context.size == 1 or not self._may_begin(call, args):
             return None
-        if not is_free(context):
+        if not is_free(context, tag):
             return None
-        text, seq = call.text.encode(), calls.tags.upcoming(None)
+        text, key = call.text.encode(), (tag, calls.tags.upcoming(tag))
         plan = share_over_links(context, first=True, of_one=SHARE_FIRST[call.op]).plan
         known = self._known.of(context, text, plan)
         # After this, the ordinary way cannot start the call, because a program may keep its
         # arguments and is started only once.
-        if not known.frames.begin(seq):
+        if not known.frames.begin(key):
             return None
-        work: Work[Any] = Work.begin(self._loop, call.op, None, seq, call.nbytes)
+        work: Work[Any] = Work.begin(self._loop, call.op, *key, call.nbytes)
         program, executor = call.start(False), None
         try:
             phase = next(program)
@@ -298,7 +298,7 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
                 memory.expect(lengths)
                 known.frames.memory = memory
                 executor = Executor(phase, known.frames)
-                if not executor.run() or not calls.arrivals.is_quiet((None, seq)):
+                if not executor.run() or not calls.arrivals.is_quiet(key):
                     rest = learning(known, memory, context.rank, program)
                     calls.take_over(work, text, executor, rest, seconds)
                     return work

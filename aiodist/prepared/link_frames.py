@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from aiodist.engine.early import Key
 from aiodist.engine.phase import Spans
 from aiodist.prepared.express import ExpressGroup
 from aiodist.schedules.plan import Plan, Recv, Send
 from aiodist.transports.base import Landing, Link
+from aiodist.transports.framed import FramedLink
 from aiodist.transports.polling import cores
 from aiodist.transports.retransmission import JOINED
-from aiodist.transports.stream import StreamLink
 from aiodist.wire import kinds
 from aiodist.wire.frames import Stencil, pack_fields
 
@@ -41,8 +42,8 @@ class LinkGroup(ExpressGroup, Protocol):
         ...
 
 
-def is_free(context: LinkGroup) -> bool:
-    """Say whether the group has nothing under way and has not ended."""
+def is_free(context: LinkGroup, tag: object = None) -> bool:
+    """Say whether the group has nothing under way and has not ended, and `tag` is free."""
     # Read links first, because a peer may have given the collective up. Its message may be behind
     # its contribution, or on a link that this call does not need. A busy rank has read neither, and
     # would return a result though all others have a verdict. If there is no link to the peer yet,
@@ -50,7 +51,11 @@ def is_free(context: LinkGroup) -> bool:
     endpoint = context.endpoint
     if context.calls.arrivals.early or endpoint.progress.is_unread():
         endpoint.poll()
-    return context.is_idle
+    tags = context.calls.tags
+    if not context.is_idle or tag in tags.frozen:
+        return False
+    tags.idle.pop(tag, None)  # because the call reads links before it takes its number
+    return True
 
 
 class EagerLinks:
@@ -79,7 +84,7 @@ class Frames(EagerLinks):
     """
 
     __slots__ = (
-        "_arrivals", "_call", "_context", "_crowded", "_peers", "_prefixes", "_progress", "_seq",
+        "_arrivals", "_call", "_context", "_crowded", "_key", "_peers", "_prefixes", "_progress",
         "_stencils", "links", "memory", "plan",
     )  # fmt: skip
 
@@ -92,22 +97,25 @@ class Frames(EagerLinks):
         self._crowded = context.size > cores()  # a peer may need this core: see `Progress._spin`
         # The peers of the plan: the call needs free links to all of them.
         self._peers = sorted({step.peer for step in plan.steps if isinstance(step, (Send, Recv))})
-        self._stencils: dict[int, Stencil] = {}  # by the bytes of payload
+        self._stencils: dict[int, Stencil] = {}  # for the present tag, by the bytes of payload
         # The memory for incoming frames of the present call: `due` gives the place of a frame.
         self.memory: Any = None
         # Of the present call:
-        self._seq = 0  # its number
-        self.links: dict[int, StreamLink] = {}  # by peer
+        self._key: Key = (None, 0)  # its tag and number
+        self.links: dict[int, FramedLink] = {}  # by peer
         self._prefixes: dict[int, bytes] = {}  # by the bytes of payload
 
-    def begin(self, seq: int) -> bool:
-        """Begin the collective `seq`. Return whether the links to all peers are free."""
+    def begin(self, key: Key) -> bool:
+        """Begin the collective with this tag and number. Return whether the links to all peers are
+        free."""
         for peer in self._peers:
             link = self._context.link(peer)
-            if type(link) is not StreamLink or not link.is_clear:
+            if not (isinstance(link, FramedLink) and link.is_clear):
                 return False
             self.links[peer] = link
-        self._seq = seq
+        if key[0] != self._key[0]:
+            self._stencils.clear()
+        self._key = key
         self._prefixes.clear()
         return True
 
@@ -115,11 +123,12 @@ class Frames(EagerLinks):
         """Return what precedes a payload of so many bytes."""
         prefix = self._prefixes.get(nbytes)
         if prefix is None:
+            tag, seq = self._key
             stencil = self._stencils.get(nbytes)
             if stencil is None:
-                begins = kinds.MESSAGE, self._context.id, None
+                begins = kinds.MESSAGE, self._context.id, tag
                 stencil = self._stencils[nbytes] = Stencil(begins, (0, self._call), nbytes)
-            prefix = self._prefixes[nbytes] = stencil.fill(self._seq)
+            prefix = self._prefixes[nbytes] = stencil.fill(seq)
         return prefix
 
     def send(self, peer: int, views: Sequence[memoryview]) -> bool:
@@ -141,7 +150,7 @@ class Frames(EagerLinks):
     def has_come(self, peer: int, prefix: bytes, into: memoryview) -> bool:
         """Look for the frame of `peer`. If it has come, its payload is in `into`."""
         arrivals = self._arrivals
-        if arrivals.early and arrivals.take_early((None, self._seq), peer, self._call, into):
+        if arrivals.early and arrivals.take_early(self._key, peer, self._call, into):
             return True
         if len(into) > LOOKED_FOR:
             return False
@@ -174,17 +183,17 @@ class LendingFrames(Frames):
         self._header = b""  # of the present call
         self._lent: list[int] = []  # peers with sent memory that is not settled
 
-    def begin(self, seq: int) -> bool:
+    def begin(self, key: Key) -> bool:
         self._header = b""
-        return super().begin(seq)
+        return super().begin(key)
 
     def send(self, peer: int, views: Sequence[memoryview]) -> bool:
         nbytes = sum(map(len, views))
         if nbytes <= JOINED:
             return super().send(peer, views)
         if not self._header:
-            fields = self._context.id, None, self._seq, 0, self._call
-            self._header = pack_fields(kinds.MESSAGE, *fields)
+            fields = kinds.MESSAGE, self._context.id, *self._key, 0, self._call
+            self._header = pack_fields(*fields)
         self.links[peer].send(self._header, views, token=self, urgent=True)
         self._lent.append(peer)
         return True

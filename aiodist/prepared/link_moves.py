@@ -77,7 +77,7 @@ class MovingCall:
         self._route = route
         self._given = given
         self.work = work
-        self.key: Key = (None, work.seq)
+        self.key: Key = (work.tag, work.seq)
         self.seconds = seconds  # time limit at the call
         self._finish = finish  # called when a call that has waited is done
         self._view = given.flats[0].view(np.uint8).data  # the array of the user
@@ -128,7 +128,7 @@ class MovingCall:
 
     def _wait(self) -> None:
         calls = self._calls
-        calls.tags.take(None)
+        calls.tags.take(self.work.tag)
         calls.waiting.by_key[self.key] = self
         calls.waiting.wait(self)
 
@@ -181,11 +181,11 @@ class MovingCall:
 
     def _pass_on(self) -> None:
         self._is_sending = True
-        party, seq = self._calls.party, self.work.seq
+        party = self._calls.party
         for peer, slot in self._route.goes:
             to = party.peers[peer]
             (to.link or to).send(
-                pack_fields(kinds.MESSAGE, party.id, None, seq, slot, self.call),
+                pack_fields(kinds.MESSAGE, party.id, *self.key, slot, self.call),
                 (self._view,),
                 done=partial(self._left, peer),
                 token=self,

@@ -105,7 +105,9 @@ class MultihostExpress(Express[LinkGroup, MultihostRecipe | MultihostValues]):
             return None
         seq, frames = calls.tags.upcoming(None), recipe.frames
         area = area_of(recipe.phase, lane, seq, 0)
-        if not frames.begin(seq) or not lane.try_enter(seq, area, recipe.digest, recipe.call, 0):
+        if not frames.begin((None, seq)):
+            return None
+        if not lane.try_enter(seq, area, recipe.digest, recipe.call, 0):
             return None
         lane.show_entry()
         work: Work[Any] = Work.begin(self._loop, recipe.op, None, seq, recipe.nbytes)
@@ -216,4 +218,4 @@ class MultihostExpress(Express[LinkGroup, MultihostRecipe | MultihostValues]):
         if not plan.eager:
             return None
         known = self._known.of(self._context, call, plan)
-        return known if known.frames.begin(seq) else None
+        return known if known.frames.begin((None, seq)) else None

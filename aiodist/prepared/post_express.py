@@ -266,8 +266,6 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             return work
         if done:
             self._finish(work, what.op, what.call, what.nbytes, what.made(x))
-            if tags.many:
-                calls.forget_tags()
             return work
         if done is None:
             return None
@@ -465,8 +463,6 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             return work
         self._moved.add(len(values[self._context.rank]), came)
         self._finish(work, what.op, what.call, what.nbytes, result)
-        if calls.tags.many:
-            calls.forget_tags()
         return work
 
     def _take_over(

@@ -453,7 +453,7 @@ class RankActor(EndpointOwner):
         )
         for context in self.contexts:
             context.ended = error
-            context.express = context.post_express = None
+            context.express = context.tagged_express = context.post_express = None
             context.records.unseen.mute()
 
     def close_in_child(self) -> None:

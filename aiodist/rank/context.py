@@ -103,9 +103,10 @@ class Context(Party):
             way=self.costs.way,
         )
         self.on_end: Callable[[], None] | None = None  # called once it has ended, for any reason
-        self.express: Express[Any, Any] | None = None  # the fast path of small collectives
-        # the fast path of small collectives with a tag
-        self.post_express: PostExpress | None = None
+        # The fast path of small collectives, and that of those with a tag.
+        self.express: Express[Any, Any] | None = None
+        self.tagged_express: Express[Any, Any] | None = None
+        self.post_express: PostExpress | None = None  # the latter, if the ranks share memory
         self.is_revoked = False  # by this rank or another one, also if it was closed since
         self.shows = False  # calls are posted from now on
         self.device_memory = DeviceMemory(self)  # arrays on devices, and what peers have open
@@ -228,9 +229,11 @@ class Context(Party):
         self.calls.lane = lane
         if spans_hosts(self.teams):
             self.express = MultihostExpress(self, lane)
+            self.tagged_express = LinkExpress(self)
         else:
             self.express = LaneExpress(self, lane)
             self.post_express = self.calls.posting = PostExpress(self, lane)
+            self.tagged_express = self.post_express
             self.post_express.rest()  # others may have begun to post
         if self.lost():
             lane.break_off()
@@ -244,7 +247,7 @@ class Context(Party):
 
     def use_links(self) -> None:
         """Run collectives over links, because there will be no lane."""
-        self.express = LinkExpress(self)
+        self.express = self.tagged_express = LinkExpress(self)
 
     @property
     def is_idle(self) -> bool:
@@ -322,14 +325,14 @@ class Context(Party):
             self._setup.cancel()
         # This count belongs to the whole membership, so it outlives the context.
         self.endpoint.traffic.called += self.calls.called
-        express = self.express
-        self.express = self.post_express = None
+        expresses = {self.express, self.tagged_express} - {None, self.post_express}
+        self.express = self.tagged_express = self.post_express = None
         despite_errors(
             partial(self.calls.close, error, abort=abort),
             self.device_memory.close,  # it may send a last frame
             partial(self.end, error),
             self.heap.close,
-            *((express.close,) if express is not None else ()),
+            *[each.close for each in expresses if each is not None],
             self.calls.clear,
             partial(self.p2p.close, error),
             partial(self.endpoint.remove, self, *((error.message,) if abort else ())),

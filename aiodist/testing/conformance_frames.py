@@ -73,8 +73,11 @@ class FrameTests(LinkTests):
         sent = [b"payload %d" % n for n in range(9)]
         came: list[bytes] = []
         head, into = prefix(b"next", 9), memoryview(bytearray(9))
-        for payload in sent:
-            assert a.post(head, memoryview(payload), 9)
+        for number, payload in enumerate(sent):
+            if number % 2:
+                a.send_copy(head, memoryview(payload))
+            else:
+                assert a.post(head, memoryview(payload), 9)
             at_b.frames.clear()
             if b.look_for(head, into):
                 came.append(bytes(into))
@@ -83,6 +86,21 @@ class FrameTests(LinkTests):
                 came += [payload for _, payload in at_b.frames]
         assert came == sent
         assert b.received_bytes == 9 * 9
+
+    @scenario
+    async def test_copies_come_though_there_is_no_room(self, ends: LinkPair) -> None:
+        a, at_b = ends.a, ends.at_b
+        if not isinstance(a, FramedLink):
+            return
+        block = bytearray(MAX_PAYLOAD)
+        count = 2 * LARGE // MAX_PAYLOAD
+        for n in range(count):
+            block[:] = bytes([n % 251]) * MAX_PAYLOAD
+            a.send_copy(prefix(b"%d" % n, MAX_PAYLOAD), memoryview(block))
+        await ends.until(lambda: len(at_b.frames) == count)
+        for n, (header, payload) in enumerate(at_b.frames):
+            assert header == b"%d" % n
+            assert payload == bytes([n % 251]) * MAX_PAYLOAD
 
     @scenario
     async def test_an_empty_header_is_refused(self, ends: LinkPair) -> None:

@@ -197,15 +197,15 @@ class ShmLink(FramedLink):
 
     def _write_frame(self, head: bytes, payload: Sequence[memoryview], nbytes: int) -> int:
         if nbytes <= JOINED:
-            data = b"".join((head, *payload)) if nbytes else head
-            if self._rings.put(data):
-                return len(data)
-            return self._rings.write((data,))
+            return self._write_one(b"".join((head, *payload)) if nbytes else head)
         self._rings.rewind()
         return self._rings.write((head, *payload))
 
     def _write(self, buffers: Sequence[bytes | memoryview]) -> int:
         return self._rings.write(buffers)
+
+    def _write_one(self, data: bytes) -> int:
+        return len(data) if self._rings.put(data) else self._rings.write((data,))
 
     def post(self, start: bytes, rest: memoryview, nbytes: int) -> bool:
         # The short way, if there is room, and nothing has to be kept.

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from aiodist.transports.base import Receiver
 from aiodist.transports.lasting import LastingLink
 from aiodist.transports.link import FRAME, POLL_BUDGET
-from aiodist.transports.outbox import MOST_BUFFERS, Outgoing
+from aiodist.transports.outbox import MOST_BUFFERS
 from aiodist.transports.processes import open_behind
 from aiodist.transports.retransmission import JOINED
 from aiodist.transports.silence import is_unanswered, probe_when_idle, unacknowledged
@@ -92,39 +92,6 @@ class StreamLink(LastingLink):
             frames.append(data)
             if len(frames) > kept.limit:
                 self._ask()
-
-    def send_copy(self, prefix: bytes, payload: memoryview, made: bytes | None = None) -> None:
-        """Send one urgent frame whose prefix is made. `payload` may change when this has returned.
-
-        `made` is all of the frame, if that exists already.
-        """
-        if self._direct:
-            data = prefix + payload if made is None else made
-            sent = 0
-            try:
-                sent = self._write_one(data)
-            except (BlockingIOError, InterruptedError):
-                pass
-            except OSError as error:
-                self._cannot_send(error)
-            if sent == len(data):
-                self._outbox.sent_bytes += payload.nbytes
-                kept = self._kept
-                if kept is not None:
-                    frames = kept.frames
-                    frames.append(data)
-                    if payload.nbytes > JOINED:
-                        kept.count(payload.nbytes)
-                    if len(frames) > kept.limit:
-                        self._ask()
-            elif self._accepts:
-                self._queue_rest(self._copied(prefix, payload), sent, urgent=True)
-        elif self._accepts:
-            self._outbox.push(self._copied(prefix, payload), urgent=True)
-
-    @staticmethod
-    def _copied(prefix: bytes, payload: memoryview) -> Outgoing:
-        return Outgoing(prefix, (memoryview(bytes(payload)),), payload.nbytes, None, None)
 
     def _write(self, buffers: Sequence[bytes | memoryview]) -> int:
         return self._socket.sendmsg(buffers)

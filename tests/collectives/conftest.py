@@ -17,6 +17,7 @@ from aiodist.transports import registry
 Groups = Callable[..., AbstractAsyncContextManager[list[Group]]]
 
 HOST: ContextVar[str] = ContextVar("HOST")
+OPERATIONS = ["all_reduce", "broadcast", "all_gather", "gather", "scatter", "all_to_all", "barrier"]
 LAYOUT = "abbaccab"
 """The hosts of ranks 0, 1, …, where nothing else is said."""
 
@@ -74,6 +75,20 @@ def groups(transport: str, request: pytest.FixtureRequest) -> Groups:
             yield ranks
 
     return make
+
+
+@pytest.fixture
+def every_tag(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The tag of all collectives that say nothing else."""
+    tag = request.param
+    for name in OPERATIONS if tag is not None else ():
+        real = getattr(Group, name)
+
+        def call(group: Group, *args: Any, real: Any = real, **options: Any) -> Any:
+            return real(group, *args, **{"tag": tag, **options})
+
+        monkeypatch.setattr(Group, name, call)
+    return tag
 
 
 @pytest.fixture

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from over_links import OVER_SOCKETS, nothing_is_left, until
+from over_links import OVER_SOCKETS, nothing_is_left, ordinary, until
 
 import aiodist
 from aiodist import ReduceOp
 from aiodist.engine import deadlines
 from aiodist.prepared.link_express import LinkExpress, LinkRecipe
 from aiodist.transports import polling
-from aiodist.transports.stream import StreamLink
+from aiodist.transports.framed import FramedLink
 
 pytestmark = OVER_SOCKETS
 
@@ -24,19 +25,9 @@ async def learn(ranks, *arrays):
         await asyncio.gather(*[group.all_reduce(array.copy()) for group in ranks])
 
 
-def express_of(group):
-    express = group._context.express
-    assert isinstance(express, LinkExpress)
-    return express
-
-
-def ordinary(group):
-    """Have `group` go the ordinary way from here on."""
-    group._context.express = None
-
-
-async def test_the_last_rank_is_done_within_its_call(groups):
+async def test_the_last_rank_is_done_within_its_call(groups, every_tag):
     async with groups(2) as ranks:
+        assert all(type(group._context.express) is LinkExpress for group in ranks)
         x = np.arange(5.0)
         await learn(ranks, x)
         for early in (False, True):
@@ -48,7 +39,7 @@ async def test_the_last_rank_is_done_within_its_call(groups):
             assert second.done()
             assert (second.op, second.tag, second.seq, second.nbytes) == (
                 "all_reduce",
-                None,
+                every_tag,
                 1 + early,
                 40,
             )
@@ -83,33 +74,27 @@ async def test_it_gives_what_the_ordinary_way_gives(groups, size, op, dtype):
         await asyncio.gather(*[g.all_reduce(x, op) for g, x in zip(ranks, arrays, strict=True)])
         for first in range(size):  # another one is late each time, and some go the ordinary way
             again = [value.copy() for value in values]
-            kept = [group._context.express for group in ranks]
-            if first % 2:
-                ordinary(ranks[first])
             order = [*range(first, size), *range(first)]
-            works = [ranks[rank].all_reduce(again[rank], op) for rank in order]
-            await asyncio.gather(*works)
-            for group, express in zip(ranks, kept, strict=True):
-                group._context.express = express
+            with ordinary(ranks[first]) if first % 2 else ExitStack():
+                works = [ranks[rank].all_reduce(again[rank], op) for rank in order]
+                await asyncio.gather(*works)
             for x, expected in zip(again, arrays, strict=True):
                 assert x.tobytes() == expected.tobytes()
         nothing_is_left(ranks)
 
 
-async def test_large_numbers_are_written_as_others_write_them(groups):
+async def test_large_numbers_are_written_as_others_write_them(groups, every_tag):
     async with groups(2) as ranks:
         x = np.ones(3, np.float32)
         await learn(ranks, x)
         for start in (126, 254, 65534, 2**32 - 2):
             for group in ranks:
-                group._context.calls.tags.numbers[None] = start
+                group._context.calls.tags.numbers[every_tag] = start
             for turn in range(4):
-                express = express_of(ranks[turn % 2])
-                ordinary(ranks[turn % 2])
                 arrays = [x.copy(), x.copy()]
-                works = [g.all_reduce(y) for g, y in zip(ranks, arrays, strict=True)]
-                await asyncio.gather(*works)
-                ranks[turn % 2]._context.express = express
+                with ordinary(ranks[turn % 2]):
+                    works = [g.all_reduce(y) for g, y in zip(ranks, arrays, strict=True)]
+                    await asyncio.gather(*works)
                 assert [work.seq for work in works] == [start + turn] * 2
                 assert (arrays[0] == 2).all()
         nothing_is_left(ranks)
@@ -160,13 +145,13 @@ async def test_a_word_right_behind_the_contribution_counts(groups):
         nothing_is_left(ranks)
 
 
-async def test_who_asks_gets_an_answer(groups):
+async def test_who_asks_gets_an_answer(groups, every_tag):
     async with groups(2) as ranks:
         x = np.ones(3)
         await learn(ranks, x)
         first = ranks[0].all_reduce(x.copy())
         context = ranks[0]._context
-        operation = context.calls.ops[None, first.seq]
+        operation = context.calls.ops[every_tag, first.seq]
         deadlines.inquire(context.calls, operation, 1.0)
         await until(lambda: operation.seen)  # "not entered": rank 1 keeps the question
         second = ranks[1].all_reduce(x.copy())
@@ -247,13 +232,13 @@ async def test_torch_is_told(groups):
 @pytest.mark.parametrize("size", [2, 4])
 async def test_at_once_sends_what_the_executor_sends(groups, monkeypatch, size):
     """Frame by frame, whoever is late, and with the same results."""
-    real = StreamLink.send_copy
+    real = FramedLink.send_copy
 
     async def outcome(at_once):
         monkeypatch.setattr(LinkRecipe, "has_rounds", property(lambda self: at_once))
         sent, results = [], []
         monkeypatch.setattr(
-            StreamLink,
+            FramedLink,
             "send_copy",
             lambda link, prefix, data: (
                 sent.append((prefix[-30:], bytes(data))),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import numpy as np
 import pytest
-from over_links import OVER_SOCKETS, nothing_is_left, until
+from over_links import OVER_SOCKETS, nothing_is_left, ordinary, until
 
 import aiodist
 from aiodist.prepared.link_moves import MovingCall
@@ -99,12 +99,8 @@ async def test_it_gives_what_the_ordinary_way_gives(groups, moving, size, root):
     async with groups(size) as ranks:
         await learn(ranks, root)
         for first in range(size):
-            kept = [group._context.express for group in ranks]
-            if first % 2:
-                ranks[(first + 1) % size]._context.express = None
-            await all_have_it(*called(ranks, [*range(first, size), *range(first)], root))
-            for group, express in zip(ranks, kept, strict=True):
-                group._context.express = express
+            with ordinary(ranks[(first + 1) % size]) if first % 2 else ExitStack():
+                await all_have_it(*called(ranks, [*range(first, size), *range(first)], root))
         assert moving
         nothing_is_left(ranks)
 

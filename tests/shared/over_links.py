@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,8 +14,22 @@ OVER_SOCKETS = [
     pytest.mark.strength(2),
     pytest.mark.usefixtures("no_turn_is_due"),
     pytest.mark.parametrize("transport", ["unix", "tcp"]),
+    pytest.mark.usefixtures("every_tag"),
+    pytest.mark.parametrize("every_tag", [None, "a tag"], indirect=True),
 ]
 """The marks of a module of such tests."""
+
+
+@contextmanager
+def ordinary(group: Any) -> Iterator[None]:
+    """No call of `group` is prepared."""
+    context = group._context
+    kept = context.express, context.tagged_express
+    context.express = context.tagged_express = None
+    try:
+        yield
+    finally:
+        context.express, context.tagged_express = kept
 
 
 def nothing_is_left(ranks: Sequence[Any]) -> None:

@@ -1,0 +1,95 @@
+"""Collectives with a tag that are done within the call, over links, while ranks forget tags."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+from over_links import nothing_is_left, ordinary
+
+from aiodist import Group
+from aiodist.engine import tags
+from aiodist.engine.calls import Calls
+from aiodist.transports import polling
+
+pytestmark = pytest.mark.usefixtures("no_turn_is_due")
+
+CALLS = {
+    "all_reduce": lambda g, x, tag: g.all_reduce(x + g.rank, tag=tag),
+    "all_gather": lambda g, x, tag: g.all_gather({"at": int(x[0]), "of": g.rank}, tag=tag),
+    "broadcast": lambda g, x, tag: g.broadcast(x if g.rank == 1 else np.empty_like(x), 1, tag=tag),
+}
+
+
+def expected(name: str, x: Any, size: int) -> Any:
+    if name == "all_reduce":
+        return size * x + sum(range(size))
+    return x if name == "broadcast" else [{"at": int(x[0]), "of": rank} for rank in range(size)]
+
+
+async def called(ranks: list[Group], order: list[int], name: str, x: Any, tag: Any) -> None:
+    works = [CALLS[name](ranks[rank], x, tag) for rank in order]
+    for result in await asyncio.gather(*works):
+        np.testing.assert_equal(result, expected(name, x, len(ranks)))
+
+
+@pytest.mark.parametrize("layout", ["ab", "abc", "aab", "aabb"])
+@pytest.mark.parametrize("name", CALLS)
+async def test_no_operation_begins_between_hosts(
+    on_hosts: Any, monkeypatch: pytest.MonkeyPatch, layout: str, name: str
+) -> None:
+    async with on_hosts(layout) as ranks:
+        for number in range(3):
+            await called(ranks, [*range(len(ranks))], name, np.full(3, number), "learnt")
+        monkeypatch.setattr(Calls, "launch", None)
+        for number in range(3):
+            await called(ranks, [*range(len(ranks))][::-1], name, np.full(3, number), f"{number}")
+        nothing_is_left(ranks)
+
+
+@pytest.mark.parametrize("transport", ["tcp"])
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_tag_that_is_used_is_not_forgotten(
+    groups: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Rank 0 proposes to forget it. Rank 1 hears of that only within its next call."""
+    monkeypatch.setattr(polling, "UNREAD", 3600.0)  # it reads nothing before that call
+    async with groups(2) as ranks:
+        for number in range(3):
+            await called(ranks, [0, 1], name, np.full(3, number), "a")
+        monkeypatch.setattr(tags, "MANY", 0)
+        ranks[0]._context.calls.forget_tags()
+        for number in range(3):
+            await called(ranks, [1, 0], name, np.full(3, number), "a")
+        nothing_is_left(ranks)
+
+
+@pytest.mark.parametrize("layout", ["ab", "abc", "aabb"])
+@pytest.mark.parametrize("seed", range(3))
+async def test_it_gives_what_the_ordinary_way_gives(
+    on_hosts: Any, monkeypatch: pytest.MonkeyPatch, layout: str, seed: int
+) -> None:
+    """Tags come, are forgotten and come again. Ranks call in any order, several at a time, and some
+    take the ordinary way."""
+    monkeypatch.setattr(tags, "MANY", 2)
+    random = np.random.default_rng(seed)
+    async with on_hosts(layout) as ranks:
+
+        async def one(tag: Any) -> None:
+            for number in range(20):
+                name = random.choice([*CALLS])
+                order = random.permutation(len(ranks)).tolist()
+                with contextlib.ExitStack() as stack:
+                    for rank in range(len(ranks)) if random.random() < 0.3 else ():
+                        if random.random() < 0.3:
+                            stack.enter_context(ordinary(ranks[rank]))
+                    await called(ranks, order, str(name), np.full(5, number), tag)
+
+        for number in range(6):
+            await one(number)
+        await asyncio.gather(*[one(f"tag {number}") for number in range(6)])
+        assert any(group._context.calls.tags._forgotten for group in ranks)
+        nothing_is_left(ranks)
