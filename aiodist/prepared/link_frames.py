@@ -44,8 +44,10 @@ class LinkGroup(ExpressGroup, Protocol):
 
 def is_free(context: LinkGroup, tag: object = None) -> bool:
     """Say whether the group has nothing under way and has not ended, and `tag` is free."""
-    # Read links first, because a peer may have given the collective up. Its message may be behind
-    # its contribution, or on a link that this call does not need. A busy rank has read neither, and
+    if not context.is_idle:
+        return False
+    # Read links, because a peer may have given the collective up. Its message may be behind its
+    # contribution, or on a link that this call does not need. A busy rank has read neither, and
     # would return a result though all others have a verdict. If there is no link to the peer yet,
     # nothing can be read until the loop has let it in. The call may be done by then.
     endpoint = context.endpoint
