@@ -187,6 +187,12 @@ def _without(meta: bytes, numbers: Iterable[tokens.Number]) -> bytes:
     return bytes(made)
 
 
+def _wholes(template: Template) -> list[tuple[int, Spec]]:
+    """Return the offset of the metadata of each value, and what stands for it."""
+    metas = zip(template.places, template.metas, strict=False)
+    return [(at, Spec("scalar", "metadata", (), len(meta))) for at, meta in metas]
+
+
 class Reading:
     """A template in the area of one rank."""
 
@@ -195,14 +201,11 @@ class Reading:
     def __init__(self, template: Template, area: memoryview) -> None:
         self.fixed = [(area[at : at + len(part)], part) for at, part in template.fixed if part]
         data = [_Data(spec, area[at : at + spec.nbytes]) for at, spec in template.gaps]
-        metas = zip(template.places, template.metas, strict=False)
-        self._has(template, data, [area[at : at + len(meta)] for at, meta in metas])
+        metas = [_Data(spec, area[at : at + spec.nbytes]) for at, spec in _wholes(template)]
+        self._has(template, data, metas)
 
-    def _has(
-        self, template: Template, data: Sequence[Data], metas: Sequence[memoryview] = ()
-    ) -> None:
-        """Set the `data`, and build the values from it, or from `metas`, their metadata in memory
-        that does not move."""
+    def _has(self, template: Template, data: Sequence[Data], metas: Sequence[Data]) -> None:
+        """Set the `data`, and build the values from it, or from `metas`, all of their metadata."""
         self.data = data
         self.values: list[Data | Tree] = []  # the values that are offered
         first = 0
@@ -214,7 +217,7 @@ class Reading:
                 continue
             middle = first + value.take_out_numbers()
             stop = middle + len(value.specs)
-            whole = metas[number] if metas and value.is_plain else None
+            whole = metas[number] if value.is_plain else None
             self.values.append(Tree(value, data[first:middle], data[middle:stop], whole))
             first = stop
         self.want = template.want
@@ -250,7 +253,8 @@ class MovingTemplate(Reading):
         self.fixed = []
         (_, self.first), *rest = template.fixed
         self._rest = [(at, at + len(part), part) for at, part in rest]
-        self._has(template, [_Shifting(self, at, spec) for at, spec in template.gaps])
+        data = [_Shifting(self, at, spec) for at, spec in template.gaps]
+        self._has(template, data, [_Shifting(self, at, spec) for at, spec in _wholes(template)])
 
     def lie(self, area: memoryview, start: int) -> None:
         """Move the template to `start` in `area`."""
@@ -371,7 +375,7 @@ class Tree:
         value: Incoming,
         numbers: Sequence[Data],
         arrays: Sequence[Data],
-        whole: memoryview | None = None,
+        whole: Data | None = None,
     ) -> None:
         self._value = value
         self._whole = whole  # all of it, if the compiled part may read it there
@@ -381,9 +385,9 @@ class Tree:
     def copy(self) -> object:
         """Return the value with arrays of its own."""
         if core is not None and self._whole is not None:
-            read = core.read_value(self._whole)
+            read: object = core.read_value(self._whole.memory)
             if read is not NotImplemented:
-                return cast(object, read)
+                return read
         return self._value.build(
             [data.copy() for data in self._arrays], [data.copy() for data in self._numbers]
         )
