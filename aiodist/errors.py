@@ -133,9 +133,10 @@ class PeerLostError(GroupBrokenError):
 class CollectiveTimeoutError(AiodistError, TimeoutError):
     """Ranks did not arrive by the deadline.
 
-    `missing` has the ranks that had not entered the operation, ascending. For an averager it has
-    the names of the members that had not contributed. `last_seen` maps missing ranks to what they
-    said they were doing. A rank that gave no answer is not in it.
+    `missing` has the ranks that had not entered the operation, ascending. If all had entered, it
+    has those that do not answer. For an averager it has the names of the members that had not
+    contributed. `last_seen` maps missing ranks to what they said they were doing, or to when they
+    were last heard of. A rank of which nothing is known is not in it.
     """
 
     def __init__(

@@ -2,7 +2,8 @@
 
 Shortly before a deadline, this rank asks the missing ranks what they are doing, so that the error
 can say it. It asks them directly about collectives. It also asks the coordinator, because that
-knows about ranks whose event loop is blocked.
+knows about ranks whose event loop is blocked. If all ranks have entered a collective, it asks about
+all others, because one of them may have stopped since.
 """
 
 from __future__ import annotations
@@ -83,15 +84,17 @@ def _ask(calls: Collectives, op: Operation, rest: float, seconds: float) -> None
 
 
 def inquire(calls: Collectives, op: Operation, seconds: float) -> None:
-    """Ask the missing ranks of `op`, and the coordinator, what these ranks are doing. Answers have
-    `seconds`."""
+    """Ask the missing ranks of `op`, and the coordinator, what these ranks are doing, or all others
+    if none is missing. Answers have `seconds`."""
+    party = calls.party
     late = ask_whether_entered(calls, op)
 
     def told(texts: Mapping[int, str]) -> None:
         for rank, text in texts.items():
             op.seen.setdefault(rank, text)
 
-    _ask_coordinator(calls.party, late, told, seconds)
+    others = [rank for rank in range(party.size) if rank != party.rank]
+    _ask_coordinator(party, late or others, told, seconds)
 
 
 def ask_whether_entered(calls: Collectives, op: Operation) -> list[int]:
@@ -130,9 +133,13 @@ def _expire(calls: Collectives, op: Operation, seconds: float) -> None:
         calls.ends.locate(error, op)
         op.work.fail(error)
         return
-    late = missing(calls, op)
-    seen = {rank: op.seen[rank] for rank in late if rank in op.seen}
-    text = failures.timeout_text(seconds, late, seen, name_of(op.work.op, op.tag, op.seq))
+    late: Sequence[int] = missing(calls, op)
+    if late:
+        seen = {rank: op.seen[rank] for rank in late if rank in op.seen}
+        text = failures.timeout_text(seconds, late, seen, name_of(op.work.op, op.tag, op.seq))
+    else:
+        late = sorted(seen := failures.silent(op.seen))
+        text = failures.stuck_text(seconds, seen, op.waiting_for)
     calls.ends.failed(op, CollectiveTimeoutError(text, missing=late, last_seen=seen))
 
 

@@ -163,10 +163,24 @@ def mismatch_text(calls: Mapping[int, str]) -> str:
     return f"{_DIFFERENT}\n{differences.table(calls)}\n"
 
 
+def silent(doing: Mapping[int, str]) -> dict[int, str]:
+    """Return which ranks do not answer themselves, of what ranks are said to be `doing`."""
+    return {rank: text for rank, text in doing.items() if not text.startswith("in ")}
+
+
+def stuck_text(seconds: float, silent: Mapping[int, str], awaited: int | None) -> str:
+    """Return the text of an error for a deadline that has passed after all ranks had entered.
+
+    `silent`: the ranks that do not answer. `awaited`: the rank whose data this rank waits for.
+    """
+    text = f"not done after {seconds:g} s, though all ranks have entered"
+    if silent:
+        return f"{text}: {', '.join([f'rank {rank} ({silent[rank]})' for rank in sorted(silent)])}"
+    return text if awaited is None else f"{text}; this rank waits for data of rank {awaited}"
+
+
 def timeout_text(seconds: float, missing: Sequence[int], seen: Mapping[int, str], name: str) -> str:
     """Return the text of an error for a deadline of the operation `name` that has passed."""
-    if not missing:
-        return f"not done after {seconds:g} s, though all ranks have entered"
     absent: list[str] = []
     unheard: list[str] = []  # have told the coordinator that they are in it, but not this rank
     for rank in missing:

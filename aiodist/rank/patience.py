@@ -12,7 +12,7 @@ import re
 from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
-from aiodist.engine import deadlines
+from aiodist.engine import deadlines, failures
 from aiodist.errors import AiodistError
 from aiodist.rank import whereabouts
 from aiodist.rank.actor import RankActor
@@ -122,6 +122,8 @@ class Patience:
             where = self._where(first)
             seen = await self._report(left)
             texts = seen if first is None else {root: seen.get(root, "") for root in roots}
+            if first is not None and first.op is not None and not roots:
+                texts = await self._silent(first)  # all have called it, so one may have stopped
             log.warning("%s%s", self._text(left, texts), where)
 
     async def _report(self, waits: list[_Long]) -> Mapping[int, str]:
@@ -144,6 +146,19 @@ class Patience:
         roots = self._actor.roots
         pairs = zip(seen.ranks, seen.texts, strict=False)
         return {roots[rank]: text for rank, text in pairs if rank < len(roots)}
+
+    async def _silent(self, pending: Pending) -> Mapping[int, str]:
+        """Ask the coordinator which ranks of a group do not answer. Returns what is known of them,
+        by root."""
+        told: asyncio.Future[Mapping[int, str]] = self._loop.create_future()
+
+        def tell(texts: Mapping[int, str]) -> None:
+            if not told.done():
+                told.set_result(texts)
+
+        self._actor.ask(pending.context.ranks, tell, ANSWER_SECONDS)
+        await asyncio.wait({told}, timeout=ANSWER_SECONDS)
+        return failures.silent(told.result()) if told.done() else {}
 
     def _text(self, waits: list[_Long], texts: Mapping[int, str]) -> str:
         """Compose the text. `texts`: what the missing ranks of the first wait do, by root ("": not

@@ -278,3 +278,36 @@ def test_what_a_deadline_says_of_a_busy_rank(name: str, seconds: float) -> None:
     assert first.startswith("in ")
     assert second.startswith("no answer; its last sign of life came ")
     assert " s ago it was in " in second
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_after_all_have_entered(size: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Its data does not come: both the log and the error name it."""
+
+    async def main(group: aiodist.Group) -> Any:
+        await group.barrier()
+        work = group.all_reduce(np.ones(1 << 20), timeout=30.0)
+        if group.rank == 1:
+            await asyncio.sleep(100e-6)  # some of it has come
+            await compute()
+            with pytest.raises(aiodist.AiodistError):  # by then, the others may have left
+                await work
+            return None
+        with pytest.raises(aiodist.CollectiveTimeoutError) as caught:
+            await work
+        assert caught.value.missing == (1,)
+        known = "all ranks have entered: rank 1 (", "not entered within 30 s by rank 1 ("
+        texts.append([text in str(caught.value) for text in known])
+        return caught.value.last_seen[1]
+
+    texts: list[list[bool]] = []
+    seen = simulated(size).run(main)
+    assert all(map(any, texts))
+    assert any(entered for entered, _ in texts)
+    silent = "no answer; its last sign of life came "
+    assert seen.pop(1) is None
+    assert [text for text in seen if not text.startswith(silent)] == []
+    told = [record.getMessage() for record in caplog.records if record.name == "aiodist.group"]
+    waits = [text for text in told if "has waited for" in text]
+    assert len(waits) == size - 1
+    assert all(f" for rank 1 ({silent}" in text for text in waits)

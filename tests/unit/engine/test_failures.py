@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from aiodist.engine.failures import Verdict, mismatch_text, timeout_text, verdict_of
+from aiodist.engine.failures import (
+    Verdict,
+    mismatch_text,
+    silent,
+    stuck_text,
+    timeout_text,
+    verdict_of,
+)
 from aiodist.errors import MismatchError
 
 WHERE = {"group": "g", "epoch": 1, "op": "broadcast"}
@@ -43,3 +50,19 @@ def test_a_rank_that_is_in_the_operation_has_not_missed_it() -> None:
         "no word within 5 s from rank 1 (in all_reduce #0 for 3.5 s)"
     )
     assert timeout_text(5.0, [1], seen, "barrier #0").startswith("not entered within 5 s by rank 1")
+
+
+def test_if_all_have_entered_those_are_named_that_do_not_answer() -> None:
+    doing = {
+        3: "no answer; its last sign of life came 3.1 s ago",
+        1: "its event loop has not turned for at least 2.0 s",
+        2: "in all_reduce #0 for 3.5 s",
+        4: "in no operation (last: all_reduce #0 done)",
+    }
+    assert sorted(mute := silent(doing)) == [1, 3]
+    assert stuck_text(5.0, mute, 2) == (
+        "not done after 5 s, though all ranks have entered: rank 1 (its event loop has not turned "
+        "for at least 2.0 s), rank 3 (no answer; its last sign of life came 3.1 s ago)"
+    )
+    assert stuck_text(5.0, {}, 2).endswith("have entered; this rank waits for data of rank 2")
+    assert stuck_text(5.0, {}, None).endswith("though all ranks have entered")
