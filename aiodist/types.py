@@ -152,10 +152,15 @@ class ReduceOp:
 
     @staticmethod
     def of(op: ReduceOp | Callable[[Any, Any], Any]) -> ReduceOp:
-        """Return `op`, or a custom operator made of a plain callable."""
+        """Return `op`, or a custom operator made of a plain callable. Raises TypeError."""
         if isinstance(op, ReduceOp):
             return op
-        if callable(op):
+        # These can be called, but do not combine two values: operators of torch, and `sum`.
+        is_torch = type(op).__name__ == "RedOpType"
+        own = getattr(op, "name", None) if is_torch else "SUM" if op is sum else None
+        if own in _MEMBERS:
+            raise TypeError(f"op: {op!r} is no operator of aiodist: use aiodist.ReduceOp.{own}")
+        if callable(op) and own is None:
             return ReduceOp.custom(op)
         members = ", ".join([f"ReduceOp.{name}" for name in _MEMBERS])
         raise TypeError(f"op is {members}, or a function of two arguments, not {op!r}")

@@ -37,6 +37,8 @@ def _call(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     try:
         return function(a, b)
     except BaseException as error:
+        if function is max or function is min:  # these compare numbers, not arrays
+            error.add_note(f"for arrays, use aiodist.ReduceOp.{function.__name__.upper()}")
         raise OperatorError(error) from error
 
 

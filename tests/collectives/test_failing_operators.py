@@ -186,3 +186,15 @@ def test_nobody_is_done_before_all_calls_are(run, groups):
                 assert not done
 
     run(main())
+
+
+@pytest.mark.parametrize("function", [max, min])
+async def test_builtins_for_numbers_say_what_is_for_arrays(function: Any) -> None:
+    async with aiodist.local(2) as groups:
+        works = [group.all_reduce(np.arange(2) + group.rank, function) for group in groups]
+        await asyncio.wait(works)
+        [error] = [e for work in works if isinstance(e := work.exception(), ValueError)]
+        hint = f"for arrays, use aiodist.ReduceOp.{function.__name__.upper()}"
+        assert error.__notes__ == [hint]
+        works = [group.all_reduce(group.rank, function) for group in groups]
+        assert await asyncio.gather(*works) == [function(0, 1)] * 2

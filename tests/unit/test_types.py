@@ -76,6 +76,20 @@ def test_what_is_no_operator_names_those_that_there_are() -> None:
         ReduceOp.of("avg")  # type: ignore[arg-type]
 
 
+def test_operators_of_torch_name_those_of_aiodist() -> None:
+    theirs = pytest.importorskip("torch.distributed").ReduceOp
+    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"):
+        with pytest.raises(TypeError, match=rf"no operator .* aiodist\.ReduceOp\.{name}$"):
+            ReduceOp.of(getattr(theirs, name))
+    with pytest.raises(TypeError, match=r"op is ReduceOp\.SUM, .* not <RedOpType.PREMUL_SUM"):
+        ReduceOp.of(theirs.PREMUL_SUM)
+
+
+def test_the_builtin_sum_does_not_combine_two_values() -> None:
+    with pytest.raises(TypeError, match=r"sum> is no operator .* use aiodist\.ReduceOp\.SUM$"):
+        ReduceOp.of(sum)
+
+
 def test_wildcards() -> None:
     assert (repr(ANY_SOURCE), repr(ANY_TAG)) == ("ANY_SOURCE", "ANY_TAG")
     assert pickle.loads(pickle.dumps(ANY_TAG)) is ANY_TAG
