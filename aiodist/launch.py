@@ -374,7 +374,7 @@ class _Ranks:
                 return
             failure = value
             if report.outcome is reports.ReportOutcome.OPAQUE:
-                failure = AiodistError(f"{who} failed with what cannot be pickled; see the cause")
+                failure = AiodistError(f"{who} raised {value}, which cannot be pickled")
             elif not isinstance(value, Exception):
                 # Raised as it is, a SystemExit would end this program, and a CancelledError would
                 # look as if this task had been cancelled.

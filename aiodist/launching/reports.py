@@ -24,7 +24,7 @@ _AT_ONCE = 16 << 20
 
 
 class ReportOutcome(IntEnum):
-    """How the function ended. `OPAQUE`: by an exception that cannot be pickled."""
+    """How the function ended. `OPAQUE`: by an exception that does not survive pickling."""
 
     RETURNED = 0
     RAISED = 1
@@ -32,7 +32,8 @@ class ReportOutcome(IntEnum):
 
 
 class Report(NamedTuple):
-    """`text` is the traceback of what was raised. `pickled` is what was returned or raised."""
+    """`text` is the traceback of what was raised. `pickled` is what was returned or raised, or an
+    opaque exception in words."""
 
     outcome: ReportOutcome
     text: str
@@ -62,19 +63,19 @@ def returned(value: Any, dumps: Dumps = pickle.dumps) -> Report:
 
 
 def raised(error: BaseException, dumps: Dumps = pickle.dumps) -> Report:
-    """Make the report of `error`: its traceback alone if it does not survive pickling."""
+    """Make the report of `error`: in words if it does not survive pickling."""
     text = "".join(traceback.format_exception(error))
     with contextlib.suppress(Exception):  # whatever the exception's own methods raise
         pickled = dumps(error)
         if isinstance(pickle.loads(pickled), BaseException):
             return Report(ReportOutcome.RAISED, text, pickled)
-    return Report(ReportOutcome.OPAQUE, text, b"")
+    return Report(ReportOutcome.OPAQUE, text, pickle.dumps(in_words(error)))
 
 
 def value_of(report: Report) -> Any:
-    """Return what was returned or raised; None if that was not picklable. Raises unpickling
+    """Return what was returned or raised, or an opaque exception in words. Raises unpickling
     errors."""
-    return None if report.outcome is ReportOutcome.OPAQUE else pickle.loads(report.pickled)
+    return pickle.loads(report.pickled)
 
 
 def send(fd: int, report: Report) -> None:

@@ -152,7 +152,8 @@ async def fail_unpicklably(group: aiodist.Group) -> None:
 
 
 def test_failure_that_cannot_be_pickled() -> None:
-    with pytest.raises(aiodist.AiodistError, match="rank 0 of 1 failed") as caught:
+    says = "^rank 0 of 1 raised Unpicklable: odd, which cannot be pickled"
+    with pytest.raises(aiodist.AiodistError, match=says) as caught:
         aiodist.run(fail_unpicklably, 1)
     assert "Unpicklable: odd" in str(caught.value.__cause__)
 

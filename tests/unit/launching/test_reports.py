@@ -78,16 +78,25 @@ class Elsewhere(Exception):
         return str, ("text",)
 
 
+class TwoArguments(Exception):
+    """Its pickle has one argument."""
+
+    def __init__(self, step: str, reason: str = "") -> None:
+        if not reason:
+            raise TypeError("a reason is needed")
+        super().__init__(step)
+
+
 class Odd(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         raise RecursionError("not this one")
 
 
-@pytest.mark.parametrize("error", [Elsewhere("odd"), Odd("odd")])
+@pytest.mark.parametrize("error", [Elsewhere("odd"), Odd("odd"), TwoArguments("odd", "b")])
 def test_exceptions_that_do_not_survive_are_told_of(error: Exception) -> None:
     report = reports.raised(error)
     assert report.outcome is ReportOutcome.OPAQUE
-    assert reports.value_of(report) is None
+    assert reports.value_of(report) == f"{type(error).__name__}: odd"
     assert f"{type(error).__name__}: odd" in report.text
 
 
