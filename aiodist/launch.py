@@ -144,6 +144,9 @@ def run(
     deadline = None if timeout is None else time.monotonic() + timeout
     preparation = multiprocessing.spawn.get_preparation_data("aiodist")
     preparation["authkey"] = bytes(preparation["authkey"])
+    path = preparation.get("init_main_from_path")
+    if path is not None and not os.path.exists(path):
+        del preparation["init_main_from_path"]  # the program was read from stdin
     has_main = not preparation.keys().isdisjoint(("init_main_from_name", "init_main_from_path"))
     by_value = not has_main and _packs_by_value(main)
     # Pickled separately, because `main` may be in the main module, which must be imported first.

@@ -429,9 +429,15 @@ except Odd as error:
 """
 
 
-def test_functions_and_classes_of_a_prompt_travel_as_a_whole() -> None:
+@pytest.mark.parametrize("given", [["-c", AT_A_PROMPT], ["-"]], ids=["command", "stdin"])
+def test_functions_and_classes_of_a_prompt_travel_as_a_whole(given: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", AT_A_PROMPT], capture_output=True, text=True, check=False, timeout=50
+        [sys.executable, *given],
+        input=AT_A_PROMPT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
     )
     printed = "[40, 40]\nTrue ['(in rank 0 of 1)']\n"
     assert (done.stdout, done.stderr) == (printed, "")
