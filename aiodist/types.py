@@ -233,6 +233,8 @@ _SPELLINGS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(["output", "output_tensor", "recvbuf", "recvobj"], ("out",)),
     **dict.fromkeys(["tensor_list", "output_tensor_list", "gather_list"], ("out",)),
     **dict.fromkeys(["root", "group_src", "group_dst"], ("src", "dst")),
+    "src": ("dst",),
+    "dst": ("src",),
     "source": ("src",),
     "dest": ("dst",),
     "sendtag": ("tag",),

@@ -284,7 +284,11 @@ def over(memory: Flat, kind: Kind, name: str, shape: tuple[int, ...]) -> Any:
 def _name(array: NDArray[Any], where: Where) -> str:
     name = name_of(array.dtype)
     if name is None:
-        hint = ". Send {name: x[name] for name in x.dtype.names}" if array.dtype.names else ""
+        hint = ""
+        if array.dtype.names:
+            hint = ". Send {name: x[name] for name in x.dtype.names}"
+        elif array.dtype.hasobject:
+            hint = ". Send x.tolist(), or convert it to numbers"
         raise TypeError(
             f"{where}: a numpy array of dtype {array.dtype} does not travel: "
             f"numbers, bools, times and fixed-size strings do{hint}"

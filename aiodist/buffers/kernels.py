@@ -59,7 +59,8 @@ _OPERATORS: Final[dict[str, tuple[np.ufunc, frozenset[str]]]] = {
     "LXOR": (np.logical_xor, _ALL),
 }
 _HINTS: Final = {
-    "bool": "SUM and PRODUCT of bool are not what they seem: use LOR, LAND, or convert to int",
+    "AVG bool": "an average is no bool: convert to a float dtype",
+    "bool": "sums and products of bools are numbers: use LOR, LAND, or convert to int",
     "AVG": "the average of integers is no integer: convert to a float dtype, or use SUM",
     "float8": "float8 travels but does not add up: convert to bfloat16 or float32",
     "": "convert to a dtype that has the operator",
@@ -381,4 +382,4 @@ def _hint(op: ReduceOp, name: str) -> str:
         return _HINTS["float8"]
     if name in CARRIERS:
         return _HINTS[""]
-    return _HINTS.get(name) or _HINTS.get(op.name) or _HINTS[""]
+    return _HINTS.get(f"{op} {name}") or _HINTS.get(name) or _HINTS.get(op.name) or _HINTS[""]

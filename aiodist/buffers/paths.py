@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 
 class Path:
     """One step down a tree. The text is made on demand."""
@@ -18,3 +20,10 @@ class Path:
 
 Where = Path | str
 """A place in a tree, or the name of its root."""
+
+
+def as_list(value: object, where: Where) -> str:
+    """Return the end of an error text: how to make a list of `value`, if it has items."""
+    has_items = isinstance(value, Iterable) and getattr(value, "shape", True) != ()
+    is_other = isinstance(value, (str, bytes, Mapping))
+    return f": pass list({where})" if has_items and not is_other else ""

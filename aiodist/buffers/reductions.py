@@ -14,7 +14,7 @@ from aiodist.buffers import arrays, overlaps
 from aiodist.buffers.arrays import Flat, UserArray, check_same, check_writable, view, writable
 from aiodist.buffers.custom import CustomKernel
 from aiodist.buffers.kernels import Kernel
-from aiodist.buffers.paths import Path, Where
+from aiodist.buffers.paths import Path, Where, as_list
 from aiodist.buffers.scalars import Scalar, check_scalar
 from aiodist.buffers.vector import Vector
 from aiodist.types import ReduceOp
@@ -319,7 +319,7 @@ def split_slots(xs: object, size: int) -> list[Any]:
     if array is None:
         raise TypeError(
             f"xs: expected a list of {size} slots, one a rank, or an array to split, "
-            f"got {type(xs).__name__}"
+            f"got {type(xs).__name__}{as_list(xs, 'xs')}"
         )
     if not array.shape:
         raise ValueError(f"xs: {array} has no dimension to split into {size} slots")
@@ -359,7 +359,9 @@ def _arrays(x: Any, where: Where) -> list[UserArray]:
         array = view(item, place)
         if array is None:
             wanted = "an array" if _is_list(x) else "an array, a flat list of arrays or a number"
-            hint = f": of a list of numbers, pass np.array({where})" if _is_scalar(item) else ""
+            hint = "" if _is_list(x) else as_list(x, where)
+            if _is_scalar(item):
+                hint = f": of a list of numbers, pass np.array({where})"
             raise TypeError(
                 f"{place}: expected {wanted} to reduce, got {type(item).__name__}{hint}"
             )

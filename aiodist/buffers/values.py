@@ -313,7 +313,9 @@ def _misfit(tree: Any, out: Any, where: Where) -> Exception:
             f"{where}: the keys differ from those of the incoming dict: "
             f"{', '.join(keys[:5])}{', …' if len(keys) > 5 else ''} on one side alone"
         )
-    return TypeError(f"{where}: is {describe(out)}, the incoming value is {describe(tree)}")
+    is_number = describe(tree) in ("bool", "int", "float", "complex")
+    hint = ": send np.array(x)" if is_number and not isinstance(out, (list, tuple, dict)) else ""
+    return TypeError(f"{where}: is {describe(out)}, the incoming value is {describe(tree)}{hint}")
 
 
 def parse(

@@ -15,6 +15,7 @@ import numpy as np
 from aiodist.buffers import places
 from aiodist.buffers.arrays import BUFFERS
 from aiodist.buffers.encoding import Encoded
+from aiodist.buffers.paths import as_list
 from aiodist.buffers.values import describe, fill
 from aiodist.collectives import fitting
 from aiodist.collectives.device_transfer import DeviceTransfer
@@ -256,9 +257,9 @@ def _alike(place: Place, offers: Sequence[Sequence[Offer | None]]) -> Choice | N
 
 def _encode_slots(place: Place, transfer: DeviceTransfer, xs: Any, op: str) -> list[Encoded]:
     if not isinstance(xs, (list, tuple)):
-        hint = ": pass list(x)" if getattr(xs, "shape", ()) else ""
         raise TypeError(
-            f"{op} takes a list of {place.size} values, one a rank, not {describe(xs)}{hint}"
+            f"{op} takes a list of {place.size} values, one a rank, not {describe(xs)}"
+            f"{as_list(xs, 'xs')}"
         )
     if len(xs) != place.size:
         raise ValueError(f"{op} takes {place.size} values, one a rank; got {len(xs)}")

@@ -4,6 +4,8 @@
 `aiodist.blocking`.
 """
 
+from inspect import isfunction
+
 from aiodist.operations.collectives import CollectiveOperations
 from aiodist.operations.messages import MessageOperations
 
@@ -12,3 +14,10 @@ __all__ = ["Operations"]
 
 class Operations(CollectiveOperations, MessageOperations):
     """What the ranks of one context do together. Each call starts at once and returns a `Work`."""
+
+
+# Python's own errors about arguments have this name, and users know `Group` alone.
+for _class in Operations.__bases__:
+    for _method in vars(_class).values():
+        if isfunction(_method):
+            _method.__qualname__ = f"Group.{_method.__name__}"

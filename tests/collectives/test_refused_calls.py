@@ -417,6 +417,8 @@ def test_a_rank_that_is_far_ahead_of_refusals(run, groups):
         ("reduce", {"x": 1, "root": 0}, "'root': use dst="),
         ("gather", {"x": 1, "root": 0}, "'root': use dst="),
         ("scatter", {"xs": [1], "root": 0}, "'root': use src="),
+        ("gather", {"x": 1, "src": 0}, "'src': use dst="),
+        ("broadcast", {"x": 1, "dst": 0}, "'dst': use src="),
         ("all_reduce", {"x": 1, "tensor": 1}, "'tensor': use x="),
         ("all_reduce", {"x": 1, "async_op": True}, "'async_op': leave it out, because .* a Work"),
         ("barrier", {"group": None}, "'group': call this method of that group"),

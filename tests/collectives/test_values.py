@@ -451,10 +451,16 @@ def test_bad_arguments_start_nothing(run, groups, everyone):
                     group.broadcast({"a": {1, 2}}, group.rank)
                 with pytest.raises(ValueError, match="takes 2 values"):
                     group.scatter([1, 2, 3], group.rank)
-                with pytest.raises(TypeError, match=r"takes a list of 2 .*: pass list\(x\)$"):
+                with pytest.raises(TypeError, match=r"takes a list of 2 .*: pass list\(xs\)$"):
                     group.scatter(np.ones((2, 3)), group.rank)
-                with pytest.raises(TypeError, match=r"takes a list of 2 .*: pass list\(x\)$"):
+                with pytest.raises(TypeError, match=r"takes a list of 2 .*: pass list\(xs\)$"):
                     group.all_to_all(np.ones((2, 3)))
+                with pytest.raises(TypeError, match=r"not range: pass list\(xs\)$"):
+                    group.scatter(range(2), group.rank)
+                with pytest.raises(TypeError, match=r"^Group\.all_gather\(\) missing 1 .* 'x'$"):
+                    group.all_gather()
+                with pytest.raises(TypeError, match=r"^Group\.send\(\) missing 1 .* 'dst'$"):
+                    group.send(1)
                 with pytest.raises(ValueError, match="timeout"):
                     group.barrier(timeout=0)
                 with pytest.raises(ValueError, match="pass None here"):

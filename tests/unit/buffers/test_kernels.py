@@ -398,6 +398,7 @@ def test_operators_refuse_the_other_dtypes(op: ReduceOp) -> None:
         (ReduceOp.AVG, "int32", "AVG has no meaning for int32: the average of integers"),
         (ReduceOp.SUM, "float8_e4m3fn", "float8 travels but does not add up"),
         (ReduceOp.SUM, "bool", "use LOR, LAND"),
+        (ReduceOp.AVG, "bool", "AVG has no meaning for bool: .*: convert to a float dtype$"),
         (ReduceOp.BAND, "float32", "BAND has no meaning for float32: convert"),
         (ReduceOp.SUM, "complex32", "convert to a dtype that has the operator"),
         (HALF, "int8", r"PREMUL_SUM\(0.5\) has a float factor and int8"),
