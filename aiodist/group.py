@@ -224,7 +224,11 @@ class Group(Operations):
         if not self._actor.people.keys() >= {*roots}:
             return  # this group has gone on without a lost member of the part: no rank waits in it
         layout = self._actor.layout(roots)
-        deriving.decline(self._context, self._name, kind, ranks, layout, error)
+        deriving.decline(self._context, self._name_of(kind), kind, ranks, layout, error)
+
+    def _name_of(self, kind: str) -> str:
+        """Return the name of the groups of this kind that are made of this one."""
+        return f"{self._name}/{kind.split()[0]}"
 
     @started
     async def dup(self, *, timeout: float | None = None) -> Group:
@@ -256,7 +260,7 @@ class Group(Operations):
             self._decline((kind, ranks), error)
             raise
         layout = self._actor.layout([parent.ranks[rank] for rank in ranks])
-        name = f"{self._name}/{kind.split()[0]}"
+        name = self._name_of(kind)
         context, result = await deriving.derive(parent, name, kind, ranks, layout, timeout, meeting)
         return Group(self._actor, context, name=name), result
 

@@ -175,9 +175,13 @@ class Calls:
         operation = Operation(self, work, tag, f"{op}(?)".encode(), refused, party.size)
         self._begun(operation)
         operation.close()
-        verdict = failures.verdict_of(error, party.rank)
-        text = f"the call was refused: {verdict.text}"
-        work.fail(party.error(CollectiveAbortedError, text, rank=verdict.rank, reason=verdict.text))
+        verdict = failures.verdict_of(error, party)
+        if verdict.reason in (failures.LOST, "timeout", "mismatch"):
+            work.fail(error)  # of an earlier step of the call: the others get an error like it
+        else:
+            by, text = verdict.rank, verdict.text
+            refused_for = f"the call was refused: {text}"
+            work.fail(party.error(CollectiveAbortedError, refused_for, rank=by, reason=text))
         work.exception()  # mark it as seen: the call raises the other error
         failures.mark_forgone(error)
         if self.is_frozen(tag):
@@ -300,7 +304,7 @@ class Calls:
             if error is None:
                 self.ends.cancelled(operation, operation.work)
             else:
-                verdict = failures.verdict_of(error, self.party.rank)
+                verdict = self.ends.hearsay.own(failures.verdict_of(error, self.party))
                 self.ends.give_up(operation, verdict, None)
             return False
         if early is not None and not self.arrivals.replay(operation, early):

@@ -71,7 +71,7 @@ class Ends:
             return
         if isinstance(error, AiodistError):
             self.locate(error, op)
-        verdict = self.hearsay.own(failures.verdict_of(error, self.party.rank))
+        verdict = self.hearsay.own(failures.verdict_of(error, self.party))
         self.give_up(op, verdict, failures.raised_by(error))
 
     def blame(self, op: Operation, src: int, error: ProtocolError) -> None:
@@ -94,7 +94,7 @@ class Ends:
             # A program cancels what is pending because one operation has failed by the loss. So
             # tell the others of the loss. They have to recover from that, and not from a
             # cancellation.
-            verdict = self.hearsay.own(failures.verdict_of(loss, self.party.rank))
+            verdict = self.hearsay.own(failures.verdict_of(loss, self.party))
             self.give_up(op, verdict, None)
         else:
             self.give_up(op, failures.cancelled(self.party.rank), None)

@@ -17,6 +17,7 @@ from aiodist.errors import (
     ProtocolError,
     in_words,
 )
+from aiodist.links.party import Party
 
 LOST = "lost"
 BELIEVED = "believed lost"
@@ -129,8 +130,11 @@ def cancelled(rank: int) -> Verdict:
     return Verdict("cancelled", "the operation was cancelled", rank)
 
 
-def verdict_of(error: BaseException, rank: int) -> Verdict:
-    """Return the verdict that tells the others of `error` at `rank`."""
+def verdict_of(error: BaseException, party: Party) -> Verdict:
+    """Return the verdict that tells the others of `party` of `error` at this rank."""
+    rank = party.rank
+    if isinstance(error, AiodistError) and not _is_of(party, error):
+        return Verdict("error", sayable(in_words(error, located=False)), rank)
     if isinstance(error, CollectiveTimeoutError):
         details = {missing: error.last_seen.get(missing, "") for missing in error.missing}
         return Verdict("timeout", error.message, rank, details)
@@ -147,6 +151,14 @@ def verdict_of(error: BaseException, rank: int) -> Verdict:
         text = sayable(in_words(error.error, located=False))
         return Verdict("error", f"the operator raised {text}", rank)
     return Verdict("error", sayable(in_words(error, located=False)), rank)
+
+
+def _is_of(party: Party, error: AiodistError) -> bool:
+    """Return whether the ranks in `error` are those of `party`, because other groups number them in
+    another way."""
+    if isinstance(error, CollectiveAbortedError) and error.rank >= party.size:
+        return False  # of a group with the same name
+    return (error.group, error.epoch) in ((party.group, party.epoch), (None, None))
 
 
 def sayable(text: str) -> str:

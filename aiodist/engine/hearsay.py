@@ -74,7 +74,9 @@ class Hearsay:
     def own(self, verdict: Verdict) -> Verdict:
         """Return what this rank tells the others: a loss that it only believes in is marked so."""
         doubted, ranks = self._party.endpoint.doubted, self._party.ranks
-        if verdict.reason == LOST and any(ranks[peer] in doubted for peer in verdict.details):
+        # Numbers behind the last rank are ranks of the parent, see `deriving._in_part`.
+        lost = [ranks[peer] for peer in verdict.details if peer < len(ranks)]
+        if verdict.reason == LOST and not doubted.isdisjoint(lost):
             return verdict._replace(reason=BELIEVED)
         return verdict
 

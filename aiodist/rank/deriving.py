@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from aiodist import timeouts
@@ -99,37 +99,57 @@ async def derive(
         if isinstance(error, GroupRevokedError) and isinstance(context.ended, GroupRevokedError):
             return context, None
         context.close(GroupClosedError("the group was not made", group=group))
-        if isinstance(error, (PeerLostError, CollectiveTimeoutError, CollectiveAbortedError)):
+        if isinstance(error, _Naming):
             _name_ranks_of(parent, ranks, error, op)
         if isinstance(parent.ended, GroupRevokedError) and isinstance(error, AiodistError):
             raise copy.copy(parent.ended) from error  # some ranks could not call this any more
         raise
 
 
+_Naming = PeerLostError | CollectiveTimeoutError | CollectiveAbortedError
+"""An error that names ranks of its group."""
 _NAMED = re.compile(r"(^|; | by |\), )rank (\d+)(?= is lost:| has | gave up| \()")
 """A rank of the new group in the text of an error. What follows may name other ranks."""
 
 
-def _name_ranks_of(
-    parent: Context,
-    ranks: Sequence[int],
-    error: PeerLostError | CollectiveTimeoutError | CollectiveAbortedError,
-    op: str,
-) -> None:
+def _name_ranks_of(parent: Context, ranks: Sequence[int], error: _Naming, op: str) -> None:
     """Change an error of the meeting so that it names ranks of `parent`, because the caller has no
     other group."""
-    names = dict(enumerate(ranks))
-    if isinstance(error, PeerLostError):
-        error.ranks = tuple(sorted(names[one] for one in error.ranks))
-    elif isinstance(error, CollectiveTimeoutError):
-        error.missing = tuple(sorted(names[one] for one in error.missing))
-        error.last_seen = {names[one]: text for one, text in error.last_seen.items()}
-    else:
-        error.rank = names[error.rank]
-    error.message = _NAMED.sub(
-        lambda found: f"{found[1]}rank {names.get(int(found[2]), found[2])}", error.message
-    )
+    _renumber(error, dict(enumerate(_in_order(parent, ranks))))
     error.group, error.op, error.tag, error.seq = parent.group, op, None, None
+
+
+def _in_part(parent: Context, part: Context, ranks: Sequence[int], error: _Naming) -> _Naming:
+    """Return `error` of `parent` as one of its `part` of `ranks`, for `_name_ranks_of` there."""
+    if isinstance(error, CollectiveAbortedError) and error.rank not in ranks:
+        return error  # the part hears its text: only one of its own ranks can give up there
+    error = copy.copy(error)
+    _renumber(error, {rank: number for number, rank in enumerate(_in_order(parent, ranks))})
+    error.group = part.group
+    return error
+
+
+def _in_order(parent: Context, ranks: Sequence[int]) -> list[int]:
+    """Return the ranks of `parent` by the numbers that errors of its part of `ranks` have for them.
+    The part hears of other ranks, too, because one of them may be why it is not made."""
+    return [*ranks, *sorted({*range(parent.size)}.difference(ranks))]
+
+
+def _renumber(error: _Naming, numbers: Mapping[int, int]) -> None:
+    """Change the numbers of the ranks that `error` names."""
+    if isinstance(error, PeerLostError):
+        error.ranks = tuple(sorted(numbers[one] for one in error.ranks))
+    elif isinstance(error, CollectiveTimeoutError):
+        error.missing = tuple(sorted(numbers[one] for one in error.missing))
+        error.last_seen = {numbers[one]: text for one, text in error.last_seen.items()}
+    else:
+        error.rank = numbers[error.rank]
+    error.message = _NAMED.sub(
+        lambda found: f"{found[1]}rank {numbers.get(int(found[2]), found[2])}",
+        error.message,
+        # A rank that gave up says why in words of its own, which may name ranks of any group.
+        count=1 if isinstance(error, CollectiveAbortedError) else 0,
+    )
 
 
 def _id_of(parent: Context, kind: str, ranks: Sequence[int]) -> bytes:
@@ -234,7 +254,10 @@ def decline(
     """Tell the others of a group that is being made that this rank will not be in it, for
     `error`."""
     if parent.ended is None or isinstance(parent.ended, GroupRevokedError):
-        _give_up(_child(parent, group, kind, ranks, layout), kind.split()[0], error)
+        part = _child(parent, group, kind, ranks, layout)
+        if isinstance(error, _Naming):
+            error = _in_part(parent, part, ranks, error)
+        _give_up(part, kind.split()[0], error)
 
 
 def _give_up(context: Context, op: str, error: BaseException) -> None:

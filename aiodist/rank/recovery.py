@@ -99,7 +99,7 @@ class Recovery:
             # If a vote is under way, the others go on with that one, or call again.
             under_way = self._under_way
             if purpose is Purpose.AGREE or under_way is None or _is_void(under_way[1]):
-                text = failures.verdict_of(error, self._context.rank).text
+                text = failures.verdict_of(error, self._context).text
                 self._cast(replace(self._new_vote(purpose), refusal=text[:MAX_TEXT]))
             raise
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import aiodist
 from aiodist.engine import failures
 from aiodist.engine.calls import MAX_UNSOLICITED, Calls
 from aiodist.errors import GroupClosedError
@@ -124,3 +125,21 @@ def test_who_aborts_tells_it_of_each_operation(abort: bool) -> None:
     else:
         assert [str(each) for each in failed] == [str(error)]
         assert failed != [error]  # each Work has one of its own
+
+
+ENDS: dict[str, Callable[..., aiodist.AiodistError]] = {
+    "lost": partial(aiodist.PeerLostError, "rank 2 is lost: it has died", ranks=[2]),
+    "late": partial(aiodist.CollectiveTimeoutError, "not entered by rank 2", missing=[2]),
+    "gave up": partial(aiodist.CollectiveAbortedError, "tired", rank=2, reason="tired"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+async def test_what_ended_an_earlier_step_ends_the_call_for_the_others(end: str) -> None:
+    async with aiodist.local(3) as groups:
+        error = ENDS[end](group=groups[0].name, epoch=groups[0].epoch)
+        groups[0]._context.calls.forgo("split", None, error)
+        with pytest.raises(type(error)) as heard:
+            await groups[1].barrier()
+        for name in ("ranks", "missing", "rank"):
+            assert getattr(heard.value, name, None) == getattr(error, name, None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from aiodist.engine.failures import (
@@ -12,13 +15,14 @@ from aiodist.engine.failures import (
     timeout_text,
     verdict_of,
 )
-from aiodist.errors import MismatchError
+from aiodist.errors import AiodistError, CollectiveAbortedError, MismatchError, PeerLostError
 
 WHERE = {"group": "g", "epoch": 1, "op": "broadcast"}
+PARTY: Any = SimpleNamespace(rank=0, size=3, group="g", epoch=1)
 
 
 def told(error: MismatchError, own_rank: int, own_call: str) -> MismatchError:
-    verdict, _ = Verdict.parse([*verdict_of(error, 0).fields(), []], 3)
+    verdict, _ = Verdict.parse([*verdict_of(error, PARTY).fields(), []], 3)
     heard = verdict.error(own_rank, own_call, WHERE)
     assert isinstance(heard, MismatchError)
     return heard
@@ -66,3 +70,21 @@ def test_if_all_have_entered_those_are_named_that_do_not_answer() -> None:
     )
     assert stuck_text(5.0, {}, 2).endswith("have entered; this rank waits for data of rank 2")
     assert stuck_text(5.0, {}, None).endswith("though all ranks have entered")
+
+
+def test_a_rank_of_this_group_is_named() -> None:
+    tired = CollectiveAbortedError("gave up", rank=2, reason="tired", **WHERE)
+    assert verdict_of(tired, PARTY) == Verdict("error", "tired", 2)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CollectiveAbortedError("x", rank=2, reason="x", group="h", epoch=1),
+        CollectiveAbortedError("x", rank=2, reason="x", group="g", epoch=2),
+        CollectiveAbortedError("x", rank=3, reason="x", **WHERE),  # a twin of the same name
+        PeerLostError("x", ranks=[2], group="h", epoch=1),
+    ],
+)
+def test_ranks_of_another_group_are_not_named(error: AiodistError) -> None:
+    assert verdict_of(error, PARTY) == Verdict("error", f"{type(error).__name__}: x", 0)

@@ -95,3 +95,11 @@ async def test_who_is_said_to_be_lost_itself_hears_of_it_from_the_coordinator(re
     group.is_away = False
     group.hearsay.review()
     assert group.named == {1: "rank 1 has lost the connection to this rank"}
+
+
+@pytest.mark.parametrize(("peer", "reason"), [(0, LOST), (1, BELIEVED), (2, LOST), (3, LOST)])
+def test_a_rank_believes_in_a_loss_while_it_doubts_that(peer: int, reason: str) -> None:
+    """3 is a rank of the parent, which this group does not have."""
+    party: Any = SimpleNamespace(endpoint=SimpleNamespace(doubted={3}), ranks=(5, 3, 0))
+    verdict = Verdict(LOST, "rank x is lost", rank=2, details={peer: ""})
+    assert Hearsay(party).own(verdict) == verdict._replace(reason=reason)
