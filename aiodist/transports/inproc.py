@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 
 from aiodist.errors import ProtocolError
@@ -20,7 +21,8 @@ from aiodist.wire.frames import OVERHEAD
 
 SCHEME = "inproc://"
 
-_listeners: dict[str, InprocListener] = {}
+# Weak, because a group that the program drops unclosed must be freed. Its actor holds its listener.
+_listeners: weakref.WeakValueDictionary[str, InprocListener] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import socket
 import sys
+import weakref
 from pathlib import Path
 from typing import Any, cast
 
@@ -382,6 +384,25 @@ def test_inproc_serves_one_loop_only() -> None:
     listener = asyncio.run(listen())
     asyncio.run(dial(listener.address))
     listener.close_in_child()
+
+
+async def test_an_inproc_listener_that_is_dropped_is_freed() -> None:
+    """A group that a program never closes ends with its event loop, and leaves no sockets."""
+
+    class Owner:
+        listener: Any
+
+        def accept(self, link: Link) -> None: ...
+
+    owner = Owner()
+    owner.listener = await InprocTransport().listen(owner.accept)
+    address = owner.listener.address
+    is_freed = weakref.ref(owner)
+    del owner
+    gc.collect()
+    assert is_freed() is None
+    with pytest.raises(ConnectionRefusedError):
+        await InprocTransport().dial(address, LinkPair().at_a)
 
 
 async def test_inproc_accept_that_fails(caplog: pytest.LogCaptureFixture) -> None:
