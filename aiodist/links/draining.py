@@ -81,7 +81,7 @@ class PeersDraining:
         if self._coming:
             for came in self._coming.values():
                 came.add_done_callback(self._answered)
-            await self._pause(ANSWER_TIMEOUT)
+            await self._pause(min(ANSWER_TIMEOUT, max(0.0, deadline - self._loop.time())))
         return {}
 
     def _answered(self, _: asyncio.Future[None]) -> None:

@@ -45,7 +45,7 @@ from aiodist.wire.recovery import Unreachable
 log = logging.getLogger("aiodist.group")
 
 GOODBYE_TIMEOUT = 5.0
-"""Seconds that peers and the coordinator have to answer a goodbye."""
+"""Seconds that the coordinator has to answer a goodbye."""
 
 ANSWER_TIMEOUT = 1.0
 """Seconds for the coordinator to say what peers are doing. Half of it is for the peers' answers."""
@@ -356,9 +356,12 @@ class RankActor(EndpointOwner):
         self._close_contexts(end)
         # Peers first, because queued data must be on its way before they hear that we left. For its
         # sender, a small message is sent before there is a link to its receiver.
+        deadline = self.loop.time() + self._op_timeout
         left = await self.endpoint.delivered(self._op_timeout)
         error = await self._undelivered(left) if left else None
-        await self.endpoint.finish(FAREWELL_TIMEOUT if left else GOODBYE_TIMEOUT)
+        # A busy peer may read our goodbye much later, because its system has all that we sent.
+        spare = FAREWELL_TIMEOUT if left else max(0.0, deadline - self.loop.time())
+        await self.endpoint.finish(min(FAREWELL_TIMEOUT, spare))
         self._close_listeners()
         await self.control.leave(GOODBYE_TIMEOUT)
         self.control.close()

@@ -11,6 +11,7 @@ import aiodist
 from aiodist.control.events import CoordinatorGone
 from aiodist.engine.failures import LOST, Verdict
 from aiodist.errors import GroupClosedError
+from aiodist.links.endpoint import FAREWELL_TIMEOUT
 from aiodist.work import Work
 
 
@@ -27,3 +28,22 @@ async def test_what_waits_for_a_ruling_hears_that_its_own_rank_was_removed() -> 
         with pytest.raises(GroupClosedError, match="no longer a member"):
             work.result()
         await groups[1]._actor.gone()
+
+
+@pytest.mark.parametrize(("op_timeout", "longest"), [(60.0, FAREWELL_TIMEOUT), (0.25, 0.25)])
+async def test_peers_have_a_second_at_most_to_answer_a_goodbye(
+    op_timeout: float, longest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that was sent is with their systems by then, so a busy peer must not keep this rank."""
+    async with aiodist.local(2, op_timeout=op_timeout) as groups:
+        await asyncio.gather(*(group.barrier(timeout=60.0) for group in groups))
+        endpoint = groups[0]._actor.endpoint
+        finish, given = endpoint.finish, list[float]()
+
+        async def noted(timeout: float) -> None:
+            given.append(timeout)
+            await finish(timeout)
+
+        monkeypatch.setattr(endpoint, "finish", noted)
+        await groups[0].close()
+        assert [0.0 <= seconds <= longest for seconds in given] == [True]
