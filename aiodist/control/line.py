@@ -149,6 +149,7 @@ class Line:
         # looks for the coordinator; None: it is there
         self._coming_back: asyncio.Task[None] | None = None
         self._lease: Lease | None = None  # from the first join on
+        self._heard = self._loop.time()  # when the coordinator said something last
         self._sock = greeted.sock  # the present connection, or the last one
         self._welcome = greeted.welcome  # what the coordinator said of itself on it
         self._listen_to(greeted.sock)
@@ -171,6 +172,17 @@ class Line:
         return self._welcome.coordinator, self._welcome.incarnation
 
     @property
+    def returns(self) -> bool:
+        """Whether another coordinator may come to the address if this one ends. One that lives in a
+        rank or launcher ends with it."""
+        return self._welcome.returns
+
+    @property
+    def silence(self) -> float:
+        """For how many seconds the coordinator has said nothing."""
+        return self._loop.time() - self._heard
+
+    @property
     def is_away(self) -> bool:
         """Whether the coordinator is away and this member looks for it."""
         return self._coming_back is not None
@@ -183,6 +195,7 @@ class Line:
             self._loop.call_soon(self._on_closed, gone)
 
     def _on_frame(self, frame: Frame) -> None:
+        self._heard = self._loop.time()
         number, message = decode_message(frame)
         if number == 0:
             self._on_told(message)

@@ -271,12 +271,11 @@ class Recovery:
                 control = self._actor.control
                 control.tell(give_up)
                 if control.is_away:
-                    text += "; the coordinator is away"
+                    text += f"; the coordinator is away{self._what_to_do(vote)}"
                 else:
                     done, _ = await asyncio.wait({outcome}, timeout=LAST_WORD_SECONDS)
-                    text += f"; the coordinator says nothing for {LAST_WORD_SECONDS:g} s"
+                    text += self._no_answer(limit)
                 if not done:
-                    text += self._what_to_do(vote)
                     raise self._context.error(CollectiveTimeoutError, text, op=vote.purpose.value)
         except asyncio.CancelledError:
             if vote.purpose is not Purpose.AGREE:
@@ -317,6 +316,17 @@ class Recovery:
             "seq": vote.number,
         }
         return verdict.error(self._context.rank, vote.call, where)
+
+    def _no_answer(self, limit: float) -> str:
+        """Say that the coordinator does not answer a vote that has run out of time."""
+        # Before the vote it may have had nothing to say.
+        control = self._actor.control
+        silence = max(LAST_WORD_SECONDS, min(control.silence, limit + LAST_WORD_SECONDS))
+        it = "it" if control.returns else "it, or the rank or launcher that it lives in,"
+        return (
+            f"; the coordinator at {control.address} has not answered for {silence:.0f} s: {it} "
+            "may be stopped or cut off"
+        )
 
     def _what_to_do(self, vote: Vote) -> str:
         """Say what can be called once `vote` has run out of time."""

@@ -85,19 +85,25 @@ def test_one_that_is_stopped_reads_what_came_before_it_judges(seconds: float) ->
         assert simulation.run(main) == [(180, 3, 2)] * 3, seed
 
 
-def test_a_vote_that_nobody_rules_on_says_so() -> None:
+@pytest.mark.parametrize("call", ["agree", "shrink"])
+def test_a_vote_that_nobody_rules_on_says_so(call: str) -> None:
+    """The text says how long nothing has come, and advises nothing that needs a coordinator."""
     simulation = Simulation(2, seed=1, lease=LEASE, op_timeout=100.0)
 
     async def vote(group: aiodist.Group) -> float:
         await group.barrier()
         if group.rank == 0:
+            await asyncio.sleep(20.0)
             simulation.coordinator.block()
             began = simulation.loop.time()
             with pytest.raises(
                 aiodist.CollectiveTimeoutError,
-                match=r"within 1 s; the coordinator says nothing for 2 s",
+                match=r"within 1 s; the coordinator at tcp://10\.0\.0\.1:29500 has not answered "
+                r"for 3 s: it may be stopped or cut off \[",
             ):
-                await group.agree(True, timeout=1.0)
+                if call == "agree":
+                    await group.agree(True, timeout=1.0)
+                await group.shrink(timeout=1.0)
             took = simulation.loop.time() - began
             simulation.coordinator.resume()
             return took
