@@ -35,6 +35,8 @@ from aiodist.wire.proof import secret_of
 
 logger = logging.getLogger("aiodist.coordinator")
 
+NOT_STARTED = "the coordinator does not listen: call start() first"
+
 _BELOW_DEBUG = logging.DEBUG - 5
 
 _LEVELS = {
@@ -103,6 +105,7 @@ class Coordinator:
         self._clients = Clients(wanted, ssl, secret, returns, self._step)
         self.totals = self._clients.totals  # counts since this object was made
         self._address: Address | None = None  # None: it does not listen
+        self._why_not = NOT_STARTED  # why it does not listen
         self._state = None if state is None else Path(state)
         self._force = force
         self._recovery = recovery
@@ -121,9 +124,12 @@ class Coordinator:
 
     @property
     def address(self) -> str:
-        """The listening address, with the port. Raises RuntimeError before `start`."""
+        """The listening address, with the port.
+
+        Raises RuntimeError before `start`, and in a forked child.
+        """
         if self._address is None:
-            raise RuntimeError("the coordinator does not listen: call start() first")
+            raise RuntimeError(self._why_not)
         return str(self._address)
 
     async def start(self) -> None:
@@ -137,6 +143,7 @@ class Coordinator:
         self._loop = asyncio.get_running_loop()
         self._failure = self._loop.create_future()
         self._stopping = False
+        self._why_not = NOT_STARTED
         self._alarm = Alarm(self._loop, lambda: self._step(Tick()))
         now = self._loop.time()
         self._machine = Membership(
@@ -258,7 +265,7 @@ class Coordinator:
         CoordinatorLostError if the coordinator stops meanwhile.
         """
         if self._address is None or self._stopping:
-            raise CoordinatorLostError("the coordinator does not listen: call start() first")
+            raise CoordinatorLostError(self._why_not)
         return {"address": self.address, **await self._clients.survey(counts=counts)}
 
     @property
@@ -275,6 +282,7 @@ class Coordinator:
     def end_in_child(self) -> None:
         """After a fork: let the child's copy do nothing, because groups belong to the parent."""
         self._address = None
+        self._why_not = "the coordinator was inherited over a fork; start one in the child instead"
         self._stopping = True
 
     def close_fds_after_fork(self) -> None:
