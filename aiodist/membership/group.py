@@ -85,7 +85,8 @@ class GroupState:
 
     `opener`: the first process that asked for the group. `joiners`, `members`, `leases` (seconds):
     by connection, joiners in order of arrival. `gave_up`: member id → rank, of processes that
-    stopped waiting since the group began to form.
+    stopped waiting since the group began to form. `removed`: by id, why members of earlier views
+    were lost, if that happened since the coordinator started.
 
     `absent`: by rank, members of the view that have not come back since the coordinator started, or
     since the whole group fell silent. After such a silence the group is `cut_off` until one of them
@@ -110,6 +111,7 @@ class GroupState:
     leases: dict[int, float] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
+    removed: dict[str, str] = field(default_factory=dict)
     gave_up: dict[str, int | None] = field(default_factory=dict)
     ballots: Ballots = field(default_factory=Ballots)
     gathering: Ballot | None = None
@@ -230,6 +232,11 @@ class GroupState:
         )
         for conn in admitted:
             self.members[conn] = _member(self.joiners.pop(conn), len(self.members))
+        assert self.view is not None
+        # Some of them may live, and come back to hear why they were removed.
+        self.removed |= {self.view.members[rank].id: why for rank, why in self.lost.items()}
+        while len(self.removed) > MAX_MEMBERS:
+            del self.removed[next(iter(self.removed))]
         self.lost = {}
         self.left = set()
         return self._of_members(epoch)

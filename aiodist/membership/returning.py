@@ -49,7 +49,8 @@ def judge(group: GroupState | None, ended: int | None, claim: Rejoin) -> HowToRe
         return HowToReturn.TAKE_SEAT
     if claim.epoch < view.epoch:
         return Refused(
-            f"it is of epoch {claim.epoch}, and the group has gone on to epoch {view.epoch}"
+            group.removed.get(claim.ask.id, f"it is of epoch {claim.epoch}")
+            + f", and the group has gone on to epoch {view.epoch}"
         )
     if claim.digest != view.digest or not _is(view, claim):
         return Refused(

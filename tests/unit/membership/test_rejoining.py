@@ -177,6 +177,15 @@ def test_the_higher_epoch_wins(world: Any) -> None:
     assert form(world, first=31)[0].view.epoch == 3
 
 
+def test_who_was_lost_before_the_others_went_on_hears_why(world: Any) -> None:
+    one, two, three = form(world, size=3)
+    world.cut(2, "no word")
+    for conn, member in ((1, one), (3, three)):
+        world.step(Received(conn, 7, Vote(member.view.context, 0, Purpose.SHRINK)))
+    assert world.group()["epoch"] == 2
+    assert world.say(12, two.claim()) == Evicted("no word, and the group has gone on to epoch 2")
+
+
 def test_members_of_the_lower_epoch_are_told(world: Any) -> None:
     old = form(world, size=1)
     world.cut(1)
