@@ -34,7 +34,7 @@ from aiodist.errors import (
 from aiodist.group import Group
 from aiodist.links.endpoint import Endpoint
 from aiodist.links.greeting import Identity
-from aiodist.membership.group import Size
+from aiodist.membership.group import REFUSED, Size
 from aiodist.phases.base import as_int
 from aiodist.rank import flight_recorder, patience, telemetry, tracing, whereabouts
 from aiodist.rank.actor import RankActor
@@ -395,7 +395,8 @@ async def _connect(options: _Options) -> Group:
     try:
         return await _met(options)
     except JoinTimeoutError as error:
-        if hint := await finding.hint(options.coordinator):
+        # A process that was refused has reached the coordinator, so its address is not the reason.
+        if REFUSED not in error.message and (hint := await finding.hint(options.coordinator)):
             error.add_note(hint)
         raise
 

@@ -22,6 +22,12 @@ from aiodist.wire.messages import EpochView, Failed, Failure, JoinRequest, Membe
 GroupKey = tuple[str, str]
 """(name, run id)."""
 
+REFUSED = "; refused meanwhile: "
+"""In the text of a join that gave up: the processes that reached the coordinator in vain follow."""
+
+MOST_REFUSED = 3
+"""How many of them the text describes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Size:
@@ -85,8 +91,9 @@ class GroupState:
 
     `opener`: the first process that asked for the group. `joiners`, `members`, `leases` (seconds):
     by connection, joiners in order of arrival. `gave_up`: member id → rank, of processes that
-    stopped waiting since the group began to form. `removed`: by id, why members of earlier views
-    were lost, if that happened since the coordinator started.
+    stopped waiting since the group began to form. `refused`: the last processes that were refused
+    since then, and why. `removed`: by id, why members of earlier views were lost, if that happened
+    since the coordinator started.
 
     `absent`: by rank, members of the view that have not come back since the coordinator started, or
     since the whole group fell silent. After such a silence the group is `cut_off` until one of them
@@ -111,6 +118,7 @@ class GroupState:
     leases: dict[int, float] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
+    refused: dict[str, str] = field(default_factory=dict)
     removed: dict[str, str] = field(default_factory=dict)
     gave_up: dict[str, int | None] = field(default_factory=dict)
     ballots: Ballots = field(default_factory=Ballots)
@@ -170,6 +178,13 @@ class GroupState:
             return refusal(Failure.INVALID, f"{MAX_MEMBERS} joiners wait already, the limit")
         return None
 
+    def note_refused(self, ask: JoinRequest, failed: Failed) -> None:
+        """Remember a refusal, because those that wait for this process must hear of it."""
+        if self.view is None:
+            self.refused[describe(ask)] = failed.text.partition(";")[0]
+            if len(self.refused) > MOST_REFUSED:
+                del self.refused[next(iter(self.refused))]
+
     @property
     def epoch(self) -> int | None:
         """The epoch of the view; None before there is one."""
@@ -197,6 +212,7 @@ class GroupState:
     def add(self, joiner: Joiner) -> None:
         """Let a joiner wait after `refuse` has returned None for it."""
         self.joiners[joiner.conn] = joiner
+        self.refused.pop(describe(joiner.ask), None)
         self.leases[joiner.conn] = joiner.ask.lease
         for other_id, rank in list(self.gave_up.items()):
             if other_id == joiner.ask.id or (rank is not None and rank == joiner.ask.rank):
@@ -250,7 +266,7 @@ class GroupState:
         self.ranks = view.ranks
         self.ballots.new_view()
         self.gathering = None
-        self.gave_up = {}
+        self.gave_up, self.refused = {}, {}
         return view
 
     def place_of(self, member_id: str) -> int | None:
@@ -292,7 +308,9 @@ class GroupState:
     def waiting_text(self) -> str:
         """Why the group has not taken its joiners yet."""
         if self.view is None:
-            return f"the group is not complete: {self._progress()}"
+            text = f"the group is not complete: {self._progress()}"
+            refused = [f"{who}: {why}" for who, why in self.refused.items()]
+            return text + REFUSED + "; ".join(refused) if refused else text
         gone = [f"rank {rank} is lost ({reason})" for rank, reason in sorted(self.lost.items())[:4]]
         if self.left:
             gone.append(f"{ranks_text(self.left)} left")

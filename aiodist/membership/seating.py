@@ -86,6 +86,7 @@ class Seating:
             if failed is None:
                 self._seat(group, joiner)
                 return
+            group.note_refused(ask, failed)
             self.settle(group)
         self.refused("join refused", ask, kind=failed.kind)
         self.send(conn, joiner.request, failed)

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 import aiodist
+from aiodist import session
 from aiodist.coordinator.actor import Coordinator
 from aiodist.coordinator.exposure import Guard, narrow_hint
 from aiodist.coordinator.listening import own_address
+from aiodist.membership.group import REFUSED
 from aiodist.reach import Reach
 from aiodist.testing import Simulation
 from aiodist.transports.registry import Contact
@@ -207,6 +209,18 @@ def test_a_name_that_nobody_knows_and_the_error_says_what_may_be_wrong(
     note = asyncio.run(refused())
     assert note == narrow_hint(parse_address(f"tcp://{NAME}:{master}"))
     assert "AIODIST_TOKEN" in note
+
+
+async def test_an_address_that_a_refused_rank_has_reached_is_not_suspected(
+    master: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def met(_: object) -> aiodist.Group:
+        raise aiodist.JoinTimeoutError(f"the group is not complete{REFUSED}'rank-1'")
+
+    monkeypatch.setattr(session, "_met", met)
+    with pytest.raises(aiodist.JoinTimeoutError) as caught:
+        await aiodist.connect(timeout=1.0)
+    assert not hasattr(caught.value, "__notes__")
 
 
 @pytest.mark.parametrize(("token", "one_host"), [(True, False), (False, False), (False, True)])

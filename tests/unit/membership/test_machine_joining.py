@@ -170,6 +170,38 @@ def test_who_gives_up_is_told_how_far_the_group_had_come(world: Any) -> None:
     assert world.say(2, Withdraw()) == []
 
 
+def test_who_gives_up_is_told_of_those_that_were_refused(world: Any) -> None:
+    world.join(1, size=2, rank=0)
+    world.join(2, size=3, rank=1)
+    world.join(3, size=2, rank=0)
+    assert world.say(1, Withdraw()) == Withdrawn(
+        "the group is not complete: 1 of 2 have joined; missing: rank 1; refused meanwhile: "
+        "(pid 2 on an unknown host): asked to join with size 3, but the group was opened with "
+        "size 2 by (pid 1 on an unknown host); (pid 3 on an unknown host): rank 0 is held by "
+        "(pid 1 on an unknown host), which waits for the group to become complete",
+        (1,),
+    )
+
+
+def test_a_process_that_was_refused_and_came_again_is_no_reason(world: Any) -> None:
+    world.join(1, size=3, rank=0)
+    world.join(2, size=3, rank=0)
+    world.join(2, size=3, rank=1)
+    assert world.say(1, Withdraw()) == Withdrawn(
+        "the group is not complete: 2 of 3 have joined; missing: rank 2", (2,)
+    )
+
+
+def test_the_last_ones_that_were_refused_are_named(world: Any) -> None:
+    world.join(1, size=2, rank=0)
+    for conn in range(2, 7):
+        world.join(conn, size=3, rank=1)
+    text = world.say(1, Withdraw()).text
+    assert [f"(pid {pid} " in text.partition("meanwhile")[2] for pid in range(2, 7)] == [
+        False, False, True, True, True,
+    ]  # fmt: skip
+
+
 def test_those_who_came_too_early_are_not_called_missing(world: Any) -> None:
     world.join(1, size=3, rank=0)
     world.join(2, size=3, rank=1)
