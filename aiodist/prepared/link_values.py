@@ -207,6 +207,10 @@ class LinkValues(ValueRecipe):
         shown = self._laid.shown
         return all(map(Reading.is_there, shown)) and self.take(shown, given)
 
+    def may_move(self, found: Sequence[Reading], given: Given) -> bool:
+        # Ranks of one host that could not share memory offer large data in another way.
+        return not self._context.may_post and super().may_move(found, given)
+
     def route(self, given: Given) -> Route | None:
         """Return the route of a broadcast's data, if that is one frame behind known blobs."""
         if not self._is_routed:

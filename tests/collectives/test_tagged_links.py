@@ -13,6 +13,8 @@ from over_links import nothing_is_left, ordinary
 from aiodist import Group
 from aiodist.engine import tags
 from aiodist.engine.calls import Calls
+from aiodist.prepared import lane_setup
+from aiodist.prepared.link_express import LinkExpress
 from aiodist.transports import polling
 
 pytestmark = pytest.mark.usefixtures("no_turn_is_due")
@@ -64,6 +66,32 @@ async def test_a_tag_that_is_used_is_not_forgotten(
         ranks[0]._context.calls.forget_tags()
         for number in range(3):
             await called(ranks, [1, 0], name, np.full(3, number), "a")
+        nothing_is_left(ranks)
+
+
+@pytest.mark.parametrize("tag", [None, "a"])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("transport", ["shm"])
+async def test_ranks_that_could_not_share_memory(
+    groups: Any, monkeypatch: pytest.MonkeyPatch, size: int, tag: Any
+) -> None:
+    monkeypatch.setattr(lane_setup, "_offer", lambda loop: (None, "refused"))
+
+    async def program(group: Group, length: int) -> None:
+        for number in range(20):
+            x = np.full(length, number)
+            place = x if group.rank == number % size else np.empty_like(x)
+            await group.broadcast(place, number % size, tag=tag)
+            assert (place == number).all()
+        for number in range(20):
+            x = np.full(length, number)
+            found = await group.all_gather(x, out=np.empty((size, length), int), tag=tag)
+            assert (found == number).all()
+
+    async with groups(size) as ranks:
+        for length in (25_000, 125_000, 5):
+            await asyncio.gather(*[program(group, length) for group in ranks])
+        assert all(type(group._context.tagged_express) is LinkExpress for group in ranks)
         nothing_is_left(ranks)
 
 
