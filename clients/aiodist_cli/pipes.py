@@ -42,8 +42,11 @@ class Pipe:
                 lambda: asyncio.StreamReaderProtocol(stream), file
             )
         except BaseException:
-            file.close()
-            os.close(theirs)
+            try:
+                with contextlib.suppress(OSError):  # uvloop has closed the descriptor already
+                    file.close()
+            finally:
+                os.close(theirs)
             raise
         return cls(stream, transport, ours, theirs)
 
