@@ -82,6 +82,8 @@ class Window:
         self._x = x  # what this rank has exposed; None: nothing, or the window is closed
         self._number = 0  # of the last request
         self._fences = 0  # how often `fence` was called
+        self._closing: asyncio.Task[None] | None = None  # the close that is under way, or was
+        self._closers = 0  # how many tasks wait for it
         self._pending = group._context.requests  # those of this rank that are not done
         self._sparing = Sparing(log)  # limits warnings about malformed requests
         group._context.records.hide_messages()  # reports show the calls of the program instead
@@ -157,10 +159,28 @@ class Window:
                 work.result()
 
     async def close(self) -> None:
-        """Wait until all ranks have called this, as `fence` does, and release the memory."""
-        if self._group.closed:
-            return
-        self._group._check_loop()
+        """Wait until all ranks have called this, as `fence` does, and release the memory.
+
+        Tasks that call this meanwhile wait for the same close. If all of them are cancelled, it is
+        cancelled, too. Raises as `fence` does.
+        """
+        if self._closing is None or self._closing.done():
+            if self._group.closed:
+                return
+            self._group._check_loop()
+            # One fence for all callers, because the other ranks take part in no second one.
+            self._closing = asyncio.create_task(self._finish(), name="aiodist close of a window")
+        closing = self._closing
+        self._closers += 1
+        try:
+            await asyncio.shield(closing)
+        finally:
+            self._closers -= 1
+            if not self._closers and not closing.done():
+                closing.cancel()
+                await asyncio.wait({closing})
+
+    async def _finish(self) -> None:
         try:
             await self.fence()
         finally:

@@ -482,6 +482,40 @@ def test_nothing_holds_the_memory_of_a_closed_window(run, groups):
     run(main())
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_tasks_of_one_rank_close_a_window_together(run, groups, is_cancelled):
+    async def main():
+        async with groups(2) as ranks:
+            one, two = await windows_of(ranks, [np.zeros(4), None])
+            closing = [asyncio.create_task(one.close()) for _ in range(3)]
+            await asyncio.sleep(0)
+            if is_cancelled:  # the other tasks go on waiting
+                closing[0].cancel()
+            await two.close()
+            errors = await asyncio.gather(*closing, return_exceptions=True)
+            assert [type(error) for error in errors[1:]] == [type(None)] * 2
+            assert isinstance(errors[0], asyncio.CancelledError if is_cancelled else type(None))
+
+    run(main())
+
+
+def test_a_close_ends_if_all_tasks_that_wait_for_it_are_cancelled(run, groups):
+    async def main():
+        async with groups(2) as ranks:
+            one, two = await windows_of(ranks, [np.zeros(4), None])
+            closing = [asyncio.create_task(one.close()) for _ in range(2)]
+            await asyncio.sleep(0)
+            for task in closing:
+                task.cancel()
+            await asyncio.wait(closing)
+            assert all(task.cancelled() for task in closing)
+            with pytest.raises((aiodist.CollectiveAbortedError, aiodist.PeerLostError)):
+                await two.close()
+            await asyncio.gather(one.close(), two.close())  # both are closed
+
+    run(main())
+
+
 def test_windows_end_with_their_group(run, groups):
     async def main():
         async with groups(2) as ranks:
