@@ -335,9 +335,14 @@ class Endpoint:
         # A rank that finds a mismatch may leave by that error before it has links. The verdict
         # waits for the links. Without it the others would only hear that a rank is lost.
         dialing = [peer.dialing for peer in self._peers.values() if peer.dialing is not None]
-        if dialing:
-            await asyncio.wait(dialing, timeout=FAREWELL_TIMEOUT)
-        await self.finish(FAREWELL_TIMEOUT)
+        try:
+            if dialing:
+                await asyncio.wait(dialing, timeout=FAREWELL_TIMEOUT)
+            await self.finish(FAREWELL_TIMEOUT)
+        finally:  # the loop may end before
+            for peer in self._peers.values():
+                if peer.link is not None:
+                    peer.link.close()
 
     def close_in_child(self) -> None:
         """After a fork: close the child's copies of the sockets."""

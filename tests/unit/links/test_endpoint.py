@@ -164,3 +164,22 @@ async def test_strangers_are_turned_away_before_the_last_words_are_sent() -> Non
     endpoint.peer(1).link = cast(Link, SimpleNamespace(finish=finish))
     await endpoint.finish(1.0)
     assert closed[:2] == ["stranger", "goodbye"]
+
+
+async def test_links_are_closed_if_the_loop_ends_amid_an_abort() -> None:
+    """A program may end right after `abort`. Its peers still hear the reason."""
+    endpoint = endpoint_of_two(Refusing())
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    link = StreamLink(endpoint.loop, ours, kind="unix", peer_name="b")
+    link.start()
+    endpoint.peer(1).attach(link, Claim(0, 0), dialled=False)
+    endpoint.abort("enough")
+    aborting = asyncio.create_task(endpoint.aborted())
+    await asyncio.sleep(0)
+    aborting.cancel()
+    await asyncio.wait({aborting})
+    assert link.is_closed
+    assert ours.fileno() == -1
+    assert b"enough" in theirs.recv(1000)
+    theirs.close()
