@@ -192,6 +192,10 @@ def checked_weight(weight: Any) -> float:
     except (TypeError, ValueError):
         kind = type(weight).__name__
         raise TypeError(f"weight is a number, not {weight!r} ({kind}): give a float") from None
+    except OverflowError:
+        raise ValueError(
+            "weight is a finite number, and this int is too large for a float"
+        ) from None
     if not 0 <= found < math.inf:
         raise ValueError(f"weight is a finite number from 0 on, not {weight!r}")
     return found

@@ -213,7 +213,7 @@ def newest(known: Iterable[Release]) -> int | None:
 
 def check_version(version: object) -> None:
     """Raise TypeError or ValueError unless `version` can be the number of a version."""
-    text = f"a version is an int from 0 on, not {version!r}"
+    text = f"a version is an int from 0 to 2**62, not {version!r}"
     if type(version) is not int:
         raise TypeError(text)
     if not 0 <= version <= MAX_VERSION:

@@ -222,8 +222,8 @@ class Publisher:
             timeout: seconds; None: no limit.
 
         Raises:
-            ValueError: the version is not higher; or there are parts of arrays, and no other
-                publisher.
+            ValueError: the version is not higher, or above 2**62; or there are parts of arrays, and
+                no other publisher.
             TypeError: a leaf cannot be sent, or the version is no int.
             JoinError: another publisher has taken this one's place.
             CoordinatorLostError: the coordinator is gone for good.
@@ -312,7 +312,10 @@ class Publisher:
         This takes at most `patience`, and returns at once if the version is not lent. The version
         is given to no participant from here any more. One that lacks some of it takes it from other
         subscribers, if they have it, or else takes another version.
+
+        Raises TypeError or ValueError for a version that is no number of one.
         """
+        directory.check_version(version)
         holding = self._lent.get(version)
         if holding is None:
             return

@@ -55,8 +55,10 @@ def subscriber(
             await out.publish([1.5], version=7)
             assert await weights.latest() == (7, [1.5])
     """
-    if max_bytes is not None and not max_bytes > 0:
-        raise ValueError(f"max_bytes is more than 0, not {max_bytes!r}")
+    if max_bytes is not None:
+        max_bytes = as_int(max_bytes, "max_bytes is a number of bytes, an int")
+        if max_bytes <= 0:
+            raise ValueError(f"max_bytes is more than 0, not {max_bytes!r}")
     check_options("subscriber", options)
     return Subscriber(Participant(channel, address, patience, options), max_bytes)
 

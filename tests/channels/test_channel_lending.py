@@ -70,6 +70,9 @@ def test_what_is_lent_is_read_where_it_lies(run, transports):
                 await out.take_back(1)
                 assert holding.memory is None
                 await out.take_back(1)
+                for wrong, error in ((-1, ValueError), ("a", TypeError)):
+                    with pytest.raises(error, match="a version is an int"):
+                        await out.take_back(wrong)
                 await out.publish(tree(2), version=2)
                 same((await first.latest(newer_than=1))[1], 2)
 

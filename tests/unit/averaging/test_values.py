@@ -124,6 +124,11 @@ def test_a_weight_is_a_number(weight: Any) -> None:
         checked_weight(weight)
 
 
+def test_a_weight_fits_into_a_float() -> None:
+    with pytest.raises(ValueError, match="too large for a float"):
+        checked_weight(10**400)
+
+
 @pytest.mark.parametrize("weight", [2, 2.0, np.float32(2), np.int64(2), np.array(2)])
 def test_numbers_of_all_kinds_are_weights(weight: Any) -> None:
     assert checked_weight(weight) == 2.0

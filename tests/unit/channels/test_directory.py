@@ -72,10 +72,11 @@ def test_what_is_written_is_read():
 
 
 @pytest.mark.parametrize(
-    ("version", "error"), [("x", TypeError), (1.0, TypeError), (True, TypeError), (-1, ValueError)]
+    ("version", "error"),
+    [("x", TypeError), (1.0, TypeError), (True, TypeError), (-1, ValueError), (2**63, ValueError)],
 )
 def test_what_is_no_version(version, error):
-    with pytest.raises(error, match="a version is an int from 0 on"):
+    with pytest.raises(error, match=r"a version is an int from 0 to 2\*\*62"):
         check_version(version)
 
 
