@@ -417,7 +417,7 @@ class Publisher:
                     return
                 continue
             with participant.store.awaiting(
-                "another publisher may be alive, and it takes about"
+                "a publisher may be alive, and it takes about"
                 f" {SIGNS * BEAT:g} s to hear whether it is: end it first, use another name, or"
                 " give a longer timeout"
             ):
@@ -429,11 +429,11 @@ class Publisher:
         return Seat(place.id, place.host, self._share, self._shares)
 
     def _taken(self, other: Seat) -> str:
-        what = f"the channel {self._participant.channel!r} has another publisher"
+        what = f"the channel {self._participant.channel!r} has a publisher already"
         if other.shares != self._shares:
             what += f", of part {other.share} of {other.shares}; this is one of {self._shares}"
         elif self._shares > 1:
-            what += f" of part {self._share} of {self._shares}"
+            what += f", of part {self._share} of {self._shares}"
         return f"{what}: end it first, or use another name"
 
     async def _keep_place(self) -> None:

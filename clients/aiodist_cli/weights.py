@@ -63,6 +63,9 @@ Timeout = Annotated[
     float,
     typer.Option(min=0.1, metavar="SECONDS", help="How long to wait for the coordinator at first."),
 ]
+AnswerTimeout = Annotated[
+    float, typer.Option(min=0.1, metavar="SECONDS", help="How long to wait for the answer.")
+]
 AllFiles = Annotated[
     bool,
     typer.Option("--all-files", help="Include files that can run code: .py, pickles, libraries."),
@@ -182,7 +185,7 @@ def pull(
 @app.command("list", epilog=LIST_EPILOG)
 def list_channels(
     address: Address,
-    timeout: Timeout = 5.0,
+    timeout: AnswerTimeout = 5.0,
     tls_ca: tls.Ca = None,
     tls_cert: tls.Cert = None,
     tls_key: tls.Key = None,
@@ -226,7 +229,7 @@ def table(found: dict[str, Any]) -> Table:
 def forget(
     channel: Channel,
     address: Address,
-    timeout: Timeout = 30.0,
+    timeout: AnswerTimeout = 30.0,
     tls_ca: tls.Ca = None,
     tls_cert: tls.Cert = None,
     tls_key: tls.Key = None,
@@ -245,8 +248,14 @@ def forget(
         # A publisher would wait for a coordinator that is not there.
         client = await ControlClient.open(address, timeout=timeout, retry=False, **options)
         client.close()
-        async with publisher(channel, address=address, restart=True, timeout=timeout, **options):
-            pass
+        options |= {"address": address, "timeout": timeout}
+        async with publisher(channel, **options) as out:
+            has_version = out.newest is not None
+        async with publisher(channel, restart=True, **options):
+            pass  # also without a version, because parts of one may be there
+        if not has_version:
+            text = f"there is no channel {channel!r} with a version, so there is nothing to forget"
+            raise FailedError(text)
 
     _run("forget", run(), address, (tls_ca, tls_cert, tls_key))
     typer.echo(f"channel {channel}: the next version may have any number")

@@ -155,7 +155,7 @@ def test_two_publishers():
 
     async def second():
         await asyncio.sleep(1)
-        with pytest.raises(aiodist.JoinError, match="has another publisher"):
+        with pytest.raises(aiodist.JoinError, match="has a publisher already"):
             async with stage.publisher():
                 pass
 

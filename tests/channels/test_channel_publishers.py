@@ -96,7 +96,7 @@ def test_another_publisher_is_refused_after_a_restart_of_the_coordinator(durable
 
     async def second():
         await asyncio.sleep(1.1 + after)
-        with pytest.raises(aiodist.JoinError, match="has another publisher: end it first"):
+        with pytest.raises(aiodist.JoinError, match="has a publisher already: end it first"):
             async with stage.publisher():
                 pass
         stage.done.set()
@@ -107,7 +107,7 @@ def test_another_publisher_is_refused_after_a_restart_of_the_coordinator(durable
 @pytest.mark.parametrize(
     ("takes", "options", "says"),
     [
-        ("publisher", {}, "another publisher may be alive, and it takes about 4 s to hear"),
+        ("publisher", {}, "a publisher may be alive, and it takes about 4 s to hear"),
         ("subscriber", {"restart": True}, "only after 3.5 s it is sure that they are subscribers"),
     ],
 )

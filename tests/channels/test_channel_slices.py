@@ -234,8 +234,8 @@ def test_who_may_publish_what():
 
     async def others():
         await asyncio.sleep(1)
-        await refused("has another publisher of part 1 of 2", part=(1, 2))
-        await refused("has another publisher, of part 0 of 2; this is one of 1: end it first")
+        await refused("has a publisher already, of part 1 of 2", part=(1, 2))
+        await refused("has a publisher already, of part 0 of 2; this is one of 1: end it first")
         stage.done.set()
 
     stage.play({0: stage.publish(0, 2), 1: stage.publish(1, 2), 2: others()})

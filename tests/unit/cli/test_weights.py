@@ -27,6 +27,9 @@ async def test_forget() -> None:
         async with aiodist.publisher("policy", address=coordinator.address) as out:
             await out.publish([1.5], version=7)
         assert await forget() == (0, "channel policy: the next version may have any number\n")
+        code, text = await forget()
+        assert code == 1
+        assert "there is no channel 'policy' with a version, so there is nothing to" in text
         async with (
             aiodist.publisher("policy", address=coordinator.address) as out,
             aiodist.subscriber("policy", address=coordinator.address),
@@ -35,7 +38,9 @@ async def test_forget() -> None:
             await out.publish([1.5], version=0)
             code, text = await forget()
             assert code == 1
-            assert "has another publisher" in " ".join(text.replace("│", " ").split())
+            assert "the channel 'policy' has a publisher already" in " ".join(
+                text.replace("│", " ").split()
+            )
 
 
 def test_forget_does_not_wait_for_a_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
