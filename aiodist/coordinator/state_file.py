@@ -334,7 +334,13 @@ def _saved(frames: list[bytes]) -> Saved:
 def _locked(path: Path) -> int:
     """Lock `path` for this process, by a file beside it, because `path` itself is replaced."""
     flags = os.O_RDWR | os.O_CREAT | _NO_FOLLOW | _BINARY
-    fd = os.open(path.with_name(path.name + ".lock"), flags, 0o600)
+    lock = path.with_name(path.name + ".lock")
+    try:
+        fd = os.open(lock, flags, 0o600)
+    except OSError as error:
+        raise OSError(
+            error.errno, f"the state file {path} cannot be locked by {lock} ({error.strerror})"
+        ) from None
     try:
         if sys.platform == "win32":
             msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)

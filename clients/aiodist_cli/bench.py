@@ -103,6 +103,8 @@ def bench(
     if (problem := unwritable(as_json, plot)) is not None:
         option, why = problem
         raise usage_error(why, option)
+    if mpi and not _items(compare):
+        raise usage_error("MPIs are measured by --compare: add --compare mpi", "--mpi")
     own = _valid("--transports", lambda: [_own(name) for name in _items(transports)])
     peers, missing = _valid("--compare", lambda: find_peers(_items(compare), mpi or []))
     cases = _valid("--ops / --sizes / --ranks", lambda: _cases(ops, sizes, ranks, fill))

@@ -12,7 +12,7 @@ import typer
 
 from aiodist.errors import printable
 from aiodist.launching import spawn
-from aiodist.wire.address import parse_address
+from aiodist.wire.address import parse_reachable
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ def usage_error(message: str, option: str | None = None) -> typer.BadParameter:
 def usable_address(given: str, option: str) -> str:
     """Check and return the address of a coordinator. Raises a usage error if it is invalid."""
     try:
-        parse_address(given)
+        parse_reachable(given)
     except ValueError as error:
         raise usage_error(str(error), option) from error
     return given

@@ -277,7 +277,7 @@ def _tracing(output: Path | None) -> Iterator[None]:
     finally:
         files = sorted(Path(parts).glob("*.json"))
         try:
-            typer.echo(f"aiodist run: {joined(files, output)}", err=True)
+            typer.echo(f"aiodist run: {joined(files, output, 'aiodist run')}", err=True)
         except CommandError:  # its message is printed; the run's own result counts
             if files:
                 text = f"the ranks' traces are kept: aiodist trace {parts} -o FILE joins them"

@@ -46,7 +46,7 @@ def trace(
 
     Ranks write into the directory of AIODIST_TRACE when they leave their group, or end.
     """
-    typer.echo(joined(_files(where), output), err=True)
+    typer.echo(joined(_files(where), output, "aiodist trace"), err=True)
 
 
 def _files(where: Iterable[Path]) -> list[Path]:
@@ -79,17 +79,18 @@ def _join(parts: Mapping[Path, Any]) -> Joined:
         raise ValueError(f"these files cannot be joined: {error!r}") from error
 
 
-def joined(files: Iterable[Path], output: Path) -> str:
-    """Write the trace of all `files`, and describe it. Raises CommandError."""
+def joined(files: Iterable[Path], output: Path, command: str) -> str:
+    """Write the trace of all `files`, and describe it. Raises CommandError in the name of
+    `command`."""
     try:
         parts = {file: _read(file) for file in files}
         if not parts:
-            raise CommandError("no rank of aiodist has written a trace")
+            raise CommandError(f"{command}: no rank of aiodist has written a trace")
         found = _join(parts)
         # In place, because the file may be a pipe or a mount, or have an owner and mode of its own.
         output.write_text(json.dumps(found.trace), encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise CommandError(f"no trace: {error}") from error
+        raise CommandError(f"{command}: no trace: {error}") from error
     hosts = (
         "one clock"
         if found.hosts == 1

@@ -117,6 +117,9 @@ class Config(BaseSettings):
             return None
         try:
             token = self.token_file.read_text("utf-8").strip()
+        except OSError as error:
+            text = f"the token file {self.token_file} cannot be read ({error.strerror})"
+            raise OSError(error.errno, text) from None
         except UnicodeDecodeError:
             raise ValueError(
                 f"the token file {self.token_file} is no text in UTF-8: make one with "

@@ -82,7 +82,7 @@ def test_what_cannot_be_joined_is_kept(aiodist: Any, tmp_path: Path) -> None:
     _, err = run.communicate()
     assert run.returncode == 0, err
     error, kept = err.splitlines()
-    assert "no trace: [Errno 21] Is a directory" in error
+    assert error.startswith("aiodist run: no trace: [Errno 21] Is a directory")
     parts = Path(kept.partition("aiodist trace ")[2].partition(" -o")[0])
     assert len(list(parts.glob("world-rank*.json"))) == 2
     shutil.rmtree(parts)
@@ -92,7 +92,10 @@ def test_no_trace(aiodist: Any, tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
     joining = aiodist("trace", "nothing")
     _, err = joining.communicate()
-    assert (joining.returncode, err) == (1, "no rank of aiodist has written a trace\n")
+    assert (joining.returncode, err) == (
+        1,
+        "aiodist trace: no rank of aiodist has written a trace\n",
+    )
     usage = aiodist(
         "run", "-n", 1, "--nnodes", 2, "--trace", "x", "--coordinator", "tcp://y:1", "z.py"
     )

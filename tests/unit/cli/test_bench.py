@@ -42,6 +42,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> Invoke:
         (("--transports", "cuda_ipc"), "cuda_ipc moves tensors of GPUs, and bench measures host"),
         (("--transports", "inproc"), "inproc joins ranks of one process"),
         (("--compare", "nccl"), "there is no 'nccl' to compare with"),
+        (("--mpi", "/opt/mpi"), "MPIs are measured by --compare: add --compare mpi"),
         (("--plot", "x.gif"), "a plot is written as one of"),
         (("--plot", "no/such/x.svg"), "there is no folder"),
         (("--json", "no/such/x.json"), "there is no folder"),

@@ -46,6 +46,8 @@ def test_help_of_commands_for_weights(invoke, command: str) -> None:
     assert result.exit_code == 0
     assert f" aiodist weights {command} " in text.partition("Usage:")[2].partition(command)[2]
     assert "Exit status: 0 if" in text
+    waits = "for the answer" if command in ("list", "forget") else "for the coordinator at first"
+    assert f"How long to wait {waits}" in text
 
 
 def test_no_command_shows_help(invoke) -> None:
@@ -80,6 +82,7 @@ def test_no_command_shows_help(invoke) -> None:
         ),
         (("run", "-n", "1", "--node-rank", "1", "x.py"), "--node-rank is 0 to 0 with --nnodes 1"),
         (("run", "-n", "1", "--coordinator", "x:1", "x.py"), "the address 'x:1' has no scheme"),
+        (("run", "-n", "1", "--coordinator", "tcp://x:0", "x.py"), "has port 0, which no"),
         (
             ("run", "-n", "1", "--trace", "/nowhere/run.json", __file__),
             "there is no folder /nowhere",

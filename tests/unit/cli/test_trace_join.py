@@ -209,8 +209,8 @@ def test_a_file_that_is_no_trace_is_named(
     good.write_text(json.dumps(part(1)))
     bad.write_text(text)
     with pytest.raises(CommandError):
-        trace.joined([good, bad], tmp_path / "run.json")
-    assert capsys.readouterr().err.startswith(f"no trace: {bad} is no trace of a rank: ")
+        trace.joined([good, bad], tmp_path / "run.json", "aiodist trace")
+    assert capsys.readouterr().err.startswith(f"aiodist trace: no trace: {bad} is no trace of a ")
 
 
 def test_a_trace_in_the_directory_of_its_parts_is_no_part(tmp_path: Path) -> None:

@@ -281,6 +281,11 @@ def test_what_lies_in_the_way_of_a_snapshot_is_not_written_to(path: Path) -> Non
     assert read(path).records == records(1)
 
 
+def test_a_file_in_no_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"the state file .*nowhere.state cannot be locked"):
+        StateFile(tmp_path / "nowhere" / "state")
+
+
 @unix
 def test_a_lock_is_no_link(path: Path) -> None:
     (path.parent / "state.lock").symlink_to(path.parent / "victim")

@@ -41,7 +41,7 @@ def test_strangers_are_kept_out_by_a_token_or_let_in_on_purpose() -> None:
 def test_a_token_is_read_out_of_its_file(tmp_path: Path) -> None:
     file = tmp_path / "token"
     config = Config(token_file=file)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"the token file .*token cannot be read"):
         config.read_token()
     file.write_text(" \n")
     with pytest.raises(ValueError, match="is empty"):
