@@ -251,7 +251,10 @@ def in_words(error: BaseException, *, located: bool = True) -> str:
     """
     words = []
     for leaf in leaves(error):
-        text = leaf.message if isinstance(leaf, AiodistError) and not located else str(leaf)
+        try:
+            text = leaf.message if isinstance(leaf, AiodistError) and not located else str(leaf)
+        except Exception:  # of the exception's own __str__
+            text = ""
         words.append(f"{type(leaf).__name__}: {text}" if text else type(leaf).__name__)
     return "; ".join(dict.fromkeys(words))
 

@@ -190,7 +190,8 @@ class Group(Operations):
         of a `rank` of this group. (torch sorts `ranks`, and takes ranks of the world.)
 
         The new group is independent: it stays usable if this one is revoked, or closed by other
-        ranks. Either all of the ranks get it or none, as with `split` and `dup`. If another rank
+        ranks. Either all of the ranks get it or none, as with `split` and `dup`. If a rank
+        gives up in the last moment, it may have left the group that others get. If another rank
         has revoked it meanwhile, you get it revoked.
 
         For example::

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 
 class Path:
@@ -25,5 +25,6 @@ Where = Path | str
 def as_list(value: object, where: Where) -> str:
     """Return the end of an error text: how to make a list of `value`, if it has items."""
     has_items = isinstance(value, Iterable) and getattr(value, "shape", True) != ()
-    is_other = isinstance(value, (str, bytes, Mapping))
-    return f": pass list({where})" if has_items and not is_other else ""
+    if not has_items or isinstance(value, (str, bytes, Mapping, Set)):
+        return ""
+    return f": pass list({where})"

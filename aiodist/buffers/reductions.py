@@ -360,7 +360,7 @@ def _arrays(x: Any, where: Where) -> list[UserArray]:
         if array is None:
             wanted = "an array" if _is_list(x) else "an array, a flat list of arrays or a number"
             hint = "" if _is_list(x) else as_list(x, where)
-            if _is_scalar(item):
+            if _is_scalar(item) or isinstance(item, range):
                 hint = f": of a list of numbers, pass np.array({where})"
             raise TypeError(
                 f"{place}: expected {wanted} to reduce, got {type(item).__name__}{hint}"

@@ -26,6 +26,8 @@ from aiodist.work import Work
 ASK_SECONDS = 1.5
 """How many seconds before a deadline others are asked, but never before half of the time is over.
 """
+LEAST_SILENCE = 0.25
+"""A rank that has less time to answer is not taken for silent, because its loop may be busy."""
 PART = 2 / 3
 """The part of the remaining time in which the coordinator waits for answers. Its report about
 silent ranks has to be here in time, too."""
@@ -94,7 +96,8 @@ def inquire(calls: Collectives, op: Operation, seconds: float) -> None:
             op.seen.setdefault(rank, text)
 
     others = [rank for rank in range(party.size) if rank != party.rank]
-    _ask_coordinator(party, late or others, told, seconds)
+    if late or seconds * PART >= LEAST_SILENCE:
+        _ask_coordinator(party, late or others, told, seconds)
 
 
 def ask_whether_entered(calls: Collectives, op: Operation) -> list[int]:

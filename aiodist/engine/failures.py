@@ -188,7 +188,7 @@ def stuck_text(seconds: float, silent: Mapping[int, str], awaited: int | None) -
     text = f"not done after {seconds:g} s, though all ranks have entered"
     if silent:
         return f"{text}: {', '.join([f'rank {rank} ({silent[rank]})' for rank in sorted(silent)])}"
-    return text if awaited is None else f"{text}; this rank waits for data of rank {awaited}"
+    return text if awaited is None else f"{text}; data of rank {awaited} is missing"
 
 
 def timeout_text(seconds: float, missing: Sequence[int], seen: Mapping[int, str], name: str) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import contextlib
 import logging
+import math
 import os
 import sys
 import threading
@@ -105,6 +106,8 @@ class RankActor(EndpointOwner):
         self.lost: dict[int, str] = {}  # ranks of the view that the coordinator ruled lost, and why
         self._guests: set[int] = set()  # roots of members of other groups that this one meets
         self.left: set[int] = set()  # ranks of the view that have left in order
+        # By ranks that the coordinator was asked about: when it answers, and who is told.
+        self._asking: dict[tuple[int, ...], tuple[float, list[Callable[..., None]]]] = {}
         self.changed: dict[Callable[[], None], None] = {}  # called after a change, in this order
         """Called when members of the view are lost or leave, for a new view, and at the end."""
         self.control = control
@@ -270,6 +273,13 @@ class RankActor(EndpointOwner):
         if not wanted or self.control.is_away or not self.control.is_open:
             tell({})
             return
+        # Many calls may ask at once. They get one answer, if that comes in time for all.
+        ranks, due = tuple(sorted(wanted)), self.loop.time() + seconds
+        earlier, tells = self._asking.get(ranks, (math.inf, []))
+        if earlier <= due:
+            tells.append(tell)
+            return
+        asking = self._asking[ranks] = (due, [tell])
 
         def told(reply: asyncio.Future[Message]) -> None:
             seen = None if reply.cancelled() or reply.exception() is not None else reply.result()
@@ -277,10 +287,12 @@ class RankActor(EndpointOwner):
             if isinstance(seen, Seen):
                 pairs = zip(seen.ranks, seen.texts, strict=False)
                 texts = {wanted[rank]: text for rank, text in pairs if rank in wanted and text}
-            tell(texts)
+            if self._asking.get(ranks) is asking:
+                del self._asking[ranks]
+            for each in asking[1]:
+                each(texts)
 
-        request = SeenRequest(tuple(sorted(wanted)), seconds)
-        self.control.begin(request).add_done_callback(told)
+        self.control.begin(SeenRequest(ranks, seconds)).add_done_callback(told)
 
     def _tell_changed(self) -> None:
         # A copy, because a listener may remove itself.

@@ -150,6 +150,7 @@ def _renumber(error: _Naming, numbers: Mapping[int, int]) -> None:
         # A rank that gave up says why in words of its own, which may name ranks of any group.
         count=1 if isinstance(error, CollectiveAbortedError) else 0,
     )
+    error.args = (error.message,)  # for its repr
 
 
 def _id_of(parent: Context, kind: str, ranks: Sequence[int]) -> bytes:

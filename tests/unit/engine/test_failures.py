@@ -68,7 +68,7 @@ def test_if_all_have_entered_those_are_named_that_do_not_answer() -> None:
         "not done after 5 s, though all ranks have entered: rank 1 (its event loop has not turned "
         "for at least 2.0 s), rank 3 (no answer; its last sign of life came 3.1 s ago)"
     )
-    assert stuck_text(5.0, {}, 2).endswith("have entered; this rank waits for data of rank 2")
+    assert stuck_text(5.0, {}, 2).endswith("have entered; data of rank 2 is missing")
     assert stuck_text(5.0, {}, None).endswith("though all ranks have entered")
 
 

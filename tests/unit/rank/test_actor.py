@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from over_links import until
 
 import aiodist
 from aiodist.control.events import CoordinatorGone
@@ -47,3 +48,24 @@ async def test_peers_have_a_second_at_most_to_answer_a_goodbye(
         monkeypatch.setattr(endpoint, "finish", noted)
         await groups[0].close()
         assert [0.0 <= seconds <= longest for seconds in given] == [True]
+
+
+async def test_many_that_ask_at_once_get_one_answer() -> None:
+    """Unless it would come too late for one of them."""
+    async with aiodist.local(3) as ranks:
+        actor: Any = ranks[0]._actor
+        begun: list[Any] = []
+        begin = actor.control.begin
+        actor.control.begin = lambda request: begun.append(request) or begin(request)
+        told: list[dict[int, str]] = []
+        for seconds in (3.0, 3.0, 3.0, 2.0, 3.0):
+            actor.ask([1, 2], told.append, seconds)
+        actor.ask([2], told.append, 3.0)
+        await until(lambda: len(told) == 6)
+        assert [(request.ranks, request.seconds) for request in begun] == [
+            ((1, 2), 3.0),
+            ((1, 2), 2.0),
+            ((2,), 3.0),
+        ]
+        assert [sorted(texts) for texts in told].count([1, 2]) == 5
+        assert not actor._asking
