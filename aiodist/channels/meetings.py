@@ -12,7 +12,7 @@ from aiodist.channels import directory
 from aiodist.channels.directory import LinePlace
 from aiodist.channels.store import ChannelStore
 from aiodist.channels.tasks import ChannelTasks
-from aiodist.errors import AiodistError, in_words
+from aiodist.errors import AiodistError, JoinError, in_words
 from aiodist.group import Group
 from aiodist.session import Connecting
 from aiodist.transports.surroundings import chooser_on
@@ -56,12 +56,36 @@ class Meetings:
     async def called(self, who: str) -> Meeting:
         """Call at the door of another participant, and return the group of two in which to meet.
 
-        Raises what `ChannelStore.ask` does.
+        Raises what `ChannelStore.ask` does. Meeting raises JoinError if the other one is gone.
         """
         nonce = chooser_on(asyncio.get_running_loop()).getrandbits(64)
         name = f"{directory.meetings(self._channel, who)}{nonce:016x}"
         await self._store.set(directory.door(who), name.encode(), RING)
-        return self.meeting(name, TAKES)
+        return Meeting(self, self._store.connecting(name, TAKES, 2, self._patience), who)
+
+    async def joined(self, connecting: Connecting, source: str) -> Group:
+        """Join a group, but give up as soon as `source` is gone, because it will never join.
+
+        Raises JoinError, and what `connect` does.
+        """
+
+        async def watch() -> None:
+            with suppress(AiodistError):  # the coordinator is away, so only `patience` ends this
+                await self._store.until_gone(source)
+                joining.reschedule(0.0)
+
+        try:
+            async with asyncio.timeout(None) as joining:
+                watching = asyncio.ensure_future(watch())
+                self._tasks.adopt(watching)
+                try:
+                    return await connecting
+                finally:
+                    watching.cancel()
+        except TimeoutError:
+            if not joining.expired():
+                raise
+            raise JoinError(f"the participant {source} of the channel is gone") from None
 
     async def fed_by(self, source: LinePlace) -> Feed:
         """Meet another participant, and keep the group. Raises what `called` and `connect` do."""
@@ -145,14 +169,19 @@ class Feed:
 
 
 class Meeting:
-    """A group of two, as long as the context lasts."""
+    """A group of two, as long as the context lasts. `source`: the id of the other one, if that was
+    called; "": this one was called."""
 
-    def __init__(self, meetings: Meetings, connecting: Connecting) -> None:
+    def __init__(self, meetings: Meetings, connecting: Connecting, source: str = "") -> None:
         self._meetings = meetings
         self._connecting = connecting
+        self._source = source
 
     async def __aenter__(self) -> Group:
-        self._pair = await self._connecting
+        if self._source:
+            self._pair = await self._meetings.joined(self._connecting, self._source)
+        else:
+            self._pair = await self._connecting
         self._meetings.met_in(self._pair)
         return self._pair
 

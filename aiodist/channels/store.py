@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -278,6 +278,19 @@ class ChannelStore:
     async def said(self, who: str) -> bytes | None:
         """What a participant has said with its last sign of life; None without one."""
         return await self.get(channels.at(who))
+
+    async def until_gone(self, who: str) -> None:
+        """Wait until a participant has left, or counts as gone.
+
+        Raises AiodistError if the coordinator goes away, because it may forget who is there.
+        """
+        assert self._group is not None
+        store = self._group.store
+        # `closing` also ends a watch that has not begun yet when this is cancelled.
+        with closing(store.watch(channels.at(who))) as signs:
+            said = await store.get(channels.at(who), timeout=self._patience)
+            while said is not None:
+                said = (await anext(signs))[1]
 
     async def lives(self, who: str) -> bool:
         """Whether a participant goes on giving signs of life.
