@@ -261,7 +261,7 @@ class Averager:
                 state (`state`), or has left and entered the averager again.
             QuorumLostError: there were fewer members than the quorum until `timeout`.
             CollectiveTimeoutError: no round closed until `timeout`; `missing` names the members
-                that have not contributed.
+                that have not contributed meanwhile.
 
         For example::
 
@@ -371,8 +371,9 @@ class Averager:
             why = f"{', '.join(answer.missing)} {have} not contributed, and the quorum is {quorum}"
         else:
             why = (
-                f"no other member is missing, and the quorum is {quorum}, for which calls of weight"
-                " 0 do not count: give weights above 0, or wait longer"
+                f"all other members have called, and the quorum is {quorum}, for which calls of"
+                " weight 0 do not count, nor calls that have ended: give weights above 0, or wait"
+                " longer"
             )
         return CollectiveTimeoutError(f"{text}: {why}", missing=answer.missing, **where)
 

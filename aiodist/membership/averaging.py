@@ -238,11 +238,11 @@ class Averaging:
         decided = part.withdraw(who, message.call)
         moving = part.moving
         missing = (
-            sorted(part.present - part.offers.keys())
+            part.missing(who)
             if moving is None
             else sorted({one for pair in moving.missing() for one in pair} - {who})
         )
-        names = tuple(room.name_of(one) for one in missing if one != who)
+        names = tuple(map(room.name_of, missing))
         present = len(part.present)
         self._seating.send(conn, request, AverageWithdrawn(decided, present, names))
         self._settle(room, message.part)

@@ -207,6 +207,9 @@ class PartRounds:
         self._ready_at: float | None = None  # when the open round had its quorum
         self._lengths: deque[float] = deque(maxlen=AUTO_ROUNDS)
         self._began: float | None = None  # when the last round was recorded
+        self._withdrawn = 0  # how many calls were withdrawn so far
+        self._begins: dict[str, int] = {}  # by member: how many were when its last call came
+        self._ends: dict[str, int] = {}  # by member: how many were when its last call was withdrawn
 
     @property
     def grace(self) -> float:
@@ -250,6 +253,7 @@ class PartRounds:
     def offer(self, member: str, offer: Contribution) -> Owed | Astray | None:
         """Note the call of a member, and return what it is owed at once."""
         moving = self.moving
+        self._begins[member] = self._withdrawn
         if offer.after is not None and self.is_astray(offer.after):
             self._forget(member)
             return Astray(member, offer.call)
@@ -274,10 +278,21 @@ class PartRounds:
         for offers in (self.offers, self.late):
             if member in offers and offers[member].call <= call:
                 del offers[member]
+                self._withdrawn += 1
+                self._ends[member] = self._withdrawn
         moving = self.moving
         return (
             moving is not None and member in moving.remaining and moving.offers[member].call == call
         )
+
+    def missing(self, member: str) -> list[str]:
+        """The other members whose calls the last call of `member` has waited for in vain.
+
+        Other calls that were withdrawn meanwhile are not among them.
+        """
+        begin = self._begins.get(member, self._withdrawn)
+        others = self.present - self.offers.keys() - {member}
+        return sorted(one for one in others if self._ends.get(one, 0) <= begin)
 
     def report(self, member: str, round: int, attempt: int, got: Got) -> None:
         moving = self._moving_of(member, round, attempt)
@@ -306,6 +321,8 @@ class PartRounds:
         for member in members:
             self.present.discard(member)
             self._forget(member)
+            self._begins.pop(member, None)
+            self._ends.pop(member, None)
 
     def _forget(self, member: str) -> None:
         self.offers.pop(member, None)

@@ -176,7 +176,7 @@ class AverageWithdraw(Message, code=84):
 class AverageWithdrawn(Message, code=85):
     """The answer to AverageWithdraw. `decided`: it is too late, and the contribution may count.
     `present`: how many members take part; `missing`: the names of those that have not
-    contributed."""
+    contributed while the call waited."""
 
     decided: Annotated[bool, schema.flag]
     present: Annotated[int, schema.integer(0, MAX_MEMBERS)]

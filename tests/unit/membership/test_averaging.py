@@ -241,10 +241,14 @@ def test_a_member_that_missed_too_many_rounds_is_stale(members: Members) -> None
 def test_withdrawing_says_who_is_missing(members: Members) -> None:
     members.enter(1, 2, 3, rules=a.Rules(3, 1.0, "AVG", ""))
     members.offer(1)
-    [answer] = members.told(1, a.AverageWithdraw("", 1))
-    assert answer == a.AverageWithdrawn(False, 3, ("m2", "m3"))
-    [answer] = members.told(1, a.AverageWithdraw("unknown", 1))
-    assert answer == a.AverageWithdrawn(False, 3, ())
+    members.offer(2)
+    for number in (1, 2):  # m1 has contributed while m2 waited
+        answers = members.told(number, a.AverageWithdraw("", 1))
+        assert answers == [a.AverageWithdrawn(False, 3, ("m3",))]
+    members.offer(1, call=2)
+    missing = a.AverageWithdrawn(False, 3, ("m2", "m3"))
+    assert members.told(1, a.AverageWithdraw("", 2)) == [missing]
+    assert members.told(1, a.AverageWithdraw("unknown", 1)) == [a.AverageWithdrawn(False, 3, ())]
 
 
 def test_a_member_that_dies_in_a_round_is_left_out(members: Members) -> None:
