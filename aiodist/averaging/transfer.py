@@ -316,12 +316,8 @@ class Transfer:
         name = self._names[chunk.vector]
         with np.errstate(all="ignore"):
             weights = [self._weights[one] for one in self._counted]
-            if not self._sums:
-                weights = _in_range(weights)
             values = [self._here[at, one] for one in self._counted]
-            total = _sum(list(zip(values, weights, strict=True)))
-            if not self._sums:
-                total /= total.dtype.type(math.fsum(weights))
+            total = (_sum if self._sums else _mean)(values, weights)
         place = self._results(chunk)
         if self._is_coded(chunk):
             assert self._codec is not None
@@ -387,12 +383,29 @@ def _in_range(weights: Sequence[float]) -> list[float]:
     return [math.ldexp(one, 1 - exponent) for one in weights]
 
 
-def _sum(terms: Sequence[tuple[NDArray[Any], float]]) -> NDArray[Any]:
-    """The weighted sum, in the order of the terms, in the dtype of the first."""
-    (values, weight), *others = terms
-    total: NDArray[Any] = values * values.dtype.type(weight)
-    for values, weight in others:
-        total += values if weight == 1 else values * values.dtype.type(weight)
+def _mean(values: Sequence[NDArray[Any]], weights: Sequence[float]) -> NDArray[Any]:
+    """The weighted mean, summed up in their order.
+
+    It is finite where all values are, unless it rounds up from the largest number of the dtype.
+    """
+    weights = _in_range(weights)
+    try:
+        with np.errstate(over="raise"):
+            total = _sum(values, weights)
+    except FloatingPointError:
+        # Only the sum is over the range. With weights whose sum is below 1, it is not.
+        _, exponent = math.frexp(math.fsum(weights))
+        weights = [math.ldexp(one, -exponent) for one in weights]
+        total = _sum(values, weights)
+    total /= total.dtype.type(math.fsum(weights))
+    return total
+
+
+def _sum(values: Sequence[NDArray[Any]], weights: Sequence[float]) -> NDArray[Any]:
+    """The weighted sum, in their order, in the dtype of the values."""
+    total: NDArray[Any] = values[0] * values[0].dtype.type(weights[0])
+    for one, weight in zip(values[1:], weights[1:], strict=True):
+        total += one if weight == 1 else one * one.dtype.type(weight)
     return total
 
 

@@ -151,9 +151,13 @@ def test_a_receiver_that_is_left_out_gets_no_means(run):
         ([5e-324, 5e-324], (1.0, 2.0), 1.5),
         ([1e-50, 1.0], (1.0, 2.0), 2.0),
         ([1e4, 1e4], (1e35, 1e35), np.float32(1e35)),
+        ([1.0, 1.0], (3e38, 3e38), 3e38),
+        ([1.5, 1.5], (3e38, -3e38), 0.0),
+        ([3.0, 1.0], (-3.4e38, -3.4e38), -3.4e38),
+        ([1.0, 3.0], (np.inf, 3e38), np.inf),
     ],
 )
-def test_weights_need_not_be_in_the_range_of_float32(run, weights, values, mean):
+def test_weights_and_sums_need_not_be_in_the_range_of_float32(run, weights, values, mean):
     async def main():
         own, other = values
         member = Reducer(weights, value=own)
