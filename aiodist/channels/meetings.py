@@ -69,13 +69,15 @@ class Meetings:
         Raises JoinError, and what `connect` does.
         """
 
+        joining = asyncio.timeout(None)
+
         async def watch() -> None:
             with suppress(AiodistError):  # the coordinator is away, so only `patience` ends this
                 await self._store.until_gone(source)
                 joining.reschedule(0.0)
 
         try:
-            async with asyncio.timeout(None) as joining:
+            async with joining:
                 watching = asyncio.ensure_future(watch())
                 self._tasks.adopt(watching)
                 try:
