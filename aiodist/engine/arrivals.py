@@ -187,7 +187,7 @@ class Arrivals:
         calls = self._calls
         # A collective that is neither pending nor ahead has ended here, so this rank had entered
         # it.
-        entered = calls.find(key) is not None or not calls.tags.is_ahead(*key)
+        entered = calls.find(key) is not None or calls.tags.has_entered(*key)
         self._answer(src, key, entered=entered)
         # The number must not be used again while the answer is in flight: the answer could meet a
         # new collective of this number.

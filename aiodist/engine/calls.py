@@ -206,7 +206,10 @@ class Calls:
     #   are delivered in their slots. A frame is either taken by the call or kept, never both
     #   (`take_early`).
     # * Nothing was pending when the call began (`is_idle`), and no call can come in between. So
-    #   `_enter` takes the number that the frames already name.
+    #   `_enter` takes the number that the frames already name. Who asks meanwhile hears that this
+    #   rank has entered, and the tag is not forgotten (`TagCounts.begin`).
+    # * No rank was lost when the call began. If one is by now, it may have completed the collective
+    #   before (`Ends.review`).
     # * The executor and its memory stay the same, with the partial results of the finished steps.
     #   So no reduction is repeated or left out. Only the source of frames changes
     #   (`Executor.hand_over`).
@@ -248,12 +251,12 @@ class Calls:
             operation.carry_on(executor)
         for src, data in (came or {}).items():
             deliver(operation.message(src, 0, len(data)), (data,), len(data))
-        if self._enter(operation, has_number=came is not None):
+        if self._enter(operation, has_number=came is not None, has_begun=True):
             operation.advance()
             # A waiting call has entered before, perhaps before a rank was lost that had completed
             # it. That loss makes it an operation, and `rank_lost` checks it.
             if came is None:
-                self.ends.review(operation)
+                self.ends.review(operation, has_begun=True)
         deadlines.arm(self, operation, seconds, 0.0 if came is None else work.elapsed)
         work.for_user(self.records.unseen)
         return operation
@@ -273,8 +276,12 @@ class Calls:
             return True
         return bool(self.deferred) and any(op.tag == tag for op in self.deferred)
 
-    def _enter(self, operation: Operation, *, has_number: bool = False) -> bool:
+    def _enter(
+        self, operation: Operation, *, has_number: bool = False, has_begun: bool = False
+    ) -> bool:
         """Give `operation` its number, unless its Work has one, and then what came early for it.
+
+        `has_begun`: it began within its call. No rank was lost then.
 
         True: the caller has to advance and review the operation. It does not run in here.
         """
@@ -319,7 +326,7 @@ class Calls:
                 assert error is not None
                 self.failed(operation, error)
         if not has_number:
-            self.ends.review(operation)
+            self.ends.review(operation, has_begun=has_begun)
         return False
 
     def hold(self) -> int:

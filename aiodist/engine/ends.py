@@ -149,23 +149,29 @@ class Ends:
             if not op.done and src not in op.heard:
                 self._failed_by_loss(op, src)
 
-    def review(self, op: Operation) -> None:
+    def review(self, op: Operation, *, has_begun: bool = False) -> None:
         """Fail `op`, which has just entered, if a lost rank was not heard in it: that rank will not
-        enter."""
+        enter. `has_begun`: it began before the loss, so that the lost rank may have completed it.
+        """
         for src in self.party.lost():
-            if not op.done and (src not in op.heard or op.needs(src)):
+            if has_begun:
+                self._lose(op, src)
+            elif not op.done and (src not in op.heard or op.needs(src)):
                 self._failed_by_loss(op, src)
 
     def lose(self, src: int) -> None:
         """Fail what needs `src`, which is lost."""
         # A copy, because an operation that fails is removed.
         for op in list(self._calls.ops.values()):
-            if not op.done and op.needs(src):
-                self._failed_by_loss(op, src)
-            elif not op.done and src not in op.heard:
-                # Ask the ranks that were not heard. If one has not entered `op`, all wait in vain,
-                # and `op` fails (`not_entered`). If all have, it completes.
-                deadlines.ask_whether_entered(self._calls, op)
+            self._lose(op, src)
+
+    def _lose(self, op: Operation, src: int) -> None:
+        if not op.done and op.needs(src):
+            self._failed_by_loss(op, src)
+        elif not op.done and src not in op.heard:
+            # Ask the ranks that were not heard. If one has not entered `op`, all wait in vain, and
+            # `op` fails (`not_entered`). If all have, it completes.
+            deadlines.ask_whether_entered(self._calls, op)
 
     def _failed_by_loss(self, op: Operation, src: int) -> None:
         party = self.party

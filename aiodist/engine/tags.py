@@ -94,6 +94,8 @@ class TagCounts:
         self._kept: set[object] = set()  # tags whose number is never forgotten
         # Tags that may be forgotten, the oldest first, each with its count at that time.
         self.idle: dict[object, int] = {}
+        # The last call that was `begun`: its tag and number.
+        self._begun: tuple[object, int] | None = None
         self._forgotten = 0  # the calls of forgotten tags, which still count as called
         # The current round: its number and tags, and at rank 0 the answers.
         self._round = 0
@@ -110,6 +112,14 @@ class TagCounts:
         # The list is made in one step. A sum over the dict itself would raise if the loop added a
         # tag meanwhile in its own thread.
         return self._forgotten + sum(list(self.numbers.values()))
+
+    def begin(self, tag: object) -> None:
+        """Note that a call begins that reads links before it takes its number.
+
+        Until then, this rank has entered it, and its tag is not idle.
+        """
+        self.idle.pop(tag, None)
+        self._begun = tag, self.upcoming(tag)
 
     def take(self, tag: object) -> int:
         """Return the number of the collective that is called now."""
@@ -156,6 +166,10 @@ class TagCounts:
     def is_ahead(self, tag: object, seq: int) -> bool:
         """Return whether number `seq` of `tag` was not called here yet."""
         return seq >= self.numbers.get(tag, 0)
+
+    def has_entered(self, tag: object, seq: int) -> bool:
+        """Return whether number `seq` of `tag` was called here, even if it is not counted yet."""
+        return not self.is_ahead(tag, seq) or (tag, seq) == self._begun
 
     def contributed(self, tag: object, seq: int) -> None:
         """Note that a contribution to number `seq` of `tag` has come."""
@@ -254,6 +268,8 @@ class TagCounts:
         self._end()
 
     def _forget(self, tag: object) -> None:
+        if self._begun is not None and self._begun[0] == tag:
+            self._begun = None
         self.frozen.discard(tag)
         self._forgotten += self.numbers.pop(tag, 0)
         self.idle.pop(tag, None)

@@ -56,7 +56,7 @@ def is_free(context: LinkGroup, tag: object = None) -> bool:
     tags = context.calls.tags
     if not context.is_idle or tag in tags.frozen:
         return False
-    tags.idle.pop(tag, None)  # because the call reads links before it takes its number
+    tags.begin(tag)
     return True
 
 

@@ -11,10 +11,12 @@ import pytest
 from over_links import nothing_is_left, ordinary
 
 from aiodist import Group
-from aiodist.engine import tags
+from aiodist.engine import deadlines, tags
+from aiodist.engine.arrivals import Arrivals
 from aiodist.engine.calls import Calls
 from aiodist.prepared import lane_setup
 from aiodist.prepared.link_express import LinkExpress
+from aiodist.prepared.link_frames import Frames
 from aiodist.transports import polling
 
 pytestmark = pytest.mark.usefixtures("no_turn_is_due")
@@ -67,6 +69,59 @@ async def test_a_tag_that_is_used_is_not_forgotten(
         for number in range(3):
             await called(ranks, [1, 0], name, np.full(3, number), "a")
         nothing_is_left(ranks)
+
+
+@pytest.mark.parametrize("transport", ["tcp"])
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("tag", [None, "a"])
+async def test_who_is_asked_within_its_call_has_entered(
+    groups: Any, monkeypatch: pytest.MonkeyPatch, name: str, tag: Any
+) -> None:
+    """Else the loss of a rank that has completed it and left would fail it for the others."""
+    monkeypatch.setattr(polling, "UNREAD", 3600.0)
+    answers: list[bool] = []
+    answer = Arrivals._answer
+
+    def noted(self: Arrivals, src: int, key: Any, *, entered: bool) -> None:
+        answers.append(entered)
+        answer(self, src, key, entered=entered)
+
+    monkeypatch.setattr(Arrivals, "_answer", noted)
+    async with groups(2) as ranks:
+        for number in range(3):
+            await called(ranks, [0, 1], name, np.full(3, number), tag)
+        first = CALLS[name](ranks[0], x := np.full(3, 7), tag)
+        if not first.done():  # the root of a broadcast may need nobody
+            calls = ranks[0]._context.calls
+            key = tag, first.seq
+            deadlines.ask_whether_entered(calls, calls.find(key))
+        second = CALLS[name](ranks[1], x, tag)
+        for result in await asyncio.gather(first, second):
+            np.testing.assert_equal(result, expected(name, x, 2))
+        assert answers == [True]
+        nothing_is_left(ranks)
+
+
+@pytest.mark.parametrize("transport", ["tcp"])
+@pytest.mark.parametrize("tag", [None, "a"])
+@pytest.mark.parametrize("lost", [3, 5])
+async def test_a_rank_that_leaves_within_the_call_may_have_completed_it(
+    groups: Any, monkeypatch: pytest.MonkeyPatch, tag: Any, lost: int
+) -> None:
+    """Of 8 ranks, rank 0 exchanges nothing with ranks 3 and 5."""
+    async with groups(8) as ranks:
+        for number in range(3):
+            await called(ranks, [*range(8)], "all_gather", np.full(3, number), tag)
+        context, look = ranks[0]._context, Frames.has_come
+
+        def leaves(self: Frames, *args: Any) -> bool:
+            if self._context is context:
+                context.rank_lost(context.ranks[lost], "it left")
+            return look(self, *args)
+
+        monkeypatch.setattr(Frames, "has_come", leaves)
+        await called(ranks, [*range(1, 8), 0], "all_gather", np.full(3, 7), tag)
+        assert context.lost()
 
 
 @pytest.mark.parametrize("tag", [None, "a"])

@@ -263,3 +263,21 @@ def test_what_is_over_within_its_call_leaves_its_tag_idle(monkeypatch):
     assert not counts.many
     counts.release("b", failed=False)
     assert counts.many
+
+
+def test_a_call_that_has_begun_is_entered_and_its_tag_is_not_idle():
+    counts = tags.TagCounts(1, 2)
+    for tag in ("a", "b"):
+        counts.pass_over(tag)
+    counts.begin("a")
+    assert counts.has_entered("a", 1)
+    assert counts.is_ahead("a", 1)  # its frames are still early
+    assert not counts.has_entered("b", 1)
+    heard, _ = counts.heard(0, (tags.PREPARE, 1, ["a", "b"], [1, 1]))
+    assert heard == [(0, (tags.READY, 1, [False, True]))]
+    counts.heard(0, (tags.COMMIT, 1, [False, True]))
+    assert counts.has_entered("a", 1)
+    counts.pass_over("a")
+    counts.heard(0, (tags.PREPARE, 2, ["a"], [2]))
+    counts.heard(0, (tags.COMMIT, 2, [True]))
+    assert not counts.has_entered("a", 0)
