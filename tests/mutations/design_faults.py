@@ -239,7 +239,7 @@ FAULTS = (
     DesignFault(
         "a rank says that it has entered a collective that it has not called",
         "aiodist/engine/arrivals.py",
-        "        entered = calls.find(key) is not None or not calls.tags.is_ahead(*key)",
+        "        entered = calls.find(key) is not None or calls.tags.has_entered(*key)",
         "        entered = True",
         (*_unit("engine"), PROGRAMS),
     ),
