@@ -122,6 +122,9 @@ def _settle(place: Place, problem: str, on_lane: bool) -> Part[NoResult | None]:
     said = yield from share(place, problem[:LONGEST_REASON].encode(), on_lane)
     for rank, reason in enumerate(said):
         if reason:
+            # If the owner gives up, its copy cannot be fetched. Then the owner is not in this round
+            # either, which fails because of that. If it is, its copy was there for all to fetch.
+            yield from share(place, b"", on_lane)
             text = reason.decode(errors="replace")
             why = f"not all ranks can map this: rank {rank}: {text}; use broadcast, which copies"
             return NoResult(OSError(why))

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from processes import heard, processes
 
 import aiodist
-from aiodist import CollectiveAbortedError, CollectiveTimeoutError, Group
+from aiodist import CollectiveAbortedError, CollectiveTimeoutError, Group, PeerLostError
 from aiodist.buffers.segment import Segment
 from aiodist.collectives import host_loans
 
@@ -168,6 +169,71 @@ def test_cancelled_while_it_waits(run: Any, monkeypatch: pytest.MonkeyPatch, sta
     run(main())
 
 
+def _gives_up(how: str, group: Group, work: Any) -> None:
+    if how == "cancelled":
+        work.cancel()
+    else:
+        group.abort("enough")
+
+
+def _is_told(end: Any, how: str) -> bool:
+    """Whether this is the error of a rank if rank 0 gave up like this."""
+    if how == "cancelled":
+        return isinstance(end, CollectiveAbortedError) and end.rank == 0
+    return isinstance(end, PeerLostError) and 0 in end.ranks
+
+
+@pytest.mark.parametrize("how", ["cancelled", "aborted"])
+def test_the_owner_gives_up_at_any_time(run: Any, groups: Any, how: str) -> None:
+    """What the others raise is never that they cannot reach its memory."""
+
+    async def main() -> None:
+        is_over = False
+        turns = 0
+        while not is_over:
+            async with groups(3) as ranks:
+                await asyncio.gather(*[group.barrier() for group in ranks])
+                works = [group.share(np.ones(9) if group.rank == 0 else None) for group in ranks]
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                is_over = all(work.done() for work in works)
+                _gives_up(how, ranks[0], works[0])
+                for end in await asyncio.gather(*works[1:], return_exceptions=True):
+                    assert isinstance(end, np.ndarray) or _is_told(end, how), (turns, end)
+            turns += 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["cancelled", "aborted"])
+def test_the_owner_gives_up_while_another_fetches(
+    run: Any, groups: Any, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Its memory is gone before it is known that it gave up, and its word is there that all is
+    well."""
+
+    async def share(turns: int) -> Any:
+        async with groups(2) as ranks:
+            await asyncio.gather(*[group.barrier() for group in ranks])
+
+            async def take(*args: Any, **kwargs: Any) -> Any:
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                _gives_up(how, ranks[0], works[0])
+                raise ConnectionResetError("it is gone")
+
+            monkeypatch.setattr(host_loans, "take", take)
+            works = [group.share(np.ones(9) if group.rank == 0 else None) for group in ranks]
+            return (await asyncio.gather(works[1], return_exceptions=True))[0]
+
+    async def main() -> None:
+        for turns in range(6):
+            end = await share(turns)
+            assert _is_told(end, how), (turns, end)
+
+    run(main())
+
+
 def test_a_deadline_covers_it(run: Any) -> None:
     async def main() -> None:
         async with aiodist.local(2) as groups:
@@ -212,3 +278,34 @@ async def _share_between_processes(group: Group) -> list[float]:
 def test_between_processes() -> None:
     results = aiodist.run(_share_between_processes, nprocs=3)
     assert results == [[1.0, 2.0, 3.0, 0.0]] * 3
+
+
+KILLED = """
+import asyncio, json, os, signal, sys
+import aiodist, numpy as np
+from aiodist.transports.handover import SegmentOffer
+
+async def main():
+    address, rank, transports = sys.argv[1], int(sys.argv[2]), sys.argv[3].split(",")
+    group = await aiodist.connect(address, rank=rank, size=3, transports=transports)
+    assert (await group.share(np.ones(4) if rank == 0 else None) == 1).all()
+    SegmentOffer._asked = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        await group.share(np.ones(4) if rank == 2 else None, 2)
+    except aiodist.PeerLostError as error:
+        print(json.dumps(error.ranks), flush=True)
+    await asyncio.Event().wait()  # nobody else is lost
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("transports", ["shm,tcp", "tcp"])
+def test_the_owner_is_killed_while_others_fetch(run: Any, transports: str) -> None:
+    async def main() -> None:
+        async with processes(KILLED, 3, transports) as ranks:
+            for process in ranks[:2]:
+                assert await heard(process) == [2]
+
+    run(main())
