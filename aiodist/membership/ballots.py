@@ -288,6 +288,7 @@ class Ballots:
             return Failed(Failure.INVALID, "the sender is not among the voters of this ballot")
         if vote.purpose is Purpose.RENDEZVOUS and vote.members:
             return Failed(Failure.INVALID, "a rendezvous is of the whole group")
-        if len(self.voted.get(conn, ())) >= MAX_BALLOTS:
+        voted = self.voted.get(conn, {})
+        if len(voted) >= MAX_BALLOTS and (vote.context, vote.number) not in voted:
             return Failed(Failure.INVALID, f"{MAX_BALLOTS} votes are under way, the limit")
         return None

@@ -125,6 +125,7 @@ class RankActor(EndpointOwner):
         self._hurries = False  # it was aborted while it left
         self.ended: GroupClosedError | None = None  # why this rank has left; None: it stays
         self.is_evicted = False  # the coordinator has ruled that this rank is lost
+        self.votes = 0  # that are under way at the coordinator, of all groups of this rank
         self.adopt(view)
         # Events since the view come first, then new ones.
         for event in events:

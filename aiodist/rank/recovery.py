@@ -34,7 +34,22 @@ from aiodist.rank.deriving import another
 from aiodist.wire.frames import pack_fields
 from aiodist.wire.limits import MAX_MEMBERS, MAX_TEXT
 from aiodist.wire.messages import EpochView, Message
-from aiodist.wire.recovery import BallotResult, Cause, GiveUpVote, Purpose, Void, Vote
+from aiodist.wire.recovery import (
+    MAX_BALLOTS,
+    BallotResult,
+    Cause,
+    GiveUpVote,
+    Purpose,
+    Void,
+    Vote,
+)
+
+MAX_SENT = MAX_BALLOTS // 2
+"""The most votes that a rank has under way in all of its groups. Further ones wait in line.
+
+Each group may have one under way beyond that, because ranks may call in their groups in different
+orders: they could fill all places with votes that wait for each other.
+"""
 
 LAST_WORD_SECONDS = 2.0
 """Seconds that a vote whose time is over waits for the coordinator to say which ranks were
@@ -55,7 +70,9 @@ class Recovery:
         self._context = context
         self._ids = tuple(ids)
         self._number = 0  # of the next ballot; all ranks count alike
-        self._unsent: dict[int, Vote] = {}  # votes that are sent when the loop turns, by number
+        self._unsent: dict[int, Vote] = {}  # by number, until the loop has turned and has sent them
+        self._line: dict[int, asyncio.Future[Outcome]] = {}  # of unsent votes that need a place
+        self._sent: set[int] = set()  # numbers of votes that are under way
         # The vote that leads to the next epoch. A later call goes on with it.
         self._under_way: tuple[Vote, asyncio.Future[Outcome]] | None = None
         self._has_gone_on = False  # the next epoch has begun, and this one takes no votes
@@ -194,8 +211,22 @@ class Recovery:
         # When the loop turns, because the vote may decide as soon as it is sent. A call of `agree`
         # that is cancelled before that votes False.
         self._unsent[vote.number] = vote
-        self._actor.loop.call_soon(self._send, vote.number, outcome)
+        self._actor.loop.call_soon(self._line_up, vote.number, outcome)
         return outcome
+
+    def _line_up(self, number: int, outcome: asyncio.Future[Outcome]) -> None:
+        """Send a vote once there is a place for it. A vote that replaces another has its place."""
+        if number in self._sent:
+            self._send(number, outcome)
+        else:
+            self._line[number] = outcome
+            self._admit()
+
+    def _admit(self) -> None:
+        """Send the votes in line for which there are places, in their order."""
+        while self._line and (not self._sent or self._actor.votes < MAX_SENT):
+            number = next(iter(self._line))
+            self._send(number, self._line.pop(number))
 
     def _send(self, number: int, outcome: asyncio.Future[Outcome]) -> None:
         vote = self._unsent.pop(number)
@@ -206,11 +237,15 @@ class Recovery:
             outcome.exception()  # marks it as retrieved
             self._expect(vote, False)
         else:
+            self._actor.votes += number not in self._sent
+            self._sent.add(number)
             reply.add_done_callback(partial(self._hear, vote, outcome))
 
-    def _tell(self, give_up: GiveUpVote) -> None:
-        """Send it behind the votes."""
-        self._actor.loop.call_soon(self._actor.control.tell, give_up)
+    def _give_up(self, give_up: GiveUpVote) -> None:
+        """Send it behind its vote, which needs no place in line, because this ends it at once."""
+        if (outcome := self._line.pop(give_up.number, None)) is not None:
+            self._send(give_up.number, outcome)
+        self._actor.control.tell(give_up)
 
     def _expect(self, vote: Vote, is_expecting: bool) -> None:
         if vote.purpose is Purpose.RENDEZVOUS:
@@ -234,6 +269,9 @@ class Recovery:
             outcome.set_exception(error)
             outcome.exception()  # marks it as retrieved
         self._expect(vote, False)
+        self._actor.votes -= vote.number in self._sent
+        self._sent.discard(vote.number)
+        self._admit()
 
     def _note_gone(self, stay: Iterable[str], epoch: int) -> None:
         """Note which ranks are not in the next epoch, of which the ids in `stay` are members.
@@ -269,7 +307,7 @@ class Recovery:
                 text = f"{vote.call} was not decided within {limit:g} s"
                 give_up = GiveUpVote(vote.context, vote.number, Cause.TIMEOUT, text)
                 control = self._actor.control
-                control.tell(give_up)
+                self._give_up(give_up)
                 if control.is_away:
                     text += f"; the coordinator is away{self._what_to_do(vote)}"
                 else:
@@ -279,7 +317,7 @@ class Recovery:
                     raise self._context.error(CollectiveTimeoutError, text, op=vote.purpose.value)
         except asyncio.CancelledError:
             if vote.purpose is not Purpose.AGREE:
-                self._tell(give_up)
+                self._actor.loop.call_soon(self._give_up, give_up)  # behind `_line_up`
             else:
                 self._change_to_no(vote)
             raise

@@ -9,6 +9,8 @@ import pytest
 from idle_time import on_idle_time
 
 import aiodist
+from aiodist.rank.recovery import MAX_SENT
+from aiodist.wire.recovery import MAX_BALLOTS
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,81 @@ def test_out_of_time_on_one_is_so_for_all(run, stage):
                 assert late.value.missing == (2,)
             with pytest.raises(aiodist.CollectiveTimeoutError):
                 await ranks[2].agree(True)
+
+    run(main())
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("turns", "first"), [(0, 0), (1, MAX_SENT)])
+def test_more_votes_at_once_than_the_coordinator_takes(run, stage, size, turns, first):
+    """They wait in line. Those that are cancelled before they are sent vote False."""
+
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(size)
+            count = MAX_BALLOTS + 44
+            works = [ranks[0].agree(True) for _ in range(count)]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            given_up = range(first, count, 3)
+            for number in given_up:
+                works[number].cancel()
+            await asyncio.wait([works[number] for number in given_up])
+            expected = [number % 2 == 0 and number not in given_up for number in range(count)]
+            others = [group.agree(n % 2 == 0) for group in ranks[1:] for n in range(count)]
+            assert await asyncio.gather(*others) == expected * (size - 1)
+            for number, work in enumerate(works):
+                if number in given_up:
+                    assert work.cancelled()
+                else:
+                    assert await work is expected[number]
+
+    run(main())
+
+
+def test_votes_in_two_groups_that_are_called_in_different_orders(run, stage, everyone):
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(2)
+            copies = await everyone(ranks, lambda group: group.dup())
+            orders = [(ranks[0], copies[0]), (copies[1], ranks[1])]
+            votes = [
+                group.agree(True)
+                for order in orders
+                for group in order
+                for _ in range(MAX_BALLOTS + 1)
+            ]
+            assert all(await asyncio.gather(*votes))
+
+    run(main())
+
+
+@on_idle_time
+def test_votes_in_line_end_at_their_deadlines(run, stage):
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(3)
+            count = MAX_SENT + 2
+            late = [ranks[0].agree(True, timeout=0.05) for _ in range(count)]
+            patient = [ranks[1].agree(True) for _ in range(count)]
+            for error in await asyncio.gather(*late, *patient, return_exceptions=True):
+                assert isinstance(error, aiodist.CollectiveTimeoutError)
+                assert 2 in error.missing
+                assert "within 0.05 s" in str(error)
+
+    run(main())
+
+
+def test_a_shrink_that_is_cancelled_in_line(run, stage):
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(2)
+            votes = [ranks[0].agree(True) for _ in range(MAX_SENT)]
+            ranks[0].shrink().cancel()
+            votes += [ranks[1].agree(True) for _ in range(MAX_SENT)]
+            with pytest.raises(aiodist.CollectiveAbortedError, match="rank 0"):
+                await ranks[1].shrink()
+            assert await asyncio.gather(*votes) == [True] * len(votes)
 
     run(main())
 

@@ -135,3 +135,5 @@ def test_nobody_has_too_many_under_way() -> None:
     [refused] = ballots.cast(MEMBERS, 10, 1, Vote(b"context!", MAX_BALLOTS, Purpose.AGREE))
     assert isinstance(refused.reply, Failed)
     assert len(ballots.of(10)) == MAX_BALLOTS
+    # A member may still change what it has said.
+    assert not ballots.cast(MEMBERS, 10, 2, Vote(b"context!", 0, Purpose.AGREE, False))
