@@ -47,8 +47,8 @@ from aiodist.wire.recovery import (
 MAX_SENT = MAX_BALLOTS // 2
 """The most votes that a rank has under way in all of its groups. Further ones wait in line.
 
-Each group may have one under way beyond that. Ranks may call in their groups in different orders, so
-they could fill all places with votes that wait for each other.
+Each group may have one under way beyond that. Ranks may call in their groups in different orders,
+so they could fill all places with votes that wait for each other.
 """
 
 LAST_WORD_SECONDS = 2.0
