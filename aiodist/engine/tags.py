@@ -119,7 +119,7 @@ class TagCounts:
         Until then, this rank has entered it, and its tag is not idle.
         """
         self.idle.pop(tag, None)
-        self._begun = tag, self.upcoming(tag)
+        self._begun = tag, self.numbers.get(tag, 0)
 
     def take(self, tag: object) -> int:
         """Return the number of the collective that is called now."""

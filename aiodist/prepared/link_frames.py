@@ -53,8 +53,10 @@ def is_free(context: LinkGroup, tag: object = None) -> bool:
     endpoint = context.endpoint
     if context.calls.arrivals.early or endpoint.progress.is_unread():
         endpoint.poll()
+        if not context.is_idle:
+            return False
     tags = context.calls.tags
-    if not context.is_idle or tag in tags.frozen:
+    if tag in tags.frozen:
         return False
     tags.begin(tag)
     return True
