@@ -395,7 +395,7 @@ async def _connect(options: _Options) -> Group:
     try:
         return await _met(options)
     except JoinTimeoutError as error:
-        # A process that was refused has reached the coordinator, so its address is not the reason.
+        # A refused process has reached the coordinator, so the address is not the reason.
         if REFUSED not in error.message and (hint := await finding.hint(options.coordinator)):
             error.add_note(hint)
         raise

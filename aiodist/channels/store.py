@@ -282,7 +282,7 @@ class ChannelStore:
     async def until_gone(self, who: str) -> None:
         """Wait until a participant has left, or counts as gone.
 
-        Raises AiodistError if the coordinator goes away, because it may forget who is there.
+        Raises AiodistError if the coordinator goes away: a new one may not know who is there.
         """
         assert self._group is not None
         store = self._group.store

@@ -206,8 +206,8 @@ class Calls:
     #   are delivered in their slots. A frame is either taken by the call or kept, never both
     #   (`take_early`).
     # * Nothing was pending when the call began (`is_idle`), and no call can come in between. So
-    #   `_enter` takes the number that the frames already name. Who asks meanwhile hears that this
-    #   rank has entered, and the tag is not forgotten (`TagCounts.begin`).
+    #   `_enter` takes the number that the frames already name. A rank that asks meanwhile
+    #   hears that this one has entered, and the tag is not forgotten (`TagCounts.begin`).
     # * No rank was lost when the call began. If one is by now, it may have completed the collective
     #   before (`Ends.review`).
     # * The executor and its memory stay the same, with the partial results of the finished steps.

@@ -37,8 +37,7 @@ This is safe for these reasons:
   yields and polls look at memory alone. A later message finds the operation. If the call is done,
   the message has a number that was counted, and is dropped.
 * The number is taken once, by `_done` or by `take_over`. It is the same in both cases, because no
-  other call comes in between. Meanwhile its tag is not forgotten
-  (`TagCounts.begin`).
+  other call comes in between. Meanwhile its tag is not forgotten (`TagCounts.begin`).
 * Errors in the call (a kernel that raises, places that make no sense) make an operation that fails
   at once. So other ranks hear of it, the abort word is written, and the lane is left in the one way
   that exists.

@@ -106,7 +106,8 @@ class RankActor(EndpointOwner):
         self.lost: dict[int, str] = {}  # ranks of the view that the coordinator ruled lost, and why
         self._guests: set[int] = set()  # roots of members of other groups that this one meets
         self.left: set[int] = set()  # ranks of the view that have left in order
-        # By ranks that the coordinator was asked about: when it answers, and who is told.
+        # Questions that the coordinator has not answered, by the ranks that they are about. Each
+        # has the time by which the answer comes, and the functions that get it.
         self._asking: dict[tuple[int, ...], tuple[float, list[Callable[..., None]]]] = {}
         self.changed: dict[Callable[[], None], None] = {}  # called after a change, in this order
         """Called when members of the view are lost or leave, for a new view, and at the end."""
@@ -277,7 +278,7 @@ class RankActor(EndpointOwner):
         # Many calls may ask at once. They get one answer, if that comes in time for all.
         ranks, due = tuple(sorted(wanted)), self.loop.time() + seconds
         earlier, tells = self._asking.get(ranks, (math.inf, []))
-        if earlier <= due:
+        if self.loop.time() < earlier <= due:
             tells.append(tell)
             return
         asking = self._asking[ranks] = (due, [tell])

@@ -9,34 +9,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from channel_stage import CHUNK, CHUNKS, PATIENCE, ServingStage, filled, tree, until_filled
+from channel_stage import (
+    CHUNK,
+    CHUNKS,
+    PATIENCE,
+    ServingStage,
+    filled,
+    next_sign_of_life,
+    tree,
+    until_filled,
+)
 
 import aiodist
-from aiodist import Shard
 from aiodist.channels import manifest, transfers
 from aiodist.channels.holding import Holding
 from aiodist.channels.participant import Participant
 from aiodist.channels.store import GONE, ChannelStore
 from aiodist.control.store import Store
-from aiodist.errors import JoinError
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     monkeypatch.setattr(manifest, "CHUNK", CHUNK)
-
-
-async def next_sign_of_life(participant):
-    """Wait until a participant has given its next sign of life."""
-    given, stay = asyncio.Event(), participant.role.stay
-
-    async def stays():  # called at the end of each sign of life
-        await stay()
-        given.set()
-
-    participant.role.stay = stays
-    await given.wait()
-    participant.role.stay = stay
 
 
 def test_a_cancelled_call_is_gone_on_with_from_where_it_was():
@@ -94,77 +88,6 @@ def test_a_source_that_goes_in_the_middle(how):
     outcomes = stage.play({0: stage.publish(), 1: first(), 2: second()})
     assert outcomes[2] == 1
     assert outcomes[0] <= 2 * tree(1)["w"].nbytes
-
-
-@pytest.mark.parametrize("sliced", [False, True])
-@pytest.mark.parametrize("how", ["close", "kill"])
-def test_a_source_that_goes_as_it_is_called(how, sliced):
-    """The one that calls it hears from the coordinator that it is gone, and calls another one."""
-    stage = ServingStage(3)
-    has, called = asyncio.Event(), asyncio.Event()
-
-    async def first():
-        async with stage.subscriber() as weights:
-
-            async def goes(name):
-                called.set()
-                if how == "kill":
-                    stage.sim.nodes[1].kill()
-
-            weights._participant.role.met = goes
-            await weights.latest()
-            has.set()
-            await called.wait()
-
-    async def second():
-        await has.wait()
-        async with stage.subscriber() as weights:
-            begun = stage.sim.loop.time()
-            if sliced:
-                whole = tree(1)["w"]
-                shard = Shard(np.empty(4, np.int32), (slice(4),), whole.shape)
-                assert await weights.latest(into={"w": shard}) == 1
-            else:
-                assert (await weights.latest())[0] == 1
-            assert stage.sim.loop.time() - begun < PATIENCE / 2
-            assert called.is_set()
-        stage.done.set()
-
-    stage.play({0: stage.publish(), 1: first(), 2: second()})
-
-
-def test_calling_one_that_has_left_leaves_nothing_behind():
-    stage = ServingStage(3)
-    there, left = asyncio.Event(), asyncio.Event()
-    place = None
-
-    async def first():
-        nonlocal place
-        async with stage.subscriber() as weights:
-            place = weights._participant.store.place
-            await there.wait()
-        left.set()
-
-    async def second():
-        async with stage.subscriber() as weights:
-            participant = weights._participant
-            there.set()
-            await left.wait()
-
-            def known():
-                groups = stage.sim._served.status()["groups"]
-                tasks = [task.get_name() for task in participant.tasks._tasks]
-                return [one["name"] for one in groups], tasks
-
-            before = known()
-            with pytest.raises(JoinError, match="is gone"):
-                await participant.meetings.fed_by(place)
-            await next_sign_of_life(participant)
-            assert known() == before
-            assert participant.meetings.feed is None
-        stage.done.set()
-
-    stage.play({0: stage.publish(), 1: first(), 2: second()})
 
 
 def test_a_chunk_that_was_damaged_comes_from_another_one():

@@ -294,7 +294,7 @@ async def main():
         await group.share(np.ones(4) if rank == 2 else None, 2)
     except aiodist.PeerLostError as error:
         print(json.dumps(error.ranks), flush=True)
-    await asyncio.Event().wait()  # nobody else is lost
+    await asyncio.Event().wait()  # until the test ends it, so that only rank 2 is lost
 
 asyncio.run(main())
 """

@@ -120,3 +120,25 @@ async def test_the_store_has_deadlines() -> None:
         async with group.store.watch("never", timeout=0.01) as changes:
             with pytest.raises(aiodist.CollectiveTimeoutError):
                 await anext(changes)
+
+
+async def test_a_rank_needs_time_to_answer_before_it_is_taken_for_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with aiodist.local(2) as groups:
+        work = groups[0].all_reduce(1)
+        calls = groups[0]._context.calls
+        operation = calls.find((None, work.seq))
+        assert operation is not None
+        asked: list[float] = []
+        owner = groups[0]._context.endpoint.owner
+        monkeypatch.setattr(owner, "ask", lambda roots, tell, seconds: asked.append(seconds))
+        for seconds in (0.3, 0.6):  # as long as rank 1 is missing, any answer helps
+            deadlines.inquire(calls, operation, seconds)
+        assert asked == [0.3 * deadlines.PART, 0.6 * deadlines.PART]
+        operation.heard.add(1)
+        for seconds in (0.3, 0.6):
+            deadlines.inquire(calls, operation, seconds)
+        assert asked[2:] == [0.6 * deadlines.PART]
+        assert asked[2] >= deadlines.LEAST_SILENCE
+        assert await asyncio.gather(work, groups[1].all_reduce(2)) == [3, 3]

@@ -89,3 +89,16 @@ async def until_filled(weights: Any, parts: int) -> asyncio.Task[Any]:
     taking = asyncio.ensure_future(weights.latest())
     await filled(holding, parts)
     return taking
+
+
+async def next_sign_of_life(participant: Any) -> None:
+    """Wait until a participant has given its next sign of life."""
+    given, stay = asyncio.Event(), participant.role.stay
+
+    async def stays() -> None:  # called at the end of each sign of life
+        await stay()
+        given.set()
+
+    participant.role.stay = stays
+    await given.wait()
+    participant.role.stay = stay

@@ -143,3 +143,11 @@ def test_all_steps_are_taken_despite_errors() -> None:
     assert raised.value is first
     assert taken == ["a", "b", "c"]
     errors.despite_errors(lambda: step("d"))
+
+
+def test_an_exception_without_text_is_told_by_its_class() -> None:
+    class BrokenError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    assert errors.in_words(BrokenError()) == "BrokenError"

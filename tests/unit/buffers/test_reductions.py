@@ -211,6 +211,8 @@ def test_results_must_not_share_memory() -> None:
         ([1.0, 2], r"got float: of a list of numbers, pass np\.array\(x\)$"),
         ([[np.ones(1)]], r"x\[0\]: expected an array to reduce, got list$"),
         ((x for x in [np.ones(1)]), r"got generator: pass list\(x\)$"),
+        (range(3), r"got range: of a list of numbers, pass np\.array\(x\)$"),
+        ({1, 2}, "got set$"),  # it has no order
         (np.array([object()]), r"dtype object .* Send x\.tolist\(\), or convert it to numbers$"),
         (np.array(["a"]), "SUM has no meaning for U1"),
         ([np.ones(1), np.ones(1, bool)], "SUM has no meaning for bool"),

@@ -146,6 +146,7 @@ async def test_a_part_hears_of_a_deadline() -> None:
     assert isinstance(heard, aiodist.CollectiveTimeoutError)
     assert (heard.missing, heard.last_seen) == ((0, 1), {0: "in barrier #0"})
     assert heard.message == f"rank 3 gave up: {text}"
+    assert text in repr(heard)  # which pytest and logs show
 
 
 async def test_a_part_hears_of_a_lost_rank_outside() -> None:
