@@ -50,7 +50,7 @@
 #include <unistd.h>
 #endif
 
-#define LAYOUT 19      // aiodist.compiled refuses a build with another number
+#define LAYOUT 20      // aiodist.compiled refuses a build with another number
 #define BLOCK 1024     // elements in one step of the work, so that they stay in the first cache
 #define ALONE 32768    // from so many bytes on, other threads may run meanwhile
 
@@ -866,14 +866,14 @@ static PyObject *differ(PyObject *self, PyObject *args) {
 enum { IS_DUE, WATCH, FOLLOWS, ROUSE, SEEN, ADD, FINISH, SET_RESULT, TAPES, TELL, FIND, WAKE,
        DTYPE, IS_NEG, STORAGE, DATA_PTR, NBYTES_OF, CLASS, RUNNING, ALL_REDUCE, PART, SEND, RECV,
        TRACE_HOOK, IN_VAIN, STAY_AWAKE, WAKE_PEER, BELL, TIMER, LEAVE_TO_CALL,
-       SHOWS_ANY, NAMES };
+       SHOWS_ANY, AREA, START, NAMES };
 static const char *const names[] = {"is_due", "watch", "follows", "rouse", "seen", "add", "finish",
                                     "set_result", "tapes", "tell", "_find", "wake", "dtype",
                                     "is_neg", "untyped_storage", "data_ptr", "nbytes", "__class__",
                                     "__asyncio_running_event_loop__", "all_reduce", "part", "send",
                                     "recv", "trace", "in_vain", "_stay_awake",
                                     "_wake_peer", "_bell", "_timer", "leave_to_call",
-                                    "shows_any"};
+                                    "shows_any", "area", "start"};
 
 typedef struct {
     PyTypeObject *row;      // the base of lanes
@@ -919,7 +919,8 @@ enum { ON_CPU = 1, COMPLEX = 5 };
 // ---- the words of a board: see aiodist.shared_memory.board --------------------------------------
 
 // The words of posts are behind them, as in aiodist.shared_memory.posts.
-enum { HEAD = 384, LAP = 385, GIVEN_UP = 386, NAP = 392, DOZES = 393, NUMBER_AT = 16, UNIT = 32 };
+enum { HEAD = 384, LAP = 385, GIVEN_UP = 386, NAP = 392, DOZES = 393, LENGTH_AT = 8, NUMBER_AT = 16,
+       UNIT = 32 };
 enum { STAMP = 0, CALL = 1, ABORTED = 3, PLACE = 5, CORE = 7, ASLEEP = 8, WANTED = 9, HOW = 10,
        THREAD = 11 };
 enum { TEXT = 128 };
@@ -1137,9 +1138,10 @@ typedef struct {
     char number[8];   // the memory of a number
 } Leaf;
 
-// The arrays and numbers of a call, in the order of its arguments.
+// The arrays and numbers of a call, in the order of its arguments. `post`: by rank, where its data is.
 typedef struct {
     int count;
+    char *post[FEW];
     PyObject *result;  // what was made of the values of all ranks; NULL: nothing
     Leaf leaf[LEAVES];
 } Leaves;
@@ -1149,12 +1151,13 @@ static void drop_leaves(Leaves *leaves) {
     Py_CLEAR(leaves->result);
 }
 
-// Bytes `at` a place in shared memory, or those of the leaf `at_leaf`. They are, or become, those
-// of `with`, or those of the leaf `with_leaf` from `start` on.
+// Bytes `at` a place in shared memory, or those of the leaf `at_leaf`, or `nbytes` from `offset` on in
+// the post of a `rank`. They are, or become, those of `with`, or those of the leaf `with_leaf` from
+// `start` on.
 typedef struct {
     Py_buffer at, with;
-    int at_leaf, with_leaf;
-    Py_ssize_t start;
+    int at_leaf, with_leaf, rank;
+    Py_ssize_t start, offset, nbytes;
 } Piece;
 
 typedef struct {
@@ -1168,6 +1171,7 @@ typedef struct {
     Pieces shows, expects, moves;
     PyObject *makers;               // functions that make the values of the result; NULL: not known yet
     int is_listed;                  // the result is a list of these values
+    PyObject *windows;              // what lies on the posts, by rank; NULL: there are no posts
 } Values;
 
 static void drop_pieces(Pieces *pieces) {
@@ -1186,6 +1190,7 @@ static void drop_values(Values *values) {
     drop_pieces(&values->expects);
     drop_pieces(&values->moves);
     Py_CLEAR(values->makers);
+    Py_CLEAR(values->windows);
     Py_CLEAR(values->template);
     PyMem_Free(values);
 }
@@ -1203,19 +1208,30 @@ static int parse_end(PyObject *given, int how, Py_buffer *memory, int *leaf) {
     return 0;
 }
 
-// Pieces are given as (at, with), or (at, with, start).
-static int parse_pieces(PyObject *given, int how, Pieces *pieces) {
+// A place in the post of one of the `ranks` is given as (rank, offset, nbytes).
+static int parse_place_in_post(PyObject *given, int ranks, Piece *piece) {
+    if (!PyArg_ParseTuple(given, "inn", &piece->rank, &piece->offset, &piece->nbytes)) return -1;
+    if (piece->rank >= 0 && piece->rank < ranks && piece->offset >= 0 && piece->nbytes >= 0) return 0;
+    PyErr_SetString(PyExc_ValueError, "there is no such place in a post");
+    return -1;
+}
+
+// Pieces are given as (at, with), or (at, with, start). `ranks`: how many post.
+static int parse_pieces(PyObject *given, int how, int ranks, Pieces *pieces) {
     pieces->piece = PyMem_Calloc(PyList_GET_SIZE(given) + 1, sizeof(Piece));
     if (!pieces->piece) return PyErr_NoMemory(), -1;
     for (Py_ssize_t number = 0; number < PyList_GET_SIZE(given); number++) {
         Piece *piece = &pieces->piece[pieces->count++];
         PyObject *at, *with;
+        piece->at_leaf = piece->rank = -1;
         if (!PyArg_ParseTuple(PyList_GET_ITEM(given, number), "OO|n", &at, &with, &piece->start) ||
-            parse_end(at, how, &piece->at, &piece->at_leaf) < 0 ||
+            (PyTuple_Check(at) ? parse_place_in_post(at, ranks, piece)
+                               : parse_end(at, how, &piece->at, &piece->at_leaf)) < 0 ||
             parse_end(with, PyBUF_SIMPLE, &piece->with, &piece->with_leaf) < 0)
             return -1;
+        if (piece->rank < 0) piece->nbytes = piece->at.len;
         const int are_bytes = piece->at_leaf < 0 && piece->with_leaf < 0;
-        if (piece->start < 0 || (are_bytes && piece->at.len != piece->with.len)) {
+        if (piece->start < 0 || (are_bytes && piece->nbytes != piece->with.len)) {
             PyErr_SetString(PyExc_ValueError, "a piece of another length");
             return -1;
         }
@@ -1230,19 +1246,40 @@ static int have_room(const Pieces *pieces, const Leaves *leaves) {
         if (piece->at_leaf >= leaves->count || piece->with_leaf >= leaves->count) return 0;
         if (piece->with_leaf < 0) continue;
         const Py_ssize_t room = leaves->leaf[piece->with_leaf].nbytes;
-        const Py_ssize_t length = piece->at_leaf < 0 ? piece->at.len : leaves->leaf[piece->at_leaf].nbytes;
+        const Py_ssize_t length = piece->at_leaf < 0 ? piece->nbytes : leaves->leaf[piece->at_leaf].nbytes;
         if (piece->start > room || length > room - piece->start) return 0;
     }
     return 1;
+}
+
+// Whether all places are within the posts, of which each has so many bytes.
+static int are_in_posts(const Pieces *pieces, const Py_ssize_t *lengths) {
+    for (Py_ssize_t number = 0; number < pieces->count; number++) {
+        const Piece *piece = &pieces->piece[number];
+        if (piece->rank < 0) continue;
+        const Py_ssize_t room = lengths[piece->rank];
+        if (piece->offset > room || piece->nbytes > room - piece->offset) return 0;
+    }
+    return 1;
+}
+
+static int fit_posts(const Values *values, const Py_ssize_t *lengths) {
+    return are_in_posts(&values->shows, lengths) && are_in_posts(&values->expects, lengths) &&
+           are_in_posts(&values->moves, lengths);
+}
+
+static char *place_of(const Piece *piece, const Leaves *leaves) {
+    if (piece->at_leaf >= 0) return leaves->leaf[piece->at_leaf].data;
+    return piece->rank < 0 ? piece->at.buf : leaves->post[piece->rank] + piece->offset;
 }
 
 static void copy_pieces(const Pieces *pieces, const Leaves *leaves, int shows) {
     for (Py_ssize_t number = 0; number < pieces->count; number++) {
         const Piece *piece = &pieces->piece[number];
         const Leaf *leaf = piece->at_leaf < 0 ? NULL : &leaves->leaf[piece->at_leaf];
-        char *at = leaf ? leaf->data : piece->at.buf, *with = piece->with.buf;
+        char *at = place_of(piece, leaves), *with = piece->with.buf;
         if (piece->with_leaf >= 0) with = leaves->leaf[piece->with_leaf].data + piece->start;
-        const Py_ssize_t nbytes = leaf ? leaf->nbytes : piece->at.len;
+        const Py_ssize_t nbytes = leaf ? leaf->nbytes : piece->nbytes;
         if (shows)
             copy_to_shared(at, with, nbytes);
         else
@@ -1266,7 +1303,7 @@ static int take_values(Values *values, Leaves *leaves, long long nbytes) {
     if (!values->makers || !have_room(&values->moves, leaves)) return 0;
     for (Py_ssize_t number = 0; number < values->expects.count; number++) {
         const Piece *piece = &values->expects.piece[number];
-        if (memcmp(piece->at.buf, piece->with.buf, piece->at.len)) return 0;
+        if (memcmp(place_of(piece, leaves), piece->with.buf, piece->nbytes)) return 0;
     }
     move_pieces(&values->moves, leaves, 0, nbytes);
     PyObject *makers = Py_NewRef(values->makers);
@@ -1337,6 +1374,7 @@ typedef struct {
     Step *step;
     Where *places;            // places of all operands
     Values *values;           // NULL: it reduces, or functions do all the work
+    unsigned taught;          // how often these were changed
     // A tape of posts has the `Posts` as its `lane`, and rings instead of areas in `buffers`.
     PyObject *express, *heads;  // the owner; by tag, the bytes before the data
     int reduces;
@@ -1746,86 +1784,157 @@ static int tell(Tape *tape) {
     return goes_on;
 }
 
-// Write a post with this number. 1: it is written. NO_ROOM: nothing was done. FAILED: an error.
-static int put(Tape *tape, const char *head, Py_ssize_t before, int64_t number, const char *data,
-               Py_ssize_t nbytes) {
+// A post as it is expected of a rank: `head` is what it begins with, `start` where its data does.
+typedef struct {
+    const char *head;
+    Py_ssize_t length, start, whole, nbytes;
+} Post;
+
+// Read what posts with this tag look like, by rank. 0, or -1 for an error. `heads` keeps the memory.
+static int find_posts(Tape *tape, PyObject *tag, PyObject **heads, Post *posts) {
+    if (!(*heads = PyObject_GetItem(tape->heads, tag))) return -1;
+    int are_sound = PyTuple_Check(*heads) && PyTuple_GET_SIZE(*heads) == tape->peers + 1;
+    for (int rank = 0; are_sound && rank <= tape->peers; rank++) {
+        PyObject *head = PyTuple_GET_ITEM(*heads, rank);
+        Post *post = &posts[rank];
+        uint32_t whole, nbytes;
+        if (!(are_sound = PyBytes_Check(head) && PyBytes_GET_SIZE(head) >= NUMBER_AT + 8)) break;
+        post->head = PyBytes_AS_STRING(head);
+        post->length = PyBytes_GET_SIZE(head);
+        memcpy(&whole, post->head, sizeof whole);
+        memcpy(&nbytes, post->head + LENGTH_AT, sizeof nbytes);
+        post->whole = whole;
+        post->nbytes = nbytes;
+        post->start = post->whole - ((post->nbytes + UNIT - 1) & -UNIT);
+        are_sound = post->start > NUMBER_AT && post->start <= post->length && post->length <= post->whole;
+    }
+    if (!are_sound) PyErr_SetString(PyExc_ValueError, "what comes before the data of a post is not known");
+    return are_sound ? 0 : -1;
+}
+
+// Find room for a post of so many bytes. Returns NULL if there is none, or for an error.
+static char *find_room(Tape *tape, Py_ssize_t whole) {
     Ring *ring = (Ring *)tape->lane;
     const Py_buffer *memory = &tape->buffers[1 + tape->peers + tape->ranks[0]];
-    const long long whole = before + ((nbytes + UNIT - 1) & -UNIT);
     long long at = ring->head - ring->base;
     if (at + whole > ring->limit) {
-        PyObject *length = PyLong_FromLongLong(whole), *found = NULL;
+        PyObject *length = PyLong_FromSsize_t(whole), *found = NULL;
         if (length) found = PyObject_CallMethodOneArg(tape->lane, tape->names[FIND], length);
         Py_XDECREF(length);
-        if (!found) return FAILED;
+        if (!found) return NULL;
         at = PyLong_AsLongLong(found);
         Py_DECREF(found);
     }
-    if (at < 0 || at + whole > memory->len) return NO_ROOM;
-    char *post = (char *)memory->buf + at;
-    memcpy(post, head, before);
-    memcpy(post + NUMBER_AT, &number, sizeof number);
-    copy_to_shared(post + before, data, nbytes);
-    ring->head += whole;
+    return at < 0 || at + whole > memory->len ? NULL : (char *)memory->buf + at;
+}
+
+// Find the next post of each other rank. 1: all are as expected. 0: one is not.
+static int are_expected(Tape *tape, const Post *posts, int64_t number, char **data) {
+    for (int peer = 0; peer < tape->peers; peer++) {
+        Cursor *reading = tape->posters[peer].at;
+        const int rank = tape->ranks[1 + peer];
+        const Post *post = &posts[rank];
+        if (look(words_of(tape, peer) + LAP) == (uint64_t)reading->taken) reading->at = 0;
+        const Py_buffer *memory = &tape->buffers[1 + tape->peers + rank];
+        if (reading->at < 0 || reading->at + post->whole > memory->len) return 0;
+        char *found = (char *)memory->buf + reading->at;
+        const Py_ssize_t behind = NUMBER_AT + sizeof number;
+        if (memcmp(found, post->head, NUMBER_AT) || memcmp(found + NUMBER_AT, &number, sizeof number) ||
+            memcmp(found + behind, post->head + behind, post->length - behind))
+            return 0;
+        data[rank] = found + post->start;
+    }
     return 1;
 }
 
-// Post, and reduce the posts of all. ALL_DONE, or POSTED if nothing was read, or the result of `put`.
-static int run_posts(Tape *tape, PyObject *tag, int64_t number, char *user) {
-    PyObject *heads = PyObject_GetItem(tape->heads, tag);
-    if (!heads) return FAILED;
-    char *const head = PyBytes_AsString(heads);
-    const Py_ssize_t before = head ? PyBytes_GET_SIZE(heads) : 0;
-    const Py_ssize_t nbytes = tape->lengths[0] * tape->kernel->itemsize;
-    const long long whole = before + ((nbytes + UNIT - 1) & -UNIT);
+// Lay the windows on the data of all posts, for what makes the result. -1: an error.
+static int lay_windows(Tape *tape, PyObject *windows, char *const *data) {
+    int failed = 0;
+    Py_INCREF(windows);
+    for (int rank = 0; !failed && rank < PyTuple_GET_SIZE(windows); rank++) {
+        PyObject *window = PyTuple_GET_ITEM(windows, rank);
+        const Py_buffer *memory = &tape->buffers[1 + tape->peers + rank];
+        PyObject *start = PyLong_FromSsize_t(data[rank] - (char *)memory->buf);
+        failed = !start || PyObject_SetAttr(window, tape->names[AREA], memory->obj) < 0 ||
+                 PyObject_SetAttr(window, tape->names[START], start) < 0;
+        Py_XDECREF(start);
+    }
+    Py_DECREF(windows);
+    return failed ? -1 : 0;
+}
+
+// Post, and do with the posts of all what the call does. ALL_DONE, or POSTED if nothing was read, or
+// another one of these numbers. Values are those of `leaves`. Else an array of the `user` is reduced.
+static int run_posts(Tape *tape, PyObject *tag, int64_t number, char *user, Leaves *leaves) {
+    Ring *ring = (Ring *)tape->lane;
+    const int own = tape->ranks[0];
+    Values *const values = leaves && tape->values ? tape->values : NULL;
+    PyObject *heads = NULL;
+    Post posts[FEW];
+    char *places[FEW], **const data = values ? leaves->post : places;
+    const unsigned taught = tape->taught;
     int done = FAILED;
-    if (before >= NUMBER_AT + 8)
-        done = put(tape, head, before, number, user, nbytes);
-    else if (head)
-        PyErr_SetString(PyExc_ValueError, "what comes before the data of a post is longer");
-    if (done < 0) goto end;
+    if (find_posts(tape, tag, &heads, posts) < 0) goto end;
+    Py_ssize_t lengths[FEW] = {0}, all = 0;
+    for (int rank = 0; rank <= tape->peers; rank++) all += lengths[rank] = posts[rank].nbytes;
+    if (values ? !fit_posts(values, lengths)
+               : all != (tape->peers + 1) * tape->lengths[0] * (Py_ssize_t)tape->kernel->itemsize) {
+        PyErr_SetString(PyExc_ValueError, "the posts have other lengths");
+        goto end;
+    }
+    const Post *mine = &posts[own];
+    char *post = find_room(tape, mine->whole);
+    if (!post) {
+        done = PyErr_Occurred() ? FAILED : NO_ROOM;
+        goto end;
+    }
+    memcpy(post, mine->head, mine->length);
+    memcpy(post + NUMBER_AT, &number, sizeof number);
+    data[own] = post + mine->start;
+    if (values)
+        move_pieces(&values->shows, leaves, 1, mine->nbytes);
+    else
+        copy_to_shared(data[own], user, mine->nbytes);
+    ring->head += mine->whole;
     done = tell(tape);
     if (done > 0) done = watch(tape, 0, 0);
     if (done <= 0) {
         done = done < 0 ? FAILED : POSTED;
         goto end;
     }
-    done = POSTED;
-    void *places[FEW];
-    places[tape->ranks[0]] = user;
-    for (int peer = 0; peer < tape->peers; peer++) {
-        Cursor *reading = tape->posters[peer].at;
-        const int rank = tape->ranks[1 + peer];
-        if (look(words_of(tape, peer) + LAP) == (uint64_t)reading->taken) reading->at = 0;
-        const Py_buffer *memory = &tape->buffers[1 + tape->peers + rank];
-        if (reading->at < 0 || reading->at + whole > memory->len) goto end;
-        char *post = (char *)memory->buf + reading->at;
-        if (memcmp(post, head, NUMBER_AT) || memcmp(post + NUMBER_AT, &number, sizeof number) ||
-            memcmp(post + NUMBER_AT + 8, head + NUMBER_AT + 8, before - NUMBER_AT - 8))
-            goto end;
-        places[rank] = post + before;
+    done = values ? UNKNOWN : POSTED;
+    // A call that has waited may have ended meanwhile, and learnt other values.
+    if (tape->taught != taught || !are_expected(tape, posts, number, data)) goto end;
+    int taken = 1;
+    if (values) {
+        taken = lay_windows(tape, values->windows, data) < 0 ? -1 : take_values(values, leaves, all);
+        if (!taken) goto end;
+    } else if (tape->reduces) {
+        void *operands[FEW];
+        for (int rank = 0; rank <= tape->peers; rank++) operands[rank] = rank == own ? user : data[rank];
+        tape->kernel->run(user, operands, tape->peers + 1, tape->lengths[0], tape->size);
     }
-    if (tape->reduces)
-        tape->kernel->run(user, places, tape->peers + 1, tape->lengths[0], tape->size);
     for (int peer = 0; peer < tape->peers; peer++) {
         Cursor *reading = tape->posters[peer].at;
-        reading->at += whole;
-        reading->taken += whole;
+        reading->at += posts[tape->ranks[1 + peer]].whole;
+        reading->taken += posts[tape->ranks[1 + peer]].whole;
         // A release, so the data is read before the cursor says that it may be overwritten.
         show(own_words(tape) + tape->posters[peer].cursor, (uint64_t)reading->taken);
     }
-    done = ALL_DONE;
-    tape->moved->sent += tape->shown;
-    tape->moved->received += tape->taken;
+    done = taken < 0 ? FAILED : ALL_DONE;
+    tape->moved->sent += mine->nbytes;
+    tape->moved->received += all - mine->nbytes;
 end:
-    Py_DECREF(heads);
+    Py_XDECREF(heads);
     return done;
 }
 
-// Do the same without a tape, by a function that takes the tag, the number and the arguments.
-static int run_function(Tape *tape, PyObject *tag, PyObject *number, PyObject *x, PyObject *given) {
-    PyObject *args[] = {tag, number, x, given};
-    PyObject *found = PyObject_Vectorcall(tape->fallback, args, 4, NULL);
+// Do the same without a tape, by a function that takes the tag, the number and the arguments. It is
+// told if this rank has posted, and all others have.
+static int run_function(Tape *tape, PyObject *tag, PyObject *number, PyObject *x, PyObject *given,
+                        int has_posted) {
+    PyObject *args[] = {tag, number, x, given, Py_True};
+    PyObject *found = PyObject_Vectorcall(tape->fallback, args, has_posted ? 5 : 4, NULL);
     if (!found) return FAILED;
     const int done = found == Py_None ? NO_ROOM : PyObject_IsTrue(found) ? ALL_DONE : POSTED;
     Py_DECREF(found);
@@ -1889,6 +1998,7 @@ static int tape_traverse(Tape *tape, visitproc visit, void *arg) {
     Py_VISIT(tape->heads);
     if (tape->values) {
         Py_VISIT(tape->values->makers);
+        Py_VISIT(tape->values->windows);
         Py_VISIT(tape->values->template);
     }
     for (int at = 0; at < tape->steps; at++) Py_VISIT(tape->step[at].function);
@@ -2137,46 +2247,56 @@ failed:
     return NULL;
 }
 
+// How many ranks post. 0: this is no tape of posts.
+static int posting(const Tape *tape) { return tape->posters ? tape->peers + 1 : 0; }
+
 // shows(template, pieces)
 static PyObject *tape_shows(Tape *tape, PyObject *args) {
     PyObject *template, *pieces;
     if (!PyArg_ParseTuple(args, "OO!", &template, &PyList_Type, &pieces)) return NULL;
-    if (tape->values || tape->steps != 4 || tape->step[3].kind != DO_TAKE) {
+    if (tape->posters ? tape->kernel != NULL
+                      : tape->values || tape->steps != 4 || tape->step[3].kind != DO_TAKE) {
         PyErr_SetString(PyExc_ValueError, "this tape shows no values, or other ones");
         return NULL;
     }
     Values *values = PyMem_Calloc(1, sizeof(Values));
     if (!values) return PyErr_NoMemory();
     values->template = Py_NewRef(template);
-    if (parse_pieces(pieces, PyBUF_WRITABLE, &values->shows) < 0) {
+    if (parse_pieces(pieces, PyBUF_WRITABLE, posting(tape), &values->shows) < 0) {
         drop_values(values);
         return NULL;
     }
+    Values *const before = tape->values;
     tape->values = values;
+    tape->taught++;
+    drop_values(before);
     Py_RETURN_NONE;
 }
 
-// expects(pieces, moves, makers, is_listed)
+// expects(pieces, moves, makers, is_listed, windows=None)
 static PyObject *tape_expects(Tape *tape, PyObject *args) {
-    PyObject *pieces, *moves, *makers;
+    PyObject *pieces, *moves, *makers, *windows = NULL;
     int is_listed;
-    if (!PyArg_ParseTuple(args, "O!O!O!p", &PyList_Type, &pieces, &PyList_Type, &moves, &PyTuple_Type,
-                          &makers, &is_listed))
+    if (!PyArg_ParseTuple(args, "O!O!O!p|O!", &PyList_Type, &pieces, &PyList_Type, &moves, &PyTuple_Type,
+                          &makers, &is_listed, &PyTuple_Type, &windows))
         return NULL;
     Values *values = tape->values;
-    if (!values) {
+    if (!values || (windows ? PyTuple_GET_SIZE(windows) : 0) != posting(tape)) {
         PyErr_SetString(PyExc_ValueError, "this tape shows no values");
         return NULL;
     }
+    tape->taught++;
     Py_CLEAR(values->makers);
+    Py_CLEAR(values->windows);
     drop_pieces(&values->expects);
     drop_pieces(&values->moves);
-    if (parse_pieces(pieces, PyBUF_SIMPLE, &values->expects) < 0 ||
-        parse_pieces(moves, PyBUF_SIMPLE, &values->moves) < 0)
+    if (parse_pieces(pieces, PyBUF_SIMPLE, posting(tape), &values->expects) < 0 ||
+        parse_pieces(moves, PyBUF_SIMPLE, posting(tape), &values->moves) < 0)
         return NULL;
     for (Py_ssize_t number = 0; number < values->moves.count; number++)
         if (values->moves.piece[number].with_leaf < 0) return PyErr_BadArgument(), NULL;
     values->makers = Py_NewRef(makers);
+    values->windows = Py_XNewRef(windows);
     values->is_listed = is_listed;
     Py_RETURN_NONE;
 }
@@ -2185,8 +2305,8 @@ static PyMethodDef tape_methods[] = {
     {"shows", (PyCFunction)tape_shows, METH_VARARGS,
      "shows(template, pieces)\n--\n\nShow the arrays of calls that are known by their form."},
     {"expects", (PyCFunction)tape_expects, METH_VARARGS,
-     "expects(pieces, moves, makers, is_listed)\n--\n\nMake the result of such calls like this from"
-     " now on, if others have shown the `pieces`."},
+     "expects(pieces, moves, makers, is_listed, windows=None)\n--\n\nMake the result of such calls"
+     " like this from now on, if others have shown the `pieces`."},
     {0},
 };
 static PyMemberDef tape_members[] = {
@@ -2507,7 +2627,8 @@ static int find_arrays(const Tape *tape, const Call *call, char **user) {
     const Leaves *leaves = call->leaves;
     if (!leaves) return memories_of((Tape *)tape, call->flat, user);
     if (tape->values)
-        return tape->values->template == call->kind->template && have_room(&tape->values->shows, leaves);
+        return tape->values->template == call->kind->template && have_room(&tape->values->shows, leaves) &&
+               (!tape->posters || tape->values->makers);
     if (!tape->kernel || call->kind->template != Py_None || leaves->count != 1 + tape->both) return 0;
     for (int which = 0; which < USER; which++) {
         const Leaf *leaf = &leaves->leaf[tape->both ? which : 0];
@@ -2545,14 +2666,15 @@ static PyObject *start(Caller *caller, Call *call) {
         done = enter(tape, caller->said, number) < 0
                    ? NO_ROOM
                    : run_tape(tape, call->flat, user, call->leaves, 0);
-    else if (tape->kernel)
-        done = run_posts(tape, call->tag, number, user[0]);
+    else if (tape->kernel || call->leaves)
+        done = run_posts(tape, call->tag, number, user[0], call->leaves);
     else
-        done = run_function(tape, call->tag, seq, call->x, call->flat);
+        done = run_function(tape, call->tag, seq, call->x, call->flat, 0);
     if (done != ALL_DONE && done != NO_ROOM && lay_out(caller, call) < 0)
         done = FAILED;
     else if (done == UNKNOWN)
-        done = run_tape(tape, call->flat, user, NULL, tape->steps - 1);
+        done = tape->posters ? run_function(tape, call->tag, seq, call->x, call->flat, 1)
+                             : run_tape(tape, call->flat, user, NULL, tape->steps - 1);
     if (done == NO_ROOM)
         drop_work((Starter *)caller, &work);
     else if (done == ALL_DONE)

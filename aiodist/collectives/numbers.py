@@ -82,8 +82,9 @@ def matching(kind: type) -> Matches:
 def reducing(found: Sequence[Reading], kind: type, op: ReduceOp) -> Callable[[], Scalar]:
     """Return a function that reduces the shown numbers of this type. It raises OverflowError."""
     reduce = reduction_of(kind, op)
-    shown = [[data.flat for data in reading.data] for reading in found]
+    shown = [reading.data for reading in found]  # may lie elsewhere in each call
     if kind is complex:
-        return lambda: reduce([complex(*[_FLOAT.unpack(v)[0] for v in views]) for views in shown])
-    views = [view for (view,) in shown]
-    return lambda: reduce([unpacked(kind, view) for view in views])
+        return lambda: reduce(
+            [complex(*[_FLOAT.unpack(d.flat)[0] for d in each]) for each in shown]
+        )
+    return lambda: reduce([unpacked(kind, data.flat) for (data,) in shown])

@@ -241,18 +241,24 @@ class Reading:
 
 
 class MovingTemplate(Reading):
-    """A template that moves: it is at `start` in `area`. `first` is the part before the first
-    array."""
+    """A template that moves: it is at `start` in `area`, which is of `rank`.
 
-    __slots__ = ("_rest", "area", "first", "length", "start")
+    `first` is the part before the first array, and `rest` are those behind it.
+    """
 
-    def __init__(self, template: Template) -> None:
+    __slots__ = ("_rest", "area", "first", "length", "rank", "rest", "start")
+
+    def __init__(self, template: Template, rank: int) -> None:
+        self.rank = rank
         self.area = memoryview(b"")
         self.start = 0
         self.length = template.length
         self.fixed = []
         (_, self.first), *rest = template.fixed
         self._rest = [(at, at + len(part), part) for at, part in rest]
+        self.rest: list[tuple[Place, bytes]] = [
+            ((rank, at, len(part)), part) for at, part in rest if part
+        ]
         data = [_Shifting(self, at, spec) for at, spec in template.gaps]
         self._has(template, data, [_Shifting(self, at, spec) for at, spec in _wholes(template)])
 
@@ -284,9 +290,14 @@ class MovingTemplate(Reading):
         return found
 
 
+Place = memoryview | tuple[int, int, int]
+"""A place for the compiled part: its memory, or the rank in whose post it is, its offset in the
+data there, and its bytes."""
+
+
 class Data(Protocol):
-    """The data of one array in an area. `flat` is a view of it, `memory` are its bytes, and `copy`
-    makes an array of its own."""
+    """The data of one array in an area. `flat` is a view of it, `memory` are its bytes, `place` is
+    where they are, and `copy` makes an array of its own."""
 
     @property
     def flat(self) -> Any: ...
@@ -294,15 +305,19 @@ class Data(Protocol):
     @property
     def memory(self) -> memoryview: ...
 
+    @property
+    def place(self) -> Place: ...
+
     def copy(self) -> Any: ...
 
 
 class _Shifting:
     """The data of one array in a `MovingTemplate`."""
 
-    __slots__ = ("_at", "_dtype", "_shape", "_spec", "_window")
+    __slots__ = ("_at", "_dtype", "_shape", "_spec", "_window", "place")
 
     def __init__(self, window: MovingTemplate, at: int, spec: Spec) -> None:
+        self.place: Place = window.rank, at, spec.nbytes
         self._window = window
         self._at = at
         self._spec = spec
@@ -315,7 +330,7 @@ class _Shifting:
         window, dtype = self._window, self._dtype
         at = window.start + self._at
         if dtype is None:
-            return self.memory
+            return window.area[at : at + self._spec.nbytes]
         return np.ndarray((self._spec.nbytes // dtype.itemsize,), dtype, window.area, at)
 
     @property
@@ -336,11 +351,12 @@ class _Shifting:
 class _Data:
     """The data of one array in an area that does not move."""
 
-    __slots__ = ("_spec", "copy", "flat", "memory")
+    __slots__ = ("_spec", "copy", "flat", "memory", "place")
 
     def __init__(self, spec: Spec, memory: memoryview) -> None:
         self._spec = spec
         self.memory = memory
+        self.place: Place = memory
         self.flat: Any = memory
         self.copy: Any = memory.tobytes  # makes the copy
         if spec.name in _TYPES:

@@ -401,7 +401,7 @@ class ValueRecipe(Recipe):
             is_one = len(call.flats) - before != len(data)
             moves: list[Move] = []
             for at, each, part in in_order(data, own):
-                what = at if at == own else each.memory
+                what = at if at == own else each.place
                 if is_one:
                     moves.append((what, before, part.start * each.flat.itemsize))
                 else:

@@ -181,6 +181,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             found = lane_values.learn(PostedValues, self._context, op, make, args)
         if found is not None:
             self._fuse(found, taking_in_one_go)
+            found.teach_shown()
             return found
         if op not in lane_reductions.OPS:
             return self._learn_joined(op, make, args)
@@ -284,10 +285,8 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         /,
     ) -> None:
         assert work.seq is not None
-        due, rank = what.prefixes(work.tag, work.seq), self._context.rank
-        prefix = due[rank]
-        assert prefix is not None
-        shown: Data = self._posts.last(len(prefix), what.lengths[rank])
+        due = what.prefixes(work.tag, work.seq)
+        shown: Data = self._posts.last(what.lengths[self._context.rank])
         if not (lies := len(shown) > CHEAP_COPY):
             shown = bytes(shown)
         self._called(work, what, x, given, seconds, due, shown, {}, lies=lies)

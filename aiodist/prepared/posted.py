@@ -83,7 +83,7 @@ class Otherwise(NamedTuple):
     lane: Lane | None = None
 
 
-InOneGo = Callable[[object, int, Any, Any], bool | None]
+InOneGo = Callable[..., bool | None]
 """See `in_one_go`."""
 
 
@@ -161,7 +161,7 @@ class PostRecipe(Recipe, Posted):
         self.lengths = [self.nbytes] * self._size
         self.begins = ByTag(self._begin)
         # With 0 as the number: the compiled part puts the right one in.
-        self.heads = ByTag(lambda tag: self.begins[tag](0))
+        self.heads = ByTag(lambda tag: (self.begins[tag](0),) * self._size)
         self._quietly = quietly()
         self.in_one_go: InOneGo | None = None
 

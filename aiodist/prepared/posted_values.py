@@ -8,10 +8,10 @@ over the posts. What makes the result works on windows, so it is made only once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import Any, NamedTuple, cast
 
-from aiodist.buffers.descriptions import KnownCall
 from aiodist.collectives.templates import MovingTemplate
 from aiodist.engine.executor import Executor
 from aiodist.engine.phase import Phase
@@ -21,6 +21,7 @@ from aiodist.prepared.express import ExpressGroup
 from aiodist.prepared.lane_values import MOST_TAKES, ValueRecipe
 from aiodist.prepared.posted import Begin, ByTag, Data, InOneGo, Otherwise, Posted, Shows
 from aiodist.prepared.taking import Given, Take, give
+from aiodist.prepared.tapes import MOST_LEAVES, is_tape
 from aiodist.schedules.plan import OUT, Span
 from aiodist.shared_memory.posts import HEAD, Posts, Reader, padded, prefixes
 from aiodist.wire.frames import pack_fields
@@ -63,8 +64,9 @@ def expected_of(
 class PostedValues(ValueRecipe, Posted):
     """A recipe of values that are posted."""
 
-    __slots__ = ("_taken", "_windows", "expected", "in_one_go", "lengths")
-    heads: Mapping[object, bytes] = {}
+    __slots__ = (
+        "_found", "_last", "_taken", "_windows", "expected", "heads", "in_one_go", "lengths",
+    )  # fmt: skip
     on_lane = False
     moves = frozenset()
 
@@ -72,12 +74,12 @@ class PostedValues(ValueRecipe, Posted):
         super().__init__(context, *args)
         # For each tag, the known posts of each rank.
         self.expected = ByTag(self._expect)
+        self.heads = ByTag(self._heads)  # of the posts that the compiled part expects
+        self._found: list[MovingTemplate] = []  # what lies on these
+        self._last: list[MovingTemplate] = []  # what lay on other posts, the last time
         self._taken: dict[tuple[MovingTemplate, ...], Take | None] = {}
         self.in_one_go: InOneGo | None = None
         self._learnt()
-
-    def known(self, args: tuple[Any, ...]) -> KnownCall | None:
-        return None  # posts lie elsewhere each time
 
     def _shows(self, args: tuple[Any, ...], words: list[Any]) -> bool:
         with Shows(self._context):
@@ -96,23 +98,57 @@ class PostedValues(ValueRecipe, Posted):
             [expected_of(words, window, begins) for window in windows] for windows in self._windows
         ]
 
+    def _heads(self, tag: object) -> tuple[bytes, ...]:
+        words, begins = pack_fields(tag, self.call), dict[tuple[int, bytes], Begin]()
+        return tuple(expected_of(words, window, begins).begin(0) for window in self._found)
+
     def _learnt(self) -> None:
-        super()._learnt()
         known = [*self._known]
         known[self._context.rank] = [self._own]
         # For each rank, the windows of what it may show.
         self._windows = [
-            [MovingTemplate(template) for template in templates] for templates in known
+            [MovingTemplate(template, rank) for template in templates]
+            for rank, templates in enumerate(known)
         ]
         self.lengths = [windows[0].length if windows else -1 for windows in self._windows]
         self.expected.clear()
         self._taken.clear()
+        self._found = self._last = []
+        self.teach_shown()
+
+    def teach_shown(self) -> None:
+        """Tell the compiled part what this rank shows. It does no call before `teach`."""
+        tape: Any = self.tapes[0]
+        if is_tape(tape):
+            own, order = self._windows[self._context.rank][0], self._own.order
+            shows = [
+                (each.place, number)
+                for each, number in zip(own.data, order or count(), strict=False)
+            ]
+            tape.shows(self._own, [*own.rest, *shows] if len(shows) <= MOST_LEAVES else [])
+
+    def teach(self, found: list[MovingTemplate], given: Given, take: Take) -> None:
+        """Let the compiled part do calls with such posts, if the same ones have come twice.
+
+        `found` are the windows that lie on them.
+        """
+        tape: Any = self.tapes[0]
+        if found == self._found or not is_tape(tape) or self._fills_tree(found):
+            return
+        if found != self._last:
+            self._last = found
+            return
+        moves, *rest = self._compiled(found, given, take)
+        if len(self._own.gaps) + len(moves) > MOST_LEAVES:
+            return
+        self._found = found
+        self.heads.clear()
+        own = self._context.rank
+        expected = [part for window in found if window.rank != own for part in window.rest]
+        tape.expects(expected, moves, *rest, tuple(found))
 
     def release(self) -> None:
         _lift(itertools.chain.from_iterable(self._windows))
-
-    def _forget_areas(self) -> None:
-        """Do nothing, because windows have what is known of others, and areas have nothing."""
 
     def fits(self, nbytes: int) -> bool:
         return True
@@ -139,8 +175,6 @@ class PostedValues(ValueRecipe, Posted):
 
     def taking(self, found: Sequence[MovingTemplate]) -> Take | None:
         """Return what makes the result from these windows, which lie on the posts of all ranks."""
-        if self._exchanged.number is not None:
-            return self._taking(found)  # it depends on the places of the windows
         key = tuple(found)
         if key not in self._taken:
             if len(self._taken) == MOST_TAKES:
@@ -175,21 +209,30 @@ def taking_in_one_go(
     """
     rank, size = posts.rank, len(posts.readers) + 1
 
-    def run(tag: object, number: int, x: Any, given: Given) -> bool | None:
-        expected = recipe.expected[tag]
-        ((own_begin, before, whole, own),) = expected[rank]
-        shown, own_head = given.shown, own_begin(number)
+    def post(tag: object, number: int, given: Given) -> bool | None:
+        ((begin, _, whole, own),) = recipe.expected[tag][rank]
+        shown, head = given.shown, begin(number)
         if shown is None:
             shown_flats = given.own.shown_flats(given.flats)
-            at = posts.put_parts(own_head, own.rest_of(shown_flats), whole)
+            at = posts.put_parts(head, own.rest_of(shown_flats), whole)
         else:  # joining a few bytes is faster than writing twice
-            at = posts.put_parts(own_head + shown[len(own.first) :], (), whole)
+            at = posts.put_parts(head + shown[len(own.first) :], (), whole)
         if at < 0:
             return None
         woken = posts.tell()
-        if woken and not wake(woken):
-            return False
-        own_at = at + before
+        return not woken or wake(woken)
+
+    def run(
+        tag: object, number: int, x: Any, given: Given, has_posted: bool = False
+    ) -> bool | None:
+        if not has_posted:
+            goes_on = post(tag, number, given)
+            if not goes_on:
+                return goes_on
+        expected = recipe.expected[tag]
+        ((own_begin, _, _, own),) = expected[rank]
+        own_at = posts.last_at(own.length)
+        own_head = own_begin(number)
         found = [own] * size
         passes: list[tuple[Reader, int]] = []
         for reader in posts.readers:
@@ -207,15 +250,17 @@ def taking_in_one_go(
             else:
                 return False
         own.lie(posts.ring, own_at)
-        done = True
+        done, take = True, recipe.taking(found)
         try:
-            done = give(recipe.taking(found), given)
+            done = give(take, given)
         finally:
             # Only from now on may the posts be written over.
             if done:
                 for reader, whole in passes:
                     reader.move(whole)
         if done:
+            assert take is not None
+            recipe.teach(found, given, take)
             moved.sent += own.length
             for window in found:
                 moved.received += window.length

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from aiodist.collectives import fitting
-from aiodist.collectives.templates import Data, Reading, Template
+from aiodist.collectives.templates import Data, Place, Reading, Template
 from aiodist.phases.memories import Blobs
 from aiodist.prepared.express import Flat, written
 from aiodist.prepared.plain import CONTAINERS
@@ -35,10 +35,10 @@ class Given(NamedTuple):
 
 
 Views = Sequence[memoryview]
-Move = tuple[memoryview | int, int, int]
+Move = tuple[Place | int, int, int]
 """Where a value goes.
 
-This is its memory, or the number of the array of the call that has it. Then comes the number of the
+This is its place, or the number of the array of the call that has it. Then comes the number of the
 array that gets it, and from which of its bytes on.
 """
 Take = Callable[[Given], Any]

@@ -10,7 +10,7 @@ returns how many steps are done, and an `Executor` goes on with the next step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from aiodist.buffers.kernels import Kernel
@@ -62,8 +62,8 @@ class TapedPost(Taped, Protocol):
     returns: bool
 
     @property
-    def heads(self) -> Mapping[object, bytes]:
-        """By tag, what precedes the data in a post, with 0 as the number of the call."""
+    def heads(self) -> Mapping[object, Sequence[bytes]]:
+        """By tag, what the post of each rank begins with, if 0 is the number of the call."""
         ...
 
     def made(self, x: Any, /) -> Any:
@@ -148,7 +148,7 @@ def tape_of_posts(
     what: TapedPost,
     posts: Posts,
     express: object,
-    run: Callable[[object, int, Any, Any], bool | None],
+    run: Callable[..., bool | None],
     kernel: int | None,
     progress: polling.Progress,
     moved: Moved,
@@ -156,11 +156,12 @@ def tape_of_posts(
     polls: bool,
     crowded: bool,
 ) -> object:
-    """Return a tape that posts, waits for all other posts, and reduces. None: there is none.
+    """Return a tape that posts, waits for all other posts, and uses them. None: there is none.
 
-    `kernel` is the number of the compiled kernel that reduces. If it is None, `run` does all of
-    this, and the compiled part does only what surrounds it. `express` wakes ranks: see
-    `PostExpress.wake`. `polls`, `crowded`: see `Lane`.
+    `kernel` is the number of the compiled kernel that reduces. If it is None, the tape does calls
+    with values that it was told of (`shows` and `expects`). `run` does all others, and the compiled
+    part does only what surrounds it. `express` wakes ranks: see `PostExpress.wake`. `polls`,
+    `crowded`: see `Lane`.
     """
     pages = posts.pages
     if core is None or type(pages[0]) is not memoryview or len(pages) > MOST_RANKS:

@@ -222,13 +222,17 @@ class Posts(CoreRing):
         self._head += whole
         return at
 
-    def last(self, before: int, nbytes: int) -> memoryview:
-        """Return the data of the last post, `nbytes` behind a prefix of `before` bytes.
+    def last(self, nbytes: int) -> memoryview:
+        """Return the data of the last post, which has so many bytes.
 
         It stays valid until the next post.
         """
-        stop = self._head - self._base - padded(nbytes) + nbytes
-        return self.ring[stop - nbytes : stop]
+        start = self.last_at(nbytes)
+        return self.ring[start : start + nbytes]
+
+    def last_at(self, nbytes: int) -> int:
+        """Return the offset in `ring` of the last post's data, which has so many bytes."""
+        return self._head - self._base - padded(nbytes)
 
     def has_room(self, nbytes: int) -> bool:
         """Whether there is room for a post of so many bytes."""

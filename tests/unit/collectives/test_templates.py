@@ -78,7 +78,7 @@ def test_a_window_lies_anywhere(kind):
     values = ARRAYS[kind]
     blob = blob_of(values)
     template = template_of(blob, len(values), 0)
-    window = MovingTemplate(template)
+    window = MovingTemplate(template, 0)
     shown = len(blob).to_bytes(4, "big") + blob
     flats = [value.reshape(-1) for value in values]
     assert window.first + b"".join(window.rest_of(flats)) == shown

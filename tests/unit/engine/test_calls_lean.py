@@ -6,6 +6,7 @@ before. The limits are a little above what was reached: lower them if you make c
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from sharing import everyone, sharing
 
 import aiodist
 from aiodist import Group
+from aiodist.compiled import core
 
 LIBRARY = f"{Path(aiodist.__file__).parent}/"
 GENERATED = "<string>"
@@ -113,3 +115,27 @@ async def test_a_later_call_over_links() -> None:
         for _ in range(2):
             await everyone(ranks, call)
         assert await functions_of_rank_0(ranks, call) <= 111
+
+
+VALUES: dict[str, Call] = {
+    "number": lambda g: g.all_gather(g.rank, tag="a"),
+    "array": lambda g: g.all_gather(np.arange(8.0) + g.rank, tag="a"),
+    "place": lambda g: g.broadcast(np.full(8, float(g.rank)), src=1, tag="a"),
+    "tree": lambda g: g.broadcast({"a": 7, "b": [np.ones(4)]} if g.rank else None, src=1, tag="a"),
+    "slots": lambda g: g.all_to_all([np.ones(3), np.ones(3)], tag="a"),
+    "sum": lambda g: g.all_reduce(g.rank, tag="a"),
+    "nothing": lambda g: g.barrier(tag="a"),
+}
+
+
+@pytest.mark.parametrize("call", VALUES.values(), ids=VALUES)
+async def test_values_with_a_tag_are_posted_by_the_compiled_part(call: Call) -> None:
+    async with sharing(2) as ranks:
+        for _ in range(20):
+            await everyone(ranks, call)
+        first = call(ranks[0])
+        work, found = functions_of(call, ranks[1])
+        assert work.done()
+        await asyncio.gather(first, work)
+        if core is not None:
+            assert not {name for name in found if "Express.start" in name or "in_one_go" in name}
