@@ -93,6 +93,10 @@ class BerthRecipe(Recipe):
         # By this rank's berth and the area: the others' berths, and the functions for a call there.
         self._parts: dict[tuple[int, int], tuple[Sequence[int], StepParts]] = {}
 
+    def for_call(self, number: int, given: Any) -> BerthedCall:
+        """Return what stands for the call with this number."""
+        return BerthedCall(self, number, given)
+
     def lay_out(
         self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
     ) -> tuple[Any, Any] | None:

@@ -10,15 +10,16 @@ from aiodist.buffers.descriptions import KnownCall
 from aiodist.collectives.forms import Form
 from aiodist.collectives.templates import Template
 from aiodist.engine.phase import Phase
+from aiodist.links.moved import Moved
 from aiodist.prepared import plain
 from aiodist.prepared.exchanged import Exchanged
 from aiodist.prepared.express import Flat
 from aiodist.prepared.lane_values import ValueRecipe, areas_of
-from aiodist.prepared.posted import Data, Otherwise, Posted
-from aiodist.prepared.posted_values import PostedValues
+from aiodist.prepared.posted import Data, InOneGo, Otherwise, Posted
+from aiodist.prepared.posted_values import PostedValues, plainly
 from aiodist.prepared.taking import Given
 from aiodist.shared_memory.lane import Lane
-from aiodist.shared_memory.posts import prefixes
+from aiodist.shared_memory.posts import Posts, Reader, prefixes
 from aiodist.wire.frames import pack_fields
 
 _EMPTY = Template.of(b"", ())
@@ -65,6 +66,9 @@ class PlainRecipe(ValueRecipe):
 
         return self.bound(phase, lane, area, show, partial(self.read_plainly, areas))
 
+    def is_plainly_read(self, blobs: Sequence[bytes | memoryview], call: Given) -> bool:
+        return self.read_plainly(blobs, call)
+
     def form(self, args: tuple[Any, ...]) -> Form | None:
         return None
 
@@ -79,6 +83,9 @@ class PostedPlain(PlainRecipe, PostedValues):
     """A recipe of plain values of any form that are posted."""
 
     __slots__ = ()
+
+    def for_call(self, number: int, given: Given) -> PlainPost:
+        return PlainPost(self, self._context.rank, self._context.size, given)
 
 
 class PlainPost(Posted):
@@ -112,3 +119,24 @@ class PlainPost(Posted):
 
     def keep(self, given: Given) -> Given:
         return self._recipe.keep(given)
+
+
+def plain_in_one_go(
+    recipe: PostedPlain,
+    posts: Posts,
+    wake: Callable[[list[int]], bool],
+    comes: Callable[[Reader], bool],
+    moved: Moved,
+) -> InOneGo:
+    """Return a function that does a whole call with plain values: see `posted.in_one_go`."""
+
+    def run(tag: object, number: int, x: Any, given: Given) -> bool | None:
+        shown = recipe.shown(given)
+        if not posts.put(prefixes(pack_fields(tag, recipe.call), len(shown))(number), shown):
+            return None
+        woken = posts.tell()
+        if woken and not wake(woken):
+            return False
+        return plainly(recipe, posts, comes, moved, tag, number, given, shown)
+
+    return run

@@ -54,11 +54,11 @@ from aiodist.phases import pulls
 from aiodist.phases.base import Call
 from aiodist.phases.memories import SmallReductions
 from aiodist.prepared import berthed, lane_reductions, lane_values, posted_slots
-from aiodist.prepared.berthed import BerthedCall, BerthRecipe
+from aiodist.prepared.berthed import BerthRecipe
 from aiodist.prepared.express import Express, ExpressGroup, before, failing, returning
 from aiodist.prepared.joined import JoinedCalls
 from aiodist.prepared.lane_reductions import LaneRecipe
-from aiodist.prepared.plain_values import PlainPost, PostedPlain
+from aiodist.prepared.plain_values import PostedPlain, plain_in_one_go
 from aiodist.prepared.posted import (
     Data,
     InOneGo,
@@ -194,7 +194,10 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
     ) -> PostedPlain | None:
         with Shows(self._context):
-            return lane_values.learn(PostedPlain, self._context, op, make, args)
+            found = lane_values.learn(PostedPlain, self._context, op, make, args)
+        if found is not None:
+            self._fuse(found, plain_in_one_go)
+        return found
 
     def _learn_small(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
@@ -254,11 +257,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             or calls.waiting.by_key
             or ((arrivals.early or arrivals.verdicts) and not arrivals.is_quiet((tag, seq)))
         ):
-            if type(what) is BerthRecipe:
-                what = BerthedCall(what, seq, given)
-            elif type(what) is PostedPlain:
-                what = PlainPost(what, self._context.rank, self._context.size, given)
-            return self._post(what, x, given, seconds, tag, seq)
+            return self._post(what.for_call(seq, given), x, given, seconds, tag, seq)
         work: Work[Any] = Work.begin(self._loop, what.op, tag, seq, what.nbytes)
         try:
             done = run(tag, seq, x, given)
@@ -285,6 +284,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         /,
     ) -> None:
         assert work.seq is not None
+        what = what.for_call(work.seq, given)
         due = what.prefixes(work.tag, work.seq)
         shown: Data = self._posts.last(what.lengths[self._context.rank])
         if not (lies := len(shown) > CHEAP_COPY):

@@ -102,6 +102,10 @@ class Posted(ABC):
     nbytes: int
     lengths: list[int]
 
+    def for_call(self, number: int, given: Any) -> Posted:
+        """Return what stands for the call with this number."""
+        return self
+
     @abstractmethod
     def shown(self, given: Any) -> Data:
         """Return the data to post for a call with `given`."""

@@ -229,6 +229,13 @@ def taking_in_one_go(
             goes_on = post(tag, number, given)
             if not goes_on:
                 return goes_on
+        done = take(tag, number, given)
+        if done is not None:
+            return done
+        own = posts.last(recipe.lengths[rank])
+        return plainly(recipe, posts, comes, moved, tag, number, given, own)
+
+    def take(tag: object, number: int, given: Given) -> bool | None:
         expected = recipe.expected[tag]
         ((own_begin, _, _, own),) = expected[rank]
         own_at = posts.last_at(own.length)
@@ -248,19 +255,19 @@ def taking_in_one_go(
                         passes.append((reader, whole))
                         break
             else:
-                return False
+                return None  # it has another form
         own.lie(posts.ring, own_at)
-        done, take = True, recipe.taking(found)
+        done, taking = True, recipe.taking(found)
         try:
-            done = give(take, given)
+            done = give(taking, given)
         finally:
             # Only from now on may the posts be written over.
             if done:
                 for reader, whole in passes:
                     reader.move(whole)
         if done:
-            assert take is not None
-            recipe.teach(found, given, take)
+            assert taking is not None
+            recipe.teach(found, given, taking)
             moved.sent += own.length
             for window in found:
                 moved.received += window.length
@@ -268,3 +275,36 @@ def taking_in_one_go(
         return done
 
     return run
+
+
+def plainly(
+    recipe: PostedValues,
+    posts: Posts,
+    comes: Callable[[Reader], bool],
+    moved: Moved,
+    tag: object,
+    number: int,
+    given: Given,
+    own: Data,
+) -> bool:
+    """Do a call with the plain values that others post. It has posted its `own` data.
+
+    False: nothing was read.
+    """
+    words, size = pack_fields(tag, recipe.call), len(posts.readers) + 1
+    values = [own] * size
+    passes: list[tuple[Reader, int]] = []
+    for reader in posts.readers:
+        if reader.words[HEAD] == reader.taken and not comes(reader):
+            return False
+        post = reader.post_for(words, number)
+        if post is None:
+            return False
+        values[reader.rank] = post.data
+        passes.append((reader, post.whole))
+    if not recipe.is_plainly_read(values, given):
+        return False
+    moved.add(len(own), sum(map(len, values)) - len(own))
+    for reader, whole in passes:
+        reader.move(whole)
+    return True

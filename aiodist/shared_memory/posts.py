@@ -435,6 +435,14 @@ class Reader(CoreCursor):
         words = ring[at + _BEGIN.size : at + _BEGIN.size + length].tobytes()
         return Post(number, words, ring[start : start + nbytes], whole)
 
+    def post_for(self, words: bytes, number: int) -> Post | None:
+        """Return the next post, which must be there. None: it is for something else."""
+        try:
+            post = self.next_post()
+        except ProtocolError:
+            return None  # whoever takes it finds the error, too
+        return post if post.words == words and post.number == number else None
+
     def give_up(self) -> None:
         """Read nothing more of this rank: its posts make no sense, so it counts as lost."""
         self.words = memoryview(bytearray(PAGE)).cast("Q")

@@ -139,3 +139,22 @@ async def test_values_with_a_tag_are_posted_by_the_compiled_part(call: Call) -> 
         await asyncio.gather(first, work)
         if core is not None:
             assert not {name for name in found if "Express.start" in name or "in_one_go" in name}
+
+
+@pytest.mark.parametrize("all_show", [True, False])
+async def test_plain_values_with_a_tag_need_no_waiting_call(all_show: bool) -> None:
+    def call(group: Group) -> Any:
+        value = {"prompt": "x" * next(lengths)}
+        if all_show:
+            return group.all_gather(value, tag="a")
+        return group.broadcast(None if group.rank else value, tag="a")
+
+    lengths = count()
+    async with sharing(2) as ranks:
+        for _ in range(60):
+            await everyone(ranks, call)
+        first = call(ranks[0])
+        work, found = functions_of(call, ranks[1])
+        assert work.done()
+        await asyncio.gather(first, work)
+        assert not {name for name in found if "_called" in name}

@@ -35,6 +35,7 @@ VALUES: list[Value] = [
     lambda rank: {"a": rank, "b": [np.full(rank + 1, 7), None, True]},
     lambda rank: {"b": np.full(2, rank), "a": (rank, "x")},
     lambda rank: [np.full(2, each) for each in range(33)],
+    *(lambda rank, k=k: {"prompt": "x" * (k + rank), "n": [7] * k} for k in range(20)),
 ]
 
 
