@@ -189,8 +189,9 @@ class Subscriber:
         Args:
             newer_than: wait until there is a version above this.
             into: arrays to write to, in a tree like the published one. Then only the number is
-                returned. They are written as a whole after all of the version was checked, even if
-                the call is cancelled meanwhile. If there are parts of arrays (`aiodist.Shard`,
+                returned. A thread writes all of them after all of the version was checked, even if
+                the call is cancelled meanwhile. Until this returns, other tasks and threads may
+                see some arrays of each version. If there are parts of arrays (`aiodist.Shard`,
                 DTensors), only these parts come here, from all participants that have some of them.
                 Arrays that are missing in `into` do not come.
             convert: floats may have another dtype in `into`, and are rounded.
