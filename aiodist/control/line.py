@@ -382,7 +382,8 @@ class Line:
         if not kept:
             text = (
                 f"the coordinator at {self.address} came back without the group's store (it was "
-                "started without its state file): the store is empty now"
+                "started without its state file): the store is empty now. Check the path given as "
+                "--state"
             )
             self._requests.fail(CoordinatorLostError(text, group=self.group), only_store=True)
         self._requests.send = sock.send

@@ -55,6 +55,11 @@ MOST_SHARING = 64
 """The most ranks of a group that share memory. More ranks on one host are divided, as if they were
 on several hosts, and each maps only the memory of its part."""
 
+_STORE_LOST = (
+    ", without its state file: the group's store is empty now. Check the path given as --state. "
+    "This group refuses an older state file from now on"
+)
+
 
 class MemoryReach(NamedTuple):
     """Which memory a rank can share.
@@ -247,7 +252,7 @@ class RankActor(EndpointOwner):
                 "group %r: the coordinator at %s is back%s",
                 self.view.group,
                 self.address,
-                "" if event.kept else ", without its state file: the group's store is empty now",
+                "" if event.kept else _STORE_LOST,
             )
 
     def link_broke(self, root: int, reason: str, ended: bool) -> None:

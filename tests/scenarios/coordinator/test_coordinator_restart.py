@@ -72,6 +72,7 @@ def test_who_is_told_that_it_is_away_is_told_that_it_is_back(
             with caplog.at_level(logging.WARNING, "aiodist.group"):
                 await until(lambda: "is back" in caplog.text)
         assert ("without its state file" in caplog.text) == (machine.state is None)
+        assert ("Check the path given as --state" in caplog.text) == (machine.state is None)
         await machine.coordinator.stop()
 
 
@@ -142,7 +143,7 @@ def test_without_a_state_file_the_store_is_empty(
         waiting = two.store.wait("later")
         watch = await two.store.watch("k")
         await forgetful.restart()
-        with pytest.raises(CoordinatorLostError, match="came back without the group's store"):
+        with pytest.raises(CoordinatorLostError, match=r"without the group's store .* --state"):
             await waiting
         with pytest.raises(CoordinatorLostError):
             await anext(watch)
