@@ -552,8 +552,8 @@ def _tell_wait(options: _Options, control: ControlClient, coordinator: Coordinat
         if isinstance(answer, Withdrawn):
             tell(answer.text)
 
-    if control.is_away:
-        tell(f"the coordinator at {control.address} is away")
+    if absence := control.absence:
+        tell(absence)
     elif control.is_open:
         control.begin(Stalled(LONG_WAIT)).add_done_callback(told)
 

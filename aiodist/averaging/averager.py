@@ -340,7 +340,8 @@ class Averager:
         answered = part.give_up(call)
         await asyncio.wait({answered}, timeout=WITHDRAW_SECONDS)
         if not answered.done():
-            return CollectiveTimeoutError(f"{text}: the coordinator is away or silent", **where)
+            why = self._connection.control.absence or "the coordinator is silent"
+            return CollectiveTimeoutError(f"{text}: {why}", **where)
         try:
             answer = answered.result()
         except AiodistError as error:
@@ -455,10 +456,13 @@ class Averager:
             if not self._states and self._connection.error is None:
                 self._connection.say(wire.AverageWantState(wanted=False))
         if not done.done():
+            why = self._connection.control.absence or (
+                "no member has published one, its function failed (see the log of that member), or"
+                " the coordinator is silent"
+            )
             raise CollectiveTimeoutError(
-                f"no state came within {seconds:g} s: no member has published one, its function"
-                " failed (see the log of that member), or the coordinator is away or silent. Call"
-                " publish_state on a member that is up to date, or go on without a state",
+                f"no state came within {seconds:g} s: {why}. Call publish_state on a member that is"
+                " up to date, or go on without a state",
                 group=self._connection.averager,
                 op="state",
             )

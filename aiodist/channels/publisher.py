@@ -244,7 +244,8 @@ class Publisher:
                 raise
             raise CollectiveTimeoutError(
                 f"version {version} of the channel {self._participant.channel!r} was not published"
-                f" within {timeout:g} s: {doing[-1]}. Publish the same again"
+                f" within {timeout:g} s: {self._participant.store.absence or doing[-1]}. Publish"
+                " the same again"
             ) from None
 
     async def _publish(self, params: Any, version: int, doing: list[str], *, lend: bool) -> None:

@@ -125,7 +125,7 @@ class ChannelStore:
                 raise
             raise JoinTimeoutError(
                 f"the channel {self._channel!r} was not entered within {self._timeout:g} s:"
-                f" {self._awaited}"
+                f" {self.absence or self._awaited}"
             ) from None
 
     @contextmanager
@@ -187,6 +187,11 @@ class ChannelStore:
             raise error
         else:
             self._is_lost = True
+
+    @property
+    def absence(self) -> str:
+        """Say that the coordinator is away, and why: see `Line.absence`."""
+        return "" if self._group is None else self._group._actor.control.absence
 
     @property
     def is_restarted(self) -> bool:

@@ -241,8 +241,8 @@ class Subscriber:
                     f" {arrived.here} of its {arrived.nbytes} bytes are here"
                 ) from None
             raise CollectiveTimeoutError(
-                f"no version over {newer_than} {channel} was known within {timeout:g} s; the newest"
-                f" there is: {self.newest}"
+                f"no version over {newer_than} {channel} was known within {timeout:g} s:"
+                f" {self._participant.store.absence or f'the newest there is: {self.newest}'}"
             ) from None
 
     async def _in_place(self, least: int, reading: VersionReading) -> int:

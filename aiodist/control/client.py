@@ -260,9 +260,9 @@ class ControlClient(Line):
         # The view may be on its way. This process is then a member, and leaving without a word
         # would look like a loss. So it says that it gives up, and the first of the two answers
         # counts.
-        text = f"the coordinator at {self.address} is away ({self._gone.reason})"
+        text = self.absence
         missing: tuple[int, ...] = ()
-        if not self.is_away:
+        if not text:
             withdrawn = self._requests.begin(Withdraw())
             await asyncio.wait(
                 {joined, withdrawn},

@@ -55,6 +55,14 @@ class ForeignServiceError(JoinError):
     """The service at the address is not an aiodist coordinator."""
 
 
+class NoAnswerError(JoinError):
+    """No coordinator answered. `last`: what the last attempt met."""
+
+    def __init__(self, message: str, last: str) -> None:
+        super().__init__(message)
+        self.last = last
+
+
 class _Refused(Exception):
     """An answer that would be the same at another attempt."""
 
@@ -126,7 +134,7 @@ async def dial(
             last = error.strerror or str(error) or type(error).__name__
         spent = loop.time() - start
         if not retry:
-            raise JoinError(_unreachable(target, spent, attempts, last))
+            raise NoAnswerError(_unreachable(target, spent, attempts, last), last)
         left = timeout - spent
         if last in (SILENT, SILENT_TLS) and spent > SILENT_SECONDS and not warned:
             warned = told = True

@@ -33,7 +33,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from aiodist.control.connection import ControlSocket
-from aiodist.control.dial import ATTEMPT_SECONDS, Greeted, dial
+from aiodist.control.dial import ATTEMPT_SECONDS, Greeted, NoAnswerError, dial
 from aiodist.control.events import ControlEvent, CoordinatorBack, CoordinatorGone, error_of
 from aiodist.control.lease import Lease
 from aiodist.control.requests import Requests
@@ -42,7 +42,6 @@ from aiodist.errors import (
     AiodistError,
     CoordinatorLostError,
     GroupClosedError,
-    JoinError,
     ProtocolError,
 )
 from aiodist.transports.surroundings import chooser_on, closed_on_error
@@ -186,6 +185,11 @@ class Line:
     def is_away(self) -> bool:
         """Whether the coordinator is away and this member looks for it."""
         return self._coming_back is not None
+
+    @property
+    def absence(self) -> str:
+        """Say that the coordinator is away, and why this member is not back. "": it is there."""
+        return f"the coordinator is away: {self._gone.reason}" if self.is_away else ""
 
     def _listen_to(self, sock: ControlSocket) -> None:
         sock.on_frame = self._on_frame
@@ -352,11 +356,13 @@ class Line:
                 with closed_on_error(greeted.sock):
                     await self._register(greeted)
                 return
+            except NoAnswerError as error:
+                said = f"no coordinator answers at {self.address}: {error.last}"
+                self._gone = CoordinatorGone(said)
             except (AiodistError, OSError, TimeoutError) as error:
-                why = str(error)
+                why = str(error) or type(error).__name__
                 self._gone = CoordinatorGone(why)
-                # a plain JoinError: nothing listens there
-                if type(error) is not JoinError and why != said:
+                if why != said:
                     log.warning("not back at the coordinator: %s", why)
                 said = why
 

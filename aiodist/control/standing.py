@@ -102,5 +102,5 @@ def check_successor(address: str, before: Welcome, welcome: Welcome) -> bool:
         what = "a foreign one, with a state file of its own"
     raise ForeignServiceError(
         f"the coordinator at {address} is {what}: expected {before.coordinator[:8]}…, or one that "
-        "starts from nothing"
+        "starts from nothing. Check the path given as --state"
     )

@@ -162,7 +162,7 @@ class Store:
         try:
             reply = await self._client.request(message, None if seconds == math.inf else seconds)
         except TimeoutError:
-            raise _too_late(op, what, seconds, self._client.group) from None
+            raise _too_late(op, what, seconds, self._client) from None
         if not isinstance(reply, Result):
             raise self._client.unexpected(reply)
         return reply.value
@@ -263,7 +263,7 @@ class Watch:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            raise _too_late("watch", self._key, self._timeout, self._client.group) from None
+            raise _too_late("watch", self._key, self._timeout, self._client) from None
 
     def _on_reply(self, reply: Message | AiodistError) -> None:
         if isinstance(reply, AiodistError):
@@ -275,10 +275,10 @@ class Watch:
         self._news.set()
 
 
-def _too_late(op: str, what: str, seconds: float, group: str | None) -> CollectiveTimeoutError:
+def _too_late(op: str, what: str, seconds: float, client: ControlClient) -> CollectiveTimeoutError:
     why = "not all of the keys exist" if op == "wait" else "nothing came from the coordinator"
-    text = f"store.{op}({_shown(what)}) did not end within {seconds:g} s: {why}"
-    return CollectiveTimeoutError(text, group=group, op=f"store.{op}")
+    text = f"store.{op}({_shown(what)}) did not end within {seconds:g} s: {client.absence or why}"
+    return CollectiveTimeoutError(text, group=client.group, op=f"store.{op}")
 
 
 def _shown(keys: str) -> str:

@@ -175,8 +175,8 @@ class Patience:
         ranks = {rank: texts[root] for rank, root in enumerate(roots) if root in texts}
         text = f"group {group!r} epoch {epoch}: {called} has waited for {first.seconds:.0f} s"
         text += f" for {_ranks_text(ranks)}" if ranks else otherwise
-        if actor.control.is_away:
-            text += "; the coordinator is away"
+        if absence := actor.control.absence:
+            text += f"; {absence}"
         if len(waits) > 1:
             text += f"; {len(waits) - 1} more of this rank wait, too"
         return text

@@ -308,8 +308,8 @@ class Recovery:
                 give_up = GiveUpVote(vote.context, vote.number, Cause.TIMEOUT, text)
                 control = self._actor.control
                 self._give_up(give_up)
-                if control.is_away:
-                    text += f"; the coordinator is away{self._what_to_do(vote)}"
+                if absence := control.absence:
+                    text += f"; {absence}{self._what_to_do(vote)}"
                 else:
                     done, _ = await asyncio.wait({outcome}, timeout=LAST_WORD_SECONDS)
                     text += self._no_answer(limit)

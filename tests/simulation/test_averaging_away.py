@@ -74,7 +74,8 @@ def go_silent(stage: Stage, seconds: float) -> None:
 @pytest.mark.parametrize(
     ("how", "text"),
     [
-        ("silent", "the coordinator is away or silent"),
+        ("silent", "the coordinator is silent"),
+        ("away", "the coordinator is away: no coordinator answers at "),
         ("restarted", "m1 has not contributed"),
         ("cancelled", ""),
     ],
@@ -92,8 +93,8 @@ def test_a_call_that_is_given_up_while_the_coordinator_is_away_is_withdrawn(
             began = asyncio.get_running_loop().time()
             work = avg.average(stage.place(0, 0), timeout=1.0)
             await asyncio.sleep(0.5)
-            if how == "restarted":
-                stage.sim.restart_coordinator(1.0)
+            if how in ("restarted", "away"):
+                stage.sim.restart_coordinator(1.0 if how == "restarted" else 10.0)
             else:
                 go_silent(stage, 10.0)
             if how == "cancelled":
@@ -103,6 +104,9 @@ def test_a_call_that_is_given_up_while_the_coordinator_is_away_is_withdrawn(
                 await work
             assert text in str(failed.value)
             assert asyncio.get_running_loop().time() - began < 3.1
+            if how == "away":
+                with pytest.raises(aiodist.CollectiveTimeoutError, match=f"within 1 s: {text}"):
+                    await avg.state(timeout=1.0)
             await asyncio.sleep(30.0)
             return [await stage.call(avg, 0, call) for call in (1, 2)]
 

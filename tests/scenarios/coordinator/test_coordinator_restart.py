@@ -29,6 +29,8 @@ from aiodist.wire.messages import MemberLeft, MemberLost, Message, Welcome
 
 Play = Callable[[Callable[..., Coroutine[Any, Any, None]]], None]
 
+AWAY = "did not end within 0.01 s: the coordinator is away: the coordinator at "
+
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait for what no event tells."""
@@ -161,7 +163,7 @@ def test_what_is_asked_while_it_is_away_waits_until_its_deadline(play: Play, dur
         [member] = await site.members(durable.address, 1)
         await durable.kill()
         await told(member, CoordinatorGone)
-        with pytest.raises(CollectiveTimeoutError, match="nothing came from the coordinator"):
+        with pytest.raises(CollectiveTimeoutError, match="the coordinator is away: "):
             await member.store.set("given up", b"", timeout=0.01)
         with pytest.raises(TimeoutError):
             await member.store.get("k", timeout=0.01)
@@ -257,7 +259,7 @@ def test_a_join_that_runs_out_of_time_meanwhile(play: Play, machine: Any) -> Non
         joining = asyncio.create_task(one.join(rank=0, timeout=0.2))
         await one.client.status()
         await machine.kill()
-        with pytest.raises(JoinTimeoutError, match=r"the coordinator at .* is away \("):
+        with pytest.raises(JoinTimeoutError, match="s away: no coordinator answers at "):
             await joining
         one.client.abort()
         await one.client.closed()
@@ -305,6 +307,13 @@ def test_other_coordinators_are_not_taken_for_it(
             own = durable.coordinator._clients.name
             impostor._clients.name = own if name == "me" else name
             await until(lambda: why in caplog.text)
+            for call in (member.store.get, member.store.wait):
+                with pytest.raises(CollectiveTimeoutError, match=f"{AWAY}.* is {why}.* --state"):
+                    await call("k", timeout=0.01)
+            watch = member.store.watch("k", timeout=0.01)
+            with pytest.raises(CollectiveTimeoutError, match=f"{AWAY}.* is {why}.* --state"):
+                await watch
+            watch.close()
             assert impostor.status()["groups"] == []
         await durable.start()
         await told(member, CoordinatorBack)
@@ -332,6 +341,24 @@ def test_one_without_the_token_is_not_taken_for_it(play: Play, forgetful: Any) -
             assert impostor.status()["groups"] == []
         await forgetful.start(token="secret")
         await told(member, CoordinatorBack)
+        await forgetful.coordinator.stop()
+
+
+def test_one_of_another_version_is_said_to_be_so(
+    play: Play, forgetful: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    @play
+    async def scenario(site: Any) -> None:
+        await forgetful.start()
+        [member] = await site.members(forgetful.address, 1)
+        await forgetful.kill()
+        with monkeypatch.context() as patch:
+            patch.setattr("aiodist.control.dial.PROTOCOL_VERSION", 0)
+            await forgetful.start()
+            await until(lambda: "not back at the coordinator: the coordinator at" in caplog.text)
+        assert "install the same aiodist on both" in caplog.text
+        await told(member, CoordinatorBack)
+        caplog.clear()
         await forgetful.coordinator.stop()
 
 

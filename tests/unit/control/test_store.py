@@ -41,6 +41,7 @@ class Client:
     """A member's line to a coordinator, which answers all requests by `reply`."""
 
     group = "g"
+    absence = ""
 
     def __init__(self) -> None:
         self.reply: Any = Result(None)
@@ -122,6 +123,10 @@ async def test_deadlines(client: Client, store: Store) -> None:
         await store.wait(["x" * 150] * 2)
     assert len(str(caught.value)) < 300
     assert (caught.value.group, caught.value.op) == ("g", "store.wait")
+    client.absence = "the coordinator is away: it sleeps"
+    for call in (store.get, store.wait):
+        with pytest.raises(CollectiveTimeoutError, match="7 s: the coordinator is away: it sleeps"):
+            await call("k")
 
 
 @pytest.mark.parametrize("timeout", [0, -1.0, math.nan, 10**400])
