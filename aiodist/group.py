@@ -315,9 +315,9 @@ class Group(Operations):
     async def shrink(self, *, timeout: float | None = None) -> Group:
         """Make the group of the survivors, in the order of their ranks, in the next epoch.
 
-        All living ranks call this. The first call revokes this group. It fails as `agree` does, and
-        can be called again then. If you cancel a call too late to stop the others, your next call
-        returns the group that they have.
+        All living ranks call this. The first call revokes this group, unless the coordinator is
+        gone for good. It fails as `agree` does, and can be called again then. If you cancel a call
+        too late to stop the others, your next call returns the group that they have.
 
         For example::
 

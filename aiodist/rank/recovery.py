@@ -132,8 +132,9 @@ class Recovery:
         joiners."""
         self._check()
         # Others may still work in this epoch, and would wait for this rank in vain. So they hear
-        # that it is over.
-        self._context.revoke(self._context.rank)
+        # that it is over, unless the coordinator is gone for good. There is no next epoch then.
+        if self._actor.control.is_open:
+            self._context.revoke(self._context.rank)
         deadline = self._actor.loop.time() + seconds
         is_stale = self._under_way is not None  # of a call that was cancelled or ran out of time
         while True:

@@ -127,6 +127,7 @@ class Keeper:
 
     async def _forget(self, group: Group) -> None:
         """Forget the group: this rank was evicted, or the coordinator is gone."""
+        group.revoke()  # so that the other ranks join again, too
         group.abort("this rank joins again")
         await group._actor.gone()
         self.group = None

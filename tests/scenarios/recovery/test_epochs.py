@@ -131,11 +131,18 @@ def test_nobody_is_called_for_a_joiner_without_room(run, stage):
 
 
 class Waiting(Worker):
-    """One that at first waits for something else than the group."""
+    """One that waits for something else than the group, in its first group of three."""
+
+    def __init__(self, cast, **options):
+        super().__init__(cast, **options)
+        self.waits = False
+        self.news = asyncio.Event()
 
     async def work(self, group):
-        if len(self.seen) == 1:
-            await asyncio.Event().wait()
+        if group.size == 3 and not self.waits:
+            self.waits = True
+            await self.news.wait()
+            await group.store.get("k")
         await super().work(group)
 
 
@@ -144,7 +151,7 @@ def test_who_waits_for_something_else_is_cancelled_there(run, stage):
     async def main():
         async with stage() as cast:
             workers = [Worker(cast), Worker(cast), Waiting(cast, patience=0.0)]
-            await until(lambda: workers[2].seen)
+            await until(lambda: workers[2].waits)
             workers[0].group.revoke()
             await workers[2].sees(3)
             assert workers[2].task.cancelling() == 0
@@ -173,7 +180,7 @@ def test_who_is_cancelled_by_others_is_cancelled(run, stage):
     async def main():
         async with stage() as cast:
             workers = [Worker(cast), Worker(cast), Waiting(cast)]
-            await until(lambda: workers[2].seen)
+            await until(lambda: workers[2].waits)
             workers[2].task.cancel()
             await asyncio.wait({workers[2].task})
             assert workers[2].task.cancelled()
@@ -379,6 +386,23 @@ def test_a_coordinator_that_is_gone_for_good_is_followed_by_another(run, stage):
             for worker in workers:
                 await worker.sees(3)
             assert workers[0].steps > first  # nothing of what they had come to is lost
+            await ended(workers)
+
+    run(main())
+
+
+@inproc
+def test_who_waits_for_something_else_is_cancelled_if_the_coordinator_is_gone_for_good(run, stage):
+    async def main():
+        async with stage(returns=False, timeout=20.0) as cast:
+            workers = [Waiting(cast, patience=0.0) for _ in range(3)]
+            await until(lambda: all(one.waits for one in workers))
+            await cast.stop_coordinator()
+            await until(lambda: not any(one.group._actor.control.is_open for one in workers))
+            await cast.start_coordinator()
+            workers[0].news.set()
+            for worker in workers:
+                await worker.sees(3)
             await ended(workers)
 
     run(main())

@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from over_links import until
 
 import aiodist
 
@@ -241,5 +242,23 @@ def test_a_cancelled_call_ends_that_of_the_others(run, stage, everyone):
                 await ranks[2].shrink()
             shrunk = await everyone(ranks, shrink)
             assert [group.size for group in shrunk] == [3, 3, 3]
+
+    run(main())
+
+
+def test_a_call_leaves_the_others_alone_if_the_coordinator_is_gone_for_good(run, stage, everyone):
+    """It can only fail, and what needs no coordinator works."""
+
+    async def main():
+        async with stage(returns=False) as cast:
+            ranks = await cast.start(3)
+            others = await everyone(ranks, lambda group: group.dup())
+            await cast.coordinator.stop()
+            await until(lambda: not ranks[0]._actor.control.is_open)
+            for call in (ranks[0].shrink, ranks[0].rendezvous, others[0].shrink):
+                with pytest.raises(aiodist.CoordinatorLostError, match="start all ranks again"):
+                    await call()
+            for groups in (ranks, others):
+                assert await everyone(groups, lambda group: group.all_reduce(1)) == [3, 3, 3]
 
     run(main())
