@@ -133,6 +133,9 @@ class BerthRecipe(Recipe):
             x, out = map(Vector.of, given)
         return replace(group, x=x, out=out)
 
+    def release(self) -> None:
+        self._parts.clear()
+
     def phase_of(self, given: Any) -> Phase:
         """Make the phase of one call, because several calls of a recipe may be under way."""
         phase = self._make_phase(self.context, self.of(given))
