@@ -191,17 +191,15 @@ def _collectives(operations: Iterable[Operation]) -> Iterator[Link]:
     same: dict[Any, list[Operation]] = defaultdict(list)
     for one in operations:
         if one.op not in _MESSAGES and one.seq is not None:
-            same[one.context, str(one.tag), one.seq].append(one)
+            same[one.context, repr(one.tag), one.seq].append(one)
     for ranks in same.values():
         last = max(ranks, key=lambda one: one.start)
-        is_known = len({one.rank for one in ranks}) == last.size
+        if len({one.rank for one in ranks}) < last.size:
+            continue  # one that is not among them may have come later
         for one in ranks:
-            if one is last:
-                one.moves = one.start if is_known else None
-                continue
-            if is_known:
-                _waits(one, last)
-            yield last, one
+            _waits(one, last)
+            if one is not last and last.start <= one.end:  # else it has failed before
+                yield last, one
 
 
 def _messages(operations: Iterable[Operation]) -> Iterator[Link]:
@@ -216,9 +214,9 @@ def _messages(operations: Iterable[Operation]) -> Iterator[Link]:
         if one.state != "done" or one.peer is None:
             continue
         if one.op in _SENDS:
-            sent[one.context, one.rank, one.peer, str(one.tag)].append(one)
+            sent[one.context, one.rank, one.peer, repr(one.tag)].append(one)
         elif one.op == "recv":
-            taken[one.context, one.peer, one.rank, str(one.tag)].append(one)
+            taken[one.context, one.peer, one.rank, repr(one.tag)].append(one)
     for key, receives in taken.items():
         sends = sorted(sent.get(key, ()), key=lambda one: one.start)
         receives.sort(key=lambda one: one.start)
@@ -289,8 +287,8 @@ def _slices(one: Operation, zero: int) -> Iterator[dict[str, Any]]:
         "moved_us": None if one.moves is None else _us(one.end - one.moves),
     }  # fmt: skip
     args |= {key: value for key, value in more.items() if value is not None}
-    name = one.op if one.tag in (None, 0) else f"{one.op} {one.tag!r}"
-    category = "messages" if one.op in _MESSAGES else "collectives"
+    category, untagged = ("messages", 0) if one.op in _MESSAGES else ("collectives", None)
+    name = one.op if one.tag == untagged else f"{one.op} {one.tag!r}"
 
     def piece(text: str, start: int, end: int, **args: Any) -> dict[str, Any]:
         when = {"ts": _us(start - zero), "dur": _us(end - start)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +70,43 @@ def test_an_arrow_leads_from_who_came_last_to_those_who_waited() -> None:
     assert ends["bp"] == "e"  # to the slice that it ends in, and not to the next one
 
 
+def test_no_arrow_leads_to_a_rank_that_gave_up_before() -> None:
+    parts = (
+        part(0, operation("barrier", 1.0, 2.0, state="failed")),
+        part(1, operation("barrier", 3.0, 3.1, state="failed")),
+    )
+    assert not events(*parts, cat="flow")
+    assert (0, "waiting for rank 1", 0.0, 1e6) in slices(*parts)
+
+
 def test_what_a_rank_waited_for_that_has_no_trace_is_not_known() -> None:
     assert slices(part(0, operation("all_reduce", 1.0, 4.0))) == [(0, "all_reduce", 0.0, 3e6)]
+    scopes = [["g", 1, rank, 3, "aa", [None, None, None]] for rank in range(2)]
+    two_of_three = [
+        part(rank, operation("all_reduce", 1.0 + rank, 4.0), scopes=[scopes[rank]])
+        for rank in range(2)
+    ]
+    assert not events(*two_of_three, cat="flow")
 
 
 def test_collectives_of_other_numbers_and_tags_have_nothing_to_do_with_each_other() -> None:
-    first = part(0, operation("all_reduce", 1.0, 2.0, seq=1), operation("all_reduce", 1.0, 2.0))
-    other = part(1, operation("all_reduce", 1.0, 2.0, tag="x"))
-    assert not events(first, other, ph="s")
+    tags = (None, "None", 0, "0", 1, "1")
+    for one, tag in product(tags, tags):
+        calls = [operation("all_reduce", 1.0, 2.0, tag=one), operation("barrier", 3.0, 4.0, seq=1)]
+        others = [operation("all_reduce", 1.0, 2.0, tag=tag)]
+        if one is not None and tag is not None:
+            calls.append(operation("send", 5.0, 6.0, seq=None, tag=one, peer=1))
+            others.append(operation("recv", 5.0, 6.0, seq=None, tag=tag, peer=0))
+        arrows = len(others) if one == tag else 0
+        assert len(events(part(0, *calls), part(1, *others), ph="s")) == arrows
+
+
+def test_what_has_another_tag_has_another_name() -> None:
+    tags = (None, "None", 0, "0")
+    calls = [operation("barrier", float(n), n + 0.5, tag=tag) for n, tag in enumerate(tags)]
+    calls.append(operation("send", 9.0, 9.5, seq=None, tag=0, peer=1))
+    names = [name for _, name, *_ in slices(part(0, *calls))]
+    assert names == ["barrier", "barrier 'None'", "barrier 0", "barrier '0'", "send"]
 
 
 def test_a_clock_that_is_ahead_is_brought_into_the_common_one() -> None:
@@ -168,7 +198,7 @@ def test_an_ssend_waits_for_its_receive() -> None:
     ],
 )
 def test_over_what_it_went(op: str, peer: Any, plans: tuple[str, ...], transport: Any) -> None:
-    (one,) = events(part(0, operation(op, 1.0, 2.0, peer=peer, plans=plans)), ph="X", name=op)
+    (one,) = events(part(0, operation(op, 1.0, 2.0, peer=peer, plans=plans)), ph="X")
     assert one["args"].get("transport") == transport
 
 
