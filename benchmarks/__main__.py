@@ -13,7 +13,8 @@ from rich.table import Table
 
 from aiodist_cli.bench_cases import Effort
 from aiodist_cli.bench_report import Report, machine, markdown, tables
-from aiodist_cli.bench_run import publish, run_to_end, unwritable
+from aiodist_cli.bench_run import publish, unwritable
+from aiodist_cli.errors import run_until_signal
 from benchmarks import authentication, suites
 from benchmarks.asked import HEAD, SHARED, rows
 from benchmarks.hosts import CELLS, LAYOUTS, cells_of, layouts_of
@@ -86,7 +87,7 @@ def main(arguments: Sequence[str]) -> int:
         parser().error(": ".join(problem))
     effort = Effort(options.rounds, options.seconds)
     reports = [Report(effort, name=name) for name in names]
-    run_to_end(run(reports, {"layouts": options.hosts, "cells": options.cases}))
+    run_until_signal(run(reports, {"layouts": options.hosts, "cells": options.cases}))
     show(reports, figures=figures, as_markdown=options.markdown)
     whole = joined(effort, reports)
     return publish(whole, as_json(whole, reports), options.json, options.plot)

@@ -14,8 +14,8 @@ from aiodist.transports import registry
 from aiodist_cli.bench_cases import Case, Effort, cases_of, parse_sizes
 from aiodist_cli.bench_peers import Contender, Site, aiodist_over, find_peers
 from aiodist_cli.bench_report import Report, machine, tables
-from aiodist_cli.bench_run import publish, report_on, run_to_end, unwritable
-from aiodist_cli.errors import usage_error
+from aiodist_cli.bench_run import publish, report_on, unwritable
+from aiodist_cli.errors import run_until_signal, usage_error
 from aiodist_cli.tables import console
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ def bench(
     peers, missing = _valid("--compare", lambda: find_peers(_items(compare), mpi or []))
     cases = _valid("--ops / --sizes / --ranks", lambda: _cases(ops, sizes, ranks, fill))
     report = Report(Effort(rounds, seconds, iterations), notes=missing)
-    run_to_end(_measure(report, cases, [*own, *peers]))
+    run_until_signal(_measure(report, cases, [*own, *peers]))
     if as_json != Path("-"):
         for table in tables(report.results):
             console().print(table)

@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import typer
 
@@ -28,9 +27,6 @@ from aiodist_cli.bench_peers import Contender, Site
 from aiodist_cli.bench_report import Report
 from aiodist_cli.bench_team import OrderError, Team, TeamError, teams
 from aiodist_cli.bench_worker import Block
-from aiodist_cli.errors import run_until_signal
-
-T = TypeVar("T")
 
 Progress = Callable[[str], None]
 """Shows the current step."""
@@ -161,15 +157,3 @@ def publish(report: Report, found: Any, as_json: Path | None, plot: Path | None)
     for failure in report.failures:
         typer.echo("\n".join(map(printable, f"failed: {failure}".split("\n"))), err=True)
     return bool(report.failures)
-
-
-def run_to_end(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` in a new loop.
-
-    SIGINT (Ctrl-C), SIGTERM and SIGHUP cancel it, so that it ends what it started. Then the process
-    exits with status 128 + signal.
-    """
-    try:
-        return run_until_signal(main)
-    except KeyboardInterrupt:
-        raise SystemExit(128 + signal.SIGINT) from None

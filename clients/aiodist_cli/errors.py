@@ -16,7 +16,8 @@ from aiodist.wire.address import parse_reachable
 
 T = TypeVar("T")
 
-_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+STOPPING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""Signals that stop a command, in addition to SIGINT."""
 
 
 class CommandError(typer.Exit):
@@ -44,8 +45,8 @@ def usable_address(given: str, option: str) -> str:
 def run_until_signal(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` in a new loop.
 
-    SIGTERM and SIGHUP cancel it, so that it ends what it started. Then the process exits with
-    status 128 + signal. Raises KeyboardInterrupt after Ctrl-C, once `main` has been cancelled.
+    SIGINT (Ctrl-C), SIGTERM and SIGHUP cancel it, so that it ends what it started. Then this raises
+    SystemExit with the status 128 + signal.
     """
     came: list[int] = []
 
@@ -57,15 +58,18 @@ def run_until_signal(main: Coroutine[Any, Any, T]) -> T:
             came.append(number)
             task.cancel()
 
-        for number in _SIGNALS:
+        for number in STOPPING:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup does
-                with contextlib.suppress(NotImplementedError):  # Windows
+                # Windows has none, and they only come to the main thread.
+                with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                     asyncio.get_running_loop().add_signal_handler(number, stop, number)
         return await main
 
     try:
         with asyncio.Runner(loop_factory=spawn.new_event_loop) as runner:
             return runner.run(cancellable())
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
     except BaseException:
         if not came:
             raise

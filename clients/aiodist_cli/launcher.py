@@ -24,7 +24,7 @@ from aiodist.transports import polling
 from aiodist.wire.address import Address
 from aiodist_cli import status
 from aiodist_cli.elastic import Spare, keep
-from aiodist_cli.errors import CommandError
+from aiodist_cli.errors import STOPPING, CommandError
 from aiodist_cli.nodes import Meeting, Stop, meet
 from aiodist_cli.output import Writer, joined, prefix, wants_colour
 from aiodist_cli.ranks import Ranks
@@ -34,8 +34,6 @@ from aiodist_cli.tracebacks import without_the_loop
 
 _STDERR = 2
 _STATUS_SECONDS = 5.0
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +264,8 @@ def _listening(writer: Writer, meeting: Meeting | None) -> Iterator[_Stops]:
     stops = _Stops()
     loop = asyncio.get_running_loop()
     # Nohup, and a shell that starts a background job, let the command ignore some of them.
-    heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    numbers = [signal.SIGINT, *STOPPING]
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     for number in heeded:
         loop.add_signal_handler(number, stops.stop, Stop(128 + number, number.name))
     broken = asyncio.ensure_future(_output_broken(writer))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
@@ -76,8 +77,9 @@ def top(
         run_until_signal(_watch(console(), address, interval, count, timeout))
     except (AiodistError, TimeoutError, ValueError) as error:
         raise CommandError(f"aiodist top: {error}") from error
-    except KeyboardInterrupt:
-        pass
+    except SystemExit as end:
+        if end.code != 128 + signal.SIGINT:
+            raise
 
 
 class Answer(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import signal
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +20,7 @@ from aiodist.environment import token_in
 from aiodist.errors import AiodistError
 from aiodist.transports.certificates import contexts_in
 from aiodist_cli import tls
-from aiodist_cli.errors import CommandError, usable_address, usage_error
+from aiodist_cli.errors import CommandError, run_until_signal, usable_address, usage_error
 from aiodist_cli.files import push as pushing
 from aiodist_cli.files.checkpoints import Watch
 from aiodist_cli.files.folder import Folder, FolderError
@@ -45,7 +44,7 @@ Exit status: 0 if a signal stopped it or `--until` is reached, 1 if it failed, 2
 PULL_EPILOG = """    aiodist weights pull policy tcp://10.0.0.1:29500 --to models/policy --follow
 
 Exit status: 0 if the folder has the version (with `--follow`: if a signal stopped it), 1 if it
-failed, 2 for wrong usage, 130 or 143 if a signal came before the version.
+failed, 2 for wrong usage, 128 + n if signal n came before the version.
 """
 
 LIST_EPILOG = """    aiodist weights list tcp://10.0.0.1:29500
@@ -277,41 +276,20 @@ def _run(
 ) -> None:
     """Run a command to its end.
 
-    Raises CommandError if it fails, and Exit if a signal stops it before it is done. `serves`: it
-    runs until a signal.
+    Raises CommandError if it fails, and SystemExit if a signal stops it before it is done.
+    `serves`: it runs until a signal.
     """
     try:
         usable_address(address, "ADDRESS")
         tls.use(*tls_files)
-        came = asyncio.run(_until_signal(work))
+        run_until_signal(work)
     except FAILURES as error:
         raise CommandError(f"aiodist weights {name}: {_why(error)}") from error
+    except SystemExit:
+        if not serves:
+            raise
     finally:
         work.close()
-    if came and not serves:
-        raise typer.Exit(128 + came)
-
-
-async def _until_signal(work: Coroutine[Any, Any, None]) -> int:
-    """Run until SIGINT or SIGTERM comes; return its number, or 0 if the work was done before."""
-    loop, came = asyncio.get_running_loop(), list[int]()
-    task = asyncio.ensure_future(work)
-
-    def stop(number: int) -> None:
-        came.append(number)
-        task.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        try:
-            loop.add_signal_handler(number, stop, number)
-        except (NotImplementedError, RuntimeError):  # Windows, or not the main thread
-            break
-    try:
-        await task
-    except asyncio.CancelledError:
-        if not came:
-            raise
-    return came[0] if came else 0
 
 
 def _why(error: BaseException) -> str:

@@ -13,6 +13,8 @@ from aiodist.launching.spawn import free_port
 
 Process = subprocess.Popen[str]
 
+STOPPING = signal.SIGHUP, signal.SIGTERM, signal.SIGINT
+
 
 def checkpoint(path: Path, fill: int) -> dict[str, bytes]:
     """A checkpoint of two shards in a new folder, and what is in it."""
@@ -83,8 +85,8 @@ def test_push_to_two_folders_which_are_exchanged(aiodist, address: str, tmp_path
         heard(process, "exec 1 3")
     assert content(tmp_path / "one") == content(tmp_path / "two") == second
 
-    for process in (push, *pulls):
-        process.send_signal(signal.SIGTERM)
+    for process, number in zip((push, *pulls), STOPPING, strict=True):
+        process.send_signal(number)
         assert process.wait(60) == 0, process.stderr.read()
     assert {path.name for path in tmp_path.iterdir()} == {"ck1", "ck2", "one", "two"}
 
@@ -113,13 +115,14 @@ def test_a_push_of_a_shard_that_is_cut_off_publishes_nothing(
     with open(tmp_path / "ck" / "model-2.safetensors", "r+b") as file:
         file.truncate(1000)
     push = aiodist("weights", "push", "policy", "ck", address)
-    pull = aiodist("weights", "pull", "policy", address, "--to", "one")
+    pulls = [aiodist("weights", "pull", "policy", address, "--to", f"{n}") for n in STOPPING]
     assert push.wait(60) == 1
     assert "model-2.safetensors is no whole safetensors file" in push.stderr.read()
-    # There is no version, so the pull waits, until Ctrl-C. Its folder is there when it waits.
-    while not (tmp_path / "one").exists():
-        assert pull.poll() is None
-    pull.send_signal(signal.SIGINT)
-    assert pull.wait(60) == 128 + signal.SIGINT
-    assert pull.stderr.read() == ""
-    assert not (tmp_path / "one").exists()
+    # There is no version, so they wait for a signal. Their folders are there when they wait.
+    for pull, number in zip(pulls, STOPPING, strict=True):
+        while not (tmp_path / f"{number}").exists():
+            assert pull.poll() is None
+        pull.send_signal(number)
+        assert pull.wait(60) == 128 + number
+        assert pull.stderr.read() == ""
+        assert not (tmp_path / f"{number}").exists()
